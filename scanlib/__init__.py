@@ -1,0 +1,17 @@
+"""scanlib: symbolic loops for PyTensor that the compiler understands.
+
+The loop users already know::
+
+    ys, updates = scanlib.scan(fn, sequences=..., outputs_info=..., non_sequences=..., n_steps=...)
+
+Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
+"""
+
+from scanlib import backends as _backends
+from scanlib import config as _config  # flags first: the rest reads them
+from scanlib import rewrites as _rewrites
+from scanlib.frontend import filter, foldl, foldr, map, reduce, scan, until
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "filter", "foldl", "foldr", "map", "reduce", "scan", "until"]

@@ -1,0 +1,3 @@
+"""How PyTensor's linkers run scanlib's Ops."""
+
+from scanlib.backends import numba as _numba

@@ -1,0 +1,3 @@
+"""The numba backend: loops inside numba mode, and the compiled loop that `perform` runs."""
+
+from scanlib.backends.numba import dispatch as _dispatch

@@ -1,0 +1,92 @@
+"""The body of a loop, made ready for compilation: rewritten, and in-place where it is safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from pytensor.compile.aliasing import add_supervisor_to_fgraph
+from pytensor.compile.io import In
+from pytensor.compile.mode import NUMBA
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+
+from scanlib.ops.graph import is_tensor
+from scanlib.ops.scan import Scan
+
+
+@dataclass
+class PreparedBody:
+    """A rewritten body. `destroyed` holds the positions of carries whose value a step may
+    overwrite; the loop gives those a buffer of their own."""
+
+    fgraph: FunctionGraph
+    destroyed: set[int]
+
+
+def prepare_body(op: Scan) -> PreparedBody:
+    """Rewrite a copy of the body with PyTensor's numba rewrites.
+
+    Nothing a step reads may be overwritten by it, except the value of a carry that nothing
+    else holds: the memory of such a carry is reused from step to step (accumulators, random
+    generators).
+    """
+    fgraph = op.body.unfreeze()
+    inputs = op.signature.split_body_inputs(fgraph.inputs)
+    mutable = {
+        inputs.carries[i] for i in range(op.signature.n_carries) if _owns_its_value(op, i)
+    }
+    specs = [In(inp, borrow=True, mutable=inp in mutable) for inp in fgraph.inputs]
+    add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
+    NUMBA.optimizer.rewrite(fgraph)
+    destroyed = set()
+    if hasattr(fgraph, "destroyers"):
+        inputs = op.signature.split_body_inputs(fgraph.inputs)
+        destroyed = {i for i, carry in enumerate(inputs.carries) if fgraph.destroyers(carry)}
+    return PreparedBody(fgraph, destroyed)
+
+
+def _owns_its_value(op: Scan, i: int) -> bool:
+    """Whether no other result of a step can share memory with the next value of carry `i`."""
+    outputs = op.signature.split_body_outputs(op.body.outputs)
+    mine = outputs.carries[i]
+    inner = op.signature.split_body_inputs(op.body.inputs).carries[i]
+    if is_tensor(mine) and mine.type.ndim == 0:
+        return False
+    if mine is inner or not _is_fresh(mine, inner):
+        return False
+    others = [out for out in op.body.outputs if out is not mine]
+    shared = sum(out is mine for out in op.body.outputs) > 1
+    return not shared and not any(_may_view(out, {mine, inner}) for out in others)
+
+
+def _is_fresh(variable: Variable, own: Variable) -> bool:
+    """Whether a value is made by the step, and is no view of anything but the carry itself."""
+    while variable.owner is not None:
+        position = variable.owner.outputs.index(variable)
+        viewed = variable.owner.op.view_map.get(position)
+        if not viewed:
+            return True
+        variable = variable.owner.inputs[viewed[0]]
+    return variable is own
+
+
+def _may_view(variable: Variable, targets: set[Variable]) -> bool:
+    while variable not in targets:
+        if variable.owner is None:
+            return False
+        position = variable.owner.outputs.index(variable)
+        viewed = variable.owner.op.view_map.get(position)
+        if not viewed:
+            return False
+        variable = variable.owner.inputs[viewed[0]]
+    return True
+
+
+def constant_value(data: object) -> np.ndarray | object:
+    """Return the data of a constant as numba takes it."""
+    if isinstance(data, np.ndarray) and not (
+        data.flags["C_CONTIGUOUS"] or data.flags["F_CONTIGUOUS"]
+    ):
+        return np.ascontiguousarray(data)
+    return data

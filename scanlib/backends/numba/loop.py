@@ -1,0 +1,431 @@
+"""One numba function for a whole loop: checks, storage, steps.
+
+How values are kept while the loop runs:
+
+* A scalar state of small depth lives in local variables, one per row; its history is written
+  once and never read. Other states are read from their history, as rows that are views.
+* An untraced state has a ring of ``K + 1`` rows, so that a step never writes what it reads.
+* Carries start as copies, so that a step may overwrite the memory of those it owns (see
+  `body.prepare_body`); nothing returned shares memory with an input or another result.
+* A stacked output is allocated before the first step if its row shape is known by then, at
+  the first step otherwise. With `until` (and forward in time) storage grows by doubling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
+
+from scanlib.backends.numba.body import prepare_body
+from scanlib.backends.numba.emit import Emitter, is_zero_dim
+from scanlib.backends.numba.source import Source
+from scanlib.ops import errors
+from scanlib.ops.messages import Messages
+from scanlib.ops.scan import Scan
+from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+
+
+VERSION = "scanlib-loop-1"
+REGISTER_DEPTH = 8  # states deeper than this are read from memory
+FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
+
+
+class LoopWriter:
+    """Writes the function of one loop."""
+
+    def __init__(self, op: Scan) -> None:
+        self.op = op
+        self.signature = op.signature
+        self.reverse = op.signature.reverse
+        self.grows = op.signature.has_stop and not op.signature.reverse
+        self.messages = Messages(op.signature, op.labels, op.name)
+        self.source = Source()
+        self.emitter = Emitter(self.source)
+        self.body = prepare_body(op)
+        self.inner = self.signature.split_body_inputs(self.body.fgraph.inputs)
+        self.result = self.signature.split_body_outputs(self.body.fgraph.outputs)
+        count = len(op.outer_input_types())
+        self.arguments = [f"x{i}" for i in range(count)]
+        self.outer = self.signature.split_inputs(self.arguments)
+        depths = self.signature.depths
+        self.scalar_state = [is_zero_dim(taps[0].type) for taps in self.inner.taps]
+        self.in_registers = [
+            scalar and depth <= REGISTER_DEPTH
+            for scalar, depth in zip(self.scalar_state, depths, strict=True)
+        ]
+        self.known_rows: list[bool] = []
+        for helper in (errors.StepCountError, errors.SequenceLengthError):
+            self.source.object(helper.__name__, helper)
+        self.source.object("InitialRowsError", errors.InitialRowsError)
+        self.source.object("StepShapeError", errors.StepShapeError)
+        self.source.object("numba_deepcopy", numba_deepcopy)
+
+    def write(self) -> tuple[Callable[..., Any], str | None]:
+        """Return the loop's function and its cache key."""
+        self.write_checks()
+        self.write_storage()
+        line = self.source.line
+        line("i = 0")
+        line("stopped = False")
+        with self.source.block("while i < steps and not stopped:"):
+            self.write_step()
+            line("i += 1")
+        self.write_return()
+        return self.source.compile("scan_loop", self.arguments, VERSION)
+
+    # Before the first step
+
+    def raise_error(self, error: str, message: str, *numbers: str) -> None:
+        text = ", ".join([repr(message), *numbers])
+        self.source.line(f"raise {error}({text})")
+
+    def write_checks(self) -> None:
+        """Write the number of steps, and the checks that keep every read inside its array."""
+        line, block = self.source.line, self.source.block
+        first = 0
+        if self.outer.n_steps is not None:
+            line(f"steps = as_scalar({self.outer.n_steps})")
+            with block("if steps < 0:"):
+                self.raise_error("StepCountError", self.messages.negative_steps(), "steps")
+        else:
+            names = [f"{name}.shape[0]" for name in self.outer.sequences]
+            line(f"steps = min({', '.join(names)})" if len(names) > 1 else f"steps = {names[0]}")
+            first = 0 if len(names) > 1 else 1
+        for i, name in enumerate(self.outer.sequences[first:], start=first):
+            with block(f"if {name}.shape[0] != steps:"):
+                message = self.messages.sequence_length(i)
+                self.raise_error("SequenceLengthError", message, f"{name}.shape[0]", "steps")
+        for i, (name, depth) in enumerate(
+            zip(self.outer.initials, self.signature.depths, strict=True)
+        ):
+            with block(f"if {name}.shape[0] != {depth}:"):
+                message = self.messages.initial_rows(i)
+                self.raise_error("InitialRowsError", message, f"{name}.shape[0]")
+
+    def write_storage(self) -> None:
+        """Write what is set up before the first step."""
+        line = self.source.line
+        line(f"capacity = min(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
+        for i, name in enumerate(self.outer.non_sequences):
+            variable = self.inner.non_sequences[i]
+            if is_zero_dim(variable.type):
+                line(f"w{i} = as_scalar({name})")
+                self.emitter.bind_scalar(variable, f"w{i}")
+            else:
+                self.emitter.bind_array(variable, name)
+        for i, name in enumerate(self.outer.carries):
+            if is_zero_dim(self.inner.carries[i].type):
+                line(f"c{i} = as_scalar({name})")
+            else:
+                line(f"c{i} = numba_deepcopy({name})")
+        for i in range(self.signature.n_states):
+            self.write_state_storage(i)
+        self.write_output_storage()
+
+    def write_state_storage(self, i: int) -> None:
+        line = self.source.line
+        initial, depth = self.outer.initials[i], self.signature.depths[i]
+        if self.in_registers[i]:
+            # r{i}_{k} holds the value k steps back.
+            for k in range(1, depth + 1):
+                row = k - 1 if self.reverse else depth - k
+                line(f"r{i}_{k} = {initial}[{row}]")
+            if self.signature.untraced[i]:
+                return
+        rows = f"{depth + 1}" if self.signature.untraced[i] else f"capacity + {depth}"
+        line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
+        ndim = self.inner.taps[i][0].type.ndim
+        for row in range(depth):
+            # A ring holds rows in the order of iteration, the latest one last.
+            flipped = self.reverse and self.signature.untraced[i]
+            target = str(depth - 1 - row) if flipped else f"steps + {row}" if self.reverse else str(row)
+            self.copy_array(f"h{i}", (target,), initial, (str(row),), ndim)
+
+    def copy_array(
+        self,
+        target: str,
+        target_index: tuple[str, ...],
+        source: str,
+        source_index: tuple[str, ...],
+        ndim: int,
+        first_size: str | None = None,
+    ) -> None:
+        """Write loops that copy an array of `ndim` dimensions item by item.
+
+        Numba's own assignment of arrays brings in code that formats error messages: more than
+        a second of compile time.
+        """
+        inner = [self.source.name("j") for _ in range(ndim)]
+        sizes = [f"{target}.shape[{axis + len(target_index)}]" for axis in range(ndim)]
+        if first_size is not None:
+            sizes[0] = first_size
+        with ExitStack() as stack:
+            for index, size in zip(inner, sizes, strict=True):
+                stack.enter_context(self.source.block(f"for {index} in range({size}):"))
+            left = ", ".join([*target_index, *inner]) or "()"
+            right = ", ".join([*source_index, *inner]) or "()"
+            self.source.line(f"{target}[{left}] = {source}[{right}]")
+
+    def write_output_storage(self) -> None:
+        shapes = self.row_shapes()
+        for i, out in enumerate(self.result.outputs):
+            row = shapes[i]
+            self.known_rows.append(row is not None)
+            dtype = self.emitter._dtype(out)
+            sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
+            self.source.line(f"z{i} = np.empty(({', '.join(sizes)},), {dtype})")
+
+    def row_shapes(self) -> list[list[str] | None]:
+        """Return the row shape of each stacked output as source, None where only a step tells.
+
+        Shapes come from the body as it was before rewriting: they are the same, and stay
+        simple expressions.
+        """
+        fresh = self.op.body.unfreeze()
+        outputs = self.signature.split_body_outputs(fresh.outputs).outputs
+        if not outputs:
+            return []
+        names: dict[Variable, str] = {}
+        shapes: list[Any] = []
+        for name, type in zip(self.arguments, self.op.outer_input_types(), strict=True):
+            if not hasattr(type, "ndim"):
+                shapes.append(None)
+                continue
+            sizes = []
+            for axis in range(type.ndim):
+                size = pt.lscalar()
+                names[size] = f"{name}.shape[{axis}]"
+                sizes.append(size)
+            shapes.append(sizes)
+        values: list[Variable | None] = [None] * len(fresh.inputs)
+        start = len(values) - self.signature.n_non_sequences
+        values[start:] = self.inner.non_sequences
+        rows = output_row_shapes(
+            fresh.inputs, outputs, body_input_shapes(self.signature, shapes), values
+        )
+        return [self._row_source(row, names) for row in rows]
+
+    def _row_source(self, row: list[Variable | None], names: dict[Variable, str]) -> list[str] | None:
+        """Return source for the sizes of a row, if they are simple enough to be worth it."""
+        texts = []
+        for size in row:
+            if size is None:
+                return None
+            if isinstance(size, Constant):
+                texts.append(str(int(np.asarray(size.data))))
+            elif size in names:
+                texts.append(names[size])
+            else:
+                nodes = list(toposort([size], blockers=list(names)))
+                if len(nodes) > 8:
+                    return None
+                for variable, name in names.items():
+                    self.emitter.bind_scalar(variable, f"np.int64({name})")
+                for node in nodes:
+                    for inp in node.inputs:
+                        if inp.owner is None and inp not in self.emitter.values:
+                            if not isinstance(inp, Constant):
+                                return None
+                    self.emitter.emit(node)
+                texts.append(self.emitter.scalar(size))
+        return texts
+
+    # One step
+
+    def write_step(self) -> None:
+        line = self.source.line
+        line("t = steps - 1 - i" if self.reverse else "t = i")
+        if self.grows:
+            self.write_growth()
+        self.bind_inputs()
+        self.choose_destinations()
+        for node in self.body.fgraph.toposort():
+            self.emitter.emit(node)
+        # Everything is read before anything is replaced: results may be one another's inputs.
+        states = [self.hold(value) for value in self.result.states]
+        carries = [self.hold(value) for value in self.result.carries]
+        outputs = [self.hold(value) for value in self.result.outputs]
+        if self.result.stop is not None:
+            line(f"stopped = {self.emitter.scalar(self.result.stop)} != 0")
+        for i, name in enumerate(states):
+            self.write_state(i, name)
+        for i, name in enumerate(outputs):
+            self.write_output(i, name)
+        self.advance(states, carries)
+
+    def advance(self, states: list[str], carries: list[str]) -> None:
+        """Move registers and carries on to the next step, all at once."""
+        targets, values = [], []
+        for i, (name, depth) in enumerate(zip(states, self.signature.depths, strict=True)):
+            if self.in_registers[i]:
+                targets += [f"r{i}_{k}" for k in range(depth, 0, -1)]
+                values += [*(f"r{i}_{k - 1}" for k in range(depth, 1, -1)), name]
+        for i, name in enumerate(carries):
+            if name != f"c{i}":
+                targets.append(f"c{i}")
+                values.append(name)
+        if targets:
+            self.source.line(f"{', '.join(targets)} = {', '.join(values)}")
+
+    def bind_inputs(self) -> None:
+        line, emitter = self.source.line, self.emitter
+        for i, variable in enumerate(self.inner.rows):
+            line(f"x{i}_t = {self.outer.sequences[i]}[t]")
+            self.bind(variable, f"x{i}_t")
+        for i, taps in enumerate(self.inner.taps):
+            for offset, variable in zip(self.signature.taps[i], taps, strict=True):
+                if self.in_registers[i]:
+                    emitter.bind_scalar(variable, f"r{i}_{-offset}")
+                    continue
+                name = f"y{i}_{-offset}"
+                line(f"{name} = h{i}[{self.tap_row(i, offset)}]")
+                self.bind(variable, name)
+        for i, variable in enumerate(self.inner.carries):
+            self.bind(variable, f"c{i}")
+
+    def bind(self, variable: Variable, name: str) -> None:
+        if is_zero_dim(variable.type):
+            self.emitter.bind_scalar(variable, name)
+        else:
+            self.emitter.bind_array(variable, name)
+
+    def tap_row(self, i: int, offset: int) -> str:
+        depth = self.signature.depths[i]
+        if self.signature.untraced[i]:
+            return f"(i + {depth + offset}) % {depth + 1}"
+        return f"t + {-offset}" if self.reverse else f"t + {depth + offset}"
+
+    def written_row(self, i: int) -> str:
+        depth = self.signature.depths[i]
+        if self.signature.untraced[i]:
+            return f"(i + {depth}) % {depth + 1}"
+        return "t" if self.reverse else f"t + {depth}"
+
+    def choose_destinations(self) -> None:
+        """Let elementwise results go straight into the row that will hold them."""
+        self.emitter.destinations = {}
+        self.written: dict[str, str] = {}
+        inputs = set(self.body.fgraph.inputs)
+        for i, value in enumerate(self.result.states):
+            if not self.in_registers[i] and not self.scalar_state[i]:
+                self._add_destination(value, f"h{i}", self.written_row(i), inputs)
+        for i, value in enumerate(self.result.outputs):
+            if self.known_rows[i] and value.type.ndim:
+                self._add_destination(value, f"z{i}", "t", inputs)
+
+    def _add_destination(
+        self, value: Variable, array: str, row: str, inputs: set[Variable]
+    ) -> None:
+        if value in inputs or value in self.emitter.destinations or value.owner is None:
+            return
+        name = self.source.name("d")
+        self.source.line(f"{name} = {array}[{row}]")
+        self.emitter.destinations[value] = name
+        self.written[array] = name
+
+    def hold(self, variable: Variable) -> str:
+        """Return the name of a result of the step."""
+        if is_zero_dim(variable.type):
+            return self.emitter.scalar(variable)
+        return self.emitter.array(variable)
+
+    def write_state(self, i: int, name: str) -> None:
+        line = self.source.line
+        if self.in_registers[i]:
+            if not self.signature.untraced[i]:
+                line(f"h{i}[{self.written_row(i)}] = {name}")
+        elif self.scalar_state[i]:
+            line(f"h{i}[{self.written_row(i)}] = {name}")
+        else:
+            self.check_row(f"h{i}", name, self.result.states[i], "state", i)
+            if self.written.get(f"h{i}") != name:
+                ndim = self.result.states[i].type.ndim
+                self.copy_array(f"h{i}", (self.written_row(i),), name, (), ndim)
+
+    def check_row(self, array: str, name: str, value: Variable, kind: str, i: int) -> None:
+        """Write the check that a row has the shape of the rows before it."""
+        text = self.messages.state_shape if kind == "state" else self.messages.output_shape
+        for axis in range(value.type.ndim):
+            expected, size = f"{array}.shape[{axis + 1}]", f"{name}.shape[{axis}]"
+            with self.source.block(f"if {expected} != {size}:"):
+                self.raise_error("StepShapeError", text(i, axis), "i", expected, size)
+
+    def write_output(self, i: int, name: str) -> None:
+        value = self.result.outputs[i]
+        if value.type.ndim:
+            if not self.known_rows[i]:
+                with self.source.block("if i == 0:"):
+                    dtype = self.emitter._dtype(value)
+                    self.source.line(f"z{i} = np.empty((capacity,) + {name}.shape, {dtype})")
+            self.check_row(f"z{i}", name, value, "output", i)
+        if not value.type.ndim:
+            self.source.line(f"z{i}[t] = {name}")
+        elif self.written.get(f"z{i}") != name:
+            self.copy_array(f"z{i}", ("t",), name, (), value.type.ndim)
+
+    def write_growth(self) -> None:
+        with self.source.block("if i == capacity:"):
+            self.source.line("capacity = min(steps, 2 * capacity)")
+            for i, depth in enumerate(self.signature.depths):
+                if not self.signature.untraced[i]:
+                    ndim = self.inner.taps[i][0].type.ndim
+                    self._grow(f"h{i}", f"capacity + {depth}", f"i + {depth}", ndim)
+            for i, value in enumerate(self.result.outputs):
+                self._grow(f"z{i}", "capacity", "i", value.type.ndim)
+
+    def _grow(self, name: str, rows: str, used: str, ndim: int) -> None:
+        larger = self.source.name("g")
+        self.source.line(f"{larger} = np.empty(({rows},) + {name}.shape[1:], {name}.dtype)")
+        self.copy_array(larger, (), name, (), ndim + 1, first_size=used)
+        self.source.line(f"{name} = {larger}")
+
+    # After the last step
+
+    def write_return(self) -> None:
+        results = [self.history(i) for i in range(self.signature.n_states)]
+        results += [self.final_carry(i) for i in range(self.signature.n_carries)]
+        results += [self.stack(i) for i in range(self.signature.n_outputs)]
+        self.source.line(f"return {', '.join(results)}")
+
+    def history(self, i: int) -> str:
+        line, depth = self.source.line, self.signature.depths[i]
+        if self.signature.untraced[i]:
+            initial = self.outer.initials[i]
+            line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
+            for k in range(1, depth + 1):
+                row = k - 1 if self.reverse else depth - k
+                if self.in_registers[i]:
+                    line(f"o{i}[{row}] = r{i}_{k}")
+                else:
+                    ndim = self.inner.taps[i][0].type.ndim
+                    ring = f"(i + {depth - k}) % {depth + 1}"
+                    self.copy_array(f"o{i}", (str(row),), f"h{i}", (ring,), ndim)
+            return f"o{i}"
+        if not self.signature.has_stop:
+            return f"h{i}"
+        return f"h{i}[steps - i:]" if self.reverse else f"h{i}[:i + {depth}]"
+
+    def final_carry(self, i: int) -> str:
+        variable = self.inner.carries[i]
+        if is_zero_dim(variable.type):
+            return f"np.asarray(c{i})"
+        if i in self.body.destroyed:
+            return f"c{i}"
+        return f"numba_deepcopy(c{i})"
+
+    def stack(self, i: int) -> str:
+        if not self.signature.has_stop:
+            return f"z{i}"
+        return f"z{i}[steps - i:]" if self.reverse else f"z{i}[:i]"
+
+
+def write_loop(op: Scan) -> tuple[Callable[..., Any], str | None]:
+    """Return the Python source function of a loop, to be compiled by numba, and its key."""
+    return LoopWriter(op).write()

@@ -1,0 +1,91 @@
+"""A Python function in the making: its lines, its globals and what identifies it on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import cache_key_for_constant
+
+
+class Source:
+    """Lines of source with indentation, and the objects they refer to.
+
+    Every object that the source names is registered with a key that identifies its value
+    between processes; if one has none, the function cannot be cached on disk.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {"np": np}
+        self.keys: list[str] = []
+        self.cacheable = True
+        self._indent = 1
+        self._count = 0
+        self._names: dict[Any, str] = {}
+
+    def name(self, prefix: str) -> str:
+        """Return a new name."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def line(self, text: str) -> None:
+        """Add a line at the current indentation."""
+        self.lines.append("    " * self._indent + text)
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """Add a header and indent what is added inside the context."""
+        self.line(header)
+        self._indent += 1
+        before = len(self.lines)
+        yield
+        if len(self.lines) == before:
+            self.line("pass")
+        self._indent -= 1
+
+    def function(self, function: Callable[..., Any], key: str | None, prefix: str = "f") -> str:
+        """Register a compiled function and return its name."""
+        if key is None:
+            self.cacheable = False
+        else:
+            identity = ("function", key)
+            if identity in self._names:
+                return self._names[identity]
+        name = self.name(prefix)
+        self.globals[name] = function
+        if key is not None:
+            self._names["function", key] = name
+            self.keys.append(f"{name}={key}")
+        return name
+
+    def constant(self, value: Any) -> str:
+        """Register a constant and return its name."""
+        key = cache_key_for_constant(value)
+        identity = ("constant", type(value).__name__, key)
+        if identity not in self._names:
+            name = self.name("k")
+            self._names[identity] = name
+            self.globals[name] = value
+            self.keys.append(f"{name}={key}")
+        return self._names[identity]
+
+    def object(self, name: str, value: Any) -> str:
+        """Register an object that its name alone identifies (a class, a helper)."""
+        self.globals[name] = value
+        return name
+
+    def compile(
+        self, name: str, arguments: list[str], version: str
+    ) -> tuple[Callable[..., Any], str | None]:
+        """Return the Python function and the key under which it may be cached."""
+        text = "\n".join([f"def {name}({', '.join(arguments)}):", *self.lines])
+        key = None
+        if self.cacheable:
+            key = sha256("\n".join([version, text, *self.keys]).encode()).hexdigest()
+        function = compile_numba_function_src(text, name, self.globals, cache_key=key)
+        return function, key

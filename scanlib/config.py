@@ -1,0 +1,19 @@
+"""scanlib's flags, set like all of PyTensor's through ``pytensor.config`` or PYTENSOR_FLAGS."""
+
+from pytensor.configdefaults import config
+from pytensor.configparser import BoolParam, EnumStr
+
+config.add(
+    "scanlib__perform",
+    "How loops run outside numba mode (C linker, FAST_COMPILE, debug mode): compiled with "
+    "numba where possible (auto), compiled or an error (numba), or in plain Python (python).",
+    EnumStr("auto", ["numba", "python"]),
+    in_c_key=False,
+)
+config.add(
+    "scanlib__simplify",
+    "Whether loops are simplified: unused and duplicate parts dropped, work hoisted, loops "
+    "merged, histories that nobody reads not stored.",
+    BoolParam(True),
+    in_c_key=False,
+)

@@ -1,0 +1,389 @@
+"""`scan`: from a step function to a canonical loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+
+from scanlib.frontend.arguments import (
+    OutputArgument,
+    SequenceArgument,
+    as_list,
+    common_length,
+    read_n_steps,
+    read_outputs_info,
+    read_sequences,
+    read_truncation,
+)
+from scanlib.frontend.states import adapt_initial, joint_type, value_sizes
+from scanlib.frontend.step import (
+    StepResult,
+    call_step,
+    captured_variables,
+    check_strict,
+    read_updates,
+)
+from scanlib.ops.graph import is_tensor, row_type
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+
+MAX_TRACES = 8
+
+
+@dataclass
+class _Trace:
+    """One call of the step function, with the variables it was called with."""
+
+    rows: list[Sequence] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)
+    carries: dict[int, Carry] = field(default_factory=dict)
+    shared: dict[SharedVariable, Carry] = field(default_factory=dict)
+    result: StepResult | None = None
+
+    def placeholders(self) -> list[Variable]:
+        return [
+            *(part.row for part in self.rows),
+            *(tap for state in self.states.values() for tap in state.taps.values()),
+            *(carry.value for carry in self.carries.values()),
+            *(carry.value for carry in self.shared.values()),
+        ]
+
+
+class _Builder:
+    """Collects the arguments of one `scan` call and builds its loop."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        sequences: list[SequenceArgument],
+        outputs: list[OutputArgument],
+        non_sequences: list[Variable],
+        n_steps: Variable | None,
+        go_backwards: bool,
+        strict: bool,
+        name: str | None,
+    ) -> None:
+        self.fn = fn
+        self.sequences = sequences
+        self.outputs = outputs
+        self.non_sequences = non_sequences
+        self.n_steps = n_steps
+        self.go_backwards = go_backwards
+        self.strict = strict
+        self.name = name
+        self.title = f"scan `{name}`" if name else "scan"
+
+    def state_title(self, i: int) -> str:
+        name = self.outputs[i].name
+        label = f"state `{name}`" if name else f"the state of outputs_info[{i}]"
+        return f"{self.title}: {label}"
+
+    # Sequences
+
+    def outer_rows(self) -> list[tuple[SequenceArgument, int, Variable]]:
+        """Return the rows of every tap of every sequence, cut to the steps of the loop."""
+        length = self.n_steps if self.n_steps is not None else common_length(self.sequences)
+        rows = []
+        for argument in self.sequences:
+            for tap in argument.taps:
+                outer = argument.tap(tap)
+                if self.go_backwards:
+                    outer = outer[::-1]
+                if length is not None:
+                    outer = outer[:length]
+                rows.append((argument, tap, outer))
+        return rows
+
+    # Tracing
+
+    def trace(self) -> _Trace:
+        """Call the step function until the types of all states are stable."""
+        for _ in range(MAX_TRACES):
+            trace = self.trace_once()
+            if not self.adapt_states(trace):
+                return trace
+        raise TypeError(f"{self.title}: the type of a state changes with every step")
+
+    def trace_once(self) -> _Trace:
+        trace = _Trace()
+        arguments: list[Variable] = []
+        for argument, tap, outer in self.outer_rows():
+            row = row_type(outer)(name=_tap_name(argument.name, tap))
+            trace.rows.append(Sequence(outer, row, argument.name))
+            arguments.append(row)
+        for i, output in enumerate(self.outputs):
+            if output.initial is None:
+                continue
+            if output.is_carry:
+                value = output.initial.type(name=_tap_name(output.name, -1))
+                trace.carries[i] = Carry(output.initial, value, value, output.name)
+                arguments.append(value)
+                continue
+            tap_type = row_type(output.initial)
+            taps = {tap: tap_type(name=_tap_name(output.name, tap)) for tap in output.taps}
+            first = next(iter(taps.values()))
+            trace.states[i] = State(output.initial, taps, first, name=output.name)
+            arguments.extend(taps.values())
+        trace.result = call_step(self.fn, [*arguments, *self.non_sequences])
+        self.check_count(trace.result)
+        for i, state in trace.states.items():
+            state.next = trace.result.outputs[i]
+        for i, carry in trace.carries.items():
+            carry.next = trace.result.outputs[i]
+            self.check_carry(i, carry)
+        return trace
+
+    def check_count(self, result: StepResult) -> None:
+        if self.outputs and len(result.outputs) != len(self.outputs):
+            raise ValueError(
+                f"{self.title}: outputs_info describes {len(self.outputs)} outputs, but the step "
+                f"function returned {len(result.outputs)}; give one entry per output, None for "
+                "those that no step reads"
+            )
+
+    def check_carry(self, i: int, carry: Carry) -> None:
+        if not carry.value.type.is_super(carry.next.type):
+            raise TypeError(
+                f"{self.state_title(i)}: its initial value has type {carry.value.type}, "
+                f"but the step returned {carry.next.type}"
+            )
+
+    def adapt_states(self, trace: _Trace) -> bool:
+        """Widen initial values where the step returned something wider; say whether any was."""
+        changed = False
+        for i, state in trace.states.items():
+            tap_type = next(iter(state.taps.values())).type
+            wanted = joint_type(tap_type, state.next, self.state_title(i))
+            if wanted == tap_type:
+                continue
+            changed = True
+            grown = wanted.shape != tap_type.shape
+            sizes = self.sizes(trace, state.next) if grown else [None] * wanted.ndim
+            adapt_initial(self.outputs[i], wanted, sizes, self.state_title(i))
+        return changed
+
+    def sizes(self, trace: _Trace, value: Variable) -> list[Variable | None]:
+        placeholders = trace.placeholders()
+        examples = [
+            *(list(part.outer.shape)[1:] for part in trace.rows),
+            *(
+                list(state.initial.shape)[1:]
+                for state in trace.states.values()
+                for _ in state.taps
+            ),
+            *(None for _ in trace.carries),
+        ]
+        captured = captured_variables([value], placeholders)
+        return value_sizes(value, placeholders, examples, captured)
+
+    # Building
+
+    def build(self, truncate_gradient: int) -> tuple[list[Variable], dict[Any, Variable]]:
+        trace = self.trace()
+        result = trace.result
+        assert result is not None
+        stacked = [
+            i for i in range(len(result.outputs)) if i not in trace.states and i not in trace.carries
+        ]
+        for i in stacked:
+            if not is_tensor(result.outputs[i]):
+                raise TypeError(
+                    f"{self.title}: output {i} has type {result.outputs[i].type}; "
+                    "only tensors can be stacked over time"
+                )
+        loop = Loop(
+            n_steps=self.n_steps,
+            sequences=trace.rows,
+            states=list(trace.states.values()),
+            carries=list(trace.carries.values()),
+            outputs=[Output(result.outputs[i], result.outputs[i].name) for i in stacked],
+            stop=None if result.stop is None else pt.neq(result.stop, 0)
+            if result.stop.type.dtype != "bool"
+            else result.stop,
+            truncate_gradient=truncate_gradient,
+            name=self.name,
+        )
+        if loop.n_steps is None and not loop.sequences:
+            raise ValueError(
+                f"{self.title}: nothing says how many steps to take; give n_steps or a sequence"
+            )
+        self.add_updates(loop, trace)
+        self.add_captured(loop)
+        results = loop.apply()
+        values: dict[int, Variable] = {}
+        for history, state, i in zip(results.histories, loop.states, trace.states, strict=True):
+            values[i] = history[state.depth :]
+        values.update(zip(trace.carries, results.carries, strict=False))
+        values.update(zip(stacked, results.outputs, strict=True))
+        updates = dict(zip(trace.shared, results.carries[len(trace.carries) :], strict=True))
+        return [values[i] for i in range(len(result.outputs))], updates
+
+    def add_updates(self, loop: Loop, trace: _Trace) -> None:
+        """Turn the shared variables that change from step to step into carries."""
+        assert trace.result is not None
+        updates = read_updates(trace.result, loop.body_outputs())
+        for shared, update in updates.items():
+            carry = Carry(shared, shared.type(), update, shared.name)
+            trace.shared[shared] = carry
+            loop.carries.append(carry)
+        loop.substitute({shared: carry.value for shared, carry in trace.shared.items()})
+
+    def add_captured(self, loop: Loop) -> None:
+        """Make what the step reads from outside an input of the loop."""
+        captured = captured_variables(loop.body_outputs(), loop.body_inputs())
+        if self.strict:
+            check_strict(captured, self.non_sequences)
+        given = {variable: i for i, variable in enumerate(self.non_sequences)}
+        captured.sort(key=lambda variable: given.get(variable, len(given)))
+        replacements = {}
+        for outer in captured:
+            inner = outer.type(name=outer.name)
+            loop.non_sequences.append(NonSequence(outer, inner, outer.name))
+            replacements[outer] = inner
+        loop.substitute(replacements)
+
+
+def _tap_name(name: str | None, tap: int) -> str | None:
+    if name is None:
+        return None
+    return f"{name}[t]" if tap == 0 else f"{name}[t{tap:+d}]"
+
+
+def scan(
+    fn: Callable[..., Any],
+    sequences: Any = None,
+    outputs_info: Any = None,
+    non_sequences: Any = None,
+    n_steps: Any = None,
+    truncate_gradient: int = -1,
+    go_backwards: bool = False,
+    mode: Any = None,
+    name: str | None = None,
+    profile: Any = False,
+    allow_gc: bool | None = None,
+    strict: bool = False,
+    return_list: bool = False,
+    return_updates: bool = True,
+) -> Any:
+    """Build a symbolic loop.
+
+    Parameters
+    ----------
+    fn : callable
+        One step. It is called once with symbolic variables: all taps of the first sequence,
+        of the second …, then all taps of the first output that has some, of the second …,
+        then the non-sequences. It returns the outputs (a variable, or a list), optionally
+        followed by updates of shared variables (a dict, or a list of pairs), optionally
+        followed by `until`. It may be called again where the type of a state turns out wider
+        than that of its initial value.
+    sequences : variable, array_like, dict, or list of these, optional
+        What the loop walks over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
+        ``x[t-1], x[t], x[t+2]``; the lowest negative tap is read from row 0. Without
+        `n_steps` the shortest sequence sets the number of steps.
+    outputs_info : variable, array_like, dict, None, or list of these, optional
+        One entry per output of `fn`, or None where no output is read by later steps. An
+        initial value makes the output a state whose value one step before is passed to `fn`.
+        ``dict(initial=y0, taps=[-3, -1])`` passes ``y[t-3], y[t-1]``; `y0` then has one row
+        for each of the three steps before the first. None (or an empty dict) marks an output
+        that is only stacked. A value that is not a tensor, such as the state of a random
+        generator, is carried, and its last value is returned.
+    non_sequences : variable, array_like, or list of these, optional
+        Passed to `fn` whole at every step, as the very variables given here. What `fn` uses
+        without being given it becomes an input of the loop as well.
+    n_steps : int or integer scalar variable, optional
+        The number of steps; with `until` the greatest number. May be 0.
+    truncate_gradient : int, optional
+        How many steps a derivative walks back from the last one; -1 walks all of them.
+    go_backwards : bool, optional
+        Walk the sequences from their last row to their first. Results are in the order in
+        which the steps ran.
+    name : str, optional
+        Name of the loop, for printing and messages.
+    strict : bool, optional
+        Raise if `fn` uses outer variables that are not among `non_sequences`.
+    return_list : bool, optional
+        Return a list even for a single output.
+    return_updates : bool, optional
+        Return ``(outputs, updates)``, the default; False returns the outputs alone and raises
+        if there are updates.
+    mode, profile, allow_gc : optional
+        Accepted for compatibility. They have no meaning here: a loop is compiled as a part of
+        the function that contains it.
+
+    Returns
+    -------
+    outputs : variable, list of variable, or None
+        The outputs over time, of shape ``(steps, …)``, initial values not included. A single
+        output is returned without a list, no output as None.
+    updates : dict
+        The values of shared variables after the last step. Pass it to `pytensor.function`.
+
+    Raises
+    ------
+    TypeError
+        If an argument or a value that `fn` returns has a type that cannot be used, or a state
+        cannot be given one stable type.
+    ValueError
+        If taps, initial values, the number of steps or the number of outputs are wrong.
+    MissingInputError
+        With `strict`, if `fn` captures a variable.
+
+    Notes
+    -----
+    The compiled loop raises subclasses of `ValueError` (see `scanlib.ops.errors`) if a
+    sequence is shorter than `n_steps`, a state has too few initial rows, `n_steps` is
+    negative, or a value changes its shape between steps.
+
+    The interface is that of `pytensor.scan`, which goes back to Theano (Bergstra et al.,
+    "Theano: a CPU and GPU math expression compiler", SciPy 2010).
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> a = pt.vector("a")
+    >>> k = pt.iscalar("k")
+    >>> powers, updates = scanlib.scan(
+    ...     lambda power, a: power * a, outputs_info=pt.ones_like(a), non_sequences=a, n_steps=k
+    ... )
+    >>> f = pytensor.function([a, k], powers[-1], updates=updates)
+    >>> f([0, 1, 2, 3], 3)
+    array([ 0.,  1.,  8., 27.])
+    """
+    del mode, profile, allow_gc
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+    given = [
+        value if isinstance(value, Variable) else pt.as_tensor_variable(value)
+        for value in as_list(non_sequences)
+    ]
+    builder = _Builder(
+        fn,
+        read_sequences(sequences),
+        read_outputs_info(outputs_info),
+        given,
+        read_n_steps(n_steps),
+        bool(go_backwards),
+        bool(strict),
+        name,
+    )
+    outputs, updates = builder.build(read_truncation(truncate_gradient))
+    result: Any = outputs
+    if not outputs:
+        result = None
+    elif len(outputs) == 1 and not return_list:
+        result = outputs[0]
+    if return_updates:
+        return result, updates
+    if updates:
+        raise ValueError(
+            f"return_updates=False, but the loop updates {list(updates)}; pass "
+            "return_updates=True, or carry these values through outputs_info"
+        )
+    return result
+
+

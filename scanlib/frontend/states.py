@@ -1,0 +1,136 @@
+"""The type of a state: promoting and widening initial values until it is stable.
+
+A loop needs the value a step returns to be of the type that the next step reads. Users write
+``outputs_info=0`` for a float state, or an initial row of length one for a state that grows
+by broadcasting; both are what they mean, so the initial value is cast or broadcast and the
+step is traced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.tensor.type import TensorType
+
+from scanlib.frontend.arguments import OutputArgument
+from scanlib.ops.graph import is_tensor, row_type
+from scanlib.ops.shapes import output_row_shapes
+
+
+def joint_type(state: TensorType, value: Variable, where: str) -> TensorType:
+    """Return the smallest type that holds both a state and the value a step returns for it.
+
+    Raises
+    ------
+    TypeError
+        If there is none: another rank, sizes that differ, dtypes without a safe cast.
+    """
+    if not is_tensor(value):
+        raise TypeError(f"{where}: the step must return a tensor of type {state}, got {value.type}")
+    if value.type.ndim != state.ndim:
+        raise TypeError(
+            f"{where}: its initial value has {state.ndim} dimensions ({state}), but the step "
+            f"returned {value.type.ndim} ({value.type}); give an initial value with the shape "
+            "of what the step returns"
+        )
+    return TensorType(
+        _joint_dtype(state, value, where),
+        shape=[
+            _joint_size(axis, mine, theirs, where)
+            for axis, (mine, theirs) in enumerate(zip(state.shape, value.type.shape, strict=True))
+        ],
+    )
+
+
+def _joint_dtype(state: TensorType, value: Variable, where: str) -> str:
+    mine, theirs = np.dtype(state.dtype), np.dtype(value.type.dtype)
+    if np.can_cast(theirs, mine, "safe"):
+        return state.dtype
+    if np.can_cast(mine, theirs, "safe"):
+        return value.type.dtype
+    raise TypeError(
+        f"{where}: expected a value of dtype {mine}, as its initial value has, but the step "
+        f"returned dtype {theirs}, and neither can be cast to the other without loss; cast the "
+        f"initial value or return pytensor.tensor.cast(value, {state.dtype!r})"
+    )
+
+
+def _joint_size(axis: int, mine: int | None, theirs: int | None, where: str) -> int | None:
+    if mine is None or mine == theirs:
+        return mine
+    if mine == 1 or theirs is None:
+        return theirs
+    if theirs == 1:
+        raise TypeError(
+            f"{where}: axis {axis} of its initial value has size {mine}, but the step returned "
+            "size 1; broadcast the returned value"
+        )
+    raise TypeError(
+        f"{where}: axis {axis} of its initial value has size {mine}, but the step returned "
+        f"size {theirs}; give an initial value with the shape of what the step returns"
+    )
+
+
+def adapt_initial(
+    argument: OutputArgument, wanted: TensorType, sizes: Sequence[Variable | None], where: str
+) -> None:
+    """Cast and broadcast the initial rows of a state so that they have the wanted type."""
+    initial = argument.initial
+    assert initial is not None
+    if initial.type.dtype != wanted.dtype:
+        initial = pt.cast(initial, wanted.dtype)
+    grown = [
+        axis
+        for axis, (old, new) in enumerate(zip(initial.type.shape[1:], wanted.shape, strict=True))
+        if old == 1 and new != 1
+    ]
+    if grown:
+        shape: list[Any] = [initial.shape[0]]
+        for axis in range(wanted.ndim):
+            if axis not in grown:
+                shape.append(initial.shape[axis + 1])
+                continue
+            size = wanted.shape[axis] if wanted.shape[axis] is not None else sizes[axis]
+            if size is None:
+                raise TypeError(
+                    f"{where}: axis {axis} of its initial value has size 1, but the step "
+                    "returned another size that depends on what a step computes; give an "
+                    "initial value with the shape of what the step returns"
+                )
+            shape.append(size)
+        initial = pt.broadcast_to(initial, shape)
+    if row_type(initial).shape != wanted.shape:
+        initial = _forget_shape(initial, (initial.type.shape[0], *wanted.shape))
+    initial.name = argument.name
+    argument.initial = initial
+
+
+def _forget_shape(variable: Variable, shape: Sequence[int | None]) -> Variable:
+    """Return `variable` under a less specific type, by a reshape to its own shape."""
+    if TensorType(variable.type.dtype, shape=shape) == variable.type:
+        return variable
+    from pytensor.tensor.shape import Reshape
+
+    sizes = pt.stack([pt.as_tensor_variable(size) for size in variable.shape])
+    reshaped = Reshape(variable.type.ndim)(variable, sizes)
+    return pt.specify_shape(reshaped, shape)
+
+
+def value_sizes(
+    value: Variable,
+    placeholders: Sequence[Variable],
+    examples: Sequence[Sequence[Any] | None],
+    captured: Sequence[Variable],
+) -> list[Variable | None]:
+    """Return the sizes of the value a step returns, from the sizes of what it reads."""
+    inputs = [*placeholders, *captured]
+    shapes = [
+        *examples,
+        *([*outer.shape] if hasattr(outer.type, "ndim") else None for outer in captured),
+    ]
+    values: list[Variable | None] = [None] * len(placeholders)
+    return output_row_shapes(inputs, [value], shapes, [*values, *captured])[0]

@@ -1,0 +1,268 @@
+"""Loops of common shapes: `map`, `reduce`, `foldl`, `foldr`, `filter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytensor.graph.basic import Variable
+
+from scanlib.frontend.arguments import as_list
+from scanlib.frontend.scan import scan
+
+
+def map(
+    fn: Callable[..., Any],
+    sequences: Any,
+    non_sequences: Any = None,
+    truncate_gradient: int = -1,
+    go_backwards: bool = False,
+    mode: Any = None,
+    name: str | None = None,
+    return_updates: bool = True,
+) -> Any:
+    """Apply `fn` to every row of the sequences.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes one row of each sequence (all its taps), then the non-sequences.
+    sequences, non_sequences, truncate_gradient, go_backwards, mode, name, return_updates
+        As in `scan`.
+
+    Returns
+    -------
+    outputs : variable or list of variable
+        The results, shape ``(steps, …)``.
+    updates : dict
+        As in `scan`; not returned with ``return_updates=False``.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> squares = scanlib.map(lambda value: value**2, x, return_updates=False)
+    >>> pytensor.function([x], squares)([1, 2, 3])
+    array([1., 4., 9.])
+    """
+    return scan(
+        fn,
+        sequences=sequences,
+        outputs_info=[],
+        non_sequences=non_sequences,
+        truncate_gradient=truncate_gradient,
+        go_backwards=go_backwards,
+        mode=mode,
+        name=name,
+        return_updates=return_updates,
+    )
+
+
+def reduce(
+    fn: Callable[..., Any],
+    sequences: Any,
+    outputs_info: Any,
+    non_sequences: Any = None,
+    go_backwards: bool = False,
+    mode: Any = None,
+    name: str | None = None,
+    return_updates: bool = True,
+) -> Any:
+    """Run a loop and return the last value of each output.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes one row of each sequence, then the values of the step before, then the
+        non-sequences.
+    sequences, outputs_info, non_sequences, go_backwards, mode, name, return_updates
+        As in `scan`.
+
+    Returns
+    -------
+    outputs : variable or list of variable
+        The values after the last step.
+    updates : dict
+        As in `scan`; not returned with ``return_updates=False``.
+
+    Raises
+    ------
+    IndexError
+        When it runs, if there are no steps: there is no last value then.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> total = scanlib.reduce(lambda value, total: total + value, x, 0, return_updates=False)
+    >>> float(pytensor.function([x], total)([1, 2, 3]))
+    6.0
+    """
+    outputs, updates = scan(
+        fn,
+        sequences=sequences,
+        outputs_info=outputs_info,
+        non_sequences=non_sequences,
+        go_backwards=go_backwards,
+        mode=mode,
+        name=name,
+    )
+    if not return_updates and updates:
+        raise ValueError(
+            f"return_updates=False, but the loop updates {list(updates)}; "
+            "pass return_updates=True"
+        )
+    if isinstance(outputs, list):
+        result: Any = [_last(output) for output in outputs]
+    else:
+        result = _last(outputs)
+    return (result, updates) if return_updates else result
+
+
+def _last(output: Any) -> Any:
+    """Return the last row; carries that are not tensors are final values already."""
+    return output[-1] if hasattr(output.type, "ndim") else output
+
+
+def foldl(
+    fn: Callable[..., Any],
+    sequences: Any,
+    outputs_info: Any,
+    non_sequences: Any = None,
+    mode: Any = None,
+    name: str | None = None,
+    return_updates: bool = True,
+) -> Any:
+    """Reduce from the first row to the last; see `reduce`.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> number = scanlib.foldl(lambda d, total: 10 * total + d, x, 0, return_updates=False)
+    >>> float(pytensor.function([x], number)([1, 2, 3]))
+    123.0
+    """
+    return reduce(
+        fn,
+        sequences,
+        outputs_info,
+        non_sequences=non_sequences,
+        go_backwards=False,
+        mode=mode,
+        name=name,
+        return_updates=return_updates,
+    )
+
+
+def foldr(
+    fn: Callable[..., Any],
+    sequences: Any,
+    outputs_info: Any,
+    non_sequences: Any = None,
+    mode: Any = None,
+    name: str | None = None,
+    return_updates: bool = True,
+) -> Any:
+    """Reduce from the last row to the first; see `reduce`.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> number = scanlib.foldr(lambda d, total: 10 * total + d, x, 0, return_updates=False)
+    >>> float(pytensor.function([x], number)([1, 2, 3]))
+    321.0
+    """
+    return reduce(
+        fn,
+        sequences,
+        outputs_info,
+        non_sequences=non_sequences,
+        go_backwards=True,
+        mode=mode,
+        name=name,
+        return_updates=return_updates,
+    )
+
+
+def filter(
+    fn: Callable[..., Any],
+    sequences: Any,
+    non_sequences: Any = None,
+    go_backwards: bool = False,
+    mode: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Keep the rows of the sequences for which `fn` is true.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes one row of each sequence, then the non-sequences, and returns one boolean for
+        all sequences, or a list with one for each.
+    sequences, non_sequences, go_backwards, mode, name
+        As in `scan`. With `go_backwards` the kept rows come in the order of the steps, from
+        the last to the first.
+
+    Returns
+    -------
+    variable or list of variable
+        The kept rows of each sequence.
+
+    Raises
+    ------
+    ValueError
+        If `fn` returns neither one mask nor one for each sequence.
+    TypeError
+        If a mask is not boolean.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> kept = scanlib.filter(lambda value: value > 0, x)
+    >>> pytensor.function([x], kept)([3, -1, 0, 2])
+    array([3., 2.])
+    """
+    masks, updates = scan(
+        fn,
+        sequences=sequences,
+        outputs_info=None,
+        non_sequences=non_sequences,
+        go_backwards=go_backwards,
+        mode=mode,
+        name=name,
+        return_list=True,
+    )
+    if updates:
+        raise ValueError("the predicate of `filter` must not update shared variables")
+    single = not isinstance(sequences, list | tuple)
+    rows: list[Variable] = []
+    for given in as_list(sequences):
+        if isinstance(given, dict):
+            raise ValueError("`filter` takes plain sequences, without taps")
+        variable = _as_sequence(given)
+        rows.append(variable[::-1] if go_backwards else variable)
+    if len(masks) not in (1, len(rows)):
+        raise ValueError(
+            f"`filter` has {len(rows)} sequences, but the predicate returned {len(masks)} masks; "
+            "return one for all sequences or one for each"
+        )
+    for mask in masks:
+        if mask.type.dtype != "bool" or mask.type.ndim != 1:
+            raise TypeError(f"the predicate of `filter` must return boolean scalars, got {mask.type}")
+    masks = masks * len(rows) if len(masks) == 1 else masks
+    kept = [row[: mask.shape[0]][mask] for row, mask in zip(rows, masks, strict=True)]
+    return kept[0] if single else kept
+
+
+def _as_sequence(value: Any) -> Variable:
+    import pytensor.tensor as pt
+
+    return value if isinstance(value, Variable) else pt.as_tensor_variable(value)

@@ -1,0 +1,7 @@
+"""The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
+
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import Signature
+
+__all__ = ["Carry", "Loop", "NonSequence", "Output", "Scan", "Sequence", "Signature", "State"]

@@ -1,0 +1,37 @@
+"""Errors that a running loop raises.
+
+They are raised from compiled code too, where a message can only be a constant and its numbers
+travel beside it; the class puts them together. All are kinds of `ValueError`.
+"""
+
+
+class LoopError(ValueError):
+    """Base of the errors a running loop raises.
+
+    Parameters
+    ----------
+    template : str
+        The message, with one ``{}`` for each number.
+    *numbers : int
+        What to put in.
+    """
+
+    def __str__(self) -> str:
+        template, *numbers = self.args or ("",)
+        return str(template).format(*numbers) if numbers else str(template)
+
+
+class StepCountError(LoopError):
+    """The number of steps is negative."""
+
+
+class SequenceLengthError(LoopError):
+    """A sequence does not have the rows that the steps of the loop need."""
+
+
+class InitialRowsError(LoopError):
+    """A state has too few initial rows for its taps."""
+
+
+class StepShapeError(LoopError):
+    """A step returned a value whose shape differs from that of the steps before it."""

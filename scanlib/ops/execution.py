@@ -1,0 +1,49 @@
+"""How `Scan.perform` runs a loop: compiled where a backend can, in plain Python otherwise.
+
+A backend registers a compiler with `register_compiler`; it takes an Op and one of its nodes
+and returns a function from input values to output values, or raises `NotCompilable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+
+from scanlib.ops.python_loop import PythonLoop
+
+if TYPE_CHECKING:
+    from scanlib.ops.scan import Scan
+
+Runner = Callable[..., Sequence[Any]]
+Compiler = Callable[["Scan", Apply], Runner]
+
+
+class NotCompilable(Exception):
+    """The body of a loop holds something that the backend cannot compile."""
+
+
+_compilers: list[Compiler] = []
+
+
+def register_compiler(compiler: Compiler) -> None:
+    """Make `compiler` the one that `Scan.perform` asks."""
+    _compilers[:] = [compiler]
+
+
+def runner_for(op: Scan, node: Apply) -> Runner:
+    """Return the function that runs the loop `op` on values.
+
+    The flag ``scanlib__perform`` decides: ``auto`` falls back to Python, ``numba`` insists on
+    the compiled loop, ``python`` never compiles.
+    """
+    choice = config.scanlib__perform
+    if choice != "python" and _compilers:
+        try:
+            return _compilers[0](op, node)
+        except NotCompilable:
+            if choice == "numba":
+                raise
+    return PythonLoop(op)

@@ -1,0 +1,49 @@
+"""Structure: which inputs of a loop reach which of its outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pytensor.graph.op import io_connection_pattern
+
+
+if TYPE_CHECKING:
+    from scanlib.ops.scan import Scan
+
+
+def connection_pattern(op: Scan) -> list[list[bool]]:
+    """Return, for each input and output of the loop, whether one reaches the other."""
+    signature = op.signature
+    pattern = np.array(
+        io_connection_pattern(list(op.body.inputs), list(op.body.outputs)), dtype=bool
+    ).reshape(len(op.body.inputs), len(op.body.outputs))
+    owner = _owners(op)
+    n_recurrent = signature.n_states + signature.n_carries
+    first = signature.n_sequences
+    # One row per outer input, one column per body output.
+    reach = np.zeros((max(owner, default=-1) + 1, pattern.shape[1]), dtype=bool)
+    for body_input, part in enumerate(owner):
+        reach[part] |= pattern[body_input]
+    changed = True
+    while changed:
+        before = reach.copy()
+        for recurrent in range(n_recurrent):
+            reach |= np.outer(reach[:, recurrent], reach[first + recurrent])
+        changed = bool((before != reach).any())
+    for recurrent in range(n_recurrent):
+        reach[first + recurrent, recurrent] = True
+    if signature.has_stop:
+        reach = reach[:, :-1]
+    rows = [[False] * reach.shape[1]] if signature.has_n_steps else []
+    return rows + reach.tolist()
+
+
+def _owners(op: Scan) -> list[int]:
+    """Return, for each body input, which outer input (not counting n_steps) it belongs to."""
+    signature = op.signature
+    owner = list(range(signature.n_sequences))
+    for state, taps in enumerate(signature.taps):
+        owner += [signature.n_sequences + state] * len(taps)
+    start = signature.n_sequences + signature.n_states
+    return owner + [start + i for i in range(signature.n_carries + signature.n_non_sequences)]

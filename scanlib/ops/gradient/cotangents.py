@@ -1,0 +1,134 @@
+"""The cotangent of a history, taken apart.
+
+A user reads the trace ``history[K:]`` and often only its last row, so the cotangent of a
+history arrives as rows put into an array of zeros. Taking that apart again means that nothing
+is padded: the trace's cotangent enters the backward loop as it is, and a cotangent of the last
+row alone is the backward loop's initial value, with no sequence at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from pytensor.graph.basic import Constant, Variable
+from pytensor.scalar.basic import Add, Second
+from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
+
+
+@dataclass
+class HistoryCotangent:
+    """The sum of four parts, each None where it is zero.
+
+    `rows` belongs to the T rows that the loop wrote, `last` to the last of them (the initial
+    row next to it if there are no steps), `initial` to the K initial rows.
+    """
+
+    rows: Variable | None = None
+    initial: Variable | None = None
+    last: Variable | None = None
+
+    def add(self, part: str, value: Variable) -> None:
+        known = getattr(self, part)
+        setattr(self, part, value if known is None else known + value)
+
+
+def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCotangent:
+    """Take the cotangent of a history apart."""
+    result = HistoryCotangent()
+    for term in _terms(cotangent):
+        placed = None if reverse else _placed_in_zeros(term)
+        if placed is None:
+            if reverse:
+                result.add("rows", term[:-depth])
+                result.add("initial", term[-depth:])
+            else:
+                result.add("rows", term[depth:])
+                result.add("initial", term[:depth])
+            continue
+        value, index = placed
+        if index == depth:
+            for inner in _terms(value):
+                inside = _placed_in_zeros(inner)
+                if inside is not None and inside[1] == -1:
+                    result.add("last", inside[0])
+                else:
+                    result.add("rows", inner)
+        elif index == -1:
+            result.add("last", value)
+        else:
+            result.add("rows", term[depth:])
+            result.add("initial", term[:depth])
+    return result
+
+
+def _terms(variable: Variable) -> list[Variable]:
+    node = variable.owner
+    if (
+        node is not None
+        and isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, Add)
+        and all(inp.type.broadcastable == variable.type.broadcastable for inp in node.inputs)
+    ):
+        return [term for inp in node.inputs for term in _terms(inp)]
+    return [variable]
+
+
+def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
+    """Read ``zeros[start:] = value`` (returns value, start) and ``zeros[-1] = value``
+    (returns value, -1); the index is None for other places, the result for other graphs."""
+    node = variable.owner
+    if node is None or not isinstance(node.op, IncSubtensor) or not _is_zeros(node.inputs[0]):
+        return None
+    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    value = node.inputs[1]
+    if len(indices) != 1:
+        return value, None
+    index = indices[0]
+    if isinstance(index, slice):
+        if index.stop is not None or index.step is not None:
+            return value, None
+        start = _constant(index.start)
+        if start is None or start < 1 or value.type.ndim != variable.type.ndim:
+            return value, None
+        if value.type.broadcastable[1:] != variable.type.broadcastable[1:]:
+            return value, None
+        return value, start
+    if _constant(index) == -1 and value.type.ndim == variable.type.ndim - 1:
+        if value.type.broadcastable != variable.type.broadcastable[1:]:
+            return value, None
+        return value, -1
+    return value, None
+
+
+def _constant(variable: object) -> int | None:
+    if isinstance(variable, int | np.integer):
+        return int(variable)
+    if isinstance(variable, Constant):
+        return int(np.asarray(variable.data).item())
+    owner = getattr(variable, "owner", None)
+    if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
+        return _constant(owner.inputs[0])
+    return None
+
+
+def _is_zeros(variable: Variable) -> bool:
+    if isinstance(variable, Constant):
+        data = np.asarray(variable.data)
+        return data.size > 0 and not data.any()
+    node = variable.owner
+    if node is None:
+        return False
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Second):
+        return _is_zeros_value(node.inputs[1])
+    if isinstance(node.op, Alloc):
+        return _is_zeros_value(node.inputs[0])
+    return False
+
+
+def _is_zeros_value(variable: Variable) -> bool:
+    while variable.owner is not None and isinstance(variable.owner.op, DimShuffle):
+        variable = variable.owner.inputs[0]
+    return isinstance(variable, Constant) and not np.asarray(variable.data).any()

@@ -1,0 +1,317 @@
+"""Reverse mode: one loop that walks the steps backwards. See the package for the algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytensor.gradient as pg
+import pytensor.tensor as pt
+from pytensor.configdefaults import config
+from pytensor.gradient import NullType
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+
+from scanlib.ops.gradient.connection import connection_pattern
+from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history
+from scanlib.ops.gradient.forward import ForwardValues, drawn_values
+from scanlib.ops.gradient.step import StepPullback, as_dtype, is_connected, is_usable
+from scanlib.ops.graph import conform, is_differentiable, is_tensor
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
+from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.signature import OuterOutputs
+
+
+if TYPE_CHECKING:
+    from scanlib.ops.scan import Scan
+
+
+def pullback(
+    op: Scan,
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    cotangents: Sequence[Variable],
+) -> list[Variable]:
+    """Return the cotangents of a loop's inputs; see `pytensor.graph.op.Op.pullback`."""
+    loop = Loop.from_op(op, list(inputs))
+    given = op.signature.split_outputs(cotangents)
+    results = Results(*op.signature.split_outputs(outputs), outputs[0].owner)
+    step = StepPullback(loop)
+    step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in given))
+    step.differentiate()
+    step.read_stored_results()
+    forward = ForwardValues(loop, results)
+    _store_what_is_missing(forward, step)
+    backward = _Backward(forward, step, given)
+    backward.build()
+    return _Collector(op, inputs, given, backward).cotangents()
+
+
+def _store_what_is_missing(forward: ForwardValues, step: StepPullback) -> None:
+    """Run the forward loop with more outputs if the backward steps read what it dropped."""
+    loop, values = forward.loop, step.values()
+    cuts = drawn_values(values, [*loop.body_inputs(), *step.stored])
+    needed = set(ancestors(values, blockers=cuts))
+    carries = [i for i, carry in enumerate(loop.carries) if carry.value in needed]
+    dropped = any(
+        state.untraced and needed.intersection(state.taps.values()) for state in loop.states
+    )
+    if loop.stop is not None and not loop.outputs:
+        # Something stored must tell how many steps ran.
+        if loop.states:
+            dropped = dropped or loop.states[0].untraced
+        elif not carries and not cuts:
+            cuts = [loop.stop]
+    if carries or cuts or dropped:
+        forward.store(carries, cuts)
+
+
+@dataclass
+class _Backward:
+    """The loop that walks back, while it is put together.
+
+    The dictionaries map a part of the forward loop to the carry or output of the backward loop
+    that holds its cotangent; `owed` maps a state to the carries ``a_1 … a_K``.
+    """
+
+    forward: ForwardValues
+    step: StepPullback
+    given: OuterOutputs
+    loop: Loop = field(default_factory=Loop)
+    results: Results | None = None
+    owed: dict[int, list[int]] = field(default_factory=dict)
+    carries: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, int] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+    histories: dict[int, HistoryCotangent] = field(default_factory=dict)
+    replacements: dict[Variable, Variable] = field(default_factory=dict)
+
+    def build(self) -> None:
+        source = self.forward.loop
+        name = f"{source.name}_gradient" if source.name else "gradient"
+        self.loop = Loop(reverse=not source.reverse, name=name)
+        for i, state in enumerate(source.states):
+            if is_usable(self.given.histories[i]):
+                cotangent = as_dtype(self.given.histories[i], state.initial)
+                self.histories[i] = split_history(cotangent, state.depth, source.reverse)
+        self.add_entering_cotangents()
+        self.add_owed()
+        self.add_sums()
+        self.add_forward_values()
+        if not self.loop.body_outputs():
+            return
+        self.loop.substitute(self.replacements)
+        self.drop_unread_sequences()
+        if not self.loop.sequences:
+            self.loop.n_steps = self.forward.walked()
+        self.results = self.loop.apply()
+
+    # Parts
+
+    def add_carry(self, initial: Variable, like: Variable) -> Carry:
+        value = like.type()
+        self.loop.carries.append(Carry(conform(initial, value.type), value, value))
+        return self.loop.carries[-1]
+
+    def add_sequence(self, rows: Variable) -> Variable:
+        row = pt.TensorType(rows.type.dtype, shape=rows.type.shape[1:])()
+        self.loop.sequences.append(SequencePart(rows, row))
+        return row
+
+    def gradient_of(self, inner: Variable | None) -> Variable | None:
+        """Return what one step owes to a body input, None if nothing."""
+        value = self.step.results.get(inner) if inner is not None else None
+        return None if value is None or isinstance(value.type, NullType) else value
+
+    # What enters from outside and from later steps
+
+    def add_entering_cotangents(self) -> None:
+        source, step = self.forward.loop, self.step
+        for i, total in step.state_cotangents.items():
+            state = source.states[i]
+            entering = self.histories.get(i, HistoryCotangent())
+            zero = pt.zeros_like(state.initial[0])
+            first = zero if entering.last is None else entering.last
+            starts = [first] + [zero] * (state.depth - 1)
+            self.owed[i] = [len(self.loop.carries) + j for j in range(state.depth)]
+            added = [self.add_carry(start, total) for start in starts]
+            value = added[0].value
+            if entering.rows is not None:
+                value = value + self.add_sequence(self.forward.walk(entering.rows))
+            self.replacements[total] = conform(value, total.type)
+        for i, total in step.carry_cotangents.items():
+            final = self.given.carries[i]
+            start = as_dtype(final, total) if is_usable(final) else None
+            if start is None:
+                start = pt.zeros_like(source.carries[i].initial)
+            self.carries[i] = len(self.loop.carries)
+            self.replacements[total] = self.add_carry(start, total).value
+        for i, total in step.output_cotangents.items():
+            rows = self.forward.walk(as_dtype(self.given.outputs[i], total))
+            self.replacements[total] = conform(self.add_sequence(rows), total.type)
+
+    # What one backward step computes
+
+    def add_owed(self) -> None:
+        """``a_j ← a_{j+1} + d_j`` for states; the plain cotangent for carries."""
+        source = self.forward.loop
+        for i, positions in self.owed.items():
+            later = [*positions[1:], None]
+            for j, (position, next_position) in enumerate(zip(positions, later, strict=True), 1):
+                carry = self.loop.carries[position]
+                own = self.gradient_of(source.states[i].taps.get(-j))
+                kept = None if next_position is None else self.loop.carries[next_position].value
+                parts = [part for part in (kept, own) if part is not None]
+                value = parts[0] if parts else pt.zeros_like(carry.value)
+                for part in parts[1:]:
+                    value = value + part
+                carry.next = conform(value, carry.value.type)
+        for i, position in self.carries.items():
+            carry = self.loop.carries[position]
+            own = self.gradient_of(source.carries[i].value)
+            carry.next = conform(pt.zeros_like(carry.value) if own is None else own, carry.value.type)
+
+    def add_sums(self) -> None:
+        """Sums over time for non-sequences, stacked rows for sequences."""
+        source = self.forward.loop
+        for i, part in enumerate(source.non_sequences):
+            own = self.gradient_of(part.inner)
+            if own is not None:
+                self.sums[i] = len(self.loop.carries)
+                carry = self.add_carry(pt.zeros_like(part.outer), part.inner)
+                carry.next = conform(carry.value + own, carry.value.type)
+        for i, sequence in enumerate(source.sequences):
+            own = self.gradient_of(sequence.row)
+            if own is not None:
+                self.rows[i] = len(self.loop.outputs)
+                self.loop.outputs.append(Output(conform(own, sequence.row.type)))
+
+    # What a backward step reads of the forward loop
+
+    def add_forward_values(self) -> None:
+        forward, source = self.forward, self.forward.loop
+        cuts = list(forward.stored_cuts)
+        needed = set(ancestors(self.step.values(), blockers=cuts))
+
+        def read(inner: Variable, rows: Variable) -> None:
+            self.replacements[inner] = conform(self.add_sequence(rows), inner.type)
+
+        for sequence in source.sequences:
+            if sequence.row in needed:
+                read(sequence.row, forward.sequence(sequence.outer))
+        for i, state in enumerate(source.states):
+            for offset, tap in state.taps.items():
+                if tap in needed:
+                    read(tap, forward.tap(i, offset))
+        for i in forward.stored_carries:
+            if source.carries[i].value in needed:
+                read(source.carries[i].value, forward.carry(i))
+        for placeholder, (kind, i) in self.step.stored.items():
+            if placeholder in needed:
+                read(placeholder, forward.tap(i, 0) if kind == "state" else forward.output(i))
+        for cut in cuts:
+            if cut in needed:
+                read(cut, forward.cut(cut))
+        for part in source.non_sequences:
+            if part.inner in needed:
+                inner = part.inner.type()
+                self.loop.non_sequences.append(NonSequence(part.outer, inner))
+                self.replacements[part.inner] = inner
+
+    def drop_unread_sequences(self) -> None:
+        read = set(ancestors(self.loop.body_outputs()))
+        self.loop.sequences = [part for part in self.loop.sequences if part.row in read]
+
+
+@dataclass
+class _Collector:
+    """From the backward loop's results to one cotangent per input of the forward loop."""
+
+    op: Scan
+    inputs: Sequence[Variable]
+    given: OuterOutputs
+    backward: _Backward
+
+    def cotangents(self) -> list[Variable]:
+        groups = self.op.signature.split_inputs(list(self.inputs))
+        found: list[Variable | None] = [None] * int(self.op.signature.has_n_steps)
+        found += [self.sequence(i, outer) for i, outer in enumerate(groups.sequences)]
+        found += [self.initial(i) for i in range(len(groups.initials))]
+        found += [self.carry(self.backward.carries.get(i)) for i in range(len(groups.carries))]
+        found += [self.carry(self.backward.sums.get(i)) for i in range(len(groups.non_sequences))]
+        undefined = self.undefined()
+        return [
+            self.finish(outer, value, reaches, undefined)
+            for outer, value, reaches in zip(self.inputs, found, self.reachable(), strict=True)
+        ]
+
+    def finish(
+        self, outer: Variable, value: Variable | None, reaches: bool, undefined: Variable | None
+    ) -> Variable:
+        if not reaches or not (is_tensor(outer) or value is not None):
+            return pg.disconnected_type()
+        if undefined is not None and is_differentiable(outer):
+            return undefined
+        if value is not None:
+            return value
+        dtype = outer.type.dtype if is_differentiable(outer) else config.floatX
+        return pt.zeros_like(outer, dtype=dtype)
+
+    def reachable(self) -> list[bool]:
+        """Return, for each input, whether it reaches an output whose cotangent is connected."""
+        connected = [is_connected(g) for group in self.given for g in group]
+        return [
+            any(reaches and live for reaches, live in zip(row, connected, strict=True))
+            for row in connection_pattern(self.op)
+        ]
+
+    def undefined(self) -> Variable | None:
+        """Return an undefined gradient, if one entered the loop or arose in a step."""
+        entering = [cotangent for group in self.given for cotangent in group]
+        for value in [*entering, *self.backward.step.results.values()]:
+            if isinstance(value.type, NullType):
+                return value
+        return None
+
+    def carry(self, position: int | None) -> Variable | None:
+        if position is None or self.backward.results is None:
+            return None
+        return self.backward.results.carries[position]
+
+    def sequence(self, i: int, outer: Variable) -> Variable | None:
+        """Return a sequence's cotangent, with zeros where no backward step wrote."""
+        position = self.backward.rows.get(i)
+        if position is None or self.backward.results is None:
+            return None
+        rows = self.backward.results.outputs[position]
+        forward = self.backward.forward
+        if forward.loop.stop is None and not forward.truncated:
+            return rows
+        first: Any = forward.first_walked()
+        if forward.loop.reverse and forward.loop.stop is not None:
+            first = forward.unread()
+        zeros = pt.zeros_like(outer)
+        return pt.set_subtensor(zeros[first : first + rows.shape[0]], rows)
+
+    def initial(self, i: int) -> Variable | None:
+        """Return the cotangent of a state's initial rows: its own, and what steps owe them."""
+        forward = self.backward.forward
+        state = forward.loop.states[i]
+        entering = self.backward.histories.get(i, HistoryCotangent())
+        positions = self.backward.owed.get(i)
+        if positions is None or self.backward.results is None:
+            return entering.initial
+        rows = [pt.expand_dims(self.backward.results.carries[j], 0) for j in positions]
+        if not forward.loop.reverse:
+            rows = rows[::-1]
+        owed = rows[0] if len(rows) == 1 else pt.concatenate(rows)
+        if forward.truncated:
+            # a_j belongs to the row j steps before the first walked one.
+            shift = pt.minimum(forward.length() - forward.walked(), state.depth)
+            zeros = pt.zeros_like(owed)
+            if forward.loop.reverse:
+                owed = pt.concatenate([owed[shift:], zeros[:shift]])
+            else:
+                owed = pt.concatenate([zeros[:shift], owed[: state.depth - shift]])
+        return owed if entering.initial is None else entering.initial + owed

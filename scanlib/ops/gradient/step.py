@@ -1,0 +1,132 @@
+"""The transposed Jacobian of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytensor.gradient as pg
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, NullType
+from pytensor.graph.basic import Variable
+from pytensor.graph.op import io_connection_pattern
+
+from scanlib.ops.graph import conform, is_differentiable, substitute
+from scanlib.ops.loop import Loop
+
+
+def is_connected(variable: Variable) -> bool:
+    """Whether a cotangent or tangent is connected to anything."""
+    return not isinstance(variable.type, DisconnectedType)
+
+
+def is_usable(cotangent: Variable) -> bool:
+    """Whether a cotangent is connected and defined."""
+    return is_connected(cotangent) and not isinstance(cotangent.type, NullType)
+
+
+def as_dtype(cotangent: Variable, like: Variable) -> Variable:
+    """Return `cotangent` cast to the dtype of `like`."""
+    if cotangent.type.dtype == like.type.dtype:
+        return cotangent
+    return pt.cast(cotangent, like.type.dtype)
+
+
+@dataclass
+class StepPullback:
+    """The transposed Jacobian of one step, as expressions over body variables."""
+
+    loop: Loop
+    state_cotangents: dict[int, Variable] = field(default_factory=dict)
+    carry_cotangents: dict[int, Variable] = field(default_factory=dict)
+    output_cotangents: dict[int, Variable] = field(default_factory=dict)
+    results: dict[Variable, Variable] = field(default_factory=dict)
+    stored: dict[Variable, tuple[str, int]] = field(default_factory=dict)
+
+    def activate(self, states: set[int], carries: set[int], outputs: set[int]) -> None:
+        """Mark the results whose cotangents are not zero, and all that follow from them."""
+        loop = self.loop
+        reached = True
+        wrt = [inp for inp in loop.body_inputs() if is_differentiable(inp)]
+        while reached:
+            targets = [loop.states[i].next for i in states]
+            targets += [loop.carries[i].next for i in carries]
+            targets += [loop.outputs[i].value for i in outputs]
+            pattern = io_connection_pattern(wrt, targets)
+            live = {inp for inp, row in zip(wrt, pattern, strict=True) if any(row)}
+            new_states = {
+                i
+                for i, state in enumerate(loop.states)
+                if is_differentiable(state.next) and live.intersection(state.taps.values())
+            }
+            new_carries = {
+                i
+                for i, carry in enumerate(loop.carries)
+                if is_differentiable(carry.next) and carry.value in live
+            }
+            reached = not (new_states <= states and new_carries <= carries)
+            states |= new_states
+            carries |= new_carries
+        for i in sorted(states):
+            self.state_cotangents[i] = next(iter(loop.states[i].taps.values())).type()
+        for i in sorted(carries):
+            self.carry_cotangents[i] = loop.carries[i].value.type()
+        for i in sorted(outputs):
+            self.output_cotangents[i] = loop.outputs[i].value.type()
+
+    def differentiate(self) -> None:
+        """Fill `results`: the cotangent of every body input that has one."""
+        loop = self.loop
+        pairs = [(loop.states[i].next, g) for i, g in self.state_cotangents.items()]
+        pairs += [(loop.carries[i].next, g) for i, g in self.carry_cotangents.items()]
+        pairs += [(loop.outputs[i].value, g) for i, g in self.output_cotangents.items()]
+        wrt = [inp for inp in loop.body_inputs() if is_differentiable(inp)]
+        if not pairs or not wrt:
+            return
+        # A result may be computed from another one, or be an input: copies keep them apart.
+        known = {pt.tensor_copy(value): conform(g, loose_type(value)) for value, g in pairs}
+        gradients = pg.grad(
+            cost=None,
+            known_grads=known,
+            wrt=wrt,
+            disconnected_inputs="ignore",
+            return_disconnected="disconnected",
+            null_gradients="return",
+        )
+        for inp, gradient in zip(wrt, gradients, strict=True):
+            if is_connected(gradient):
+                self.results[inp] = gradient
+
+    def values(self) -> list[Variable]:
+        """Return the cotangents that are defined."""
+        return [value for value in self.results.values() if not isinstance(value.type, NullType)]
+
+    def read_stored_results(self) -> None:
+        """Read next states and outputs where the forward loop stored them.
+
+        `stored` then maps each placeholder to the state or output it stands for. Values of
+        another type than what was stored (a more specific shape) are computed again.
+        """
+        replacements: dict[Variable, Variable] = {}
+        for i, state in enumerate(self.loop.states):
+            tap = next(iter(state.taps.values()))
+            if state.next.owner is not None and state.next.type == tap.type and not state.untraced:
+                self._read(state.next, ("state", i), replacements)
+        for i, output in enumerate(self.loop.outputs):
+            if output.value.owner is not None:
+                self._read(output.value, ("output", i), replacements)
+        keys = [key for key, value in self.results.items() if not isinstance(value.type, NullType)]
+        values = substitute([self.results[key] for key in keys], replacements)
+        self.results.update(zip(keys, values, strict=True))
+
+    def _read(
+        self, value: Variable, where: tuple[str, int], replacements: dict[Variable, Variable]
+    ) -> None:
+        if value not in replacements:
+            replacements[value] = placeholder = value.type()
+            self.stored[placeholder] = where
+
+
+def loose_type(value: Variable) -> Any:
+    """Return the type of a value without the static shape a cotangent need not have."""
+    return pt.TensorType(value.type.dtype, shape=(None,) * value.type.ndim)

@@ -1,0 +1,90 @@
+"""Small operations on PyTensor graphs that several parts of scanlib need."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.basic import get_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.type import TensorType
+
+
+def is_tensor(variable: Variable) -> bool:
+    """Whether a variable is a dense tensor."""
+    return isinstance(variable.type, TensorType)
+
+
+def is_differentiable(variable: Variable) -> bool:
+    """Whether a variable holds real or complex numbers that a derivative can flow through."""
+    dtype = getattr(variable.type, "dtype", None)
+    return dtype is not None and np.dtype(dtype).kind in "fc"
+
+
+def substitute(
+    outputs: Sequence[Variable], replacements: Mapping[Variable, Variable]
+) -> list[Variable]:
+    """Return copies of `outputs` in which `replacements` have been made.
+
+    Keys may stand anywhere in the graph. Nodes above a key are not visited; nodes that do not
+    depend on a key are shared with the original. Where a replacement has another type than its
+    key, the nodes that read it are made anew and infer their types again.
+    """
+    memo: dict[Variable, Variable] = dict(replacements)
+    for node in toposort(outputs, blockers=list(replacements)):
+        if all(out in memo for out in node.outputs):
+            continue
+        new_inputs = [memo.get(inp, inp) for inp in node.inputs]
+        if all(new is old for new, old in zip(new_inputs, node.inputs, strict=True)):
+            continue
+        new_node = node.clone_with_new_inputs(new_inputs, strict=False)
+        for old, new in zip(node.outputs, new_node.outputs, strict=True):
+            if old not in memo:
+                memo[old] = new
+    return [memo.get(out, out) for out in outputs]
+
+
+def depends_on(outputs: Sequence[Variable], inputs: Iterable[Variable]) -> set[Variable]:
+    """Return every variable above `outputs` that depends on one of `inputs`, those included."""
+    reached = set(inputs)
+    for node in toposort(outputs, blockers=list(reached)):
+        if any(inp in reached for inp in node.inputs):
+            reached.update(node.outputs)
+    return reached
+
+
+def row_type(variable: Variable) -> TensorType:
+    """Return the type of one row of a tensor."""
+    return TensorType(variable.type.dtype, shape=variable.type.shape[1:])
+
+
+def conform(variable: Variable, type: Any) -> Variable:
+    """Return `variable` as a value of `type`: cast, and with its static shape asserted.
+
+    Raises
+    ------
+    TypeError
+        If the ranks differ or the type is not a tensor's.
+    """
+    if type.is_super(variable.type):
+        return variable
+    if not isinstance(type, TensorType) or not is_tensor(variable):
+        raise TypeError(f"expected {type}, got {variable.type}")
+    if variable.type.ndim != type.ndim:
+        raise TypeError(f"expected {type.ndim} dimensions, got {variable.type.ndim}")
+    if variable.type.dtype != type.dtype:
+        variable = pt.cast(variable, type.dtype)
+    if not type.is_super(variable.type):
+        variable = pt.specify_shape(variable, type.shape)
+    return variable
+
+
+def constant_integer(variable: Any) -> int | None:
+    """Return the value of an integer that is known when the graph is built, else None."""
+    try:
+        value = get_scalar_constant_value(variable)
+    except NotScalarConstantError:
+        return None
+    return int(value) if np.asarray(value).dtype.kind in "iub" else None

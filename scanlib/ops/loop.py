@@ -1,0 +1,269 @@
+"""A loop taken apart: the one structure in which loops are built and changed.
+
+`Loop` holds, for every sequence, state, carry, non-sequence and output of a canonical loop,
+the outer variable beside the body variable it feeds. The front end, the derivatives, batching
+and all rewrites fill in or edit a `Loop` and then call `Loop.apply`, which freezes the body
+and makes the `Scan` node. Nobody slices flat lists by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+
+from scanlib._compat import freeze_graph
+from scanlib.ops.graph import conform, substitute
+from scanlib.ops.signature import OuterInputs, Signature
+
+if TYPE_CHECKING:
+    from scanlib.ops.scan import Scan
+
+
+@dataclass
+class Sequence:
+    """An input read one row per step: `outer` of shape (T, ...), its `row` in the body."""
+
+    outer: Variable
+    row: Variable
+    name: str | None = None
+
+
+@dataclass
+class State:
+    """A value carried from step to step with its past rows.
+
+    `initial` has shape (K, ...); `taps` maps ``-k`` to the body variable that holds the value
+    `k` steps back; `next` is the body's new value.
+    """
+
+    initial: Variable
+    taps: dict[int, Variable]
+    next: Variable
+    untraced: bool = False
+    name: str | None = None
+
+    @property
+    def depth(self) -> int:
+        return -min(self.taps)
+
+    def tap(self, offset: int) -> Variable:
+        """Return the body variable of a tap, added where the body does not read it yet."""
+        if offset not in self.taps:
+            if -offset > self.depth:
+                raise ValueError(f"tap {offset} lies beyond the state's {self.depth} rows")
+            self.taps[offset] = next(iter(self.taps.values())).type()
+        return self.taps[offset]
+
+
+@dataclass
+class Carry:
+    """A state of depth 1 that is never stored over time."""
+
+    initial: Variable
+    value: Variable
+    next: Variable
+    name: str | None = None
+
+
+@dataclass
+class NonSequence:
+    """An input that every step sees whole."""
+
+    outer: Variable
+    inner: Variable
+    name: str | None = None
+
+
+@dataclass
+class Output:
+    """A value stacked over time that no later step reads."""
+
+    value: Variable
+    name: str | None = None
+
+
+class Results(NamedTuple):
+    """The variables a loop computes, in the order of the loop's parts."""
+
+    histories: list[Variable]
+    carries: list[Variable]
+    outputs: list[Variable]
+    node: Apply
+
+
+class Labels(NamedTuple):
+    """Names of a loop's parts, for messages only. They do not take part in equality."""
+
+    sequences: tuple[str | None, ...] = ()
+    states: tuple[str | None, ...] = ()
+    carries: tuple[str | None, ...] = ()
+    non_sequences: tuple[str | None, ...] = ()
+    outputs: tuple[str | None, ...] = ()
+
+
+@dataclass
+class Loop:
+    """A canonical loop whose parts can be edited; see the module's text."""
+
+    n_steps: Variable | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    carries: list[Carry] = field(default_factory=list)
+    non_sequences: list[NonSequence] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    stop: Variable | None = None
+    reverse: bool = False
+    truncate_gradient: int = -1
+    name: str | None = None
+
+    @classmethod
+    def from_op(cls, op: Scan, inputs: list[Variable]) -> Loop:
+        """Take a loop apart, with fresh body variables."""
+        signature, labels = op.signature, op.labels
+        body = op.body.unfreeze()
+        outer = signature.split_inputs(inputs)
+        inner = signature.split_body_inputs(body.inputs)
+        result = signature.split_body_outputs(body.outputs)
+        return cls(
+            n_steps=outer.n_steps,
+            sequences=[
+                Sequence(*parts)
+                for parts in zip(outer.sequences, inner.rows, labels.sequences, strict=True)
+            ],
+            states=[
+                State(
+                    initial=initial,
+                    taps=dict(zip(signature.taps[i], taps, strict=True)),
+                    next=result.states[i],
+                    untraced=signature.untraced[i],
+                    name=labels.states[i],
+                )
+                for i, (initial, taps) in enumerate(zip(outer.initials, inner.taps, strict=True))
+            ],
+            carries=[
+                Carry(*parts)
+                for parts in zip(
+                    outer.carries, inner.carries, result.carries, labels.carries, strict=True
+                )
+            ],
+            non_sequences=[
+                NonSequence(*parts)
+                for parts in zip(
+                    outer.non_sequences, inner.non_sequences, labels.non_sequences, strict=True
+                )
+            ],
+            outputs=[
+                Output(*parts) for parts in zip(result.outputs, labels.outputs, strict=True)
+            ],
+            stop=result.stop,
+            reverse=signature.reverse,
+            truncate_gradient=op.truncate_gradient,
+            name=op.name,
+        )
+
+    @classmethod
+    def from_node(cls, node: Apply) -> Loop:
+        """Take the loop of an `Apply` node apart."""
+        return cls.from_op(node.op, node.inputs)
+
+    def signature(self) -> Signature:
+        """Return the signature of the loop as it stands."""
+        return Signature(
+            n_sequences=len(self.sequences),
+            taps=tuple(tuple(state.taps) for state in self.states),
+            untraced=tuple(state.untraced for state in self.states),
+            n_carries=len(self.carries),
+            n_non_sequences=len(self.non_sequences),
+            n_outputs=len(self.outputs),
+            has_n_steps=self.n_steps is not None,
+            has_stop=self.stop is not None,
+            reverse=self.reverse,
+        )
+
+    def labels(self) -> Labels:
+        """Return the names of the loop's parts."""
+        return Labels(
+            tuple(part.name for part in self.sequences),
+            tuple(part.name for part in self.states),
+            tuple(part.name for part in self.carries),
+            tuple(part.name for part in self.non_sequences),
+            tuple(part.name for part in self.outputs),
+        )
+
+    def body_inputs(self) -> list[Variable]:
+        """Return the inputs of one step in the signature's order."""
+        return [
+            *(sequence.row for sequence in self.sequences),
+            *(tap for state in self.states for tap in state.taps.values()),
+            *(carry.value for carry in self.carries),
+            *(non_sequence.inner for non_sequence in self.non_sequences),
+        ]
+
+    def body_outputs(self) -> list[Variable]:
+        """Return the outputs of one step in the signature's order."""
+        return [
+            *(state.next for state in self.states),
+            *(carry.next for carry in self.carries),
+            *(output.value for output in self.outputs),
+            *([self.stop] if self.stop is not None else []),
+        ]
+
+    def set_body_outputs(self, outputs: list[Variable]) -> None:
+        """Give one step other results, in the signature's order."""
+        parts = self.signature().split_body_outputs(outputs)
+        for state, value in zip(self.states, parts.states, strict=True):
+            state.next = value
+        for carry, value in zip(self.carries, parts.carries, strict=True):
+            carry.next = value
+        for output, value in zip(self.outputs, parts.outputs, strict=True):
+            output.value = value
+        self.stop = parts.stop
+
+    def substitute(self, replacements: Mapping[Variable, Variable]) -> None:
+        """Replace variables inside the body."""
+        self.set_body_outputs(substitute(self.body_outputs(), replacements))
+
+    def outer_inputs(self) -> list[Variable]:
+        """Return the inputs of the loop in the signature's order."""
+        groups = OuterInputs(
+            self.n_steps,
+            [sequence.outer for sequence in self.sequences],
+            [state.initial for state in self.states],
+            [carry.initial for carry in self.carries],
+            [non_sequence.outer for non_sequence in self.non_sequences],
+        )
+        return self.signature().join_inputs(groups)
+
+    def length(self) -> Variable:
+        """Return the greatest number of steps the loop can take, as an int64 scalar."""
+        if self.n_steps is not None:
+            return pt.cast(self.n_steps, "int64")
+        return self.sequences[0].outer.shape[0]
+
+    def conform_body(self) -> None:
+        """Make every next value fit the type of the state or carry it replaces."""
+        for state in self.states:
+            state.next = conform(state.next, next(iter(state.taps.values())).type)
+        for carry in self.carries:
+            carry.next = conform(carry.next, carry.value.type)
+
+    def apply(self) -> Results:
+        """Freeze the body and apply the loop to its outer variables."""
+        from scanlib.ops.scan import Scan
+
+        self.conform_body()
+        signature = self.signature()
+        op = Scan(
+            signature,
+            freeze_graph(self.body_inputs(), self.body_outputs()),
+            truncate_gradient=self.truncate_gradient,
+            name=self.name,
+            labels=self.labels(),
+        )
+        node = op.make_node(*self.outer_inputs())
+        parts = signature.split_outputs(node.outputs)
+        return Results(parts.histories, parts.carries, parts.outputs, node)

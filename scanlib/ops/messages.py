@@ -1,0 +1,58 @@
+"""The texts of run-time errors: one home, shared by the Python loop and the compiled one."""
+
+from scanlib.ops.loop import Labels
+from scanlib.ops.signature import Signature
+
+
+def _title(kind: str, position: int, name: str | None) -> str:
+    return f"{kind} `{name}`" if name else f"{kind} number {position} (counted from 0)"
+
+
+class Messages:
+    """Templates for the errors of one loop; see `scanlib.ops.errors.LoopError`."""
+
+    def __init__(self, signature: Signature, labels: Labels, name: str | None) -> None:
+        self.signature = signature
+        self.labels = labels
+        self.prefix = f"scan `{name}`: " if name else "scan: "
+
+    def negative_steps(self) -> str:
+        """Numbers: n_steps."""
+        return self.prefix + "n_steps must not be negative, got {}"
+
+    def sequence_length(self, position: int) -> str:
+        """Numbers: rows of this sequence, steps."""
+        title = _title("sequence", position, self.labels.sequences[position])
+        needed = (
+            "the loop takes n_steps={} steps"
+            if self.signature.has_n_steps
+            else "another sequence of the loop has {} rows"
+        )
+        return (
+            f"{self.prefix}{title} gives {{}} rows, but {needed}; "
+            "pass a longer sequence or fewer steps"
+        )
+
+    def initial_rows(self, position: int) -> str:
+        """Numbers: initial rows of this state."""
+        title = _title("state", position, self.labels.states[position])
+        taps = list(self.signature.taps[position])
+        depth = self.signature.depths[position]
+        return f"{self.prefix}{title} needs {depth} initial rows for its taps {taps}, got {{}}"
+
+    def state_shape(self, position: int, axis: int) -> str:
+        """Numbers: step, expected size, size that came."""
+        title = _title("state", position, self.labels.states[position])
+        return (
+            f"{self.prefix}{title} changed its shape at step {{}}: axis {axis} of its initial "
+            "value has size {}, the value returned by the step has size {}; "
+            "give an initial value of the full shape"
+        )
+
+    def output_shape(self, position: int, axis: int) -> str:
+        """Numbers: step, expected size, size that came."""
+        title = _title("output", position, self.labels.outputs[position])
+        return (
+            f"{self.prefix}{title} changed its shape at step {{}}: axis {axis} had size {{}} "
+            "in the steps before, now it has size {}; outputs are stacked and must keep their shape"
+        )

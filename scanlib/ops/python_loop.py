@@ -1,0 +1,179 @@
+"""The loop in plain Python: the fall-back for bodies that no backend can compile.
+
+It walks the steps one by one and calls the compiled body for each; histories are written
+once, row by row, into arrays made before the first step.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytensor
+from pytensor.compile.io import In
+from pytensor.compile.mode import FAST_COMPILE
+
+from scanlib.ops.errors import (
+    InitialRowsError,
+    SequenceLengthError,
+    StepCountError,
+    StepShapeError,
+)
+from scanlib.ops.messages import Messages
+from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+
+if TYPE_CHECKING:
+    from scanlib.ops.scan import Scan
+
+
+class PythonLoop:
+    """Runs one `Scan` on values."""
+
+    def __init__(self, op: Scan) -> None:
+        self.op = op
+        self.signature = op.signature
+        self.messages = Messages(op.signature, op.labels, op.name)
+        fgraph = op.body.unfreeze()
+        self.step = pytensor.function(
+            [In(variable, borrow=True) for variable in fgraph.inputs],
+            list(fgraph.outputs),
+            mode=FAST_COMPILE,
+            on_unused_input="ignore",
+            trust_input=True,
+        )
+        self._row_shapes: Any = None
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        outer = self.signature.split_inputs(inputs)
+        steps = self._count_steps(outer)
+        histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
+        carries = [copy.deepcopy(value) for value in outer.carries]
+        stacks: list[np.ndarray | None] = [None] * self.signature.n_outputs
+        done = 0
+        while done < steps:
+            t = steps - 1 - done if self.signature.reverse else done
+            result = self._step(t, outer, histories, carries)
+            for i, value in enumerate(result.states):
+                self._write_state(i, histories[i], t, done, value)
+            carries = result.carries
+            for i, value in enumerate(result.outputs):
+                stacks[i] = self._write_output(i, stacks[i], t, done, steps, value)
+            done += 1
+            if result.stop is not None and np.asarray(result.stop).item():
+                break
+        if done == 0:
+            stacks = self._empty_outputs(inputs)
+        return self._finish(histories, carries, stacks, done, steps)
+
+    def _count_steps(self, outer: Any) -> int:
+        if outer.n_steps is not None:
+            steps = int(outer.n_steps)
+            if steps < 0:
+                raise StepCountError(self.messages.negative_steps(), steps)
+        else:
+            steps = min(len(sequence) for sequence in outer.sequences)
+        for i, sequence in enumerate(outer.sequences):
+            if len(sequence) != steps:
+                raise SequenceLengthError(self.messages.sequence_length(i), len(sequence), steps)
+        return steps
+
+    def _history(self, i: int, initial: np.ndarray, steps: int) -> np.ndarray:
+        depth = self.signature.depths[i]
+        if len(initial) != depth:
+            raise InitialRowsError(self.messages.initial_rows(i), len(initial))
+        if self.signature.untraced[i]:
+            return initial.copy()
+        history = np.empty((steps + depth, *initial.shape[1:]), dtype=initial.dtype)
+        if self.signature.reverse:
+            history[steps:] = initial
+        else:
+            history[:depth] = initial
+        return history
+
+    def _step(self, t: int, outer: Any, histories: list[np.ndarray], carries: list) -> Any:
+        arguments = [np.asarray(sequence[t]) for sequence in outer.sequences]
+        for i, history in enumerate(histories):
+            start = 0 if self.signature.untraced[i] else t
+            for tap in self.signature.taps[i]:
+                if self.signature.reverse:
+                    row = start - tap - self.signature.untraced[i]
+                else:
+                    row = start + self.signature.depths[i] + tap
+                arguments.append(np.asarray(history[row]))
+        return self.signature.split_body_outputs(
+            self.step(*arguments, *carries, *outer.non_sequences)
+        )
+
+    def _write_state(self, i: int, history: np.ndarray, t: int, done: int, value: Any) -> None:
+        value = np.asarray(value)
+        for axis, (expected, size) in enumerate(zip(history.shape[1:], value.shape, strict=True)):
+            if expected != size:
+                raise StepShapeError(self.messages.state_shape(i, axis), done, expected, size)
+        depth = self.signature.depths[i]
+        if not self.signature.untraced[i]:
+            history[t if self.signature.reverse else t + depth] = value
+        elif self.signature.reverse:
+            history[1:] = history[: depth - 1].copy()
+            history[0] = value
+        else:
+            history[: depth - 1] = history[1:].copy()
+            history[-1] = value
+
+    def _write_output(
+        self, i: int, stack: np.ndarray | None, t: int, done: int, steps: int, value: Any
+    ) -> np.ndarray:
+        value = np.asarray(value)
+        if stack is None:
+            stack = np.empty((steps, *value.shape), dtype=value.dtype)
+        for axis, (expected, size) in enumerate(zip(stack.shape[1:], value.shape, strict=True)):
+            if expected != size:
+                raise StepShapeError(self.messages.output_shape(i, axis), done, expected, size)
+        stack[t] = value
+        return stack
+
+    def _empty_outputs(self, inputs: tuple) -> list[np.ndarray | None]:
+        if self._row_shapes is None:
+            self._row_shapes = empty_row_shapes(self.op)
+        shapes = self._row_shapes(*inputs) if self.signature.n_outputs else []
+        types = self.signature.split_body_outputs(self.op.body.outputs).outputs
+        remaining = iter(shapes)
+        return [
+            np.empty((0, *(int(next(remaining)) for _ in range(out.type.ndim))), out.type.dtype)
+            for out in types
+        ]
+
+    def _finish(
+        self, histories: list[np.ndarray], carries: list, stacks: list, done: int, steps: int
+    ) -> list[Any]:
+        skipped = steps - done
+        if skipped:
+            first = skipped if self.signature.reverse else 0
+            histories = [
+                history if untraced else history[first : first + len(history) - skipped]
+                for history, untraced in zip(histories, self.signature.untraced, strict=True)
+            ]
+            stacks = [stack[first : first + done] for stack in stacks]
+        return [*histories, *carries, *stacks]
+
+
+def empty_row_shapes(op: Scan) -> Any:
+    """Return a function from a loop's inputs to the flat row shapes of its stacked outputs.
+
+    It is used when no step runs. Sizes that only a step could tell are zero.
+    """
+    inputs = [type() for type in op.outer_input_types()]
+    shapes = body_input_shapes(
+        op.signature, [list(v.shape) if hasattr(v.type, "ndim") else None for v in inputs]
+    )
+    values = [None] * (len(op.body.inputs) - op.signature.n_non_sequences)
+    values += inputs[len(inputs) - op.signature.n_non_sequences :]
+    outputs = op.signature.split_body_outputs(op.body.outputs).outputs
+    rows = output_row_shapes(op.body.inputs, outputs, shapes, values)
+    flat = [0 if dim is None else dim for row in rows for dim in row]
+    return pytensor.function(
+        inputs,
+        [pytensor.tensor.as_tensor_variable(dim) for dim in flat],
+        mode=FAST_COMPILE,
+        on_unused_input="ignore",
+    )

@@ -1,0 +1,255 @@
+"""`Scan`: the canonical loop.
+
+The recurrence, for ``t = 0 … T-1`` (or ``T-1 … 0`` with `reverse`)::
+
+    (y_t, c, z_t[, stop]) = body(x_t, y_{t-1} … y_{t-K}, c, w)
+
+with sequences `x` of shape (T, …), states `y` whose histories have shape (K + T, …), carries
+`c` that are not stored, non-sequences `w` and stacked outputs `z` of shape (T, …). A history
+holds its `K` initial rows at its start (at its end with `reverse`), so that the trace and the
+previous states are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FrozenFunctionGraph
+from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.type import Type
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.type import TensorType, integer_dtypes
+
+from scanlib.ops import gradient
+from scanlib.ops.execution import runner_for
+from scanlib.ops.graph import constant_integer
+from scanlib.ops.loop import Labels
+from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.signature import OuterInputs, Signature
+
+
+class Scan(Op, HasInnerGraph):
+    """A symbolic loop in canonical form.
+
+    Parameters
+    ----------
+    signature : Signature
+        The order and roles of inputs and outputs.
+    body : FrozenFunctionGraph
+        One step.
+    truncate_gradient : int, optional
+        How many steps a derivative walks back; -1 for all.
+    name : str, optional
+        For printing and messages.
+    labels : Labels, optional
+        Names of the parts, for messages.
+
+    Notes
+    -----
+    Two loops with the same signature, body and `truncate_gradient` are equal; names and
+    labels do not count. Users build loops with `scanlib.scan`, not with this class.
+    """
+
+    __props__ = ("signature", "body", "truncate_gradient")
+
+    def __init__(
+        self,
+        signature: Signature,
+        body: FrozenFunctionGraph,
+        truncate_gradient: int = -1,
+        name: str | None = None,
+        labels: Labels | None = None,
+    ) -> None:
+        signature.split_body_inputs(body.inputs)
+        signature.split_body_outputs(body.outputs)
+        self.signature = signature
+        self.body = body
+        self.truncate_gradient = truncate_gradient
+        self.name = name
+        self.labels = labels or Labels(
+            (None,) * signature.n_sequences,
+            (None,) * signature.n_states,
+            (None,) * signature.n_carries,
+            (None,) * signature.n_non_sequences,
+            (None,) * signature.n_outputs,
+        )
+        self._runners: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_runners": {}}
+
+    def __str__(self) -> str:
+        flags = ["reverse"] * self.signature.reverse + ["until"] * self.signature.has_stop
+        return f"Scan{{{', '.join([self.name or 'loop', *flags])}}}"
+
+    # The body, as PyTensor's printing and traversal expect it.
+
+    @property
+    def fgraph(self) -> FrozenFunctionGraph:  # type: ignore[override]
+        return self.body
+
+    @property
+    def inner_inputs(self) -> list[Variable]:
+        return list(self.body.inputs)
+
+    @property
+    def inner_outputs(self) -> list[Variable]:
+        return list(self.body.outputs)
+
+    @property
+    def fn(self) -> Any:
+        raise NotImplementedError("a scanlib loop is compiled whole, not its body alone")
+
+    def clone(self) -> Scan:
+        return self
+
+    # Types
+
+    def outer_input_types(self) -> list[Type]:
+        """Return the least specific type of each input."""
+        inner = self.signature.split_body_inputs(self.body.inputs)
+        groups = OuterInputs(
+            pt.lscalar().type if self.signature.has_n_steps else None,
+            [stacked(row.type, None) for row in inner.rows],
+            [
+                stacked(taps[0].type, depth)
+                for taps, depth in zip(inner.taps, self.signature.depths, strict=True)
+            ],
+            [carry.type for carry in inner.carries],
+            [variable.type for variable in inner.non_sequences],
+        )
+        return self.signature.join_inputs(groups)
+
+    def static_length(self, inputs: Sequence[Variable]) -> int | None:
+        """Return the number of steps where it is known when the graph is built."""
+        if self.signature.has_stop:
+            return None
+        outer = self.signature.split_inputs(inputs)
+        if outer.n_steps is not None:
+            known = constant_integer(outer.n_steps)
+            if known is not None:
+                return known
+        for sequence in outer.sequences:
+            if sequence.type.shape[0] is not None:
+                return sequence.type.shape[0]
+        return None
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        expected = self.outer_input_types()
+        if len(inputs) != len(expected):
+            raise ValueError(f"{self} takes {len(expected)} inputs, got {len(inputs)}")
+        checked = [
+            self._check_input(i, variable, type)
+            for i, (variable, type) in enumerate(zip(inputs, expected, strict=True))
+        ]
+        length = self.static_length(checked)
+        inner = self.signature.split_body_inputs(self.body.inputs)
+        result = self.signature.split_body_outputs(self.body.outputs)
+        histories = []
+        for taps, next_state, depth, untraced in zip(
+            inner.taps, result.states, self.signature.depths, self.signature.untraced, strict=True
+        ):
+            state_type = taps[0].type
+            if any(tap.type != state_type for tap in taps):
+                raise TypeError("the taps of a state must have one type")
+            if not state_type.is_super(next_state.type):
+                raise TypeError(f"a state of type {state_type} became {next_state.type}")
+            rows = depth if untraced else None if length is None else depth + length
+            histories.append(stacked(state_type, rows)())
+        for carry, next_carry in zip(inner.carries, result.carries, strict=True):
+            if not carry.type.is_super(next_carry.type):
+                raise TypeError(f"a carry of type {carry.type} became {next_carry.type}")
+        outputs = [stacked(value.type, length)() for value in result.outputs]
+        carries = [carry.type() for carry in inner.carries]
+        return Apply(self, checked, [*histories, *carries, *outputs])
+
+    def _check_input(self, position: int, variable: Variable, type: Type) -> Variable:
+        if self.signature.has_n_steps and position == 0:
+            variable = pt.as_tensor_variable(variable)
+            if variable.type.ndim != 0 or variable.type.dtype not in integer_dtypes:
+                raise TypeError(f"n_steps must be an integer scalar, got {variable.type}")
+            return pt.cast(variable, "int64")
+        try:
+            return type.filter_variable(variable)
+        except TypeError as error:
+            role = self.signature.describe_input(position)
+            raise TypeError(
+                f"{self}: {role} must have type {type}, got {variable.type}"
+            ) from error
+
+    # Shapes
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        """Return the shapes of the outputs; called with or without an fgraph first."""
+        node, shapes = arguments[-2:]
+        signature = self.signature
+        outer = signature.split_inputs(shapes)
+        outs = signature.split_outputs(node.outputs)
+        if signature.has_n_steps:
+            length: Any = node.inputs[0]
+        else:
+            length = outer.sequences[0][0]
+
+        def rows(out: Variable, depth: int) -> Any:
+            return Shape_i(0)(out) if signature.has_stop else length + depth
+
+        result: list[Any] = []
+        for history, initial, depth, untraced in zip(
+            outs.histories, outer.initials, signature.depths, signature.untraced, strict=True
+        ):
+            first = pt.constant(depth, dtype="int64") if untraced else rows(history, depth)
+            result.append((first, *initial[1:]))
+        result.extend(outer.carries)
+        values = [None] * (len(self.body.inputs) - signature.n_non_sequences)
+        values += signature.split_inputs(node.inputs).non_sequences
+        body_outputs = signature.split_body_outputs(self.body.outputs).outputs
+        row_shapes = output_row_shapes(
+            self.body.inputs, body_outputs, body_input_shapes(signature, shapes), values
+        )
+        for out, row in zip(outs.outputs, row_shapes, strict=True):
+            dims = [Shape_i(i + 1)(out) if dim is None else dim for i, dim in enumerate(row)]
+            result.append((rows(out, 0), *dims))
+        return result
+
+    # Values
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        from pytensor.configdefaults import config
+
+        key = config.scanlib__perform
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = runner_for(self, node)
+        for storage, value in zip(output_storage, runner(*inputs), strict=True):
+            storage[0] = value
+
+    # Derivatives
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return gradient.connection_pattern(self)
+
+    def pullback(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        cotangents: Sequence[Variable],
+    ) -> list[Variable]:
+        return gradient.pullback(self, inputs, outputs, cotangents)
+
+    def pushforward(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        tangents: Sequence[Variable],
+    ) -> list[Variable]:
+        return gradient.pushforward(self, inputs, outputs, tangents)
+
+
+def stacked(type: Type, rows: int | None) -> TensorType:
+    """Return the type of `rows` values of a tensor type, one above the other."""
+    if not isinstance(type, TensorType):
+        raise TypeError(f"only tensors are stacked over time, got {type}")
+    return TensorType(type.dtype, shape=(rows, *type.shape))

@@ -1,0 +1,84 @@
+"""Shapes of a loop's results, known before it runs.
+
+A stacked output has ``T`` rows of the shape that the body's output has. That shape is needed
+without running a step in two places: shape inference, and a loop of zero steps.
+"""
+
+from collections.abc import Sequence
+
+import pytensor.tensor as pt
+from pytensor.compile.builders import infer_shape
+from pytensor.graph.basic import Variable
+
+from scanlib.ops.graph import depends_on, is_tensor, substitute
+from scanlib.ops.signature import Signature
+
+
+def body_input_shapes(
+    signature: Signature, shapes: Sequence[Sequence | None]
+) -> list[Sequence | None]:
+    """Return the shape of every body input, given those of the loop's inputs."""
+    outer = signature.split_inputs(shapes)
+    return [
+        *(shape[1:] for shape in outer.sequences),
+        *(
+            shape[1:]
+            for shape, taps in zip(outer.initials, signature.taps, strict=True)
+            for _ in taps
+        ),
+        *outer.carries,
+        *outer.non_sequences,
+    ]
+
+
+def output_row_shapes(
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    shapes: Sequence[Sequence | None],
+    values: Sequence[Variable | None],
+) -> list[list[Variable | None]]:
+    """Return the shape of body outputs as expressions over the shapes of the body's inputs.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of Variable
+        The body, or a part of its outputs.
+    shapes : sequence
+        The shape of each input, or None where it has none.
+    values : sequence
+        For inputs whose value is the same at every step, that value, else None. A shape may
+        depend on such values, but not on a row or a state.
+
+    Returns
+    -------
+    list of list
+        One scalar expression per dimension, or None where the shape depends on what a step
+        computes.
+    """
+    known = [_known_shape(out) for out in outputs]
+    if all(dim is not None for shape in known for dim in shape):
+        return known
+    inferred = infer_shape(outputs, inputs, shapes)
+    constant = {
+        inp: value for inp, value in zip(inputs, values, strict=True) if value is not None
+    }
+    varying = [inp for inp in inputs if inp not in constant]
+    results: list[list[Variable | None]] = []
+    for out, static, symbolic in zip(outputs, known, inferred, strict=True):
+        row: list[Variable | None] = []
+        for axis in range(out.type.ndim):
+            if static[axis] is not None:
+                row.append(static[axis])
+                continue
+            dim = pt.as_tensor_variable(symbolic[axis])
+            row.append(None if dim in depends_on([dim], varying) else dim)
+        results.append(row)
+    flat = substitute([dim for row in results for dim in row if dim is not None], constant)
+    remaining = iter(flat)
+    return [[None if dim is None else next(remaining) for dim in row] for row in results]
+
+
+def _known_shape(variable: Variable) -> list[Variable | None]:
+    if not is_tensor(variable):
+        return []
+    return [None if dim is None else pt.constant(dim, dtype="int64") for dim in variable.type.shape]

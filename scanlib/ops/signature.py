@@ -1,0 +1,177 @@
+"""Who stands where: the order of a loop's inputs and outputs.
+
+A canonical loop is applied to flat lists of variables. `Signature` is the only place that
+knows their order; everybody else asks it to split a flat list into named groups, or to
+flatten the groups again.
+
+Outer order::
+
+    Scan(signature, body)([n_steps], *sequences, *initials, *carries, *non_sequences)
+        -> *histories, *final carries, *stacked outputs
+
+Body order::
+
+    (*sequence rows, *state taps, *carries, *non_sequences)
+        -> (*next states, *next carries, *outputs, [stop])
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class OuterInputs(NamedTuple):
+    """The inputs of a loop, by role. `n_steps` is None where the sequences give the length."""
+
+    n_steps: Any
+    sequences: list
+    initials: list
+    carries: list
+    non_sequences: list
+
+
+class OuterOutputs(NamedTuple):
+    """The outputs of a loop, by role."""
+
+    histories: list
+    carries: list
+    outputs: list
+
+
+class BodyInputs(NamedTuple):
+    """The inputs of one step, by role; `taps` holds one list per state."""
+
+    rows: list
+    taps: list[list]
+    carries: list
+    non_sequences: list
+
+
+class BodyOutputs(NamedTuple):
+    """The outputs of one step, by role. `stop` is None for loops that run to their end."""
+
+    states: list
+    carries: list
+    outputs: list
+    stop: Any
+
+
+def _split(flat: Sequence, *sizes: int) -> list[list]:
+    if len(flat) != sum(sizes):
+        raise ValueError(f"expected {sum(sizes)} variables for {sizes}, got {len(flat)}")
+    groups, start = [], 0
+    for size in sizes:
+        groups.append(list(flat[start : start + size]))
+        start += size
+    return groups
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The shape of a canonical loop's interface.
+
+    Attributes
+    ----------
+    n_sequences : int
+        Inputs read one row per step.
+    taps : tuple of tuple of int
+        For each state the taps its body reads, all negative: ``-k`` is the value `k` steps
+        before the current one (in the order of iteration).
+    untraced : tuple of bool
+        For each state, whether only its last rows are returned.
+    n_carries, n_non_sequences, n_outputs : int
+    has_n_steps : bool
+        Whether the number of steps is an input. Without it, the sequences give it.
+    has_stop : bool
+        Whether the last output of the body ends the loop.
+    reverse : bool
+        Whether the loop walks from the last row to the first.
+    """
+
+    n_sequences: int = 0
+    taps: tuple[tuple[int, ...], ...] = ()
+    untraced: tuple[bool, ...] = ()
+    n_carries: int = 0
+    n_non_sequences: int = 0
+    n_outputs: int = 0
+    has_n_steps: bool = False
+    has_stop: bool = False
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.taps) != len(self.untraced):
+            raise ValueError("a signature needs one `untraced` flag per state")
+        for taps in self.taps:
+            if not taps or any(tap >= 0 for tap in taps) or len(set(taps)) != len(taps):
+                raise ValueError(f"taps of a state are distinct and negative, got {taps}")
+        if not self.has_n_steps and not self.n_sequences:
+            raise ValueError("a loop without sequences needs its number of steps")
+
+    @property
+    def n_states(self) -> int:
+        return len(self.taps)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """How many past rows each state keeps: its farthest tap."""
+        return tuple(-min(taps) for taps in self.taps)
+
+    def split_inputs(self, flat: Sequence) -> OuterInputs:
+        """Split the flat inputs of a loop."""
+        n_steps, *groups = _split(
+            flat,
+            int(self.has_n_steps),
+            self.n_sequences,
+            self.n_states,
+            self.n_carries,
+            self.n_non_sequences,
+        )
+        return OuterInputs(n_steps[0] if n_steps else None, *groups)
+
+    def join_inputs(self, groups: OuterInputs) -> list:
+        """Flatten the inputs of a loop."""
+        n_steps = [groups.n_steps] if self.has_n_steps else []
+        return [
+            *n_steps,
+            *groups.sequences,
+            *groups.initials,
+            *groups.carries,
+            *groups.non_sequences,
+        ]
+
+    def split_outputs(self, flat: Sequence) -> OuterOutputs:
+        """Split the flat outputs of a loop."""
+        return OuterOutputs(*_split(flat, self.n_states, self.n_carries, self.n_outputs))
+
+    def split_body_inputs(self, flat: Sequence) -> BodyInputs:
+        """Split the flat inputs of one step."""
+        rows, taps, carries, non_sequences = _split(
+            flat,
+            self.n_sequences,
+            sum(map(len, self.taps)),
+            self.n_carries,
+            self.n_non_sequences,
+        )
+        return BodyInputs(rows, _split(taps, *map(len, self.taps)), carries, non_sequences)
+
+    def split_body_outputs(self, flat: Sequence) -> BodyOutputs:
+        """Split the flat outputs of one step."""
+        states, carries, outputs, stop = _split(
+            flat, self.n_states, self.n_carries, self.n_outputs, int(self.has_stop)
+        )
+        return BodyOutputs(states, carries, outputs, stop[0] if stop else None)
+
+    def describe_input(self, position: int) -> str:
+        """Return the role of one flat input, for messages and printing."""
+        sizes = {
+            "n_steps": int(self.has_n_steps),
+            "sequence": self.n_sequences,
+            "initial state": self.n_states,
+            "carry": self.n_carries,
+            "non-sequence": self.n_non_sequences,
+        }
+        for role, size in sizes.items():
+            if position < size:
+                return role if role == "n_steps" else f"{role} {position}"
+            position -= size
+        raise IndexError(position)
