@@ -1,0 +1,1 @@
+"""Side-by-side timings of scanlib and ``pytensor.scan``: ``python -m benchmarks``."""
