@@ -5,8 +5,8 @@ scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest rele
 
 from collections.abc import Sequence
 
-from pytensor.graph.basic import Variable
-from pytensor.graph.fg import FrozenFunctionGraph
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 
 
 def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> FrozenFunctionGraph:
@@ -20,3 +20,20 @@ def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Fro
     if from_io is None:
         return FrozenFunctionGraph(inputs, outputs)
     return from_io(inputs, outputs, dedup_nodes=True)
+
+
+def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
+    """Return a mutable copy of a frozen graph, with fresh inputs.
+
+    The `unfreeze` method of 3.0.x cannot copy a graph whose output is a constant.
+    """
+    inputs = [inp.type() for inp in frozen.inputs]
+    memo: dict[Variable, Variable] = dict(zip(frozen.inputs, inputs, strict=True))
+
+    def copy(variable: Variable) -> Variable:
+        return variable if isinstance(variable, Constant) else memo[variable]
+
+    for node in frozen.toposort():
+        new = Apply(node.op, [copy(inp) for inp in node.inputs], [o.type() for o in node.outputs])
+        memo.update(zip(node.outputs, new.outputs, strict=True))
+    return FunctionGraph(inputs, [copy(out) for out in frozen.outputs], clone=False)

@@ -1,1 +1,1 @@
-""""""
+"""Scalar code for kernels. Knows scalar graphs only."""

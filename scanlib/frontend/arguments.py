@@ -11,7 +11,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.type import integer_dtypes
+from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops.graph import constant_integer, is_tensor
 
@@ -56,12 +56,15 @@ class OutputArgument:
     """What is known of an output before the step is traced.
 
     `initial` is None for an output that no step reads. For a tensor state it holds the
-    initial rows, shape (K, …), with K the farthest tap.
+    initial rows, shape (K, …), with K the farthest tap. `tap_type` is the type in which the
+    step reads them, where it is wider than that of the initial rows. A weak initial value takes the dtype of what the step returns.
     """
 
     initial: Variable | None
     taps: list[int]
     name: str | None
+    tap_type: TensorType | None = None
+    is_weak: bool = False
 
     @property
     def is_carry(self) -> bool:
@@ -137,7 +140,12 @@ def _read_output(given: Any, argument: str) -> OutputArgument:
                 "add 'initial', or leave out 'taps' for an output that no step reads"
             )
         return OutputArgument(None, [], None)
-    initial = _as_variable(given["initial"], f"the initial value of {argument}")
+    initial = given["initial"]
+    # A Python integer has no dtype of its own: a counter must not overflow after 127 steps.
+    is_weak = isinstance(initial, int)
+    if is_weak:
+        initial = np.asarray(initial, dtype="int64")
+    initial = _as_variable(initial, f"the initial value of {argument}")
     listed = [-1] if taps is None else _tap_list(taps, argument)
     if not listed:
         return OutputArgument(None, [], None)
@@ -154,7 +162,7 @@ def _read_output(given: Any, argument: str) -> OutputArgument:
         _check_carry(initial, listed, argument)
         return OutputArgument(initial, listed, name)
     if listed == [-1]:
-        return OutputArgument(pt.expand_dims(initial, 0), listed, name)
+        return OutputArgument(pt.expand_dims(initial, 0), listed, name, is_weak=is_weak)
     depth = -min(listed)
     if initial.type.ndim == 0:
         raise ValueError(

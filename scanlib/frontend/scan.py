@@ -123,7 +123,7 @@ class _Builder:
                 trace.carries[i] = Carry(output.initial, value, value, output.name)
                 arguments.append(value)
                 continue
-            tap_type = row_type(output.initial)
+            tap_type = output.tap_type or row_type(output.initial)
             taps = {tap: tap_type(name=_tap_name(output.name, tap)) for tap in output.taps}
             first = next(iter(taps.values()))
             trace.states[i] = State(output.initial, taps, first, name=output.name)
@@ -157,7 +157,9 @@ class _Builder:
         changed = False
         for i, state in trace.states.items():
             tap_type = next(iter(state.taps.values())).type
-            wanted = joint_type(tap_type, state.next, self.state_title(i))
+            wanted = joint_type(
+                tap_type, state.next, self.state_title(i), self.outputs[i].is_weak
+            )
             if wanted == tap_type:
                 continue
             changed = True

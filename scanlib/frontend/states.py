@@ -17,12 +17,16 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.arguments import OutputArgument
-from scanlib.ops.graph import is_tensor, row_type
+from scanlib.ops.graph import is_tensor
 from scanlib.ops.shapes import output_row_shapes
 
 
-def joint_type(state: TensorType, value: Variable, where: str) -> TensorType:
+def joint_type(
+    state: TensorType, value: Variable, where: str, is_weak: bool = False
+) -> TensorType:
     """Return the smallest type that holds both a state and the value a step returns for it.
+
+    A weak state, a Python integer, takes the dtype of the value if that is no integer.
 
     Raises
     ------
@@ -38,7 +42,9 @@ def joint_type(state: TensorType, value: Variable, where: str) -> TensorType:
             "of what the step returns"
         )
     return TensorType(
-        _joint_dtype(state, value, where),
+        value.type.dtype
+        if is_weak and np.dtype(value.type.dtype).kind in "fc"
+        else _joint_dtype(state, value, where),
         shape=[
             _joint_size(axis, mine, theirs, where)
             for axis, (mine, theirs) in enumerate(zip(state.shape, value.type.shape, strict=True))
@@ -78,7 +84,7 @@ def _joint_size(axis: int, mine: int | None, theirs: int | None, where: str) -> 
 def adapt_initial(
     argument: OutputArgument, wanted: TensorType, sizes: Sequence[Variable | None], where: str
 ) -> None:
-    """Cast and broadcast the initial rows of a state so that they have the wanted type."""
+    """Cast and broadcast the initial rows of a state so that they fit the wanted type."""
     initial = argument.initial
     assert initial is not None
     if initial.type.dtype != wanted.dtype:
@@ -103,21 +109,9 @@ def adapt_initial(
                 )
             shape.append(size)
         initial = pt.broadcast_to(initial, shape)
-    if row_type(initial).shape != wanted.shape:
-        initial = _forget_shape(initial, (initial.type.shape[0], *wanted.shape))
     initial.name = argument.name
     argument.initial = initial
-
-
-def _forget_shape(variable: Variable, shape: Sequence[int | None]) -> Variable:
-    """Return `variable` under a less specific type, by a reshape to its own shape."""
-    if TensorType(variable.type.dtype, shape=shape) == variable.type:
-        return variable
-    from pytensor.tensor.shape import Reshape
-
-    sizes = pt.stack([pt.as_tensor_variable(size) for size in variable.shape])
-    reshaped = Reshape(variable.type.ndim)(variable, sizes)
-    return pt.specify_shape(reshaped, shape)
+    argument.tap_type = wanted
 
 
 def value_sizes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,9 +153,11 @@ def read_updates(
         default = shared.default_update
         if shared in used and shared not in updates and default is not None:
             updates[shared] = _check_update(shared, default)
-        if shared in used:
+        if shared in used and default is not None:
             # Otherwise compiling would pick up an update that reads variables of the step.
-            shared.default_update = None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                shared.default_update = None
     return updates
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
+from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.basic import get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.type import TensorType
@@ -44,6 +46,14 @@ def substitute(
             if old not in memo:
                 memo[old] = new
     return [memo.get(out, out) for out in outputs]
+
+
+def merge_equal(outputs: Sequence[Variable]) -> list[Variable]:
+    """Return `outputs` with equal computations computed once. Nodes may be changed in place."""
+    inputs = [v for v in graph_inputs(outputs) if not isinstance(v, Constant)]
+    fgraph = FunctionGraph(inputs, list(outputs), clone=False)
+    MergeOptimizer().rewrite(fgraph)
+    return list(fgraph.outputs)
 
 
 def depends_on(outputs: Sequence[Variable], inputs: Iterable[Variable]) -> set[Variable]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib._compat import freeze_graph
+from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.signature import OuterInputs, Signature
 
@@ -118,13 +118,14 @@ class Loop:
     stop: Variable | None = None
     reverse: bool = False
     truncate_gradient: int = -1
+    required_steps: int = 0
     name: str | None = None
 
     @classmethod
     def from_op(cls, op: Scan, inputs: list[Variable]) -> Loop:
         """Take a loop apart, with fresh body variables."""
         signature, labels = op.signature, op.labels
-        body = op.body.unfreeze()
+        body = thaw_graph(op.body)
         outer = signature.split_inputs(inputs)
         inner = signature.split_body_inputs(body.inputs)
         result = signature.split_body_outputs(body.outputs)
@@ -162,6 +163,7 @@ class Loop:
             stop=result.stop,
             reverse=signature.reverse,
             truncate_gradient=op.truncate_gradient,
+            required_steps=signature.required_steps,
             name=op.name,
         )
 
@@ -182,6 +184,7 @@ class Loop:
             has_n_steps=self.n_steps is not None,
             has_stop=self.stop is not None,
             reverse=self.reverse,
+            required_steps=self.required_steps,
         )
 
     def labels(self) -> Labels:

@@ -56,3 +56,8 @@ class Messages:
             f"{self.prefix}{title} changed its shape at step {{}}: axis {axis} had size {{}} "
             "in the steps before, now it has size {}; outputs are stacked and must keep their shape"
         )
+
+    def missing_steps(self) -> str:
+        """A constant text, for `IndexError`."""
+        steps = self.signature.required_steps
+        return f"{self.prefix}a row was read that the loop did not write: it took fewer than {steps} step(s)"

@@ -14,6 +14,7 @@ import pytensor
 from pytensor.compile.io import In
 from pytensor.compile.mode import FAST_COMPILE
 
+from scanlib._compat import thaw_graph
 from scanlib.ops.errors import (
     InitialRowsError,
     SequenceLengthError,
@@ -34,7 +35,7 @@ class PythonLoop:
         self.op = op
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
-        fgraph = op.body.unfreeze()
+        fgraph = thaw_graph(op.body)
         self.step = pytensor.function(
             [In(variable, borrow=True) for variable in fgraph.inputs],
             list(fgraph.outputs),
@@ -62,6 +63,8 @@ class PythonLoop:
             done += 1
             if result.stop is not None and np.asarray(result.stop).item():
                 break
+        if done < self.signature.required_steps:
+            raise IndexError(self.messages.missing_steps())
         if done == 0:
             stacks = self._empty_outputs(inputs)
         return self._finish(histories, carries, stacks, done, steps)

@@ -216,6 +216,10 @@ class Scan(Op, HasInnerGraph):
 
     # Values
 
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        """Loops are compiled with the function they are part of, not run while it is built."""
+        return False
+
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         from pytensor.configdefaults import config
 

@@ -86,6 +86,9 @@ class Signature:
         Whether the last output of the body ends the loop.
     reverse : bool
         Whether the loop walks from the last row to the first.
+    required_steps : int
+        How many steps the loop must take for what is read of it to exist; fewer are an
+        `IndexError`. Set by a rewrite, never by the user.
     """
 
     n_sequences: int = 0
@@ -97,6 +100,7 @@ class Signature:
     has_n_steps: bool = False
     has_stop: bool = False
     reverse: bool = False
+    required_steps: int = 0
 
     def __post_init__(self) -> None:
         if len(self.taps) != len(self.untraced):

@@ -19,15 +19,20 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.type import Type
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_typify
-from pytensor.scalar.basic import Composite, ScalarType
+from pytensor.scalar.basic import Composite, ScalarType, Tanh
 from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.numba.body import constant_value
 from scanlib.backends.numba.source import Source
+from scanlib.codegen.vector_math import VECTOR_TANH
+
+
+BLAS_DTYPES = {"float32", "float64", "complex64", "complex128"}
 
 
 def as_scalar(value: Any) -> Any:
@@ -78,6 +83,8 @@ class Emitter:
         self.values: dict[Variable, Value] = {}
         # Where an elementwise result may be written instead of into fresh memory.
         self.destinations: dict[Variable, str] = {}
+        # Results that may outlive the step: they need fresh memory every time.
+        self.escaping: set[Variable] | None = None
         source.object("as_scalar", as_scalar)
 
     # Reading variables
@@ -218,6 +225,28 @@ class Emitter:
         self.source.line(f"{result} = {array}[{', '.join(names)}]")
         self.bind_scalar(node.outputs[0], result)
 
+    @_emit.register
+    def _dot(self, op: Dot, node: Apply) -> None:
+        """Write a matrix product into memory that is reused from step to step."""
+        out = node.outputs[0]
+        dtypes = {variable.type.dtype for variable in [*node.inputs, out]}
+        reusable = self.escaping is not None and out not in self.escaping
+        if out.type.ndim != 2 or len(dtypes) > 1 or out.type.dtype not in BLAS_DTYPES:
+            self._call(op, node)
+            return
+        if not reusable and out not in self.destinations:
+            self._call(op, node)
+            return
+        left, right = (self.array(inp) for inp in node.inputs)
+        sizes = [f"{left}.shape[0]", f"{right}.shape[1]"]
+        name = self.destinations.get(out)
+        if name is None:
+            name = self.source.name("a")
+            self.source.before_loop(f"{name} = np.empty((0, 0), {self._dtype(out)})")
+        self._resize(name, out, sizes)
+        self.source.line(f"np.dot({left}, {right}, {name})")
+        self.bind_array(out, name)
+
     # Elementwise Ops
 
     @_emit.register
@@ -340,12 +369,22 @@ class Emitter:
     def _allocate(self, node: Apply, outputs: list[str], sizes: list[str]) -> None:
         shape = "(" + ", ".join(sizes) + ",)"
         for out, fresh, name in zip(node.outputs, self._fresh, outputs, strict=True):
-            if fresh is not None:
+            if fresh is not None and self.escaping is not None and out not in self.escaping:
+                self.source.before_loop(
+                    f"{fresh} = np.empty(({'0, ' * len(sizes)}), {self._dtype(out)})"
+                )
+                self._resize(fresh, out, sizes)
+            elif fresh is not None:
                 self.source.line(f"{fresh} = np.empty({shape}, {self._dtype(out)})")
             elif out in self.destinations:
-                tests = [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes)]
-                with self.source.block(f"if {' or '.join(tests)}:"):
-                    self.source.line(f"{name} = np.empty({shape}, {self._dtype(out)})")
+                self._resize(name, out, sizes)
+
+    def _resize(self, name: str, variable: Variable, sizes: list[str]) -> None:
+        """Write that an array is made anew if its shape is not the one that is needed."""
+        tests = [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes)]
+        shape = "(" + ", ".join(sizes) + ",)"
+        with self.source.block(f"if {' or '.join(tests)}:"):
+            self.source.line(f"{name} = np.empty({shape}, {self._dtype(variable)})")
 
     def _dtype(self, variable: Variable) -> str:
         dtype = np.dtype(variable.type.dtype)
@@ -357,7 +396,7 @@ class Emitter:
         """Write scalar code and return the names of the results, each of its exact dtype."""
         if isinstance(op, Composite):
             return self._composite(op, items)
-        name = self._function(op, node)
+        name = self._vector_function(op, node) or self._function(op, node)
         results = [self.source.name("s") for _ in node.outputs]
         call = f"{name}({', '.join(items)})"
         if len(results) == 1:
@@ -368,6 +407,13 @@ class Emitter:
         for out, result, value in zip(node.outputs, results, raw, strict=True):
             self.source.line(f"{result} = {self._dtype(out)}({value})")
         return results
+
+    def _vector_function(self, op: Op, node: Apply) -> str | None:
+        """Return scanlib's own code for a function that numba does not vectorize, if any."""
+        dtype = node.outputs[0].type.dtype
+        if isinstance(op, Tanh) and node.inputs[0].type.dtype == dtype and dtype in VECTOR_TANH:
+            return self.source.function(VECTOR_TANH[dtype], f"scanlib tanh {dtype} 1")
+        return None
 
     def _composite(self, op: Composite, items: list[str]) -> list[str]:
         """Write the nodes of a fused Op one by one, each result with its own dtype."""

@@ -23,7 +23,8 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 
-from scanlib.backends.numba.body import prepare_body
+from scanlib._compat import thaw_graph
+from scanlib.backends.numba.body import escaping_values, prepare_body
 from scanlib.backends.numba.emit import Emitter, is_zero_dim
 from scanlib.backends.numba.source import Source
 from scanlib.ops import errors
@@ -32,7 +33,7 @@ from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 
-VERSION = "scanlib-loop-1"
+VERSION = "scanlib-loop-2"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
@@ -72,6 +73,8 @@ class LoopWriter:
         self.write_checks()
         self.write_storage()
         line = self.source.line
+        self.source.mark_prelude()
+        self.emitter.escaping = escaping_values(self.body.fgraph, self.result.carries)
         line("i = 0")
         line("stopped = False")
         with self.source.block("while i < steps and not stopped:"):
@@ -188,7 +191,7 @@ class LoopWriter:
         Shapes come from the body as it was before rewriting: they are the same, and stay
         simple expressions.
         """
-        fresh = self.op.body.unfreeze()
+        fresh = thaw_graph(self.op.body)
         outputs = self.signature.split_body_outputs(fresh.outputs).outputs
         if not outputs:
             return []
@@ -389,6 +392,9 @@ class LoopWriter:
     # After the last step
 
     def write_return(self) -> None:
+        if self.signature.required_steps:
+            with self.source.block(f"if i < {self.signature.required_steps}:"):
+                self.raise_error("IndexError", self.messages.missing_steps())
         results = [self.history(i) for i in range(self.signature.n_states)]
         results += [self.final_carry(i) for i in range(self.signature.n_carries)]
         results += [self.stack(i) for i in range(self.signature.n_outputs)]

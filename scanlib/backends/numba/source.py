@@ -21,10 +21,12 @@ class Source:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.globals: dict[str, Any] = {"np": np}
+        # numba's cache imports the module that a function says it comes from.
+        self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
         self.keys: list[str] = []
         self.cacheable = True
         self._indent = 1
+        self._prelude: tuple[int, int] | None = None
         self._count = 0
         self._names: dict[Any, str] = {}
 
@@ -37,14 +39,24 @@ class Source:
         """Add a line at the current indentation."""
         self.lines.append("    " * self._indent + text)
 
+    def mark_prelude(self) -> None:
+        """Remember this place: `before_loop` adds lines here."""
+        self._prelude = (len(self.lines), self._indent)
+
+    def before_loop(self, text: str) -> None:
+        """Add a line at the marked place."""
+        assert self._prelude is not None
+        position, indent = self._prelude
+        self.lines.insert(position, "    " * indent + text)
+        self._prelude = (position + 1, indent)
+
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
         """Add a header and indent what is added inside the context."""
         self.line(header)
         self._indent += 1
-        before = len(self.lines)
         yield
-        if len(self.lines) == before:
+        if self.lines[-1].endswith(":"):
             self.line("pass")
         self._indent -= 1
 

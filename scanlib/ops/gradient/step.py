@@ -11,7 +11,7 @@ from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Variable
 from pytensor.graph.op import io_connection_pattern
 
-from scanlib.ops.graph import conform, is_differentiable, substitute
+from scanlib.ops.graph import conform, is_differentiable, merge_equal, substitute
 from scanlib.ops.loop import Loop
 
 
@@ -107,24 +107,25 @@ class StepPullback:
         `stored` then maps each placeholder to the state or output it stands for. Values of
         another type than what was stored (a more specific shape) are computed again.
         """
-        replacements: dict[Variable, Variable] = {}
+        candidates: list[tuple[Variable, tuple[str, int]]] = []
         for i, state in enumerate(self.loop.states):
             tap = next(iter(state.taps.values()))
             if state.next.owner is not None and state.next.type == tap.type and not state.untraced:
-                self._read(state.next, ("state", i), replacements)
+                candidates.append((state.next, ("state", i)))
         for i, output in enumerate(self.loop.outputs):
             if output.value.owner is not None:
-                self._read(output.value, ("output", i), replacements)
+                candidates.append((output.value, ("output", i)))
         keys = [key for key, value in self.results.items() if not isinstance(value.type, NullType)]
-        values = substitute([self.results[key] for key in keys], replacements)
+        values = [self.results[key] for key in keys]
+        # A derivative often builds an expression of the step anew (that of tanh holds a tanh).
+        merged = merge_equal([*values, *(value for value, _ in candidates)])
+        replacements: dict[Variable, Variable] = {}
+        for value, (_, where) in zip(merged[len(values) :], candidates, strict=True):
+            if value not in replacements and value.owner is not None:
+                replacements[value] = placeholder = value.type()
+                self.stored[placeholder] = where
+        values = substitute(merged[: len(values)], replacements)
         self.results.update(zip(keys, values, strict=True))
-
-    def _read(
-        self, value: Variable, where: tuple[str, int], replacements: dict[Variable, Variable]
-    ) -> None:
-        if value not in replacements:
-            replacements[value] = placeholder = value.type()
-            self.stored[placeholder] = where
 
 
 def loose_type(value: Variable) -> Any:

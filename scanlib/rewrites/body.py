@@ -1,0 +1,112 @@
+"""The body in canonical form, and work that every step repeats taken out of it."""
+
+from __future__ import annotations
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import toposort
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from scanlib._compat import freeze_graph
+from scanlib.ops.graph import depends_on, substitute
+from scanlib.ops.loop import NonSequence
+from scanlib.rewrites.edit import LoopEdit
+
+_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+
+# Scalar work that costs less than reading its result again; compilers hoist it by themselves.
+_CHEAP = (
+    ps.Add,
+    ps.Sub,
+    ps.Mul,
+    ps.TrueDiv,
+    ps.Neg,
+    ps.Cast,
+    ps.Sqr,
+    ps.Switch,
+    ps.Second,
+    ps.Identity,
+    ps.LogicalComparison,
+)
+# Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
+_NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
+
+
+def canonicalize_body(edit: LoopEdit) -> None:
+    """Run PyTensor's canonicalization on the body.
+
+    Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
+    as long as they stand, the loop seems to need what it does not.
+    """
+    loop = edit.loop
+    before = freeze_graph(loop.body_inputs(), loop.body_outputs())
+    inputs = loop.body_inputs()
+    fgraph = FunctionGraph(inputs, loop.body_outputs(), clone=False)
+    optdb.query(_CANONICAL).rewrite(fgraph)
+    after = freeze_graph(inputs, fgraph.outputs)
+    outputs = list(fgraph.outputs)
+    loop.set_body_outputs(outputs)
+    if after != before:
+        edit.changed = True
+
+
+def hoist_invariants(edit: LoopEdit) -> None:
+    """Compute what depends on non-sequences alone once, outside the loop."""
+    loop = edit.loop
+    varying = [variable for variable in loop.body_inputs() if not _is_invariant(edit, variable)]
+    outputs = loop.body_outputs()
+    dependent = depends_on(outputs, varying)
+    found: dict[Variable, None] = {}
+    for node in toposort(outputs):
+        if any(out in dependent for out in node.outputs):
+            for inp in node.inputs:
+                _collect(inp, dependent, found)
+    for out in outputs:
+        _collect(out, dependent, found)
+    if not found:
+        return
+    outer_of = {part.inner: part.outer for part in loop.non_sequences}
+    replacements: dict[Variable, Variable] = {}
+    hoisted = substitute(list(found), outer_of)
+    for inner, outer in zip(found, hoisted, strict=True):
+        new = inner.type()
+        loop.non_sequences.append(NonSequence(outer, new))
+        replacements[inner] = new
+    loop.substitute(replacements)
+    edit.changed = True
+
+
+def _is_invariant(edit: LoopEdit, variable: Variable) -> bool:
+    return any(part.inner is variable for part in edit.loop.non_sequences)
+
+
+def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable, None]) -> None:
+    """Add the largest expressions at or above `variable` that are worth computing outside."""
+    if variable in dependent or variable.owner is None or isinstance(variable, Constant):
+        return
+    if _worth_hoisting(variable):
+        found[variable] = None
+        return
+    for inp in variable.owner.inputs:
+        _collect(inp, dependent, found)
+
+
+def _worth_hoisting(variable: Variable) -> bool:
+    node = variable.owner
+    if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
+        return False
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
+        return False
+    if getattr(variable.type, "ndim", 0) > 0:
+        return True
+    return any(_is_expensive(above.op) for above in toposort([variable]))
+
+
+def _is_expensive(op: object) -> bool:
+    scalar_op = op.scalar_op if isinstance(op, Elemwise) else op
+    return not isinstance(scalar_op, (*_CHEAP, *_NOT_WORTH_IT))

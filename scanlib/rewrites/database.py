@@ -1,0 +1,22 @@
+"""The order of scanlib's rewrites among PyTensor's, and nothing else.
+
+========  =========================  ====================================================
+position  rewrite                    why there
+========  =========================  ====================================================
+0.06      ``scanlib_simplify``       after the first merge, before canonicalization hides
+                                     what reads a history
+0.07      ``scanlib_last_rows``      before PyTensor merges two indices into one
+1.61      ``scanlib_simplify_late``  canonicalization and stabilization leave loops with
+                                     fewer readers
+========  =========================  ====================================================
+"""
+
+from pytensor.compile.mode import optdb
+
+from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
+
+optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", position=0.06)
+optdb.register(
+    "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
+)
+optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)

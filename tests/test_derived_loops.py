@@ -1,0 +1,268 @@
+"""Loops built from derivatives: Jacobians, Hessians, pushforwards, and loops with random draws."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.gradient import pushforward
+
+import scanlib
+from tests.checks import assert_derivatives, evaluate
+from tests.derivatives import (
+    central_gradient,
+    directional_derivative,
+    random_directions,
+    second_directional_derivative,
+)
+from tests.reference import reference_scan
+
+
+def tanh_loop(x, h0, a, **options):
+    """Return the trace of a small recurrence, as a graph."""
+    trace, _ = scanlib.scan(lambda x, h, a: pt.tanh(a * h + x), x, h0, a, **options)
+    return trace
+
+
+def tanh_reference(x, h0, a):
+    return reference_scan(lambda x, h, a: [np.tanh(a * h + x)], [x], [h0], [a])[0]
+
+
+class TestGradientsInsideTheStep:
+    """Non-sequences reach the step as the variables they are, with their graph."""
+
+    def test_jacobian(self, mode):
+        x = pt.vector("x")
+        y = x**2 * x[0]
+        J, updates = scanlib.scan(
+            lambda i, y, x: pytensor.grad(y[i], x),
+            sequences=pt.arange(y.shape[0]),
+            non_sequences=[y, x],
+        )
+        assert not updates
+        value = np.array([2.0, 3.0, 5.0])
+        expected = np.diag(2 * value * value[0])
+        expected[:, 0] += value**2
+        np.testing.assert_allclose(evaluate(J, {x: value}, mode), expected, rtol=1e-12)
+
+    def test_jacobian_of_captured_variables(self, mode):
+        x = pt.vector("x")
+        y = pt.sin(x) * x[::-1]
+        J, _ = scanlib.scan(lambda i: pytensor.grad(y[i], x), sequences=pt.arange(y.shape[0]))
+        value = np.array([0.4, 1.3, -0.7])
+        expected = np.diag(np.cos(value) * value[::-1]) + np.fliplr(np.diag(np.sin(value)))
+        np.testing.assert_allclose(evaluate(J, {x: value}, mode), expected, rtol=1e-12)
+
+    def test_hessian(self, mode):
+        x = pt.vector("x")
+        gradient = pytensor.grad(pt.sum(x**3) * x[1], x)
+        H, _ = scanlib.scan(
+            lambda i, gradient, x: pytensor.grad(gradient[i], x),
+            sequences=pt.arange(gradient.shape[0]),
+            non_sequences=[gradient, x],
+        )
+        value = np.array([0.5, -1.2, 0.8])
+        expected = np.diag(6 * value * value[1])
+        expected[1] += 3 * value**2
+        expected[:, 1] += 3 * value**2
+        np.testing.assert_allclose(evaluate(H, {x: value}, mode), expected, rtol=1e-12)
+
+    def test_jacobian_of_a_loop(self, mode):
+        x, h0, a = pt.vector("x"), pt.scalar("h0"), pt.scalar("a")
+        trace = tanh_loop(x, h0, a)
+        J, _ = scanlib.scan(
+            lambda i, trace, x: pytensor.grad(trace[i], x),
+            sequences=pt.arange(trace.shape[0]),
+            non_sequences=[trace, x],
+        )
+        values = {x: np.array([0.3, -0.2, 0.6]), h0: 0.4, a: 0.8}
+        columns = [
+            directional_derivative(lambda x: tanh_reference(x, 0.4, 0.8), [values[x]], [unit])
+            for unit in np.eye(3)
+        ]
+        np.testing.assert_allclose(
+            evaluate(J, values, mode), np.stack(columns, axis=1), rtol=1e-7, atol=1e-9
+        )
+
+    def test_gradient_steps(self, mode):
+        """Descend along a gradient taken inside the step, and differentiate the descent."""
+        target, rate = pt.vector("target"), pt.scalar("rate")
+
+        def descend(theta, target, rate):
+            loss = pt.sum((pt.tanh(theta) - target) ** 2)
+            return theta - rate * pytensor.grad(loss, theta)
+
+        theta, _ = scanlib.scan(
+            descend, outputs_info=pt.zeros_like(target), non_sequences=[target, rate], n_steps=4
+        )
+
+        def reference(target, rate):
+            theta = np.zeros_like(target)
+            for _ in range(4):
+                t = np.tanh(theta)
+                theta = theta - rate * 2 * (t - target) * (1 - t**2)
+            return np.sum(theta**2)
+
+        values = {target: np.array([0.3, -0.5]), rate: np.array(0.2)}
+        assert_derivatives(pt.sum(theta[-1] ** 2), values, reference, mode)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["op", "twice_pullback"])
+class TestPushforward:
+    VALUES = (np.array([0.3, -0.2, 0.6, 0.1]), np.array(0.4), np.array(0.8))
+
+    def test_every_step(self, mode, direct):
+        inputs = [pt.vector("x"), pt.scalar("h0"), pt.scalar("a")]
+        tangents = random_directions(self.VALUES, seed=3)
+        jvp = pushforward(tanh_loop(*inputs), inputs, tangents, use_op_pushforward=direct)
+        np.testing.assert_allclose(
+            evaluate(jvp, dict(zip(inputs, self.VALUES, strict=True)), mode),
+            directional_derivative(tanh_reference, self.VALUES, tangents),
+            rtol=1e-8,
+        )
+
+    def test_of_a_gradient(self, mode, direct):
+        inputs = [pt.vector("x"), pt.scalar("h0"), pt.scalar("a")]
+        u, v = random_directions(self.VALUES, seed=3), random_directions(self.VALUES, seed=4)
+        gradient = pytensor.grad(pt.sum(tanh_loop(*inputs) ** 2), inputs)
+        hvp = pushforward(gradient, inputs, u, use_op_pushforward=direct)
+        curvature = sum(pt.sum(h * d) for h, d in zip(hvp, v, strict=True))
+        expected = second_directional_derivative(
+            lambda *args: np.sum(tanh_reference(*args) ** 2), self.VALUES, u, v
+        )
+        actual = evaluate(curvature, dict(zip(inputs, self.VALUES, strict=True)), mode)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+    def test_taps_outputs_and_one_tangent(self, fast_mode, direct):
+        """Several outputs, one of them an integer; only one input moves."""
+        x, k, h0, a = pt.vector("x"), pt.lvector("k"), pt.vector("h0"), pt.scalar("a")
+        (h, wave, _), _ = scanlib.scan(
+            lambda x, k, h_1, h_3, a: [pt.tanh(a * h_3 + x * k), pt.sin(h_1 * a), k + 1],
+            sequences=[x, k],
+            outputs_info=[{"initial": h0, "taps": [-1, -3]}, None, None],
+            non_sequences=a,
+            go_backwards=True,
+        )
+        values = {
+            x: np.array([0.3, -0.2, 0.6, 0.1]),
+            k: np.array([1, 2, 0, 1]),
+            h0: np.array([0.1, 0.5, -0.4]),
+            a: np.array(0.8),
+        }
+        jvp = pushforward([h, wave], [a], [pt.constant(1.5)], use_op_pushforward=direct)
+
+        def reference(a):
+            def step(x, k, h_1, h_3, a):
+                return [np.tanh(a * h_3 + x * k), np.sin(h_1 * a)]
+
+            info = [{"initial": values[h0], "taps": [-1, -3]}, None]
+            return np.stack(
+                reference_scan(step, [values[x], values[k]], info, [a], go_backwards=True)
+            )
+
+        np.testing.assert_allclose(
+            np.stack(evaluate(jvp, values, fast_mode)),
+            directional_derivative(reference, [values[a]], [np.array(1.5)]),
+            rtol=1e-8,
+        )
+
+
+class TestRandomDraws:
+    """The gradient sees the draws of the forward pass, reconstructed by NumPy's generators."""
+
+    @staticmethod
+    def drawn(generator, steps, size):
+        return [generator.normal(size=size) for _ in range(steps)]
+
+    @staticmethod
+    def walk(h, a, noise):
+        total = 0.0
+        for z in noise:
+            h = np.tanh(a * h + a**2 * z)
+            total = total + np.sum(h**2)
+        return total
+
+    def test_random_stream(self, mode):
+        stream = pt.random.RandomStream(99)
+        h0, a = pt.vector("h0"), pt.scalar("a")
+        h, updates = scanlib.scan(
+            lambda h, a: pt.tanh(a * h + a**2 * stream.normal(size=h.shape)),
+            outputs_info=h0,
+            non_sequences=a,
+            n_steps=5,
+        )
+        (shared,) = updates
+        generator = deepcopy(shared.get_value(borrow=True))
+        cost = pt.sum(h**2)
+        f = pytensor.function(
+            [h0, a], [cost, *pytensor.grad(cost, [h0, a])], updates=updates, mode=mode
+        )
+        start, rate = np.array([0.2, -0.4]), np.array(0.7)
+        costs = []
+        for _ in range(2):
+            noise = self.drawn(generator, 5, 2)
+            value, *gradient = f(start, rate)
+            costs.append(float(value))
+            np.testing.assert_allclose(value, self.walk(start, rate, noise), rtol=1e-12)
+            expected = central_gradient(
+                lambda h, a, noise=noise: self.walk(h, a, noise), [start, rate]
+            )
+            for got, wanted in zip(gradient, expected, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-7, atol=1e-9)
+        assert costs[0] != costs[1]
+
+    def explicit_loop(self, rng, h0, a):
+        def step(h, rng, a):
+            next_rng, z = pt.random.normal(size=h.shape, rng=rng).owner.outputs
+            return [pt.tanh(a * h + a**2 * z), next_rng]
+
+        traces, updates = scanlib.scan(step, outputs_info=[h0, rng], non_sequences=a, n_steps=5)
+        assert not updates
+        return traces
+
+    def test_explicit_generator(self, mode):
+        rng = pt.random.type.random_generator_type("rng")
+        h0, a = pt.vector("h0"), pt.scalar("a")
+        h, last_rng = self.explicit_loop(rng, h0, a)
+        assert last_rng.type == rng.type
+        start, rate = np.array([0.2, -0.4]), np.array(0.7)
+        noise = self.drawn(np.random.default_rng(5), 5, 2)
+        cost = pt.sum(h**2)
+        given = np.random.default_rng(5)
+        value, *gradient, after = evaluate(
+            [cost, *pytensor.grad(cost, [h0, a]), last_rng], {rng: given, h0: start, a: rate}, mode
+        )
+        np.testing.assert_allclose(value, self.walk(start, rate, noise), rtol=1e-12)
+        expected = central_gradient(lambda h, a: self.walk(h, a, noise), [start, rate])
+        for got, wanted in zip(gradient, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-7, atol=1e-9)
+        unused = np.random.default_rng(5)
+        self.drawn(unused, 5, 2)
+        assert after.normal() == unused.normal()
+        assert given.normal() == noise[0][0], "the generator that was given must not advance"
+
+    def test_second_order(self, fast_mode):
+        rng = pytensor.shared(np.random.default_rng(5))
+        h0, a = pt.vector("h0"), pt.scalar("a")
+        h, _ = self.explicit_loop(rng, h0, a)
+        noise = self.drawn(np.random.default_rng(5), 5, 2)
+        assert_derivatives(
+            pt.sum(h**2),
+            {h0: np.array([0.2, -0.4]), a: np.array(0.7)},
+            lambda h, a: self.walk(h, a, noise),
+            fast_mode,
+        )
+
+    def test_generator_state_as_an_update(self, mode):
+        rng = pytensor.shared(np.random.default_rng(5))
+        h0, a = pt.vector("h0"), pt.scalar("a")
+        h, last_rng = self.explicit_loop(rng, h0, a)
+        f = pytensor.function([h0, a], h, updates={rng: last_rng}, mode=mode)
+        generator = np.random.default_rng(5)
+        for _ in range(2):
+            noise = self.drawn(generator, 5, 1)
+            got = f(np.array([0.2]), 0.7)
+            np.testing.assert_allclose(
+                np.sum(got**2), self.walk(np.array([0.2]), 0.7, noise), rtol=1e-12
+            )

@@ -1,0 +1,353 @@
+"""Gradients, to second order, against finite differences of the plain Python loop.
+
+Steps and costs are written once, as functions of a module that has ``tanh``, ``sum`` and the like:
+NumPy for the reference and ``pytensor.tensor`` for the loop under test.
+"""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.gradient import DisconnectedInputError
+from pytensor.graph.replace import clone_replace
+
+import scanlib
+from tests.checks import assert_derivatives, evaluate
+from tests.derivatives import central_gradient
+from tests.reference import reference_scan
+
+rng = np.random.default_rng(20240229)
+
+
+def check(
+    mode,
+    step,
+    cost,
+    sequences=(),
+    states=(),
+    non_sequences=(),
+    order=2,
+    until=False,
+    n_steps=None,
+    go_backwards=False,
+    **grad_options,
+):
+    """Check the derivatives of a cost of a loop with respect to all its float inputs.
+
+    Parameters
+    ----------
+    mode : Mode
+    step : callable
+        ``step(xp)`` returns the step function, whose list of values ends with the condition if
+        `until` is set.
+    cost : callable
+        ``cost(xp, *traces)`` returns a scalar.
+    sequences, states, non_sequences : sequence
+        Arrays, pairs of an array and its taps, or None for an output.
+    """
+    leaves = []
+
+    def lay_out(wrap):
+        def entry(spec, key):
+            if isinstance(spec, tuple):
+                return {key: wrap(spec[0]), "taps": spec[1]}
+            return None if spec is None else wrap(spec)
+
+        return {
+            "sequences": [entry(spec, "input") for spec in sequences],
+            "outputs_info": [entry(spec, "initial") for spec in states],
+            "non_sequences": [entry(spec, "") for spec in non_sequences],
+            "n_steps": n_steps,
+            "go_backwards": go_backwards,
+        }
+
+    def new_variable(value):
+        leaves.append((pt.tensor(dtype=value.dtype, shape=(None,) * value.ndim), value))
+        return leaves[-1][0]
+
+    def symbolic_step(*args):
+        values = list(step(pt)(*args))
+        return (values[:-1], scanlib.until(values[-1])) if until else values
+
+    traces, updates = scanlib.scan(symbolic_step, **lay_out(new_variable), return_list=True)
+    assert not updates
+    inputs = {variable: value for variable, value in leaves if value.dtype == "float64"}
+    fixed = {variable: value for variable, value in leaves if value.dtype != "float64"}
+
+    def reference(*floats):
+        values = iter(floats)
+        loop = lay_out(lambda value: next(values) if value.dtype == "float64" else value)
+        return cost(np, *reference_scan(step(np), until=until, **loop))
+
+    symbolic_cost = cost(pt, *traces)
+    if fixed:
+        givens = {variable: pt.constant(value) for variable, value in fixed.items()}
+        symbolic_cost = clone_replace(symbolic_cost, givens)
+    return assert_derivatives(symbolic_cost, inputs, reference, mode, order, **grad_options)
+
+
+def tanh_step(xp):
+    return lambda x, h, a: [xp.tanh(a * h + x)]
+
+
+def sum_of_squares(xp, *traces):
+    return sum(xp.sum(trace**2) for trace in traces)
+
+
+class TestFirstAndSecondOrder:
+    def test_single_state(self, mode):
+        check(
+            mode, tanh_step, sum_of_squares, [rng.normal(size=6)], [np.array(0.3)], [np.array(0.8)]
+        )
+
+    def test_rows_that_are_vectors(self, mode):
+        def step(xp):
+            return lambda x, h, W: [xp.tanh(xp.dot(h, W) + x)]
+
+        x, h0, W = rng.normal(size=(4, 3)), rng.normal(size=3), 0.5 * rng.normal(size=(3, 3))
+        check(mode, step, sum_of_squares, [x], [h0], [W])
+
+    def test_several_states(self, mode):
+        def step(xp):
+            def one_step(x, u, v, a, b):
+                return [xp.tanh(a * u + b * v * x), xp.sin(u - v) + b, u * v]
+
+            return one_step
+
+        states = [np.array(0.3), np.array(-0.2), None]
+        parameters = [np.array(0.8), np.array(0.4)]
+        check(mode, step, sum_of_squares, [rng.normal(size=5)], states, parameters)
+
+    def test_taps(self, mode):
+        def step(xp):
+            def one_step(x_next, x_last, h_3, h_1, a):
+                return [xp.tanh(a * h_3 + 0.5 * h_1 * x_next) + x_last**2]
+
+            return one_step
+
+        sequence, state = (rng.normal(size=8), [1, -1]), (rng.normal(size=3), [-3, -1])
+        check(mode, step, sum_of_squares, [sequence], [state], [np.array(0.7)])
+
+    def test_initial_rows_that_no_step_reads(self, mode):
+        def step(xp):
+            return lambda h_2, a: [xp.sin(a * h_2)]
+
+        state = (rng.normal(size=4), [-2])
+        gradient = check(mode, step, sum_of_squares, [], [state], [np.array(0.7)], n_steps=3)
+        assert gradient[0][:2].all()
+        assert not gradient[0][2:].any()
+
+    def test_go_backwards(self, mode):
+        def step(xp):
+            return lambda x, x_next, h, a: [xp.tanh(a * h + x * x_next)]
+
+        sequence = (rng.normal(size=7), [0, 1])
+        check(
+            mode,
+            step,
+            lambda xp, h: xp.sum(h**2) + h[-1],
+            [sequence],
+            [np.array(0.3)],
+            [np.array(0.8)],
+            n_steps=4,
+            go_backwards=True,
+        )
+
+    @pytest.mark.parametrize("limit", [-1.0, 2.0, 1e9], ids=["first", "middle", "never"])
+    def test_until(self, mode, limit):
+        def step(xp):
+            return lambda x, h, a: [h * a + x, h * a + x > limit]
+
+        check(
+            mode,
+            step,
+            lambda xp, h: xp.sum(h**2) * h[-1],
+            [np.linspace(0.3, 0.9, 8)],
+            [np.array(0.2)],
+            [np.array(0.8)],
+            until=True,
+        )
+
+    def test_until_with_taps_and_outputs(self, mode):
+        def step(xp):
+            def one_step(h_1, h_2, a):
+                h = xp.sin(a * h_1) + 0.8 * h_2
+                return [h, h**2 * a, h > 1.6]
+
+            return one_step
+
+        state = (np.array([0.4, 0.5]), [-1, -2])
+        check(
+            mode, step, sum_of_squares, [], [state, None], [np.array(0.9)], until=True, n_steps=20
+        )
+
+    def test_integer_and_disconnected_outputs(self, mode):
+        def step(xp):
+            def one_step(x, k, h, count, a, b):
+                return [xp.tanh(a * h + x * k), count + k, k * 2, xp.sin(b * h), x]
+
+            return one_step
+
+        check(
+            mode,
+            step,
+            lambda xp, h, count, doubled, wave, echo: xp.sum(h * count) + xp.sum(h * doubled),
+            [rng.normal(size=5), np.array([1, 2, 0, 3, 1])],
+            [np.array(0.3), np.array(2), None, None, None],
+            [np.array(0.8), np.array(0.5)],
+            disconnected_inputs="ignore",
+        )
+
+    @pytest.mark.parametrize(
+        "cost",
+        [
+            lambda xp, h: h[-1] ** 2,
+            lambda xp, h: h[2] ** 3,
+            lambda xp, h: xp.sum(h[:-1] ** 2),
+            lambda xp, h: xp.sum(h[::-2] ** 2),
+            lambda xp, h: xp.sum(xp.cumsum(h) ** 2),
+        ],
+        ids=["last", "middle", "but_last", "strided", "all"],
+    )
+    def test_cost_on_some_steps(self, fast_mode, cost):
+        x, h0, a = rng.normal(size=6), np.array(0.3), np.array(0.8)
+        check(fast_mode, tanh_step, cost, [x], [h0], [a])
+
+    @pytest.mark.parametrize("steps", [0, 1, 2])
+    def test_few_steps(self, mode, steps):
+        x, h0, a = rng.normal(size=(steps, 2)), rng.normal(size=2), np.array(0.8)
+        gradient = check(mode, tanh_step, sum_of_squares, [x], [h0], [a])
+        assert [g.shape for g in gradient] == [(steps, 2), (2,), ()]
+
+    def test_few_steps_with_taps(self, mode):
+        def step(xp):
+            return lambda h_1, h_3, a: [xp.sin(a * h_1 + h_3)]
+
+        state = (rng.normal(size=(3, 2)), [-1, -3])
+        check(mode, step, sum_of_squares, [], [state], [np.array(0.7)], n_steps=1)
+
+    @pytest.mark.parametrize("backwards", [False, True])
+    def test_echoes(self, mode, backwards):
+        def step(xp):
+            def one_step(x, u_1, u_2, v, w, a):
+                return [v, w, x * a, u_2]
+
+            return one_step
+
+        states = [(np.array([0.3, 0.1]), [-1, -2]), np.array(-0.2), np.array(0.7), None]
+        cost = lambda xp, u, v, w, z: xp.sum(u**3) + xp.sum(v**2) + xp.sum(w) * xp.sum(z**2)  # noqa: E731
+        check(
+            mode,
+            step,
+            cost,
+            [rng.normal(size=5)],
+            states,
+            [np.array(0.8)],
+            go_backwards=backwards,
+        )
+
+
+class TestNestedLoops:
+    def test_power_of_each_row(self, mode):
+        A, h0 = pt.vector("A"), pt.scalar("h0")
+
+        def outer(a, h):
+            powers, _ = scanlib.scan(lambda p: p * a + h, outputs_info=pt.ones(()), n_steps=3)
+            return pt.tanh(powers[-1] + h)
+
+        h, _ = scanlib.scan(outer, sequences=A, outputs_info=h0)
+
+        def reference(A, h):
+            total = 0.0
+            for a in A:
+                p = 1.0
+                for _ in range(3):
+                    p = p * a + h
+                h = np.tanh(p + h)
+                total += h**2
+            return total
+
+        values = {A: np.array([0.3, -0.5, 0.2, 0.4]), h0: np.array(0.2)}
+        assert_derivatives(pt.sum(h**2), values, reference, mode)
+
+    def test_inner_loop_over_a_row_with_a_state_of_its_own(self, mode):
+        X, a = pt.matrix("X"), pt.scalar("a")
+
+        def outer(x, h):
+            inner, _ = scanlib.scan(
+                lambda xi, g: pt.sin(g * a + xi), sequences=x, outputs_info=h, go_backwards=True
+            )
+            return inner[-1]
+
+        h, _ = scanlib.scan(outer, sequences=X, outputs_info=a)
+
+        def reference(X, a):
+            h, total = a, 0.0
+            for x in X:
+                for xi in x[::-1]:
+                    h = np.sin(h * a + xi)
+                total += h**2
+            return total
+
+        values = {X: rng.normal(size=(3, 2)), a: np.array(0.6)}
+        assert_derivatives(pt.sum(h**2), values, reference, mode)
+
+
+class TestTruncation:
+    @pytest.mark.parametrize("truncate", [1, 2, 5, 6, 50, -1])
+    def test_against_a_hand_written_sweep(self, mode, truncate):
+        x, h0, a = pt.vector("x"), pt.scalar("h0"), pt.scalar("a")
+        h, _ = scanlib.scan(tanh_step(pt), [x], h0, a, truncate_gradient=truncate)
+        cost = pt.sum(h**2) + h[-1]
+        values = {x: rng.normal(size=6), h0: 0.4, a: 0.8}
+        actual = evaluate(pytensor.grad(cost, [x, h0, a]), values, mode)
+
+        trace = [0.4]
+        for row in values[x]:
+            trace.append(np.tanh(0.8 * trace[-1] + row))
+        walked = 6 if truncate == -1 else min(truncate, 6)
+        g_x, g_a, carry = np.zeros(6), 0.0, 0.0
+        for t in reversed(range(6 - walked, 6)):
+            g_h = carry + 2 * trace[t + 1] + (t == 5)
+            slope = g_h * (1 - trace[t + 1] ** 2)
+            g_x[t] = slope
+            g_a += slope * trace[t]
+            carry = slope * 0.8
+        g_h0 = carry if walked == 6 else 0.0
+        for got, wanted in zip(actual, [g_x, g_h0, g_a], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_connection_through_a_chain_of_states():
+    x, y, z = pt.scalar("x"), pt.scalar("y"), pt.scalar("z")
+    (u, v, w), _ = scanlib.scan(
+        lambda u, v, w, x, y, z: [u * x, v + u * y, w * z],
+        outputs_info=[pt.ones(()), pt.ones(()), pt.ones(())],
+        non_sequences=[x, y, z],
+        n_steps=3,
+    )
+    pytensor.grad(v[-1], [x, y])
+    pytensor.grad(w[-1], z)
+    for cost, variable in [(u, y), (u, z), (v, z), (w, x)]:
+        with pytest.raises(DisconnectedInputError):
+            pytensor.grad(cost[-1], variable)
+
+
+def test_single_precision_stays_single(mode):
+    x, h0, a = pt.fvector("x"), pt.fscalar("h0"), pt.fscalar("a")
+    h, _ = scanlib.scan(tanh_step(pt), [x], h0, a)
+    values = {x: np.ones(4, "float32"), h0: np.float32(0.3), a: np.float32(0.8)}
+    gradient = evaluate(pytensor.grad(h[-1], [x, h0, a]), values, mode)
+    expected = central_gradient(
+        lambda x, h, a: reference_scan(tanh_step(np), [x], [h], [a])[0][-1],
+        [np.float64(value) for value in values.values()],
+    )
+    for got, wanted in zip(gradient, expected, strict=True):
+        assert got.dtype == "float32"
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_update_of_a_shared_variable(mode):
+    a, w = pytensor.shared(1.5), pt.scalar("w")
+    _, updates = scanlib.scan(lambda w: {a: a * w}, non_sequences=w, n_steps=4)
+    assert_derivatives(updates[a], {w: np.array(0.9)}, lambda w: 1.5 * w**4, mode)
