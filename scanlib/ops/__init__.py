@@ -1,5 +1,6 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
+from scanlib.ops import batching as _batching
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature

@@ -1,0 +1,274 @@
+"""A batch of loops is one loop whose body works on batches.
+
+`pytensor.graph.vectorize_graph` puts batch dimensions in front. A loop keeps its time axis in
+front, so the batch goes between time and row: sequences become ``(T, *batch, …)``, histories
+``(K + T, *batch, …)``, and the body is vectorized itself. A state becomes batched if its
+initial rows or its next value are; only what depends on the batch does.
+
+With `until`, every row of the batch stops by itself. The loop runs until all rows have
+stopped; a row that has stopped keeps the values of its last step, so the last row over time is
+each loop's own last value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.replace import _vectorize_node, vectorize_graph
+
+from scanlib.ops.graph import is_tensor
+from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.scan import Scan
+from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+
+
+@_vectorize_node.register(Scan)
+def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Variable]:
+    """Return the outputs of a loop over a batch; see the module's text."""
+    return _Batcher(op, node, list(batched_inputs)).outputs()
+
+
+def _rank(core: Variable, batched: Variable) -> int:
+    """Return how many batch dimensions a variable has."""
+    return batched.type.ndim - core.type.ndim if is_tensor(core) else 0
+
+
+def _pad(variable: Variable, ndim: int) -> Variable:
+    """Return a batch of scalars with axes of size one behind, to broadcast against rows."""
+    return pt.expand_dims(variable, tuple(range(variable.type.ndim, ndim)))
+
+
+def _loosen(variable: Variable, rank: int, like: Variable) -> Variable:
+    """Return a new body variable for a batch of values of the type of `like`."""
+    return pt.TensorType(like.type.dtype, shape=(*(None,) * rank, *like.type.shape))(name=like.name)
+
+
+@dataclass
+class _Batcher:
+    op: Scan
+    node: Apply
+    given: list[Variable]
+    loop: Loop = field(init=False)
+    rank: int = field(init=False)
+    shape: list[Variable] = field(init=False)
+    replacements: dict[Variable, Variable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = Loop.from_node(self.node)
+        self.rank = max(
+            (_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)),
+            default=0,
+        )
+        self._check()
+        self._equalize()
+
+    def _check(self) -> None:
+        for i, (core, new) in enumerate(zip(self.node.inputs, self.given, strict=True)):
+            role = self.op.signature.describe_input(i)
+            if role == "n_steps" and _rank(core, new):
+                raise NotImplementedError(
+                    f"{self.op}: n_steps cannot differ between the loops of a batch; use the "
+                    "largest one and `until`"
+                )
+
+    def _equalize(self) -> None:
+        """Give all batched inputs the whole batch shape."""
+        batched = [
+            i
+            for i, (core, new) in enumerate(zip(self.node.inputs, self.given, strict=True))
+            if _rank(core, new)
+        ]
+        shapes = {
+            tuple(self.given[i].type.shape[: _rank(self.node.inputs[i], self.given[i])])
+            for i in batched
+        }
+        uneven = len({len(shape) for shape in shapes}) > 1 or (
+            len(shapes) > 1 and any(1 in shape for shape in shapes)
+        )
+        if not batched:
+            self.shape = []
+            return
+        if not uneven:
+            self.shape = list(self.given[batched[0]].shape)[: self.rank]
+            return
+        parts = [
+            list(self.given[i].shape)[: _rank(self.node.inputs[i], self.given[i])] for i in batched
+        ]
+        self.shape = list(pt.broadcast_shape(*map(tuple, parts), arrays_are_shapes=True))
+        for i in batched:
+            core = self.node.inputs[i]
+            sizes = list(self.given[i].shape)[_rank(core, self.given[i]) :]
+            self.given[i] = pt.broadcast_to(self.given[i], [*self.shape, *sizes])
+
+    # Inputs
+
+    def outputs(self) -> list[Variable]:
+        if self.rank == 0:
+            return self.op.make_node(*self.given).outputs
+        given = self.op.signature.split_inputs(self.given)
+        loop = self.loop
+        for part, outer in zip(loop.sequences, given.sequences, strict=True):
+            if _rank(part.outer, outer):
+                self.replacements[part.row] = row = _loosen(part.row, self.rank, part.row)
+                part.row = row
+                outer = self.time_first(outer)
+            part.outer = outer
+        for whole, outer in zip(loop.non_sequences, given.non_sequences, strict=True):
+            if _rank(whole.outer, outer):
+                inner = _loosen(whole.inner, self.rank, whole.inner)
+                self.replacements[whole.inner] = inner
+                whole.inner = inner
+            whole.outer = outer
+        states = {i for i, new in enumerate(given.initials) if _rank(loop.states[i].initial, new)}
+        carries = {i for i, new in enumerate(given.carries) if _rank(loop.carries[i].initial, new)}
+        vectorized = self.spread(states, carries)
+        self.batch_states(states, given.initials)
+        self.batch_carries(carries, given.carries)
+        loop.set_body_outputs(vectorized)
+        self.fill_results()
+        if loop.stop is not None and loop.stop.type.ndim:
+            self.stop_per_row()
+        return self.finish()
+
+    def time_first(self, variable: Variable) -> Variable:
+        order = [self.rank, *range(self.rank), *range(self.rank + 1, variable.type.ndim)]
+        return variable.dimshuffle(*order)
+
+    def time_behind_batch(self, variable: Variable) -> Variable:
+        order = [*range(1, self.rank + 1), 0, *range(self.rank + 1, variable.type.ndim)]
+        return variable.dimshuffle(*order)
+
+    def spread(self, states: set[int], carries: set[int]) -> list[Variable]:
+        """Vectorize the body until no further state becomes batched; return its results."""
+        loop = self.loop
+        cores = loop.body_outputs()
+        while True:
+            for i in states:
+                for tap in loop.states[i].taps.values():
+                    if tap not in self.replacements:
+                        self.replacements[tap] = _loosen(tap, self.rank, tap)
+            for i in carries:
+                value = loop.carries[i].value
+                if value not in self.replacements:
+                    self.replacements[value] = _loosen(value, self.rank, value)
+            vectorized = vectorize_graph(cores, self.replacements)
+            results = self.op.signature.split_body_outputs(vectorized)
+            if results.stop is not None and results.stop.type.ndim:
+                # Each row stops by itself, so every value must be able to.
+                grown = set(range(len(loop.states)))
+                held = {i for i, c in enumerate(loop.carries) if is_tensor(c.value)}
+            else:
+                grown = {
+                    i for i, s in enumerate(loop.states) if _rank(s.next, results.states[i])
+                }
+                held = {i for i, c in enumerate(loop.carries) if _rank(c.next, results.carries[i])}
+            if grown <= states and held <= carries:
+                return vectorized
+            states |= grown
+            carries |= held
+
+    def batch_states(self, states: set[int], initials: Sequence[Variable]) -> None:
+        for i, (state, initial) in enumerate(zip(self.loop.states, initials, strict=True)):
+            if i not in states:
+                continue
+            if _rank(state.initial, initial):
+                initial = self.time_first(initial)
+            else:
+                sizes = list(initial.shape)
+                spread = pt.expand_dims(initial, tuple(range(1, self.rank + 1)))
+                initial = pt.broadcast_to(spread, [sizes[0], *self.shape, *sizes[1:]])
+            state.initial = initial
+            state.taps = {tap: self.replacements[var] for tap, var in state.taps.items()}
+
+    def batch_carries(self, carries: set[int], initials: Sequence[Variable]) -> None:
+        for i, (carry, initial) in enumerate(zip(self.loop.carries, initials, strict=True)):
+            if i not in carries:
+                carry.initial = initial
+                continue
+            if not _rank(carry.initial, initial):
+                initial = pt.broadcast_to(initial, [*self.shape, *list(initial.shape)])
+            carry.initial = initial
+            carry.value = self.replacements[carry.value]
+
+    # Results
+
+    def fill_results(self) -> None:
+        """Give next values the batch that their state has."""
+        for state in self.loop.states:
+            state.next = _fill_like(next(iter(state.taps.values())), state.next)
+        for carry in self.loop.carries:
+            if is_tensor(carry.value):
+                carry.next = _fill_like(carry.value, carry.next)
+
+    def stop_per_row(self) -> None:
+        """Freeze rows that have stopped; stop when all have."""
+        loop = self.loop
+        assert loop.stop is not None
+        before = pt.TensorType("bool", shape=(None,) * self.rank)(name="stopped")
+        none = pt.zeros(self.shape, dtype="bool")
+
+        def keep(old: Variable, new: Variable) -> Variable:
+            return pt.switch(_pad(before, new.type.ndim), old, new)
+
+        for state in loop.states:
+            state.next = keep(state.tap(-1), state.next)
+        for carry in loop.carries:
+            if is_tensor(carry.value):
+                carry.next = keep(carry.value, carry.next)
+        for output, row in zip(loop.outputs, self.output_rows(), strict=True):
+            value = output.value
+            if value.type.ndim < self.rank + len(row):
+                spread = pt.expand_dims(value, tuple(range(self.rank)))
+                value = pt.broadcast_to(spread, [*before.shape, *list(value.shape)])
+            initial = pt.zeros([*self.shape, *row], dtype=value.type.dtype)
+            last = pt.TensorType(value.type.dtype, shape=(None,) * value.type.ndim)()
+            output.value = keep(last, value)
+            loop.carries.append(Carry(initial, last, output.value))
+        after = pt.or_(before, loop.stop)
+        loop.carries.append(Carry(none, before, after))
+        loop.stop = pt.all(after)
+
+    def output_rows(self) -> list[list[Variable]]:
+        """Return the row shapes of the outputs of one unbatched loop."""
+        signature = self.op.signature
+        shapes = [list(v.shape) if is_tensor(v) else None for v in self.node.inputs]
+        values: list[Variable | None] = [None] * (
+            len(self.op.body.inputs) - signature.n_non_sequences
+        )
+        values += signature.split_inputs(self.node.inputs).non_sequences
+        outputs = signature.split_body_outputs(self.op.body.outputs).outputs
+        rows = output_row_shapes(
+            self.op.body.inputs, outputs, body_input_shapes(signature, shapes), values
+        )
+        result: list[list[Variable]] = []
+        for i, row in enumerate(rows):
+            known = [size for size in row if size is not None]
+            if len(known) < len(row):
+                raise NotImplementedError(
+                    f"{self.op}: output {i} of a batch of loops with `until` has a shape that "
+                    "depends on what a step computes"
+                )
+            result.append(known)
+        return result
+
+    def finish(self) -> list[Variable]:
+        n_carries = self.op.signature.n_carries
+        results = self.loop.apply()
+        cores = self.op.signature.split_outputs(self.node.outputs)
+        histories = [
+            self.time_behind_batch(new) if _rank(core, new) else new
+            for core, new in zip(cores.histories, results.histories, strict=True)
+        ]
+        outputs = [
+            self.time_behind_batch(new) if _rank(core, new) else new
+            for core, new in zip(cores.outputs, results.outputs, strict=True)
+        ]
+        return [*histories, *results.carries[:n_carries], *outputs]
+
+
+def _fill_like(model: Variable, value: Variable) -> Variable:
+    """Return `value` with the batch dimensions of `model`."""
+    return pt.second(model, value) if value.type.ndim < model.type.ndim else value
