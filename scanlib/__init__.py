@@ -7,9 +7,8 @@ The loop users already know::
 Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 """
 
-from scanlib import backends as _backends
-from scanlib import config as _config  # flags first: the rest reads them
-from scanlib import rewrites as _rewrites
+# Imported for what they register with PyTensor: flags, linkers' rules, rewrites.
+from scanlib import backends, config, rewrites  # noqa: F401
 from scanlib.frontend import filter, foldl, foldr, map, reduce, scan, until
 
 __version__ = "0.1.0"

@@ -1,3 +1,5 @@
 """How PyTensor's linkers run scanlib's Ops."""
 
-from scanlib.backends import numba as _numba
+from scanlib.backends import numba
+
+__all__ = ["numba"]

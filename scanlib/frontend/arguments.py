@@ -57,7 +57,8 @@ class OutputArgument:
 
     `initial` is None for an output that no step reads. For a tensor state it holds the
     initial rows, shape (K, …), with K the farthest tap. `tap_type` is the type in which the
-    step reads them, where it is wider than that of the initial rows. A weak initial value takes the dtype of what the step returns.
+    step reads them, where it is wider than that of the initial rows. A weak initial
+    value takes the dtype of what the step returns.
     """
 
     initial: Variable | None
@@ -166,8 +167,7 @@ def _read_output(given: Any, argument: str) -> OutputArgument:
     depth = -min(listed)
     if initial.type.ndim == 0:
         raise ValueError(
-            f"{argument} has taps {listed}, so its initial value needs {depth} rows, "
-            "got a scalar"
+            f"{argument} has taps {listed}, so its initial value needs {depth} rows, got a scalar"
         )
     rows = initial.type.shape[0]
     if rows is not None and rows < depth:

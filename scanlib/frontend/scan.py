@@ -157,9 +157,7 @@ class _Builder:
         changed = False
         for i, state in trace.states.items():
             tap_type = next(iter(state.taps.values())).type
-            wanted = joint_type(
-                tap_type, state.next, self.state_title(i), self.outputs[i].is_weak
-            )
+            wanted = joint_type(tap_type, state.next, self.state_title(i), self.outputs[i].is_weak)
             if wanted == tap_type:
                 continue
             changed = True
@@ -172,11 +170,7 @@ class _Builder:
         placeholders = trace.placeholders()
         examples = [
             *(list(part.outer.shape)[1:] for part in trace.rows),
-            *(
-                list(state.initial.shape)[1:]
-                for state in trace.states.values()
-                for _ in state.taps
-            ),
+            *(list(state.initial.shape)[1:] for state in trace.states.values() for _ in state.taps),
             *(None for _ in trace.carries),
         ]
         captured = captured_variables([value], placeholders)
@@ -189,7 +183,9 @@ class _Builder:
         result = trace.result
         assert result is not None
         stacked = [
-            i for i in range(len(result.outputs)) if i not in trace.states and i not in trace.carries
+            i
+            for i in range(len(result.outputs))
+            if i not in trace.states and i not in trace.carries
         ]
         for i in stacked:
             if not is_tensor(result.outputs[i]):
@@ -203,7 +199,9 @@ class _Builder:
             states=list(trace.states.values()),
             carries=list(trace.carries.values()),
             outputs=[Output(result.outputs[i], result.outputs[i].name) for i in stacked],
-            stop=None if result.stop is None else pt.neq(result.stop, 0)
+            stop=None
+            if result.stop is None
+            else pt.neq(result.stop, 0)
             if result.stop.type.dtype != "bool"
             else result.stop,
             truncate_gradient=truncate_gradient,
@@ -387,5 +385,3 @@ def scan(
             "return_updates=True, or carry these values through outputs_info"
         )
     return result
-
-

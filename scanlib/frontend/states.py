@@ -21,9 +21,7 @@ from scanlib.ops.graph import is_tensor
 from scanlib.ops.shapes import output_row_shapes
 
 
-def joint_type(
-    state: TensorType, value: Variable, where: str, is_weak: bool = False
-) -> TensorType:
+def joint_type(state: TensorType, value: Variable, where: str, is_weak: bool = False) -> TensorType:
     """Return the smallest type that holds both a state and the value a step returns for it.
 
     A weak state, a Python integer, takes the dtype of the value if that is no integer.

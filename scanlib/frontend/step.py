@@ -17,7 +17,7 @@ from pytensor.scan.utils import until as classic_until
 from scanlib.ops.graph import depends_on, is_tensor
 
 
-class until:
+class until:  # noqa: N801
     """Mark the condition that ends a loop.
 
     A step function returns it last. The loop stops after the step in which the condition is
@@ -132,9 +132,7 @@ def _not_a_variable(value: Any) -> str:
     )
 
 
-def read_updates(
-    result: StepResult, values: Iterable[Variable]
-) -> dict[SharedVariable, Variable]:
+def read_updates(result: StepResult, values: Iterable[Variable]) -> dict[SharedVariable, Variable]:
     """Return the update of every shared variable that changes from step to step.
 
     Those are the variables that the step names in its updates, and those it created itself

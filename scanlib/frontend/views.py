@@ -111,8 +111,7 @@ def reduce(
     )
     if not return_updates and updates:
         raise ValueError(
-            f"return_updates=False, but the loop updates {list(updates)}; "
-            "pass return_updates=True"
+            f"return_updates=False, but the loop updates {list(updates)}; pass return_updates=True"
         )
     if isinstance(outputs, list):
         result: Any = [_last(output) for output in outputs]
@@ -256,7 +255,9 @@ def filter(
         )
     for mask in masks:
         if mask.type.dtype != "bool" or mask.type.ndim != 1:
-            raise TypeError(f"the predicate of `filter` must return boolean scalars, got {mask.type}")
+            raise TypeError(
+                f"the predicate of `filter` must return boolean scalars, got {mask.type}"
+            )
     masks = masks * len(rows) if len(masks) == 1 else masks
     kept = [row[: mask.shape[0]][mask] for row, mask in zip(rows, masks, strict=True)]
     return kept[0] if single else kept

@@ -1,8 +1,18 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
-from scanlib.ops import batching as _batching
+from scanlib.ops import batching
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
-__all__ = ["Carry", "Loop", "NonSequence", "Output", "Scan", "Sequence", "Signature", "State"]
+__all__ = [
+    "Carry",
+    "Loop",
+    "NonSequence",
+    "Output",
+    "Scan",
+    "Sequence",
+    "Signature",
+    "State",
+    "batching",
+]

@@ -161,9 +161,7 @@ class _Batcher:
                 grown = set(range(len(loop.states)))
                 held = {i for i, c in enumerate(loop.carries) if is_tensor(c.value)}
             else:
-                grown = {
-                    i for i, s in enumerate(loop.states) if _rank(s.next, results.states[i])
-                }
+                grown = {i for i, s in enumerate(loop.states) if _rank(s.next, results.states[i])}
                 held = {i for i, c in enumerate(loop.carries) if _rank(c.next, results.carries[i])}
             if grown <= states and held <= carries:
                 return vectorized

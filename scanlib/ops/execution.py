@@ -1,7 +1,7 @@
 """How `Scan.perform` runs a loop: compiled where a backend can, in plain Python otherwise.
 
 A backend registers a compiler with `register_compiler`; it takes an Op and one of its nodes
-and returns a function from input values to output values, or raises `NotCompilable`.
+and returns a function from input values to output values, or raises `NotCompilableError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Runner = Callable[..., Sequence[Any]]
 Compiler = Callable[["Scan", Apply], Runner]
 
 
-class NotCompilable(Exception):
+class NotCompilableError(Exception):
     """The body of a loop holds something that the backend cannot compile."""
 
 
@@ -43,7 +43,7 @@ def runner_for(op: Scan, node: Apply) -> Runner:
     if choice != "python" and _compilers:
         try:
             return _compilers[0](op, node)
-        except NotCompilable:
+        except NotCompilableError:
             if choice == "numba":
                 raise
     return PythonLoop(op)

@@ -157,9 +157,7 @@ class Loop:
                     outer.non_sequences, inner.non_sequences, labels.non_sequences, strict=True
                 )
             ],
-            outputs=[
-                Output(*parts) for parts in zip(result.outputs, labels.outputs, strict=True)
-            ],
+            outputs=[Output(*parts) for parts in zip(result.outputs, labels.outputs, strict=True)],
             stop=result.stop,
             reverse=signature.reverse,
             truncate_gradient=op.truncate_gradient,

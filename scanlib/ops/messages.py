@@ -60,4 +60,7 @@ class Messages:
     def missing_steps(self) -> str:
         """A constant text, for `IndexError`."""
         steps = self.signature.required_steps
-        return f"{self.prefix}a row was read that the loop did not write: it took fewer than {steps} step(s)"
+        return (
+            f"{self.prefix}a row was read that the loop did not write: "
+            f"it took fewer than {steps} step(s)"
+        )

@@ -88,7 +88,7 @@ class Scan(Op, HasInnerGraph):
     # The body, as PyTensor's printing and traversal expect it.
 
     @property
-    def fgraph(self) -> FrozenFunctionGraph:  # type: ignore[override]
+    def fgraph(self) -> FrozenFunctionGraph:
         return self.body
 
     @property
@@ -176,9 +176,7 @@ class Scan(Op, HasInnerGraph):
             return type.filter_variable(variable)
         except TypeError as error:
             role = self.signature.describe_input(position)
-            raise TypeError(
-                f"{self}: {role} must have type {type}, got {variable.type}"
-            ) from error
+            raise TypeError(f"{self}: {role} must have type {type}, got {variable.type}") from error
 
     # Shapes
 

@@ -59,9 +59,7 @@ def output_row_shapes(
     if all(dim is not None for shape in known for dim in shape):
         return known
     inferred = infer_shape(outputs, inputs, shapes)
-    constant = {
-        inp: value for inp, value in zip(inputs, values, strict=True) if value is not None
-    }
+    constant = {inp: value for inp, value in zip(inputs, values, strict=True) if value is not None}
     varying = [inp for inp in inputs if inp not in constant]
     results: list[list[Variable | None]] = []
     for out, static, symbolic in zip(outputs, known, inferred, strict=True):

@@ -9,7 +9,7 @@ n log n algorithm for minimizing states in a finite automaton", 1971).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
@@ -17,8 +17,8 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
 from scanlib.ops.graph import is_tensor, substitute
-from scanlib.ops.loop import Carry, Loop, State
-from scanlib.rewrites.edit import LoopEdit
+from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.rewrites.edit import Lookup, LoopEdit
 
 
 def forward_inputs(edit: LoopEdit) -> None:
@@ -36,10 +36,9 @@ def forward_inputs(edit: LoopEdit) -> None:
     inners: dict[Variable, Variable] = {}
     non_sequences = []
     for part in loop.non_sequences:
-        if isinstance(part.outer, Constant) and _is_small(part.outer):
-            if part.inner.type.is_super(part.outer.type):
-                replacements[part.inner] = part.outer
-                continue
+        if _is_small_constant(part.outer) and part.inner.type.is_super(part.outer.type):
+            replacements[part.inner] = part.outer
+            continue
         if part.outer in inners:
             replacements[part.inner] = inners[part.outer]
         else:
@@ -51,48 +50,66 @@ def forward_inputs(edit: LoopEdit) -> None:
         edit.changed = True
 
 
-def _is_small(constant: Constant) -> bool:
-    return is_tensor(constant) and np.asarray(constant.data).size == 1
+def _is_small_constant(variable: Variable) -> bool:
+    return (
+        isinstance(variable, Constant)
+        and is_tensor(variable)
+        and np.asarray(variable.data).size == 1
+    )
 
 
 def forward_outputs(edit: LoopEdit) -> None:
     """Forward stacked outputs that are another output, a state's trace, or a sequence."""
     loop = edit.loop
     rows = {part.row: part.outer for part in loop.sequences}
-    seen: dict[Variable, Any] = {}
+    seen: dict[Variable, State | Output] = {}
     for state in loop.states:
         if not state.untraced and edit.is_read(state):
             seen.setdefault(state.next, state)
     for output in list(loop.outputs):
         known = seen.get(output.value)
-        if known is None:
-            if output.value in rows and loop.stop is None:
-                outer = rows[output.value]
-                if edit.result(output).type.is_super(outer.type):
-                    edit.redirect(output, lambda lookup, outer=outer: outer)
-                    continue
-            seen[output.value] = output
-        elif isinstance(known, State):
-            depth, reverse = known.depth, loop.reverse
-            wanted = edit.result(output).type
-
-            def trace(
-                lookup: Any, state: State = known, depth: int = depth, reverse: bool = reverse
-            ) -> Variable:
-                history = lookup(state)
-                return history[:-depth] if reverse else history[depth:]
-
-            if wanted.dtype == edit.result(known).type.dtype:
-                edit.redirect(output, trace)
+        wanted = edit.result(output).type
+        if known is not None:
+            edit.redirect(output, _Trace(known, loop.reverse))
+        elif output.value in rows and loop.stop is None:
+            outer = rows[output.value]
+            if wanted.is_super(outer.type):
+                edit.redirect(output, _Outer(outer))
         else:
-            edit.redirect(output, lambda lookup, known=known: lookup(known))
+            seen[output.value] = output
+
+
+@dataclass
+class _Outer:
+    """Replaces a result by a variable from outside the loop."""
+
+    variable: Variable
+
+    def __call__(self, lookup: Lookup) -> Variable:
+        return self.variable
+
+
+@dataclass
+class _Trace:
+    """Replaces a result by another output, or by the trace of a state."""
+
+    part: State | Output
+    reverse: bool
+
+    def __call__(self, lookup: Lookup) -> Variable:
+        result = lookup(self.part)
+        if isinstance(self.part, Output):
+            return result
+        depth = self.part.depth
+        return result[:-depth] if self.reverse else result[depth:]
 
 
 def merge_equal_states(edit: LoopEdit) -> None:
     """Merge states and carries that are equal at every step."""
     loop = edit.loop
     classes: dict[Hashable, list[State | Carry]] = {}
-    for part in [*loop.states, *loop.carries]:
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in recurrent:
         classes.setdefault(_start_key(part), []).append(part)
     groups = [group for group in classes.values() if len(group) > 1]
     while groups:
@@ -160,18 +177,25 @@ def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
             for tap in part.taps if isinstance(part, State) else (-1,):
                 kept.tap(tap)
     edit.loop.substitute(_assumed([[kept, *others]]))
-    depth = kept.depth if isinstance(kept, State) else 0
-    reverse = edit.loop.reverse
     for part in others:
+        edit.redirect(part, _SameState(kept, part, edit.loop.reverse))
 
-        def instead(lookup: Any, part: State | Carry = part) -> Variable:
-            value = lookup(kept)
-            if isinstance(kept, Carry):
-                return value
-            if isinstance(part, Carry):
-                return value[0] if reverse else value[-1]
-            if part.untraced and not kept.untraced:
-                return value[:depth] if reverse else value[-depth:]
+
+@dataclass
+class _SameState:
+    """Replaces the result of a state or carry by that of an equal one."""
+
+    kept: State | Carry
+    part: State | Carry
+    reverse: bool
+
+    def __call__(self, lookup: Lookup) -> Variable:
+        value = lookup(self.kept)
+        if isinstance(self.kept, Carry):
             return value
-
-        edit.redirect(part, instead)
+        if isinstance(self.part, Carry):
+            return value[0] if self.reverse else value[-1]
+        if self.part.untraced and not self.kept.untraced:
+            depth = self.kept.depth
+            return value[:depth] if self.reverse else value[-depth:]
+        return value

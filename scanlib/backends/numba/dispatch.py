@@ -14,7 +14,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 
 from scanlib.backends.numba.loop import write_loop
-from scanlib.ops.execution import NotCompilable, register_compiler
+from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
 
 
@@ -33,7 +33,7 @@ def compile_for_perform(op: Scan, node: Apply) -> Callable[..., Sequence[Any]]:
             get_numba_type(variable.type)
         function, key = write_loop(op)
     except NotImplementedError as error:
-        raise NotCompilable(str(error)) from error
+        raise NotCompilableError(str(error)) from error
     compiled = numba_njit(function, final_function=True, cache=key is not None)
     single = len(node.outputs) == 1
 
@@ -41,7 +41,7 @@ def compile_for_perform(op: Scan, node: Apply) -> Callable[..., Sequence[Any]]:
         try:
             results = compiled(*inputs)
         except numba.core.errors.NumbaError as error:
-            raise NotCompilable(str(error)) from error
+            raise NotCompilableError(str(error)) from error
         return [results] if single else list(results)
 
     return run

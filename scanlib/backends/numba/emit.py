@@ -31,7 +31,6 @@ from scanlib.backends.numba.body import constant_value
 from scanlib.backends.numba.source import Source
 from scanlib.codegen.vector_math import VECTOR_TANH
 
-
 BLAS_DTYPES = {"float32", "float64", "complex64", "complex128"}
 
 
@@ -41,7 +40,7 @@ def as_scalar(value: Any) -> Any:
 
 
 @overload(as_scalar)
-def _as_scalar(value):  # type: ignore[no-untyped-def]
+def _as_scalar(value):
     if isinstance(value, numba.types.Array):
         return lambda value: value.item()
     return lambda value: value

@@ -32,7 +32,6 @@ from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
-
 VERSION = "scanlib-loop-2"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
@@ -148,7 +147,9 @@ class LoopWriter:
         for row in range(depth):
             # A ring holds rows in the order of iteration, the latest one last.
             flipped = self.reverse and self.signature.untraced[i]
-            target = str(depth - 1 - row) if flipped else f"steps + {row}" if self.reverse else str(row)
+            target = (
+                str(depth - 1 - row) if flipped else f"steps + {row}" if self.reverse else str(row)
+            )
             self.copy_array(f"h{i}", (target,), initial, (str(row),), ndim)
 
     def copy_array(
@@ -215,7 +216,9 @@ class LoopWriter:
         )
         return [self._row_source(row, names) for row in rows]
 
-    def _row_source(self, row: list[Variable | None], names: dict[Variable, str]) -> list[str] | None:
+    def _row_source(
+        self, row: list[Variable | None], names: dict[Variable, str]
+    ) -> list[str] | None:
         """Return source for the sizes of a row, if they are simple enough to be worth it."""
         texts = []
         for size in row:
@@ -233,9 +236,9 @@ class LoopWriter:
                     self.emitter.bind_scalar(variable, f"np.int64({name})")
                 for node in nodes:
                     for inp in node.inputs:
-                        if inp.owner is None and inp not in self.emitter.values:
-                            if not isinstance(inp, Constant):
-                                return None
+                        known = isinstance(inp, Constant) or inp in self.emitter.values
+                        if inp.owner is None and not known:
+                            return None
                     self.emitter.emit(node)
                 texts.append(self.emitter.scalar(size))
         return texts

@@ -22,5 +22,4 @@ from scanlib.ops.gradient.connection import connection_pattern
 from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.gradient.pushforward import pushforward
 
-
 __all__ = ["connection_pattern", "pullback", "pushforward"]

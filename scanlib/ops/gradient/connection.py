@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pytensor.graph.op import io_connection_pattern
 
-
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
 

@@ -119,7 +119,7 @@ def drawn_values(values: list[Variable], inputs: list[Variable]) -> list[Variabl
     if not opaque:
         return []
     dependent = depends_on(values, opaque)
-    cuts = []
+    cuts: list[Variable] = []
     for node in toposort(values, blockers=inputs):
         if any(inp in dependent and not is_tensor(inp) for inp in node.inputs):
             cuts.extend(out for out in node.outputs if is_tensor(out))

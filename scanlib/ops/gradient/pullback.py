@@ -22,7 +22,6 @@ from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.signature import OuterOutputs
 
-
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
 
@@ -170,7 +169,9 @@ class _Backward:
         for i, position in self.carries.items():
             carry = self.loop.carries[position]
             own = self.gradient_of(source.carries[i].value)
-            carry.next = conform(pt.zeros_like(carry.value) if own is None else own, carry.value.type)
+            carry.next = conform(
+                pt.zeros_like(carry.value) if own is None else own, carry.value.type
+            )
 
     def add_sums(self) -> None:
         """Sums over time for non-sequences, stacked rows for sequences."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
@@ -11,10 +12,10 @@ from pytensor.graph.basic import Variable
 
 from scanlib.ops.gradient.connection import connection_pattern
 from scanlib.ops.gradient.step import as_dtype, is_connected, loose_type
-from scanlib.ops.graph import conform, is_differentiable
+from scanlib.ops.graph import conform, is_differentiable, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
-
+from scanlib.ops.signature import OuterInputs
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
@@ -26,80 +27,93 @@ def pushforward(
     outputs: Sequence[Variable],
     tangents: Sequence[Variable],
 ) -> list[Variable]:
-    """Return the tangents of a loop's outputs: one loop over pairs (value, tangent)."""
-    loop = Loop.from_op(op, list(inputs))
-    given = op.signature.split_inputs(list(tangents))
-    pairs: list[tuple[Variable, Variable]] = []
+    """Return the tangents of a loop's outputs; see `pytensor.graph.op.Op.pushforward`."""
+    return _Forward(op, Loop.from_op(op, list(inputs)), list(tangents)).tangents()
 
-    def live(tangent: Variable | None) -> bool:
-        return tangent is not None and is_connected(tangent)
 
-    live_states, live_carries = _live_tangents(op, given)
-    new_sequences, new_states, new_carries, new_parts = [], [], [], []
-    for part, tangent in zip(loop.sequences, given.sequences, strict=True):
-        if live(tangent) and is_differentiable(part.row):
-            tangent = as_dtype(tangent, part.outer)
-            row = pt.TensorType(tangent.type.dtype, shape=tangent.type.shape[1:])()
-            new_sequences.append(SequencePart(tangent, row))
-            pairs.append((part.row, row))
-    for i in live_states:
-        state, tangent = loop.states[i], given.initials[i]
-        tangent = as_dtype(tangent, state.initial) if live(tangent) else pt.zeros_like(state.initial)
+@dataclass
+class _Forward:
+    """The loop over pairs, while it is put together.
+
+    `pairs` holds each body variable with the one that carries its tangent.
+    """
+
+    op: Scan
+    loop: Loop
+    given: list[Variable]
+    pairs: list[tuple[Variable, Variable]] = field(default_factory=list)
+
+    def tangents(self) -> list[Variable]:
+        live_states, live_carries = _live_tangents(self.op, self.given)
+        given = self.op.signature.split_inputs(self.given)
+        loop = self.loop
+        self.add_inputs(given)
+        states = [self.state(loop.states[i], given.initials[i]) for i in live_states]
+        carries = [self.carry(loop.carries[i], given.carries[i]) for i in live_carries]
+        stacked = [i for i, out in enumerate(loop.outputs) if is_differentiable(out.value)]
+        outputs = self.step(states, carries, stacked)
+        n_states, n_carries, n_outputs = len(loop.states), len(loop.carries), len(loop.outputs)
+        loop.states += states
+        loop.carries += carries
+        loop.outputs += outputs
+        results = loop.apply()
+        histories = dict(zip(live_states, results.histories[n_states:], strict=True))
+        finals = dict(zip(live_carries, results.carries[n_carries:], strict=True))
+        rows = dict(zip(stacked, results.outputs[n_outputs:], strict=True))
+        return [
+            *(histories.get(i, pg.disconnected_type()) for i in range(n_states)),
+            *(finals.get(i, pg.disconnected_type()) for i in range(n_carries)),
+            *(rows.get(i, pg.disconnected_type()) for i in range(n_outputs)),
+        ]
+
+    def add_inputs(self, given: OuterInputs) -> None:
+        """Add the tangents of sequences and non-sequences."""
+        for part, tangent in zip(list(self.loop.sequences), given.sequences, strict=True):
+            if is_connected(tangent) and is_differentiable(part.row):
+                tangent = as_dtype(tangent, part.outer)
+                row = row_type(tangent)()
+                self.loop.sequences.append(SequencePart(tangent, row))
+                self.pairs.append((part.row, row))
+        for whole, tangent in zip(list(self.loop.non_sequences), given.non_sequences, strict=True):
+            if is_connected(tangent) and is_differentiable(whole.inner):
+                inner = whole.inner.type()
+                tangent = conform(as_dtype(tangent, whole.outer), inner.type)
+                self.loop.non_sequences.append(NonSequence(tangent, inner))
+                self.pairs.append((whole.inner, inner))
+
+    def state(self, state: State, tangent: Variable) -> State:
         tap_type = next(iter(state.taps.values())).type
         taps = {offset: tap_type() for offset in state.taps}
-        new_states.append(State(tangent, taps, state.next))
-        pairs.extend((state.taps[offset], taps[offset]) for offset in taps)
-    for i in live_carries:
-        carry, tangent = loop.carries[i], given.carries[i]
-        tangent = as_dtype(tangent, carry.initial) if live(tangent) else pt.zeros_like(carry.initial)
+        self.pairs.extend((state.taps[offset], taps[offset]) for offset in taps)
+        return State(_start(tangent, state.initial), taps, state.next)
+
+    def carry(self, carry: Carry, tangent: Variable) -> Carry:
         value = carry.value.type()
-        new_carries.append(Carry(conform(tangent, value.type), value, carry.next))
-        pairs.append((carry.value, value))
-    for part, tangent in zip(loop.non_sequences, given.non_sequences, strict=True):
-        if live(tangent) and is_differentiable(part.inner):
-            inner = part.inner.type()
-            tangent = conform(as_dtype(tangent, part.outer), inner.type)
-            new_parts.append(NonSequence(tangent, inner))
-            pairs.append((part.inner, inner))
+        self.pairs.append((carry.value, value))
+        return Carry(conform(_start(tangent, carry.initial), value.type), value, carry.next)
 
-    differentiable = [i for i, out in enumerate(loop.outputs) if is_differentiable(out.value)]
-    targets = [
-        *(part.next for part in new_states),
-        *(part.next for part in new_carries),
-        *(loop.outputs[i].value for i in differentiable),
-    ]
-    moved = _step_tangents(targets, pairs)
-    for part, value in zip([*new_states, *new_carries], moved, strict=False):
-        kind = next(iter(part.taps.values())) if isinstance(part, State) else part.value
-        part.next = conform(value, kind.type)
-    new_outputs = [
-        Output(conform(value, loop.outputs[i].value.type))
-        for i, value in zip(differentiable, moved[len(new_states) + len(new_carries) :], strict=True)
-    ]
-    n_states, n_carries, n_outputs = len(loop.states), len(loop.carries), len(loop.outputs)
-    loop.sequences += new_sequences
-    loop.states += new_states
-    loop.carries += new_carries
-    loop.non_sequences += new_parts
-    loop.outputs += new_outputs
-    results = loop.apply()
-    states = dict(zip(live_states, results.histories[n_states:], strict=True))
-    carries = dict(zip(live_carries, results.carries[n_carries:], strict=True))
-    stacked = dict(zip(differentiable, results.outputs[n_outputs:], strict=True))
-    return [
-        *(states.get(i, pg.disconnected_type()) for i in range(n_states)),
-        *(carries.get(i, pg.disconnected_type()) for i in range(n_carries)),
-        *(stacked.get(i, pg.disconnected_type()) for i in range(n_outputs)),
-    ]
+    def step(self, states: list[State], carries: list[Carry], stacked: list[int]) -> list[Output]:
+        """Set the next tangents of states and carries, and return those of the outputs."""
+        values = [self.loop.outputs[i].value for i in stacked]
+        targets = [*(part.next for part in states), *(part.next for part in carries), *values]
+        moved = iter(_step_tangents(targets, self.pairs))
+        for state in states:
+            state.next = conform(next(moved), next(iter(state.taps.values())).type)
+        for carry in carries:
+            carry.next = conform(next(moved), carry.value.type)
+        return [Output(conform(tangent, v.type)) for tangent, v in zip(moved, values, strict=True)]
 
 
-def _live_tangents(op: Scan, given: Any) -> tuple[list[int], list[int]]:
+def _start(tangent: Variable, initial: Variable) -> Variable:
+    return as_dtype(tangent, initial) if is_connected(tangent) else pt.zeros_like(initial)
+
+
+def _live_tangents(op: Scan, given: list[Variable]) -> tuple[list[int], list[int]]:
     """Return the states and carries that some connected tangent reaches."""
     signature = op.signature
-    flat = signature.join_inputs(given)
     reach = [False] * (signature.n_states + signature.n_carries)
-    for tangent, row in zip(flat, connection_pattern(op), strict=True):
-        if tangent is not None and is_connected(tangent):
+    for tangent, row in zip(given, connection_pattern(op), strict=True):
+        if is_connected(tangent):
             reach = [a or b for a, b in zip(reach, row[: len(reach)], strict=True)]
     inner = signature.split_body_inputs(op.body.inputs)
     states = [
