@@ -114,10 +114,7 @@ class Scan(Op, HasInnerGraph):
         groups = OuterInputs(
             pt.lscalar().type if self.signature.has_n_steps else None,
             [stacked(row.type, None) for row in inner.rows],
-            [
-                stacked(taps[0].type, depth)
-                for taps, depth in zip(inner.taps, self.signature.depths, strict=True)
-            ],
+            [stacked(taps[0].type, None) for taps in inner.taps],
             [carry.type for carry in inner.carries],
             [variable.type for variable in inner.non_sequences],
         )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import pytensor.tensor as pt
 from pytensor.compile.builders import infer_shape
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import toposort
+from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
@@ -68,12 +70,28 @@ def output_row_shapes(
             if static[axis] is not None:
                 row.append(static[axis])
                 continue
-            dim = pt.as_tensor_variable(symbolic[axis])
+            dim = _without_checks(pt.as_tensor_variable(symbolic[axis]))
             row.append(None if dim in depends_on([dim], varying) else dim)
         results.append(row)
     flat = substitute([dim for row in results for dim in row if dim is not None], constant)
     remaining = iter(flat)
     return [[None if dim is None else next(remaining) for dim in row] for row in results]
+
+
+def _without_checks(size: Variable) -> Variable:
+    """Return the size without assertions that others equal it: a step makes those itself."""
+    checks = {
+        node.outputs[0]: node.inputs[0]
+        for node in toposort([size])
+        if isinstance(node.op, CheckAndRaise)
+    }
+
+    def skip(variable: Variable) -> Variable:
+        while variable in checks:
+            variable = checks[variable]
+        return variable
+
+    return substitute([skip(size)], {check: skip(check) for check in checks})[0]
 
 
 def _known_shape(variable: Variable) -> list[Variable | None]:

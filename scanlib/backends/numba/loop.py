@@ -34,6 +34,7 @@ from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 VERSION = "scanlib-loop-2"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
+MAX_SHAPE_NODES = 30  # a shape that takes more to compute is read off the first step
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
@@ -230,7 +231,7 @@ class LoopWriter:
                 texts.append(names[size])
             else:
                 nodes = list(toposort([size], blockers=list(names)))
-                if len(nodes) > 8:
+                if len(nodes) > MAX_SHAPE_NODES:
                     return None
                 for variable, name in names.items():
                     self.emitter.bind_scalar(variable, f"np.int64({name})")
@@ -361,7 +362,7 @@ class LoopWriter:
         for axis in range(value.type.ndim):
             expected, size = f"{array}.shape[{axis + 1}]", f"{name}.shape[{axis}]"
             with self.source.block(f"if {expected} != {size}:"):
-                self.raise_error("StepShapeError", text(i, axis), "i", expected, size)
+                self.raise_error("StepShapeError", text(i, axis), "np.int64(i)", expected, size)
 
     def write_output(self, i: int, name: str) -> None:
         value = self.result.outputs[i]

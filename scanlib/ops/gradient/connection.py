@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pytensor.graph.basic import Variable
 from pytensor.graph.op import io_connection_pattern
 
 if TYPE_CHECKING:
@@ -34,8 +35,20 @@ def connection_pattern(op: Scan) -> list[list[bool]]:
         reach[first + recurrent, recurrent] = True
     if signature.has_stop:
         reach = reach[:, :-1]
+    reach[[not is_numeric(variable) for variable in _first_of_each(op)], :] = False
     rows = [[False] * reach.shape[1]] if signature.has_n_steps else []
     return rows + reach.tolist()
+
+
+def is_numeric(variable: Variable) -> bool:
+    """Whether a value consists of numbers; the state of a random generator does not."""
+    return getattr(variable.type, "dtype", None) is not None
+
+
+def _first_of_each(op: Scan) -> list[Variable]:
+    """Return one body input for each outer input (not counting n_steps)."""
+    inner = op.signature.split_body_inputs(op.body.inputs)
+    return [*inner.rows, *(taps[0] for taps in inner.taps), *inner.carries, *inner.non_sequences]
 
 
 def _owners(op: Scan) -> list[int]:

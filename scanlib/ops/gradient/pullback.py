@@ -225,6 +225,10 @@ class _Backward:
         self.loop.sequences = [part for part in self.loop.sequences if part.row in read]
 
 
+def _is_null(variable: Variable) -> bool:
+    return isinstance(variable.type, NullType)
+
+
 @dataclass
 class _Collector:
     """From the backward loop's results to one cotangent per input of the forward loop."""
@@ -242,13 +246,11 @@ class _Collector:
         found += [self.carry(self.backward.carries.get(i)) for i in range(len(groups.carries))]
         found += [self.carry(self.backward.sums.get(i)) for i in range(len(groups.non_sequences))]
         undefined = self.undefined()
-        return [
-            self.finish(outer, value, reaches, undefined)
-            for outer, value, reaches in zip(self.inputs, found, self.reachable(), strict=True)
-        ]
+        rows = zip(self.inputs, found, undefined, self.reachable(), strict=True)
+        return [self.finish(*row) for row in rows]
 
     def finish(
-        self, outer: Variable, value: Variable | None, reaches: bool, undefined: Variable | None
+        self, outer: Variable, value: Variable | None, undefined: Variable | None, reaches: bool
     ) -> Variable:
         if not reaches or not (is_tensor(outer) or value is not None):
             return pg.disconnected_type()
@@ -267,13 +269,26 @@ class _Collector:
             for row in connection_pattern(self.op)
         ]
 
-    def undefined(self) -> Variable | None:
-        """Return an undefined gradient, if one entered the loop or arose in a step."""
-        entering = [cotangent for group in self.given for cotangent in group]
-        for value in [*entering, *self.backward.step.results.values()]:
-            if isinstance(value.type, NullType):
-                return value
-        return None
+    def undefined(self) -> list[Variable | None]:
+        """Return, for each input, the undefined gradient it gets, if it does.
+
+        One that enters the loop, or that a step has for a state or a carry, reaches all
+        inputs; one for a sequence or a non-sequence stays there.
+        """
+        loop, results = self.backward.forward.loop, self.backward.step.results
+
+        def null(*inner: Variable) -> Variable | None:
+            values = (results.get(variable) for variable in inner)
+            return next((v for v in values if v is not None and _is_null(v)), None)
+
+        entering = [g for group in self.given for g in group if _is_null(g)]
+        recurrent = [null(*state.taps.values()) for state in loop.states]
+        recurrent += [null(carry.value) for carry in loop.carries]
+        spread = next((v for v in [*entering, *recurrent] if v is not None), None)
+        own = [null(part.row) for part in loop.sequences] + [None] * len(recurrent)
+        own += [null(part.inner) for part in loop.non_sequences]
+        start = [None] * int(self.op.signature.has_n_steps)
+        return [*start, *(value if spread is None else spread for value in own)]
 
     def carry(self, position: int | None) -> Variable | None:
         if position is None or self.backward.results is None:
