@@ -154,7 +154,9 @@ class Scan(Op, HasInnerGraph):
                 raise TypeError("the taps of a state must have one type")
             if not state_type.is_super(next_state.type):
                 raise TypeError(f"a state of type {state_type} became {next_state.type}")
-            rows = depth if untraced else None if length is None else depth + length
+            # The K rows of an untraced state are not part of its type: PyTensor would turn the
+            # read of a single row into a squeeze, which takes longer to compile than an index.
+            rows = None if untraced or length is None else depth + length
             histories.append(stacked(state_type, rows)())
         for carry, next_carry in zip(inner.carries, result.carries, strict=True):
             if not carry.type.is_super(next_carry.type):

@@ -8,11 +8,14 @@ position  rewrite                    why there
 0.07      ``scanlib_last_rows``      before PyTensor merges two indices into one
 1.61      ``scanlib_simplify_late``  canonicalization and stabilization leave loops with
                                      fewer readers
+48.5      ``scanlib_prepare_inputs`` last of all but fusion and in-place rewrites, which would
+                                     not know the Ops it puts in
 ========  =========================  ====================================================
 """
 
 from pytensor.compile.mode import optdb
 
+from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 
 optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", position=0.06)
@@ -20,3 +23,4 @@ optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
 )
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
+optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

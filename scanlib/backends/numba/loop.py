@@ -32,7 +32,7 @@ from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
-VERSION = "scanlib-loop-2"
+VERSION = "scanlib-loop-3"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 MAX_SHAPE_NODES = 30  # a shape that takes more to compute is read off the first step
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`

@@ -1,0 +1,127 @@
+"""Scalar code: PyTensor's scalar Ops as expressions of numba source."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numba
+import numpy as np
+from numba.extending import overload
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.link.numba.dispatch.basic import (
+    numba_funcify_and_cache_key,
+    numba_funcify_ensure_cache,
+)
+from pytensor.scalar.basic import Composite, Tanh
+
+from scanlib.backends.numba.source import Source
+from scanlib.codegen.vector_math import VECTOR_TANH
+
+
+def as_scalar(value: Any) -> Any:
+    """Return the item of a 0-d array, or a scalar as it is (compiled code only)."""
+    return value.item() if isinstance(value, np.ndarray) else value
+
+
+@overload(as_scalar)
+def _as_scalar(value):
+    if isinstance(value, numba.types.Array):
+        return lambda value: value.item()
+    return lambda value: value
+
+
+class ScalarCode:
+    """Writes scalar code into a source."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def _function(self, op: Op, node: Apply) -> str:
+        """Register the function of PyTensor's numba dispatch for a node and return its name.
+
+        The dispatch may use the number and the static types of inputs, which its own keys
+        leave out.
+        """
+        function, key = numba_funcify_ensure_cache(op, node=node)
+        if key is not None:
+            key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
+        return self.source.function(function, key)
+
+    def _dtype(self, variable: Variable) -> str:
+        dtype = np.dtype(variable.type.dtype)
+        return self.source.object(f"np_{dtype.name}", dtype.type)
+
+    def _scalar_op(self, op: Op, node: Apply, items: list[str]) -> list[str]:
+        """Write scalar code and return the names of the results, each of its exact dtype."""
+        if isinstance(op, Composite):
+            return self._composite(op, items)
+        results = [self.source.name("s") for _ in node.outputs]
+        name = self._vector_function(op, node)
+        call = self._inlined(op, node, items) if name is None else None
+        if call is None:
+            name = name or self._function(op, node)
+            call = f"{name}({', '.join(items)})"
+        if len(results) == 1:
+            self.source.line(f"{results[0]} = {self._dtype(node.outputs[0])}({call})")
+            return results
+        raw = [self.source.name("s") for _ in node.outputs]
+        self.source.line(f"{', '.join(raw)} = {call}")
+        for out, result, value in zip(node.outputs, results, raw, strict=True):
+            self.source.line(f"{result} = {self._dtype(out)}({value})")
+        return results
+
+    def _inlined(self, op: Op, node: Apply, items: list[str]) -> str | None:
+        """Return scalar code as an expression where PyTensor's function is just one.
+
+        A function of its own for every addition is most of the time a small loop takes to
+        compile.
+        """
+        function, key = numba_funcify_and_cache_key(op, node=node)
+        plain = getattr(function, "py_func", None)
+        text = getattr(plain, "__source__", None)
+        if key is None or text is None or plain is None:
+            return None
+        definition = ast.parse(text.strip()).body[0]
+        if not isinstance(definition, ast.FunctionDef) or len(definition.body) != 1:
+            return None
+        statement = definition.body[0]
+        arguments = [argument.arg for argument in definition.args.args]
+        if not isinstance(statement, ast.Return) or len(arguments) != len(items):
+            return None
+        names = dict(zip(arguments, items, strict=True))
+        for inner in ast.walk(statement):
+            if isinstance(inner, ast.Name) and inner.id not in names:
+                if inner.id not in plain.__globals__:
+                    return None
+                value = plain.__globals__[inner.id]
+                names[inner.id] = self.source.function(value, f"{key} {inner.id}")
+        for inner in ast.walk(statement):
+            if isinstance(inner, ast.Name):
+                inner.id = names[inner.id]
+        assert statement.value is not None
+        return ast.unparse(statement.value)
+
+    def _vector_function(self, op: Op, node: Apply) -> str | None:
+        """Return scanlib's own code for a function that numba does not vectorize, if any."""
+        dtype = node.outputs[0].type.dtype
+        if isinstance(op, Tanh) and node.inputs[0].type.dtype == dtype and dtype in VECTOR_TANH:
+            return self.source.function(VECTOR_TANH[dtype], f"scanlib tanh {dtype} 1")
+        return None
+
+    def _composite(self, op: Composite, items: list[str]) -> list[str]:
+        """Write the nodes of a fused Op one by one, each result with its own dtype."""
+        held = dict(zip(op.fgraph.inputs, items, strict=True))
+
+        def text(variable: Variable) -> str:
+            if variable not in held:
+                assert isinstance(variable, Constant)
+                dtype = np.dtype(variable.type.dtype)
+                held[variable] = self.source.constant(dtype.type(np.asarray(variable.data).item()))
+            return held[variable]
+
+        for inner in op.fgraph.toposort():
+            results = self._scalar_op(inner.op, inner, [text(inp) for inp in inner.inputs])
+            held.update(zip(inner.outputs, results, strict=True))
+        return [text(out) for out in op.fgraph.outputs]
