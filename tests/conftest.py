@@ -1,8 +1,10 @@
 """Fixtures for compilation modes, and Hypothesis profiles."""
 
+import pytensor
 import pytest
 from hypothesis import HealthCheck, settings
 
+import scanlib  # noqa: F401 -- defines the configuration flags
 from tests.modes import MODES
 
 # The examples of the default profile are the same at every run. The thorough profile draws new
@@ -19,8 +21,10 @@ settings.load_profile("ci")
 
 @pytest.fixture(params=list(MODES))
 def mode(request):
-    """Every linker that all loops must run on."""
-    return MODES[request.param]
+    """Every linker that all loops must run on; ``py`` without any compiled loop."""
+    perform = "python" if request.param == "py" else "auto"
+    with pytensor.config.change_flags(scanlib__perform=perform):
+        yield MODES[request.param]
 
 
 @pytest.fixture

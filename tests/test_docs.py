@@ -47,12 +47,14 @@ def examples_of_page(page):
                 example.lineno += first
             examples += found
             continue
-        printed = None
-        if following is not None and following["language"] == "text":
-            if not text[block.end() : following.start()].strip():
-                printed = following["text"]
-        example = doctest.Example(block["text"], printed or "", lineno=first)
-        example.shown = printed is not None
+        example = doctest.Example(block["text"], "", lineno=first)
+        example.shown = (
+            following is not None
+            and following["language"] == "text"
+            and not text[block.end() : following.start()].strip()
+        )
+        if example.shown:
+            example.want = following["text"]
         examples.append(example)
     return examples
 
@@ -95,6 +97,7 @@ def check(examples, where):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_examples_of_a_page(page):
     examples = examples_of_page(page)
@@ -131,6 +134,21 @@ def test_links_of_a_page(page):
         assert linked.exists(), f"{match['target']} does not exist"
         if anchor:
             assert anchor in anchors(linked), f"{match['target']}: no such heading"
+
+
+def plain_signature(name):
+    signature = inspect.signature(getattr(scanlib, name))
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    return f"scanlib.{name}{inspect.Signature(parameters)}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_reference_has_the_signature(name):
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert plain_signature(name) in " ".join(text.split())
 
 
 def test_the_reference_is_complete():

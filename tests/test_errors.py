@@ -301,7 +301,9 @@ class TestStepFunctions:
         with pytest.raises(REJECTED, match="counter"):
             scanlib.scan(lambda: {a: update(a)}, n_steps=3)
 
-    @pytest.mark.parametrize("value", ["text", object(), [["text"]]], ids=str)
+    @pytest.mark.parametrize(
+        "value", ["text", object(), [["text"]]], ids=["text", "object", "nested"]
+    )
     def test_returning_what_is_not_a_variable(self, value):
         with pytest.raises(REJECTED, match=r"(?i)fn|return"):
             scanlib.scan(lambda h: value, outputs_info=pt.scalar("h0"), n_steps=3)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType, integer_dtypes
 
@@ -117,14 +118,29 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
     return result
 
 
-def read_outputs_info(outputs_info: Any) -> list[OutputArgument]:
-    """Return what the user told about each output."""
+def read_outputs_info(outputs_info: Any, inputs: Sequence[Variable]) -> list[OutputArgument]:
+    """Return what the user told about each output; `inputs` are the loop's other arguments."""
+    listed = as_list(outputs_info)
+    float_dtype = _float_dtype([*inputs, *listed])
     return [
-        _read_output(given, f"outputs_info[{i}]") for i, given in enumerate(as_list(outputs_info))
+        _read_output(given, f"outputs_info[{i}]", float_dtype) for i, given in enumerate(listed)
     ]
 
 
-def _read_output(given: Any, argument: str) -> OutputArgument:
+def _float_dtype(values: Sequence[Any]) -> str:
+    """Return the dtype of a Python float among these values: the widest of theirs, or floatX."""
+    dtypes = []
+    for value in values:
+        if isinstance(value, dict):
+            value = value.get("initial")
+        is_number = isinstance(value, int | float | Constant) and not getattr(value, "ndim", 0)
+        dtype = None if is_number else getattr(value, "dtype", None)
+        if dtype is not None and np.dtype(dtype).kind == "f":
+            dtypes.append(str(dtype))
+    return str(np.result_type(*dtypes)) if dtypes else config.floatX
+
+
+def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
     if not isinstance(given, dict):
         given = {} if given is None else {"initial": given}
     unknown = set(given) - {"initial", "taps", "inplace"}
@@ -142,10 +158,13 @@ def _read_output(given: Any, argument: str) -> OutputArgument:
             )
         return OutputArgument(None, [], None)
     initial = given["initial"]
-    # A Python integer has no dtype of its own: a counter must not overflow after 127 steps.
-    is_weak = isinstance(initial, int)
+    # A Python number has no dtype of its own. PyTensor takes the smallest one that holds it:
+    # a counter would overflow after 127 steps, and 1.0 would mean single precision.
+    is_weak = isinstance(initial, int) and not isinstance(initial, bool)
     if is_weak:
         initial = np.asarray(initial, dtype="int64")
+    elif isinstance(initial, float) and not isinstance(initial, np.generic):
+        initial = np.asarray(initial, dtype=float_dtype)
     initial = _as_variable(initial, f"the initial value of {argument}")
     listed = [-1] if taps is None else _tap_list(taps, argument)
     if not listed:

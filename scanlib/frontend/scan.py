@@ -361,10 +361,11 @@ def scan(
         value if isinstance(value, Variable) else pt.as_tensor_variable(value)
         for value in as_list(non_sequences)
     ]
+    walked = read_sequences(sequences)
     builder = _Builder(
         fn,
-        read_sequences(sequences),
-        read_outputs_info(outputs_info),
+        walked,
+        read_outputs_info(outputs_info, [*(argument.variable for argument in walked), *given]),
         given,
         read_n_steps(n_steps),
         bool(go_backwards),

@@ -45,8 +45,8 @@ class until:  # noqa: N801
     ...     n_steps=1024,
     ...     return_updates=False,
     ... )
-    >>> pytensor.function([limit], powers)(45)
-    array([ 2.,  4.,  8., 16., 32., 64.])
+    >>> print(pytensor.function([limit], powers)(45))
+    [ 2.  4.  8. 16. 32. 64.]
     """
 
     def __init__(self, condition: Any) -> None:

@@ -11,12 +11,12 @@ from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.basic import get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import DenseTensorType, TensorType
 
 
 def is_tensor(variable: Variable) -> bool:
     """Whether a variable is a dense tensor."""
-    return isinstance(variable.type, TensorType)
+    return isinstance(variable.type, DenseTensorType)
 
 
 def is_differentiable(variable: Variable) -> bool:

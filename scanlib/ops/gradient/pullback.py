@@ -100,10 +100,11 @@ class _Backward:
         self.add_forward_values()
         if not self.loop.body_outputs():
             return
+        self.loop.n_steps = self.forward.walked()
         self.loop.substitute(self.replacements)
         self.drop_unread_sequences()
-        if not self.loop.sequences:
-            self.loop.n_steps = self.forward.walked()
+        if self.loop.sequences:
+            self.loop.n_steps = None
         self.results = self.loop.apply()
 
     # Parts

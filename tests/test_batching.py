@@ -1,0 +1,164 @@
+"""Batches of loops by `vectorize_graph` against one loop after the other."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.replace import vectorize_graph
+
+import scanlib
+
+rng = np.random.default_rng(7)
+
+
+def batched(variable, rank):
+    return pt.TensorType(variable.type.dtype, shape=(None,) * (rank + variable.type.ndim))()
+
+
+def check_rows(outputs, inputs, data, ranks, mode, shape=(3,)):
+    """Hold the batched function against the plain one, row by row of the batch."""
+    new = [batched(v, rank) if rank else v for v, rank in zip(inputs, ranks, strict=True)]
+    changed = {old: v for old, v, rank in zip(inputs, new, ranks, strict=True) if rank}
+    together = pytensor.function(new, vectorize_graph(outputs, changed), mode=mode)
+    one = pytensor.function(inputs, outputs, mode=mode)
+    results = together(*data)
+    for index in np.ndindex(shape):
+        arguments = [x[index] if rank else x for x, rank in zip(data, ranks, strict=True)]
+        for actual, expected in zip(results, one(*arguments), strict=True):
+            row = actual[index] if actual.ndim > expected.ndim else actual
+            np.testing.assert_allclose(row, expected, rtol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def two_taps():
+    x, h0, w = pt.matrix("x"), pt.vector("h0"), pt.matrix("w")
+    traces = scanlib.scan(
+        lambda x, h1, h2, w: [pt.tanh(h1 @ w + x + 0.1 * h2), (h1 * x).sum()],
+        sequences=x,
+        outputs_info=[{"initial": pt.stack([h0, 2 * h0]), "taps": [-1, -2]}, None],
+        non_sequences=w,
+        return_updates=False,
+    )
+    return traces, [x, h0, w]
+
+
+@pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 0, 1)])
+def test_some_inputs_are_batched(two_taps, which, fast_mode):
+    outputs, inputs = two_taps
+    shapes = [(5, 4), (4,), (4, 4)]
+    data = [rng.normal(size=(3,) * b + shape) for b, shape in zip(which, shapes, strict=True)]
+    check_rows(outputs, inputs, data, which, fast_mode)
+
+
+def test_under_numba(two_taps, numba_mode):
+    outputs, inputs = two_taps
+    data = [rng.normal(size=shape) for shape in [(3, 5, 4), (3, 4), (4, 4)]]
+    check_rows(outputs, inputs, data, (1, 1, 0), numba_mode)
+
+
+def test_two_batch_dimensions_and_broadcasting(two_taps, fast_mode):
+    outputs, (x, h0, w) = two_taps
+    x2 = pt.TensorType("float64", shape=(2, 1, None, None))()
+    h2 = pt.TensorType("float64", shape=(1, 3, None))()
+    f = pytensor.function([x2, h2, w], vectorize_graph(outputs, {x: x2, h0: h2}), mode=fast_mode)
+    one = pytensor.function([x, h0, w], outputs, mode=fast_mode)
+    xs, hs, ws = rng.normal(size=(2, 1, 5, 4)), rng.normal(size=(1, 3, 4)), rng.normal(size=(4, 4))
+    states, sums = f(xs, hs, ws)
+    assert states.shape == (2, 3, 5, 4)
+    for i, j in np.ndindex(2, 3):
+        expected = one(xs[i, 0], hs[0, j], ws)
+        np.testing.assert_allclose(states[i, j], expected[0])
+        np.testing.assert_allclose(sums[i, j], expected[1])
+
+
+def test_backwards_echo_and_integers(fast_mode):
+    x, n = pt.vector("x"), pt.lscalar("n")
+    outputs = scanlib.scan(
+        lambda x, echo, count, n: [x, count + n],
+        sequences=x,
+        outputs_info=[pt.constant(0.0), pt.constant(0, dtype="int64")],
+        non_sequences=n,
+        go_backwards=True,
+        return_updates=False,
+    )
+    check_rows(outputs, [x, n], [rng.normal(size=(3, 5)), np.array([1, 2, 3])], (1, 1), fast_mode)
+
+
+def test_gradient_of_a_batch_is_a_batch_of_gradients(two_taps, fast_mode):
+    (states, _), inputs = two_taps
+    gradients = pytensor.grad((states**2).sum(), inputs)
+    data = [rng.normal(size=shape) for shape in [(3, 5, 4), (3, 4), (3, 4, 4)]]
+    check_rows(gradients, inputs, data, (1, 1, 1), fast_mode)
+
+
+class TestUntil:
+    """Every row stops by itself and keeps its last values until all have stopped."""
+
+    @staticmethod
+    def newton():
+        a = pt.scalar("a")
+        roots, products = scanlib.scan(
+            lambda y, a: (
+                [y - (y * y - a) / (2 * y), y * a],
+                scanlib.until(abs(y * y - a) < 1e-10),
+            ),
+            outputs_info=[a, None],
+            non_sequences=a,
+            n_steps=100,
+            return_updates=False,
+        )
+        return a, roots, products
+
+    def test_rows_stop_by_themselves(self, mode):
+        a, roots, products = self.newton()
+        many = pt.vector("many")
+        together = pytensor.function(
+            [many], vectorize_graph([roots, products], {a: many}), mode=mode
+        )
+        one = pytensor.function([a], [roots, products], mode=mode)
+        values = np.array([2.0, 9.0, 1000.0, 1.0])
+        results = together(values)
+        lengths = []
+        for i, value in enumerate(values):
+            expected = one(value)
+            steps = len(expected[0])
+            lengths.append(steps)
+            for actual, alone in zip(results, expected, strict=True):
+                np.testing.assert_allclose(actual[i, :steps], alone)
+                assert (actual[i, steps:] == alone[-1]).all()
+        assert len(set(lengths)) > 1
+        assert results[0].shape == (4, max(lengths))
+
+    def test_gradient_of_the_last_row(self, fast_mode):
+        a, roots, _ = self.newton()
+        many = pt.vector("many")
+        last = vectorize_graph(roots[-1], {a: many})
+        gradient = pytensor.function([many], pytensor.grad(last.sum(), many), mode=fast_mode)
+        values = np.array([2.0, 9.0, 1000.0])
+        np.testing.assert_allclose(gradient(values), 0.5 / np.sqrt(values), rtol=1e-8)
+
+
+def test_differing_numbers_of_steps_are_refused():
+    n, many = pt.lscalar("n"), pt.lvector("many")
+    trace = scanlib.scan(lambda h: h + 1, outputs_info=0.0, n_steps=n, return_updates=False)
+    with pytest.raises(NotImplementedError, match="n_steps"):
+        vectorize_graph(trace, {n: many})
+
+
+def test_random_draws_differ_between_rows(fast_mode):
+    generator, mean = pytensor.shared(np.random.default_rng(3)), pt.scalar("mean")
+
+    def step(rng_state, mean):
+        new_state, draw = pt.random.normal(mean, 1, rng=rng_state).owner.outputs
+        return [new_state, draw]
+
+    _, draws = scanlib.scan(
+        step, outputs_info=[generator, None], non_sequences=mean, n_steps=4, return_updates=False
+    )
+    means = pt.vector("means")
+    f = pytensor.function([means], vectorize_graph(draws, {mean: means}), mode=fast_mode)
+    values = f([0.0, 100.0])
+    assert values.shape == (2, 4)
+    assert (np.abs(values[0]) < 10).all()
+    assert (np.abs(values[1] - 100) < 10).all()
+    assert len(np.unique(values)) == 8

@@ -1,0 +1,243 @@
+"""The Op itself: signature, types, equality, printing, shapes, direction, fall-backs."""
+
+import pickle
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+
+import scanlib
+from scanlib.ops import Loop, NonSequence, Output, Scan, Sequence, Signature, State
+
+rng = np.random.default_rng(3)
+
+
+def affine_loop(reverse=False, names=(None, None)):
+    """Return a loop over ``h ← a h + x`` with the tap two steps back added."""
+    x, h0, a = pt.vector("x"), pt.vector("h0"), pt.scalar("a")
+    row, h1, h2, inner = pt.scalar(), pt.scalar(), pt.scalar(), pt.scalar()
+    loop = Loop(
+        sequences=[Sequence(x, row, names[0])],
+        states=[State(h0, {-1: h1, -2: h2}, inner * h1 + row + h2, name=names[1])],
+        non_sequences=[NonSequence(a, inner)],
+        outputs=[Output(h1 * 2)],
+        reverse=reverse,
+    )
+    return loop, [x, h0, a]
+
+
+class TestSignature:
+    def test_groups_and_back(self):
+        signature = Signature(
+            n_sequences=2,
+            taps=((-1,), (-3, -1)),
+            untraced=(False, True),
+            n_carries=1,
+            n_non_sequences=1,
+            n_outputs=1,
+            has_n_steps=True,
+            has_stop=True,
+        )
+        flat = list(range(7))
+        groups = signature.split_inputs(flat)
+        assert groups == (0, [1, 2], [3, 4], [5], [6])
+        assert signature.join_inputs(groups) == flat
+        assert signature.split_body_inputs(list("xyabcdw")).taps == [["a"], ["b", "c"]]
+        assert signature.split_body_outputs(list("abczs")).stop == "s"
+        assert signature.depths == (1, 3)
+        assert [signature.describe_input(i) for i in (0, 2, 6)] == [
+            "n_steps",
+            "sequence 1",
+            "non-sequence 0",
+        ]
+
+    @pytest.mark.parametrize("taps", [(), (0,), (1,), (-1, -1)])
+    def test_taps_must_be_negative_and_distinct(self, taps):
+        with pytest.raises(ValueError, match="taps"):
+            Signature(taps=(taps,), untraced=(False,), has_n_steps=True)
+
+    def test_something_must_give_the_length(self):
+        with pytest.raises(ValueError, match="number of steps"):
+            Signature(n_outputs=1)
+
+    def test_wrong_number_of_variables(self):
+        with pytest.raises(ValueError, match="expected 1"):
+            Signature(n_sequences=1).split_inputs([1, 2])
+
+
+class TestEquality:
+    def test_equal_loops_are_one_node_after_merging(self):
+        (first, inputs), (second, _) = affine_loop(), affine_loop(names=("x", "level"))
+        a, b = first.apply(), second.apply()
+        assert a.node.op == b.node.op
+        assert hash(a.node.op) == hash(b.node.op)
+        again = b.node.op(*inputs, return_list=True)
+        f = pytensor.function(inputs, [a.histories[0], again[0]], mode=get_mode("CVM"))
+        assert sum(isinstance(n.op, Scan) for n in f.maker.fgraph.apply_nodes) == 1
+
+    def test_direction_and_truncation_count(self):
+        op = affine_loop()[0].apply().node.op
+        assert op != affine_loop(reverse=True)[0].apply().node.op
+        truncated = affine_loop()[0]
+        truncated.truncate_gradient = 3
+        assert op != truncated.apply().node.op
+
+    def test_pickling(self):
+        loop, inputs = affine_loop(names=("x", "level"))
+        results = loop.apply()
+        op = pickle.loads(pickle.dumps(results.node.op))
+        assert op == results.node.op
+        assert op.labels == results.node.op.labels
+        data = [rng.normal(size=5), rng.normal(size=2), 0.5]
+        f = pytensor.function(inputs, [results.histories[0], op(*inputs)[0]])
+        np.testing.assert_array_equal(*f(*data))
+
+
+class TestValues:
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_direction_and_place_of_the_initial_rows(self, reverse, mode):
+        loop, inputs = affine_loop(reverse=reverse)
+        results = loop.apply()
+        f = pytensor.function(inputs, [results.histories[0], results.outputs[0]], mode=mode)
+        x, h0, a = rng.normal(size=5), rng.normal(size=2), 0.5
+        history, doubled = f(x, h0, a)
+        walk = x[::-1] if reverse else x
+        rows = list(h0[::-1] if reverse else h0)
+        outputs = []
+        for value in walk:
+            outputs.append(2 * rows[-1])
+            rows.append(a * rows[-1] + value + rows[-2])
+        np.testing.assert_allclose(history, rows[::-1] if reverse else rows)
+        np.testing.assert_allclose(doubled, outputs[::-1] if reverse else outputs)
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_stop_keeps_the_rows_that_ran(self, reverse, mode):
+        x, row, total = pt.vector("x"), pt.scalar(), pt.scalar()
+        loop = Loop(
+            sequences=[Sequence(x, row)],
+            states=[State(pt.zeros(1), {-1: total}, total + row)],
+            outputs=[Output(row * 10)],
+            stop=total + row > 2.5,
+            reverse=reverse,
+        )
+        results = loop.apply()
+        f = pytensor.function([x], [results.histories[0], results.outputs[0]], mode=mode)
+        history, tens = f(np.arange(1.0, 6.0))
+        if reverse:
+            np.testing.assert_allclose(history, [5, 0])
+            np.testing.assert_allclose(tens, [50])
+        else:
+            np.testing.assert_allclose(history, [0, 1, 3])
+            np.testing.assert_allclose(tens, [10, 20])
+
+    def test_storage_grows_with_until(self, mode):
+        n = pt.lscalar("n")
+        squares, rows = scanlib.scan(
+            lambda k, n: ([k + 1, pt.stack([k, k * k])], scanlib.until(pt.ge(k, n))),
+            outputs_info=[0, None],
+            non_sequences=n,
+            n_steps=10**9 if mode is not None else None,
+            return_updates=False,
+        )
+        f = pytensor.function([n], [squares, rows], mode=get_mode("NUMBA"))
+        counts, pairs = f(300)
+        np.testing.assert_array_equal(counts, np.arange(1, 302))
+        np.testing.assert_array_equal(pairs[:, 1], np.arange(301) ** 2)
+
+    def test_deep_states_are_read_from_memory(self, mode):
+        h0 = pt.vector("h0")
+        h = scanlib.scan(
+            lambda far, near: 0.5 * far + 0.1 * near,
+            outputs_info={"initial": h0, "taps": [-12, -1]},
+            n_steps=20,
+            return_updates=False,
+        )
+        rows = list(rng.normal(size=12))
+        f = pytensor.function([h0], [h, h[-1]], mode=mode)
+        trace, last = f(np.array(rows))
+        for _ in range(20):
+            rows.append(0.5 * rows[-12] + 0.1 * rows[-1])
+        np.testing.assert_allclose(trace, rows[12:])
+        np.testing.assert_allclose(last, rows[-1])
+
+
+class TestShapes:
+    def test_shapes_need_no_loop(self):
+        x, w, k = pt.matrix("x"), pt.matrix("w"), pt.lscalar("k")
+        h, z = scanlib.scan(
+            lambda x, h, w: [pt.tanh(h + x), (x @ w)[None]],
+            x[:k],
+            [pt.zeros(x.shape[1]), None],
+            w,
+            return_updates=False,
+        )
+        f = pytensor.function([x, w, k], [*h.shape, *z.shape], mode=get_mode("CVM"))
+        assert not any(isinstance(node.op, Scan) for node in f.maker.fgraph.apply_nodes)
+        sizes = f(np.zeros((7, 3)), np.zeros((3, 2)), 5)
+        assert [int(size) for size in sizes] == [5, 3, 5, 1, 2]
+
+    def test_static_lengths(self):
+        x = pt.TensorType("float64", shape=(6, 3))("x")
+        h, z = scanlib.scan(lambda x, h: [h + x, x[0]], x, [pt.zeros(3), None],
+                            return_updates=False)  # fmt: skip
+        assert h.type.shape == (6, 3)
+        assert z.type.shape == (6,)
+
+    def test_wrong_types_are_refused_by_name(self):
+        op = affine_loop()[0].apply().node.op
+        with pytest.raises(TypeError, match="sequence 0"):
+            op(pt.matrix(), pt.vector(), pt.scalar())
+        with pytest.raises(TypeError, match="non-sequence 0"):
+            op(pt.vector(), pt.vector(), pt.vector())
+
+
+class TestPrinting:
+    def test_dprint_shows_the_body(self):
+        x = pt.vector("x")
+        h = scanlib.scan(lambda x, h: (pt.tanh(h + x), scanlib.until(h > 3)), x, 0.0,
+                         name="squash", return_updates=False)  # fmt: skip
+        text = h.dprint(file="str")
+        assert "Scan{squash, until}" in text
+        assert "Inner graphs" in text
+        assert "Tanh" in text
+
+
+class TestPerform:
+    def test_bodies_that_numba_cannot_compile(self):
+        @pytensor.wrap_py if hasattr(pytensor, "wrap_py") else _as_op
+        def twice(x):
+            return 2 * x
+
+        x = pt.vector("x")
+        h = scanlib.scan(lambda x, h: twice(h) + x, x, 1.0, return_updates=False)
+        f = pytensor.function([x], h, mode=get_mode("CVM"))
+        with pytest.warns(UserWarning, match="object mode"):
+            np.testing.assert_allclose(f([1.0, 2.0]), [3, 8])
+
+    def test_half_precision_runs_in_python(self):
+        x = pt.TensorType("float16", shape=(None,))("x")
+        h = scanlib.scan(lambda x, h: h + x, x, pt.constant(np.float16(1)), return_updates=False)
+        f = pytensor.function([x], h, mode=get_mode("CVM"))
+        result = f(np.array([1, 2], dtype="float16"))
+        assert result.dtype == "float16"
+        np.testing.assert_allclose(result, [2, 4])
+
+    def test_insisting_on_the_compiled_loop(self):
+        from scanlib.ops.execution import NotCompilableError
+
+        x = pt.TensorType("float16", shape=(None,))("x")
+        h = scanlib.scan(lambda x, h: h + x, x, pt.constant(np.float16(1)), return_updates=False)
+        f = pytensor.function([x], h, mode=get_mode("CVM"))
+        with (
+            pytensor.config.change_flags(scanlib__perform="numba"),
+            pytest.raises(NotCompilableError),
+        ):
+            f(np.array([1, 2], dtype="float16"))
+
+
+def _as_op(function):
+    from pytensor.compile.ops import as_op
+
+    return as_op(itypes=[pt.dscalar], otypes=[pt.dscalar])(function)

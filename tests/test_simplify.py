@@ -1,0 +1,269 @@
+"""The simplify rewrites: what is left of a loop, and that its values stay the same."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+from pytensor.graph.traversal import ancestors
+
+import scanlib
+from scanlib.ops.scan import Scan
+
+rng = np.random.default_rng(11)
+CHECKED = get_mode("CVM")
+
+
+def loops(function):
+    """Return the loops of a compiled function."""
+    return [node for node in function.maker.fgraph.toposort() if isinstance(node.op, Scan)]
+
+
+def compile_both(inputs, outputs, **kwargs):
+    """Compile with and without simplification; return both functions."""
+    simplified = pytensor.function(inputs, outputs, mode=CHECKED, **kwargs)
+    with pytensor.config.change_flags(scanlib__simplify=False):
+        plain = pytensor.function(inputs, outputs, mode=CHECKED, **kwargs)
+    return simplified, plain
+
+
+def check(inputs, outputs, data, **kwargs):
+    """Compare the simplified function with the plain one; return the former's loops."""
+    simplified, plain = compile_both(inputs, outputs, **kwargs)
+    for actual, expected in zip(simplified(*data), plain(*data), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+        assert actual.shape == expected.shape
+        assert actual.dtype == expected.dtype
+    return loops(simplified)
+
+
+class TestUnused:
+    def test_results_nobody_reads(self):
+        x, y = pt.vector("x"), pt.vector("y")
+        a, _b, _c = scanlib.scan(
+            lambda x, y, a, b: [a + x, b * y, a * b],
+            sequences=[x, y],
+            outputs_info=[0.0, 1.0, None],
+            return_updates=False,
+        )
+        (node,) = check([x, y], [a], [rng.normal(size=5)] * 2, on_unused_input="ignore")
+        signature = node.op.signature
+        assert (signature.n_states, signature.n_outputs, signature.n_sequences) == (1, 0, 1)
+
+    def test_a_state_that_a_read_one_needs_stays(self):
+        x = pt.vector("x")
+        _a, b = scanlib.scan(
+            lambda x, a, b: [a + x, a * b], x, [0.0, 1.0], return_updates=False
+        )
+        (node,) = check([x], [b], [rng.normal(size=5)])
+        assert node.op.signature.n_states == 2
+
+    def test_a_sequence_that_gives_only_the_length(self):
+        x = pt.vector("x")
+        h = scanlib.scan(lambda x, h: h * 2, x, 1.0, return_updates=False)
+        (node,) = check([x], [h], [rng.normal(size=5)])
+        assert node.outputs[0].type.ndim == 1
+
+    def test_taps_nobody_reads(self):
+        h0 = pt.vector("h0")
+        h = scanlib.scan(
+            lambda h1, h2, h3: h1 + h3,
+            outputs_info={"initial": h0, "taps": [-1, -2, -3]},
+            n_steps=6,
+            return_updates=False,
+        )
+        (node,) = check([h0], [h], [rng.normal(size=3)])
+        assert sorted(node.op.signature.taps[0]) == [-3, -1]
+
+
+class TestDuplicates:
+    def test_states_that_are_always_equal(self):
+        x = pt.vector("x")
+        a, b = scanlib.scan(
+            lambda x, a, b: [pt.tanh(a + x), pt.tanh(b + x)], x, [0.5, 0.5], return_updates=False
+        )
+        (node,) = check([x], [a, b], [rng.normal(size=5)])
+        assert node.op.signature.n_states == 1
+
+    def test_states_that_start_equal_and_part(self):
+        x = pt.vector("x")
+        a, b = scanlib.scan(
+            lambda x, a, b: [pt.tanh(a + x), pt.tanh(b - x)], x, [0.5, 0.5], return_updates=False
+        )
+        (node,) = check([x], [a, b], [rng.normal(size=5)])
+        assert node.op.signature.n_states == 2
+
+    def test_states_that_swap(self):
+        x = pt.vector("x")
+        a, b = scanlib.scan(
+            lambda x, a, b: [b + x, a + x], x, [0.5, 0.5], return_updates=False
+        )
+        (node,) = check([x], [a, b], [rng.normal(size=5)])
+        assert node.op.signature.n_states == 1
+
+    def test_inputs_outputs_and_constants(self):
+        x, w = pt.vector("x"), pt.scalar("w")
+        a, b, c, d = scanlib.scan(
+            lambda x, y, a, w, v, two: [a * w + v * x * two, x + y, x + y, y],
+            sequences=[x, x],
+            outputs_info=[0.0, None, None, None],
+            non_sequences=[w, w, pt.constant(2.0)],
+            return_updates=False,
+        )
+        (node,) = check([x, w], [a, b, c, d], [rng.normal(size=5), 0.3])
+        signature = node.op.signature
+        assert (signature.n_sequences, signature.n_non_sequences, signature.n_outputs) == (1, 1, 1)
+
+    def test_an_output_that_is_a_state(self):
+        x = pt.vector("x")
+
+        def step(x, a):
+            new = a * x
+            return [new, new]
+
+        a, b = scanlib.scan(step, x, [1.0, None], return_updates=False)
+        (node,) = check([x], [a, b], [rng.normal(size=5)])
+        assert node.op.signature.n_outputs == 0
+
+
+class TestHoisting:
+    def test_matrix_work_leaves_the_loop(self):
+        x, w = pt.matrix("x"), pt.matrix("w")
+        inner = pt.matrix("inner")
+        h = scanlib.scan(
+            lambda x, h, w: h + x @ pt.exp(w), x, pt.zeros(3), w, return_updates=False
+        )
+        (node,) = check([x, w], [h], [rng.normal(size=(4, 3)), rng.normal(size=(3, 3))])
+        assert not any("exp" in str(n.op).lower() for n in node.op.body.toposort())
+        assert inner.type == w.type
+
+    def test_gradient_bodies_hold_no_invariant_exponentials(self):
+        x, w = pt.vector("x"), pt.scalar("w")
+        h = scanlib.scan(lambda x, h, w: h * pt.exp(w) + x, x, 0.0, w, return_updates=False)
+        gradient = pytensor.grad(h.sum(), w)
+        for node in check([x, w], [h, gradient], [rng.normal(size=4), 0.2]):
+            assert not any("exp" in str(n.op).lower() for n in node.op.body.toposort())
+
+
+class TestLastRows:
+    def test_history_is_not_stored(self):
+        a, k = pt.vector("a"), pt.iscalar("k")
+        powers = scanlib.scan(
+            lambda p, a: p * a, outputs_info=pt.ones_like(a), non_sequences=a, n_steps=k,
+            return_updates=False,
+        )  # fmt: skip
+        (node,) = check([a, k], [powers[-1]], [rng.normal(size=3), 4])
+        assert node.op.signature.untraced == (True,)
+
+    @pytest.mark.parametrize("back", [1, 2, 3])
+    def test_rows_further_back(self, back, mode):
+        x = pt.vector("x")
+        sums = scanlib.scan(lambda x, s: s + x, x, 0.0, return_updates=False)
+        f = pytensor.function([x], sums[-back], mode=mode)
+        np.testing.assert_allclose(f([1, 2, 3, 4]), np.cumsum([1.0, 2, 3, 4])[-back])
+        np.testing.assert_allclose(f(np.ones(back)), 1.0)
+        with pytest.raises(IndexError):
+            f(np.ones(back - 1))
+
+    def test_last_row_of_a_trace_that_is_read_too(self, mode):
+        x = pt.vector("x")
+        sums = scanlib.scan(lambda x, s: s + x, x, 0.0, return_updates=False)
+        f = pytensor.function([x], [sums, sums[-1]], mode=mode)
+        assert f([1, 2])[1] == 3
+        with pytest.raises(IndexError):
+            f([])
+
+    def test_rows_of_the_initial_state_may_be_read(self, fast_mode):
+        x = pt.vector("x")
+        sums = scanlib.scan(lambda x, s: s + x, x, 5.0, return_updates=False)
+        history = sums.owner.inputs[0]
+        f = pytensor.function([x], history[-1], mode=fast_mode)
+        assert f([]) == 5
+        assert f([1.0]) == 6
+
+    def test_deep_state(self, mode):
+        h0 = pt.vector("h0")
+        fibonacci = scanlib.scan(
+            lambda a, b: a + b,
+            outputs_info={"initial": h0, "taps": [-1, -2]},
+            n_steps=10,
+            return_updates=False,
+        )
+        f = pytensor.function([h0], [fibonacci[-1], fibonacci[-2]], mode=mode)
+        np.testing.assert_allclose(f([0.0, 1.0]), [89, 55])
+
+    def test_until(self, mode):
+        limit = pt.scalar("limit")
+        powers = scanlib.scan(
+            lambda p, limit: (2 * p, scanlib.until(2 * p > limit)),
+            outputs_info=1.0,
+            non_sequences=limit,
+            n_steps=1024,
+            return_updates=False,
+        )
+        assert pytensor.function([limit], powers[-1], mode=mode)(45) == 64
+
+
+class TestMerging:
+    def test_loops_over_the_same_data(self):
+        x = pt.vector("x")
+        a = scanlib.scan(lambda x, s: s + x, x, 0.0, return_updates=False)
+        b = scanlib.scan(lambda x, p: p * x, x, 1.0, return_updates=False)
+        (node,) = check([x], [a, b], [rng.normal(size=5)])
+        assert node.op.signature.n_states == 2
+
+    def test_loops_over_other_data_stay_apart(self):
+        x, y = pt.vector("x"), pt.vector("y")
+        a = scanlib.scan(lambda x, s: s + x, x, 0.0, return_updates=False)
+        b = scanlib.scan(lambda x, p: p * x, y, 1.0, return_updates=False)
+        assert len(check([x, y], [a, b], [rng.normal(size=5), rng.normal(size=3)])) == 2
+
+    def test_a_loop_that_reads_another_stays_apart(self):
+        x = pt.vector("x")
+        a = scanlib.scan(lambda x, s: s + x, x, 0.0, return_updates=False)
+        b = scanlib.scan(lambda x, p, last: p * x + last, x, 1.0, a[-1], return_updates=False)
+        assert len(check([x], [a, b], [rng.normal(size=5)])) == 2
+
+    def test_other_conditions_stay_apart(self):
+        x = pt.vector("x")
+
+        def until(limit):
+            return scanlib.scan(
+                lambda x, s: (s + x, scanlib.until(s + x > limit)), x, 0.0, return_updates=False
+            )
+
+        assert len(check([x], [until(1.0), until(2.0)], [np.ones(5)])) == 2
+
+    def test_forward_loop_of_a_gradient_that_stores_draws(self):
+        generator, a = pytensor.shared(np.random.default_rng(5)), pt.scalar("a")
+
+        def step(state, h, a):
+            new_state, draw = pt.random.normal(0, 1, rng=state).owner.outputs
+            return [new_state, pt.tanh(a * h * draw)]
+
+        _, trace = scanlib.scan(
+            step,
+            outputs_info=[generator, pt.constant(0.5)],
+            non_sequences=a,
+            n_steps=5,
+            return_updates=False,
+        )
+        gradient = pytensor.grad(trace.sum(), a)
+        nodes = check([a], [trace, gradient], [0.7])
+        assert len([node for node in nodes if not node.op.signature.reverse]) == 1
+
+
+def test_switched_off():
+    x = pt.vector("x")
+    a, _b = scanlib.scan(lambda x, a, b: [a + x, b * x], x, [0.0, 1.0], return_updates=False)
+    with pytensor.config.change_flags(scanlib__simplify=False):
+        (node,) = loops(pytensor.function([x], a, mode=CHECKED))
+    assert node.op.signature.n_states == 2
+
+
+def test_the_users_graph_is_left_alone():
+    x = pt.vector("x")
+    a, _b = scanlib.scan(lambda x, a, b: [a + x, b * x], x, [0.0, 1.0], return_updates=False)
+    before = [v.owner.op for v in ancestors([a]) if v.owner]
+    pytensor.function([x], a, mode=CHECKED)
+    assert [v.owner.op for v in ancestors([a]) if v.owner] == before
