@@ -1,5 +1,11 @@
-"""How PyTensor's linkers run scanlib's Ops."""
+"""How PyTensor's linkers run scanlib's Ops. Each backend loads with the first loop."""
 
-from scanlib.backends import numba
+from scanlib.ops.execution import register_loader
 
-__all__ = ["numba"]
+
+def load_numba() -> None:
+    """Register the numba backend."""
+    from scanlib.backends import numba  # noqa: F401
+
+
+register_loader(load_numba)

@@ -26,6 +26,22 @@ class NotCompilableError(Exception):
 
 
 _compilers: list[Compiler] = []
+_loaders: list[Callable[[], None]] = []
+
+
+def register_loader(loader: Callable[[], None]) -> None:
+    """Have `loader` called once, when the first loop is made.
+
+    Backends import compilers, which takes longer than all the rest of scanlib; a program that
+    only imports scanlib does not wait for them.
+    """
+    _loaders.append(loader)
+
+
+def load_backends() -> None:
+    """Call the registered loaders that have not been called."""
+    while _loaders:
+        _loaders.pop()()
 
 
 def register_compiler(compiler: Compiler) -> None:

@@ -24,7 +24,7 @@ from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops import gradient
-from scanlib.ops.execution import runner_for
+from scanlib.ops.execution import load_backends, runner_for
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Labels
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
@@ -77,9 +77,14 @@ class Scan(Op, HasInnerGraph):
             (None,) * signature.n_outputs,
         )
         self._runners: dict[str, Any] = {}
+        load_backends()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runners": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        load_backends()
 
     def __str__(self) -> str:
         flags = ["reverse"] * self.signature.reverse + ["until"] * self.signature.has_stop

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import pytensor
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
@@ -98,6 +99,7 @@ class Source:
         text = "\n".join([f"def {name}({', '.join(arguments)}):", *self.lines])
         key = None
         if self.cacheable:
-            key = sha256("\n".join([version, text, *self.keys]).encode()).hexdigest()
+            identity = [version, f"pytensor {pytensor.__version__}", text, *self.keys]
+            key = sha256("\n".join(identity).encode()).hexdigest()
         function = compile_numba_function_src(text, name, self.globals, cache_key=key)
         return function, key
