@@ -50,10 +50,10 @@ def test_some_inputs_are_batched(two_taps, which, fast_mode):
     check_rows(outputs, inputs, data, which, fast_mode)
 
 
-def test_under_numba(two_taps, numba_mode):
+def test_under_every_linker(two_taps, mode):
     outputs, inputs = two_taps
     data = [rng.normal(size=shape) for shape in [(3, 5, 4), (3, 4), (4, 4)]]
-    check_rows(outputs, inputs, data, (1, 1, 0), numba_mode)
+    check_rows(outputs, inputs, data, (1, 1, 0), mode)
 
 
 def test_two_batch_dimensions_and_broadcasting(two_taps, fast_mode):

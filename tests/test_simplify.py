@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import get_mode
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Exp
 
 import scanlib
 from scanlib.ops.scan import Scan
@@ -37,6 +38,12 @@ def check(inputs, outputs, data, **kwargs):
     return loops(simplified)
 
 
+def computes_exponentials(node):
+    """Whether the body of a loop computes an exponential."""
+    operations = [getattr(inner.op, "scalar_op", None) for inner in node.op.body.toposort()]
+    return any(isinstance(operation, Exp) for operation in operations)
+
+
 class TestUnused:
     def test_results_nobody_reads(self):
         x, y = pt.vector("x"), pt.vector("y")
@@ -52,9 +59,7 @@ class TestUnused:
 
     def test_a_state_that_a_read_one_needs_stays(self):
         x = pt.vector("x")
-        _a, b = scanlib.scan(
-            lambda x, a, b: [a + x, a * b], x, [0.0, 1.0], return_updates=False
-        )
+        _a, b = scanlib.scan(lambda x, a, b: [a + x, a * b], x, [0.0, 1.0], return_updates=False)
         (node,) = check([x], [b], [rng.normal(size=5)])
         assert node.op.signature.n_states == 2
 
@@ -95,9 +100,7 @@ class TestDuplicates:
 
     def test_states_that_swap(self):
         x = pt.vector("x")
-        a, b = scanlib.scan(
-            lambda x, a, b: [b + x, a + x], x, [0.5, 0.5], return_updates=False
-        )
+        a, b = scanlib.scan(lambda x, a, b: [b + x, a + x], x, [0.5, 0.5], return_updates=False)
         (node,) = check([x], [a, b], [rng.normal(size=5)])
         assert node.op.signature.n_states == 1
 
@@ -129,20 +132,16 @@ class TestDuplicates:
 class TestHoisting:
     def test_matrix_work_leaves_the_loop(self):
         x, w = pt.matrix("x"), pt.matrix("w")
-        inner = pt.matrix("inner")
-        h = scanlib.scan(
-            lambda x, h, w: h + x @ pt.exp(w), x, pt.zeros(3), w, return_updates=False
-        )
+        h = scanlib.scan(lambda x, h, w: h + x @ pt.exp(w), x, pt.zeros(3), w, return_updates=False)
         (node,) = check([x, w], [h], [rng.normal(size=(4, 3)), rng.normal(size=(3, 3))])
-        assert not any("exp" in str(n.op).lower() for n in node.op.body.toposort())
-        assert inner.type == w.type
+        assert not computes_exponentials(node)
 
     def test_gradient_bodies_hold_no_invariant_exponentials(self):
         x, w = pt.vector("x"), pt.scalar("w")
         h = scanlib.scan(lambda x, h, w: h * pt.exp(w) + x, x, 0.0, w, return_updates=False)
         gradient = pytensor.grad(h.sum(), w)
         for node in check([x, w], [h, gradient], [rng.normal(size=4), 0.2]):
-            assert not any("exp" in str(n.op).lower() for n in node.op.body.toposort())
+            assert not computes_exponentials(node)
 
 
 class TestLastRows:

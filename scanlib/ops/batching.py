@@ -36,6 +36,14 @@ def _rank(core: Variable, batched: Variable) -> int:
     return batched.type.ndim - core.type.ndim if is_tensor(core) else 0
 
 
+def _sizes(variable: Variable, rank: int) -> list[Variable]:
+    """Return the batch shape of a variable, with constants where it is known."""
+    return [
+        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
+        for axis, size in enumerate(variable.type.shape[:rank])
+    ]
+
+
 def _pad(variable: Variable, ndim: int) -> Variable:
     """Return a batch of scalars with axes of size one behind, to broadcast against rows."""
     return pt.expand_dims(variable, tuple(range(variable.type.ndim, ndim)))
@@ -94,9 +102,7 @@ class _Batcher:
         if not uneven:
             self.shape = list(self.given[batched[0]].shape)[: self.rank]
             return
-        parts = [
-            list(self.given[i].shape)[: _rank(self.node.inputs[i], self.given[i])] for i in batched
-        ]
+        parts = [_sizes(self.given[i], _rank(self.node.inputs[i], self.given[i])) for i in batched]
         self.shape = list(pt.broadcast_shape(*map(tuple, parts), arrays_are_shapes=True))
         for i in batched:
             core = self.node.inputs[i]

@@ -56,10 +56,27 @@ def runner_for(op: Scan, node: Apply) -> Runner:
     the compiled loop, ``python`` never compiles.
     """
     choice = config.scanlib__perform
-    if choice != "python" and _compilers:
+    if choice == "python" or not _compilers:
+        return PythonLoop(op)
+    if choice == "numba":
+        return _compilers[0](op, node)
+    return CompiledOrPython(op, node)
+
+
+class CompiledOrPython:
+    """Runs a loop compiled; in Python, from the first call on, if it cannot be compiled."""
+
+    def __init__(self, op: Scan, node: Apply) -> None:
+        self.op = op
+        self.run: Runner
         try:
-            return _compilers[0](op, node)
+            self.run = _compilers[0](op, node)
         except NotCompilableError:
-            if choice == "numba":
-                raise
-    return PythonLoop(op)
+            self.run = PythonLoop(op)
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        try:
+            return self.run(*inputs)
+        except NotCompilableError:
+            self.run = PythonLoop(self.op)
+            return self.run(*inputs)

@@ -40,7 +40,7 @@ def compile_for_perform(op: Scan, node: Apply) -> Callable[..., Sequence[Any]]:
     def run(*inputs: Any) -> Sequence[Any]:
         try:
             results = compiled(*inputs)
-        except numba.core.errors.NumbaError as error:
+        except (numba.core.errors.NumbaError, NotImplementedError) as error:
             raise NotCompilableError(str(error)) from error
         return [results] if single else list(results)
 

@@ -11,6 +11,7 @@ from numba.extending import overload
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
+    direct_cast,
     numba_funcify_and_cache_key,
     numba_funcify_ensure_cache,
 )
@@ -79,29 +80,11 @@ class ScalarCode:
         compile.
         """
         function, key = numba_funcify_and_cache_key(op, node=node)
-        plain = getattr(function, "py_func", None)
-        text = getattr(plain, "__source__", None)
-        if key is None or text is None or plain is None:
+        if key is None:
             return None
-        definition = ast.parse(text.strip()).body[0]
-        if not isinstance(definition, ast.FunctionDef) or len(definition.body) != 1:
-            return None
-        statement = definition.body[0]
-        arguments = [argument.arg for argument in definition.args.args]
-        if not isinstance(statement, ast.Return) or len(arguments) != len(items):
-            return None
-        names = dict(zip(arguments, items, strict=True))
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Name) and inner.id not in names:
-                if inner.id not in plain.__globals__:
-                    return None
-                value = plain.__globals__[inner.id]
-                names[inner.id] = self.source.function(value, f"{key} {inner.id}")
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Name):
-                inner.id = names[inner.id]
-        assert statement.value is not None
-        return ast.unparse(statement.value)
+        identity = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
+        expression = _Inliner(self.source, identity).expression(function, _names(items))
+        return None if expression is None else ast.unparse(expression)
 
     def _vector_function(self, op: Op, node: Apply) -> str | None:
         """Return scanlib's own code for a function that numba does not vectorize, if any."""
@@ -125,3 +108,58 @@ class ScalarCode:
             results = self._scalar_op(inner.op, inner, [text(inp) for inp in inner.inputs])
             held.update(zip(inner.outputs, results, strict=True))
         return [text(out) for out in op.fgraph.outputs]
+
+
+def _names(items: list[str]) -> list[ast.expr]:
+    return [ast.parse(item, mode="eval").body for item in items]
+
+
+class _Inliner(ast.NodeTransformer):
+    """Rewrites the body of a generated scalar function for use at the place of a call."""
+
+    def __init__(self, source: Source, identity: str) -> None:
+        self.source = source
+        self.identity = identity
+        self.arguments: dict[str, ast.expr] = {}
+        self.globals: dict[str, Any] = {}
+
+    def expression(self, function: Any, items: list[ast.expr]) -> ast.expr | None:
+        """Return the value of a call as an expression, None if the function is more than one."""
+        plain = getattr(function, "py_func", None)
+        text = getattr(plain, "__source__", None)
+        if text is None or plain is None:
+            return None
+        definition = ast.parse(text.strip()).body[0]
+        if not isinstance(definition, ast.FunctionDef) or len(definition.body) != 1:
+            return None
+        statement = definition.body[0]
+        names = [argument.arg for argument in definition.args.args]
+        if not isinstance(statement, ast.Return) or statement.value is None:
+            return None
+        if len(names) != len(items) or definition.args.vararg is not None:
+            return None
+        inner = _Inliner(self.source, self.identity)
+        inner.arguments = dict(zip(names, items, strict=True))
+        inner.globals = plain.__globals__
+        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        if not used <= inner.arguments.keys() | inner.globals.keys():
+            return None
+        return inner.visit(statement.value)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Inline calls of other generated functions; drop casts, which callers make anyway."""
+        callee = self.globals.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if callee is direct_cast:
+            return self.visit(node.args[0])
+        items = [self.visit(argument) for argument in node.args]
+        inlined = None if callee is None or node.keywords else self.expression(callee, items)
+        if inlined is not None:
+            return inlined
+        return ast.Call(self.visit(node.func), items, node.keywords)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Put in arguments, and register what a function reads from its module."""
+        if node.id in self.arguments:
+            return self.arguments[node.id]
+        name = self.source.function(self.globals[node.id], f"{self.identity} {node.id}")
+        return ast.Name(name, ast.Load())
