@@ -148,6 +148,27 @@ class TestTypesOfStates:
         assert h.dtype == "float64"
         assert evaluate(h, {x: [0.5, 1.0]}, mode).tolist() == [0.5, 1.5]
 
+    def test_python_numbers_have_the_dtype_of_what_they_meet(self):
+        single, double = pt.fvector("single"), pt.dvector("double")
+
+        def dtype(initial, sequences=None):
+            h, _ = scanlib.scan(
+                lambda *rows: rows[-1] / 2 if initial != 0 else rows[-1] + 1,
+                sequences=sequences,
+                outputs_info=initial,
+                n_steps=None if sequences is not None else 3,
+            )
+            return h.dtype
+
+        assert dtype(1.0) == pytensor.config.floatX
+        assert dtype(1.0, single) == "float32"
+        assert dtype(1.0, [single, double]) == "float64"
+        assert dtype(0) == "int64"
+
+    def test_a_counter_does_not_overflow(self, fast_mode):
+        count, _ = scanlib.scan(lambda n: n + 1, outputs_info=0, n_steps=300)
+        assert evaluate(count[-1], {}, fast_mode) == 300
+
     def test_promotion_reaches_other_states(self, mode):
         x = pt.vector("x")
         (u, v, k), _ = scanlib.scan(lambda x, u, v, k: [v, u + x, k + 1], x, outputs_info=[0, 0, 0])

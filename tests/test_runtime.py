@@ -77,6 +77,23 @@ class TestOtherTypes:
             expected.append(0.5 * value.toarray() @ expected[-1])
         np.testing.assert_allclose(got, expected, rtol=1e-12)
 
+    @pytest.mark.parametrize("wrt", ["dense", "sparse"])
+    def test_gradients_with_a_sparse_matrix(self, fast_mode, wrt):
+        m, x = pytensor.sparse.csr_matrix("m"), pt.matrix("x")
+        h, _ = scanlib.scan(
+            lambda h, m: pytensor.sparse.structured_dot(m, h),
+            outputs_info=x,
+            non_sequences=m,
+            n_steps=3,
+        )
+        gradient = pytensor.grad(h.sum(), x if wrt == "dense" else m)
+        f = pytensor.function([m, x], gradient, mode=fast_mode)
+        result = f(scipy.sparse.csr_matrix(2 * np.eye(2)), np.ones((2, 1)))
+        if wrt == "dense":
+            np.testing.assert_allclose(result, [[14], [14]])
+        else:
+            np.testing.assert_allclose(result.toarray(), 17 * np.eye(2))
+
     def test_gradient_past_a_sparse_matrix(self, fast_mode):
         A = pytensor.sparse.csr_matrix("A")
         x0 = pt.matrix("x0")
@@ -192,10 +209,12 @@ class TestMemory:
 
 
 class TestProcesses:
-    def test_import_loads_no_other_backend(self):
+    def test_import_loads_no_backend(self):
+        """Not even numba: it loads with the first loop."""
         code = (
             "import sys, scanlib; "
-            "print(sorted({'jax', 'torch'} & {name.split('.')[0] for name in sys.modules}))"
+            "loaded = {name.split('.')[0] for name in sys.modules}; "
+            "print(sorted({'jax', 'torch', 'numba'} & loaded))"
         )
         printed = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -19,6 +19,16 @@ def is_tensor(variable: Variable) -> bool:
     return isinstance(variable.type, DenseTensorType)
 
 
+def is_numeric(variable: Variable) -> bool:
+    """Whether a value consists of numbers; the state of a random generator does not."""
+    return getattr(variable.type, "dtype", None) is not None
+
+
+def zeros_like(variable: Variable) -> Variable:
+    """Return zeros of the type of a dense or sparse variable."""
+    return pt.zeros_like(variable) if is_tensor(variable) else variable.zeros_like()
+
+
 def is_differentiable(variable: Variable) -> bool:
     """Whether a variable holds real or complex numbers that a derivative can flow through."""
     dtype = getattr(variable.type, "dtype", None)

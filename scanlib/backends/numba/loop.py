@@ -17,24 +17,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.basic import Variable
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 
-from scanlib._compat import thaw_graph
 from scanlib.backends.numba.body import escaping_values, prepare_body
 from scanlib.backends.numba.emit import Emitter, is_zero_dim
+from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.source import Source
 from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
-from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 VERSION = "scanlib-loop-3"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
-MAX_SHAPE_NODES = 30  # a shape that takes more to compute is read off the first step
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
@@ -179,70 +174,13 @@ class LoopWriter:
             self.source.line(f"{target}[{left}] = {source}[{right}]")
 
     def write_output_storage(self) -> None:
-        shapes = self.row_shapes()
+        shapes = row_shapes(self.op, self.arguments, self.inner.non_sequences, self.emitter)
         for i, out in enumerate(self.result.outputs):
             row = shapes[i]
             self.known_rows.append(row is not None)
             dtype = self.emitter._dtype(out)
             sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
             self.source.line(f"z{i} = np.empty(({', '.join(sizes)},), {dtype})")
-
-    def row_shapes(self) -> list[list[str] | None]:
-        """Return the row shape of each stacked output as source, None where only a step tells.
-
-        Shapes come from the body as it was before rewriting: they are the same, and stay
-        simple expressions.
-        """
-        fresh = thaw_graph(self.op.body)
-        outputs = self.signature.split_body_outputs(fresh.outputs).outputs
-        if not outputs:
-            return []
-        names: dict[Variable, str] = {}
-        shapes: list[Any] = []
-        for name, type in zip(self.arguments, self.op.outer_input_types(), strict=True):
-            if not hasattr(type, "ndim"):
-                shapes.append(None)
-                continue
-            sizes = []
-            for axis in range(type.ndim):
-                size = pt.lscalar()
-                names[size] = f"{name}.shape[{axis}]"
-                sizes.append(size)
-            shapes.append(sizes)
-        values: list[Variable | None] = [None] * len(fresh.inputs)
-        start = len(values) - self.signature.n_non_sequences
-        values[start:] = self.inner.non_sequences
-        rows = output_row_shapes(
-            fresh.inputs, outputs, body_input_shapes(self.signature, shapes), values
-        )
-        return [self._row_source(row, names) for row in rows]
-
-    def _row_source(
-        self, row: list[Variable | None], names: dict[Variable, str]
-    ) -> list[str] | None:
-        """Return source for the sizes of a row, if they are simple enough to be worth it."""
-        texts = []
-        for size in row:
-            if size is None:
-                return None
-            if isinstance(size, Constant):
-                texts.append(str(int(np.asarray(size.data))))
-            elif size in names:
-                texts.append(names[size])
-            else:
-                nodes = list(toposort([size], blockers=list(names)))
-                if len(nodes) > MAX_SHAPE_NODES:
-                    return None
-                for variable, name in names.items():
-                    self.emitter.bind_scalar(variable, f"np.int64({name})")
-                for node in nodes:
-                    for inp in node.inputs:
-                        known = isinstance(inp, Constant) or inp in self.emitter.values
-                        if inp.owner is None and not known:
-                            return None
-                    self.emitter.emit(node)
-                texts.append(self.emitter.scalar(size))
-        return texts
 
     # One step
 

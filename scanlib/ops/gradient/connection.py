@@ -8,6 +8,8 @@ import numpy as np
 from pytensor.graph.basic import Variable
 from pytensor.graph.op import io_connection_pattern
 
+from scanlib.ops.graph import is_numeric
+
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
 
@@ -38,11 +40,6 @@ def connection_pattern(op: Scan) -> list[list[bool]]:
     reach[[not is_numeric(variable) for variable in _first_of_each(op)], :] = False
     rows = [[False] * reach.shape[1]] if signature.has_n_steps else []
     return rows + reach.tolist()
-
-
-def is_numeric(variable: Variable) -> bool:
-    """Whether a value consists of numbers; the state of a random generator does not."""
-    return getattr(variable.type, "dtype", None) is not None
 
 
 def _first_of_each(op: Scan) -> list[Variable]:

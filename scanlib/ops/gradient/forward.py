@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.ops.graph import depends_on, is_tensor
+from scanlib.ops.graph import depends_on, is_numeric, is_tensor
 from scanlib.ops.loop import Loop, Output, Results, State
 
 
@@ -111,17 +111,17 @@ class ForwardValues:
 
 
 def drawn_values(values: list[Variable], inputs: list[Variable]) -> list[Variable]:
-    """Return the tensors above `values` that a step computes from something that is no tensor.
+    """Return the tensors above `values` that a step computes from something without numbers.
 
     Random draws are of this kind: computing them again would need the generator's state.
     """
-    opaque = [inp for inp in inputs if not is_tensor(inp)]
+    opaque = [inp for inp in inputs if not is_numeric(inp)]
     if not opaque:
         return []
     dependent = depends_on(values, opaque)
     cuts: list[Variable] = []
     for node in toposort(values, blockers=inputs):
-        if any(inp in dependent and not is_tensor(inp) for inp in node.inputs):
+        if any(inp in dependent and not is_numeric(inp) for inp in node.inputs):
             cuts.extend(out for out in node.outputs if is_tensor(out))
     wanted = set(ancestors(values, blockers=cuts))
     return [cut for cut in cuts if cut in wanted]

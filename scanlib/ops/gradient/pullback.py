@@ -17,7 +17,7 @@ from scanlib.ops.gradient.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step import StepPullback, as_dtype, is_connected, is_usable
-from scanlib.ops.graph import conform, is_differentiable, is_tensor
+from scanlib.ops.graph import conform, is_differentiable, is_tensor, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.signature import OuterOutputs
@@ -181,7 +181,7 @@ class _Backward:
             own = self.gradient_of(part.inner)
             if own is not None:
                 self.sums[i] = len(self.loop.carries)
-                carry = self.add_carry(pt.zeros_like(part.outer), part.inner)
+                carry = self.add_carry(zeros_like(part.outer), part.inner)
                 carry.next = conform(carry.value + own, carry.value.type)
         for i, sequence in enumerate(source.sequences):
             own = self.gradient_of(sequence.row)
