@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.debug.debugmode import DebugMode
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
@@ -234,6 +235,27 @@ class TestPerform:
             pytest.raises(NotCompilableError),
         ):
             f(np.array([1, 2], dtype="float16"))
+
+
+class TestCompiledFunctions:
+    def test_debug_mode(self):
+        """PyTensor's own checker: values agree with and without rewrites, nothing is aliased."""
+        x, a = pt.vector("x"), pt.scalar("a")
+        h = scanlib.scan(lambda x, h, a: pt.tanh(a * h + x), x, 0.1, a, return_updates=False)
+        cost = (h**2).sum()
+        checked = DebugMode(check_c_code=False, check_py_code=True)
+        outputs = [cost, *pytensor.grad(cost, [x, a])]
+        results = pytensor.function([x, a], outputs, mode=checked)(np.ones(3), 0.5)
+        expected = pytensor.function([x, a], outputs, mode=get_mode("CVM"))(np.ones(3), 0.5)
+        for actual, wanted in zip(results, expected, strict=True):
+            np.testing.assert_allclose(actual, wanted)
+
+    def test_freeing_and_copying(self):
+        x = pt.vector("x")
+        h = scanlib.scan(lambda x, h: h + x, x, 0.0, return_updates=False)
+        f = pytensor.function([x], h, mode=get_mode("CVM"))
+        f.free()
+        np.testing.assert_allclose(f.copy()([1.0, 2.0]), [1, 3])
 
 
 class _Twice(Op):
