@@ -9,7 +9,11 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
-from pytensor.tensor.basic import get_scalar_constant_value
+from pytensor.tensor.basic import (
+    ScalarFromTensor,
+    TensorFromScalar,
+    get_scalar_constant_value,
+)
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.type import DenseTensorType, TensorType
 
@@ -108,3 +112,15 @@ def constant_integer(variable: Any) -> int | None:
     except NotScalarConstantError:
         return None
     return int(value) if np.asarray(value).dtype.kind in "iub" else None
+
+
+def constant_index(index: Any) -> int | None:
+    """Return a constant index, looking through conversions between tensors and scalars."""
+    if isinstance(index, int | np.integer):
+        return int(index)
+    if isinstance(index, Constant):
+        return int(np.asarray(index.data).item())
+    owner = getattr(index, "owner", None)
+    if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
+        return constant_index(owner.inputs[0])
+    return None

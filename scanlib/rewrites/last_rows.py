@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
+from scanlib.ops.graph import constant_index
 from scanlib.ops.loop import Loop, State
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
@@ -35,18 +35,6 @@ class LastRow:
     back: int
     rest: tuple
     needs_step: bool
-
-
-def constant_index(index: object) -> int | None:
-    """Return a constant index, looking through conversions between tensors and scalars."""
-    if isinstance(index, int):
-        return index
-    if isinstance(index, Constant):
-        return int(index.data)
-    owner = getattr(index, "owner", None)
-    if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
-        return constant_index(owner.inputs[0])
-    return None
 
 
 def _indices(node: Apply) -> tuple:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
-from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
+
+from scanlib.ops.graph import constant_index
 
 
 @dataclass
@@ -90,28 +92,17 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
     if isinstance(index, slice):
         if index.stop is not None or index.step is not None:
             return value, None
-        start = _constant(index.start)
+        start = constant_index(index.start)
         if start is None or start < 1 or value.type.ndim != variable.type.ndim:
             return value, None
         if value.type.broadcastable[1:] != variable.type.broadcastable[1:]:
             return value, None
         return value, start
-    if _constant(index) == -1 and value.type.ndim == variable.type.ndim - 1:
+    if constant_index(index) == -1 and value.type.ndim == variable.type.ndim - 1:
         if value.type.broadcastable != variable.type.broadcastable[1:]:
             return value, None
         return value, -1
     return value, None
-
-
-def _constant(variable: object) -> int | None:
-    if isinstance(variable, int | np.integer):
-        return int(variable)
-    if isinstance(variable, Constant):
-        return int(np.asarray(variable.data).item())
-    owner = getattr(variable, "owner", None)
-    if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
-        return _constant(owner.inputs[0])
-    return None
 
 
 def _is_zeros(variable: Variable) -> bool:
