@@ -17,3 +17,9 @@ config.add(
     BoolParam(True),
     in_c_key=False,
 )
+config.add(
+    "scanlib__lower",
+    "Whether loops with elementwise bodies are lowered to kernels of their own.",
+    BoolParam(True),
+    in_c_key=False,
+)

@@ -57,10 +57,15 @@ def runner_for(op: Scan, node: Apply) -> Runner:
     """
     choice = config.scanlib__perform
     if choice == "python" or not _compilers:
-        return PythonLoop(op)
+        return python_loop(op)
     if choice == "numba":
         return _compilers[0](op, node)
     return CompiledOrPython(op, node)
+
+
+def python_loop(op: Any) -> Runner:
+    """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
+    return PythonLoop(getattr(op, "scan", op))
 
 
 class CompiledOrPython:
@@ -72,11 +77,11 @@ class CompiledOrPython:
         try:
             self.run = _compilers[0](op, node)
         except NotCompilableError:
-            self.run = PythonLoop(op)
+            self.run = python_loop(op)
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         try:
             return self.run(*inputs)
         except NotCompilableError:
-            self.run = PythonLoop(self.op)
+            self.run = python_loop(self.op)
             return self.run(*inputs)

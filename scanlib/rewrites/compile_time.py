@@ -10,13 +10,14 @@ from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
 
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.scan import Scan
 
 
 def _feeds_only_loops(fgraph: FunctionGraph, variable: Variable) -> bool:
     clients = fgraph.clients.get(variable, ())
-    return bool(clients) and all(isinstance(client.op, Scan) for client, _ in clients)
+    return bool(clients) and all(isinstance(client.op, Scan | ElemwiseScan) for client, _ in clients)
 
 
 @node_rewriter([Alloc])

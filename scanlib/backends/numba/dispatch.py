@@ -13,7 +13,9 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
+from scanlib.backends.numba.elemwise import write_elemwise
 from scanlib.backends.numba.loop import write_loop
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
 
@@ -25,13 +27,23 @@ def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> tuple[Callable[..., An
     return numba_njit(function), key
 
 
+@register_funcify_and_cache_key(ElemwiseScan)
+def funcify_elemwise_scan(
+    op: ElemwiseScan, node: Apply, **kwargs: Any
+) -> tuple[Callable[..., Any], str | None]:
+    """Return the compiled function of an elementwise loop for use inside numba mode."""
+    function, key = write_elemwise(op)
+    return numba_njit(function), key
+
+
 @register_compiler
-def compile_for_perform(op: Scan, node: Apply) -> Callable[..., Sequence[Any]]:
+def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that runs the loop compiled."""
     try:
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
-        function, key = write_loop(op)
+        write = write_elemwise if isinstance(op, ElemwiseScan) else write_loop
+        function, key = write(op)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
     compiled = numba_njit(function, final_function=True, cache=key is not None)

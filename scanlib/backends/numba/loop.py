@@ -36,20 +36,13 @@ FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 class LoopWriter:
     """Writes the function of one loop."""
 
+    version = VERSION
+
     def __init__(self, op: Scan) -> None:
-        self.op = op
-        self.signature = op.signature
-        self.reverse = op.signature.reverse
-        self.grows = op.signature.has_stop and not op.signature.reverse
-        self.messages = Messages(op.signature, op.labels, op.name)
-        self.source = Source()
-        self.emitter = Emitter(self.source)
+        self.start(op)
         self.body = prepare_body(op)
         self.inner = self.signature.split_body_inputs(self.body.fgraph.inputs)
         self.result = self.signature.split_body_outputs(self.body.fgraph.outputs)
-        count = len(op.outer_input_types())
-        self.arguments = [f"x{i}" for i in range(count)]
-        self.outer = self.signature.split_inputs(self.arguments)
         depths = self.signature.depths
         self.scalar_state = [is_zero_dim(taps[0].type) for taps in self.inner.taps]
         self.in_registers = [
@@ -57,6 +50,19 @@ class LoopWriter:
             for scalar, depth in zip(self.scalar_state, depths, strict=True)
         ]
         self.known_rows: list[bool] = []
+
+    def start(self, op: Scan) -> None:
+        """Set up what does not depend on how the body is written."""
+        self.op = op
+        self.signature = op.signature
+        self.reverse = op.signature.reverse
+        self.grows = op.signature.has_stop and not op.signature.reverse
+        self.messages = Messages(op.signature, op.labels, op.name)
+        self.source = Source()
+        self.emitter = Emitter(self.source)
+        count = len(op.outer_input_types())
+        self.arguments = [f"x{i}" for i in range(count)]
+        self.outer = self.signature.split_inputs(self.arguments)
         for helper in (errors.StepCountError, errors.SequenceLengthError):
             self.source.object(helper.__name__, helper)
         self.source.object("InitialRowsError", errors.InitialRowsError)
@@ -69,14 +75,18 @@ class LoopWriter:
         self.write_storage()
         line = self.source.line
         self.source.mark_prelude()
-        self.emitter.escaping = escaping_values(self.body.fgraph, self.result.carries)
+        self.emitter.escaping = self.escaping_values()
         line("i = 0")
         line("stopped = False")
         with self.source.block("while i < steps and not stopped:"):
             self.write_step()
             line("i += 1")
         self.write_return()
-        return self.source.compile("scan_loop", self.arguments, VERSION)
+        return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def escaping_values(self) -> set[Variable]:
+        """Return the results of a step that need fresh memory every time."""
+        return escaping_values(self.body.fgraph, self.result.carries)
 
     # Before the first step
 

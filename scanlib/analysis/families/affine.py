@@ -1,0 +1,194 @@
+"""The affine family: every next value is a linear combination of past ones, plus a constant.
+
+    y_p[t] = Σ_{q,k} a_{pqk}[t] · y_q[t-k] + b_p[t]
+
+One state of depth one is ``a h + b``; several states, or one with more taps (AR(p), ARMA, IIR
+filters), are a coupled system. The composition of two affine functions is affine:
+
+    (a₂, b₂) ∘ (a₁, b₁) = (a₂ a₁, a₂ b₁ + b₂)
+
+G. Blelloch, "Prefix sums and their applications", 1990.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytensor.scalar as ps
+from pytensor.graph.basic import Apply, Variable
+
+from scanlib.analysis.families.form import (
+    Component,
+    Elements,
+    NotInFamilyError,
+    common_dtype,
+    kind,
+)
+from scanlib.ops.elemwise_scan import Recurrence, Term
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Form:
+    """``Σ coefficients[part, tap] · y_part[t + tap] + constant``.
+
+    A coefficient of None is one; a constant of None is zero.
+    """
+
+    coefficients: dict[Key, Variable | None]
+    constant: Variable | None
+
+
+def recognize(component: Component) -> Recurrence:
+    """Return the affine recurrence of a component.
+
+    Raises
+    ------
+    NotInFamilyError
+        If a next value is not affine in the component's past values.
+    """
+    dtype = common_dtype(component)
+    if dtype == "bool":
+        raise NotInFamilyError("arithmetic on truth values is no affine recurrence")
+    forms = component.propagate(
+        lambda part, tap: Form({(part, tap): None}, None), _Step(component, dtype).forms
+    )
+    elements = Elements(dtype)
+    terms, constants = [], []
+    for part, value in component.nexts.items():
+        form = forms[part] or Form({}, value)
+        keys = sorted(form.coefficients, key=lambda key: (key[0], -key[1]))
+        terms.append(
+            tuple(Term(*key, elements.add(form.coefficients[key])) for key in keys)
+        )
+        constants.append(elements.add(form.constant))
+    return elements.recurrence("affine", component, tuple(terms), tuple(constants))
+
+
+@dataclass
+class _Step:
+    """From the forms of a node's inputs to those of its outputs."""
+
+    component: Component
+    dtype: str
+
+    def forms(self, node: Apply, given: list[Form | None]) -> list[Form]:
+        op = node.op
+        if isinstance(op, ps.Add):
+            return [self.add(node.inputs, given)]
+        if isinstance(op, ps.Sub):
+            left, right = (self.lift(*pair) for pair in zip(node.inputs, given, strict=True))
+            return [_plus(left, _scaled(right, self.number(-1)))]
+        if isinstance(op, ps.Neg):
+            return [_scaled(self.lift(node.inputs[0], given[0]), self.number(-1))]
+        if isinstance(op, ps.Mul):
+            return [self.multiply(node, given)]
+        if isinstance(op, ps.TrueDiv) and given[1] is None and given[0] is not None:
+            return [_divided(given[0], node.inputs[1])]
+        if isinstance(op, ps.Switch) and given[0] is None:
+            return [self.switch(node, given)]
+        if isinstance(op, ps.Cast | ps.Identity) and self.keeps_numbers(node):
+            assert given[0] is not None
+            return [given[0]]
+        raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
+
+    def named(self, node: Apply, given: list[Form | None]) -> str:
+        for inp, form in zip(node.inputs, given, strict=True):
+            if form is not None:
+                part = next(iter(form.coefficients), None)
+                if part is not None:
+                    return self.component.name(self.component.taps[part[0]][part[1]])
+        return "a state"
+
+    def keeps_numbers(self, node: Apply) -> bool:
+        """Whether a cast changes no number but by rounding, as every float operation does."""
+        before, after = kind(node.inputs[0]), kind(node.outputs[0])
+        if before == after:
+            small = node.outputs[0].type.dtype
+            return before in "fc" or (before in "iu" and small == node.inputs[0].type.dtype)
+        return before == "f" and after == "c"
+
+    def number(self, value: int) -> Variable:
+        return ps.ScalarConstant(ps.get_scalar_type(self.dtype), value)
+
+    def lift(self, value: Variable, form: Form | None) -> Form:
+        return Form({}, value) if form is None else form
+
+    def add(self, inputs: list[Variable], given: list[Form | None]) -> Form:
+        total = Form({}, None)
+        for value, form in zip(inputs, given, strict=True):
+            total = _plus(total, self.lift(value, form))
+        return total
+
+    def multiply(self, node: Apply, given: list[Form | None]) -> Form:
+        linear = [form for form in given if form is not None]
+        if len(linear) > 1:
+            raise NotInFamilyError(
+                f"a coefficient of {self.named(node, given)} reads a state itself"
+            )
+        result = linear[0]
+        for value, form in zip(node.inputs, given, strict=True):
+            if form is None:
+                result = _scaled(result, value)
+        return result
+
+    def switch(self, node: Apply, given: list[Form | None]) -> Form:
+        condition = node.inputs[0]
+        left, right = (
+            self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True)
+        )
+        zero, one = self.number(0), self.number(1)
+
+        def pick(a: Variable | None, b: Variable | None, absent: Variable) -> Variable:
+            return ps.switch(
+                condition, absent if a is None else a, absent if b is None else b
+            )
+
+        coefficients: dict[Key, Variable | None] = {}
+        for key in {**left.coefficients, **right.coefficients}:
+            a = left.coefficients[key] if key in left.coefficients else zero
+            b = right.coefficients[key] if key in right.coefficients else zero
+            coefficients[key] = None if a is None and b is None else pick(a, b, one)
+        if left.constant is None and right.constant is None:
+            return Form(coefficients, None)
+        return Form(coefficients, pick(left.constant, right.constant, zero))
+
+
+def _plus(a: Form, b: Form) -> Form:
+    coefficients = dict(a.coefficients)
+    for key, value in b.coefficients.items():
+        if key not in coefficients:
+            coefficients[key] = value
+            continue
+        mine = coefficients[key]
+        like = mine if mine is not None else value
+        if like is None:
+            raise NotInFamilyError("a state is added to itself")
+        one = ps.ScalarConstant(ps.get_scalar_type(like.type.dtype), 1)
+        coefficients[key] = ps.add(
+            one if mine is None else mine, one if value is None else value
+        )
+    if a.constant is None or b.constant is None:
+        return Form(coefficients, b.constant if a.constant is None else a.constant)
+    return Form(coefficients, ps.add(a.constant, b.constant))
+
+
+def _scaled(form: Form, factor: Variable) -> Form:
+    return Form(
+        {
+            key: factor if value is None else ps.mul(value, factor)
+            for key, value in form.coefficients.items()
+        },
+        None if form.constant is None else ps.mul(form.constant, factor),
+    )
+
+
+def _divided(form: Form, divisor: Variable) -> Form:
+    return Form(
+        {
+            key: ps.reciprocal(divisor) if value is None else ps.true_div(value, divisor)
+            for key, value in form.coefficients.items()
+        },
+        None if form.constant is None else ps.true_div(form.constant, divisor),
+    )

@@ -1,0 +1,128 @@
+"""What all families share: the component they look at, and how its graph is walked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import ancestors, toposort
+
+from scanlib._compat import freeze_graph
+from scanlib.ops.elemwise_scan import Recurrence, Term
+
+
+class NotInFamilyError(Exception):
+    """A next value is not in a family; the message names what stands in the way."""
+
+
+@dataclass
+class Component:
+    """Parts that depend on one another, in the body of one channel.
+
+    Attributes
+    ----------
+    inputs : list of Variable
+        All inputs of the body.
+    nexts : dict of int to Variable
+        The next value of each part of the component.
+    taps : dict of int to dict of int to Variable
+        The past values of each part of the component, by tap.
+    """
+
+    inputs: list[Variable]
+    nexts: dict[int, Variable]
+    taps: dict[int, dict[int, Variable]]
+    names: dict[Variable, str] = field(default_factory=dict)
+
+    def leaves(self) -> dict[Variable, tuple[int, int]]:
+        """Return which part and tap each past value is."""
+        return {v: (part, tap) for part, taps in self.taps.items() for tap, v in taps.items()}
+
+    def propagate(
+        self, start: Callable[[int, int], Any], step: Callable[[Apply, list[Any]], list[Any]]
+    ) -> dict[int, Any]:
+        """Return the form of each next value.
+
+        `start` gives the form of a past value; `step` the forms of a node's outputs from those
+        of its inputs, where None stands for an input that does not depend on the component.
+        """
+        forms: dict[Variable, Any] = {
+            leaf: start(*where) for leaf, where in self.leaves().items()
+        }
+        for node in toposort(list(self.nexts.values())):
+            given = [forms.get(inp) for inp in node.inputs]
+            if any(form is not None for form in given):
+                forms.update(zip(node.outputs, step(node, given), strict=True))
+        return {part: forms.get(value) for part, value in self.nexts.items()}
+
+    def name(self, variable: Variable) -> str:
+        """Return how messages name a variable."""
+        if variable in self.names:
+            return f"'{self.names[variable]}'"
+        if variable.owner is not None:
+            return f"the result of {variable.owner.op}"
+        return str(variable)
+
+
+@dataclass
+class Elements:
+    """Collects the elements of a recurrence, each once, in the dtype of the parts."""
+
+    dtype: str
+    values: list[Variable] = field(default_factory=list)
+
+    def add(self, value: Variable | None) -> int | None:
+        """Return the position of an element; None stays None."""
+        if value is None:
+            return None
+        if value.type.dtype != self.dtype:
+            value = ps.cast(value, self.dtype)
+        for i, known in enumerate(self.values):
+            if known is value or _equal_constants(known, value):
+                return i
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def recurrence(
+        self,
+        family: str,
+        component: Component,
+        terms: tuple[tuple[Term, ...], ...],
+        constants: tuple[int | None, ...],
+    ) -> Recurrence:
+        """Freeze the elements into a recurrence."""
+        parts = tuple(component.nexts)
+        elements = freeze_graph(component.inputs, self.values)
+        return Recurrence(family, parts, elements, terms, constants)
+
+
+def _equal_constants(a: Variable, b: Variable) -> bool:
+    return isinstance(a, Constant) and isinstance(b, Constant) and a.data == b.data
+
+
+def common_dtype(component: Component) -> str:
+    """Return the dtype of a component's parts.
+
+    Raises
+    ------
+    NotInFamilyError
+        If they have several.
+    """
+    dtypes = {v.type.dtype for taps in component.taps.values() for v in taps.values()}
+    if len(dtypes) != 1:
+        raise NotInFamilyError(f"states of dtypes {sorted(dtypes)} depend on one another")
+    return dtypes.pop()
+
+
+def kind(variable: Variable) -> str:
+    """Return the kind of a variable's dtype, as NumPy's letter."""
+    return np.dtype(variable.type.dtype).kind
+
+
+def reads(value: Variable, variables: set[Variable]) -> bool:
+    """Whether a value depends on one of `variables`."""
+    return not variables.isdisjoint(ancestors([value]))

@@ -1,0 +1,98 @@
+"""From the body of one channel to the recurrence families of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytensor.graph.basic import Variable
+
+from scanlib.analysis.dependence import components, dependences
+from scanlib.analysis.families import FAMILIES, Component, NotInFamilyError
+from scanlib.analysis.scalar_body import ScalarLoop
+from scanlib.ops.elemwise_scan import Recurrence
+
+
+@dataclass
+class Analysis:
+    """What was found about the recurrent parts of a loop.
+
+    Attributes
+    ----------
+    recurrences : tuple of Recurrence
+        In an order in which each one's elements depend on earlier ones only; empty if some
+        component is of no family.
+    notes : tuple of str
+        For each state, then each carry: its family, or what stands in the way.
+    """
+
+    recurrences: tuple[Recurrence, ...]
+    notes: tuple[str, ...]
+
+
+def analyse(scalar: ScalarLoop) -> Analysis:
+    """Return the recurrence families of an elementwise loop."""
+    nexts, taps = _parts(scalar)
+    names = _names(scalar, taps)
+    reads = {part: list(by_tap.values()) for part, by_tap in taps.items()}
+    depends = dependences(nexts, reads)
+    n_parts = len(scalar.loop.states) + len(scalar.loop.carries)
+    notes = ["a sum over time"] * n_parts
+    found: list[Recurrence] = []
+    complete = scalar.loop.stop is None
+    for parts in components(depends):
+        component = Component(
+            scalar.inputs,
+            {part: nexts[part] for part in parts},
+            {part: taps[part] for part in parts},
+            names,
+        )
+        recurrence, note = _recognize(component)
+        if len(parts) == 1 and parts[0] not in depends[parts[0]]:
+            note = "a value that no later step changes"
+        for part in parts:
+            notes[part] = note
+        if recurrence is None:
+            complete = False
+        else:
+            found.append(recurrence)
+    return Analysis(tuple(found) if complete else (), tuple(notes))
+
+
+def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int, Variable]]]:
+    """Return the next and past values of the recurrent parts; sums are none."""
+    loop, layout = scalar.loop, scalar.layout
+    signature = loop.signature()
+    inner = signature.split_body_inputs(scalar.inputs)
+    result = signature.split_body_outputs(scalar.outputs)
+    nexts: dict[int, Variable] = dict(enumerate(result.states))
+    taps = {
+        i: dict(zip(offsets, values, strict=True))
+        for i, (offsets, values) in enumerate(zip(signature.taps, inner.taps, strict=True))
+    }
+    for i, is_sum in enumerate(layout.sums):
+        if not is_sum:
+            nexts[len(loop.states) + i] = result.carries[i]
+            taps[len(loop.states) + i] = {-1: inner.carries[i]}
+    return nexts, taps
+
+
+def _names(scalar: ScalarLoop, taps: dict[int, dict[int, Variable]]) -> dict[Variable, str]:
+    parts = [*scalar.loop.states, *scalar.loop.carries]
+    return {
+        variable: parts[part].name or f"state {part}"
+        for part, by_tap in taps.items()
+        for variable in by_tap.values()
+    }
+
+
+def _recognize(component: Component) -> tuple[Recurrence | None, str]:
+    """Return the first family that fits, with its name, or what the first one objected to."""
+    objections = []
+    for recognize in FAMILIES:
+        try:
+            recurrence = recognize(component)
+        except NotInFamilyError as objection:
+            objections.append(str(objection))
+        else:
+            return recurrence, recurrence.family
+    return None, objections[0]

@@ -1,0 +1,108 @@
+"""What both schedules of an elementwise loop share: checks, storage, how items are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import toposort
+
+from scanlib._compat import thaw_graph
+from scanlib.backends.numba.loop import LoopWriter
+from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.messages import Messages
+
+
+class ElemwiseWriter(LoopWriter):
+    """Writes the function of one elementwise loop."""
+
+    version = "scanlib-elemwise-1"
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        self.start(op.scan)
+        self.lowered = op
+        self.layout = op.layout
+        self.graph = thaw_graph(op.body)
+        self.inner = self.signature.split_body_inputs(self.graph.inputs)
+        self.result = self.signature.split_body_outputs(self.graph.outputs)
+        self.in_registers = [False] * self.signature.n_states
+        self.messages = Messages(op.signature, op.scan.labels, op.scan.name)
+        self.parts = self._input_parts()
+
+    def escaping_values(self) -> set[Variable]:
+        return set()
+
+    def _input_parts(self) -> dict[Variable, tuple[str, Axes]]:
+        """Return, for rows and non-sequences, the array that holds them and its axes."""
+        parts = {}
+        for i, row in enumerate(self.inner.rows):
+            parts[row] = (self.outer.sequences[i], self.layout.sequences[i])
+        for i, variable in enumerate(self.inner.non_sequences):
+            parts[variable] = (self.outer.non_sequences[i], self.layout.non_sequences[i])
+        return parts
+
+    # Names of items
+
+    @staticmethod
+    def item(array: str, axes: Axes, indices: list[str], *lead: str) -> str:
+        """Return the text of an item: `lead` indices first, then one for every axis."""
+        places = [*lead, *("0" if axis is None else indices[axis] for axis in axes)]
+        return f"{array}[{', '.join(places) or '()'}]"
+
+    def size_of_axes(self) -> list[str]:
+        """Write the sizes of the channels' axes, and the checks that all inputs agree."""
+        line = self.source.line
+        sizes = [f"size{axis}" for axis in range(self.layout.ndim)]
+        known: set[int] = set()
+        for array, offset, axes in self._arrays():
+            for own, axis in enumerate(axes):
+                if axis is None:
+                    continue
+                text = f"{array}.shape[{own + offset}]"
+                if axis not in known:
+                    line(f"{sizes[axis]} = {text}")
+                    known.add(axis)
+                    continue
+                with self.source.block(f"if steps > 0 and {text} != {sizes[axis]}:"):
+                    line("raise ValueError('Incompatible Elemwise input shapes inside a scan')")
+        return sizes
+
+    def _arrays(self) -> Iterator[tuple[str, int, Axes]]:
+        """Yield every input, the number of its leading axes that are not the channels', its axes."""
+        layout, outer = self.layout, self.outer
+        for array, axes in zip(outer.initials, layout.states, strict=True):
+            yield array, 1, axes
+        for array, axes in zip(outer.sequences, layout.sequences, strict=True):
+            yield array, 1, axes
+        for array, axes in zip(outer.carries, layout.carries, strict=True):
+            yield array, 0, axes
+        for array, axes in zip(outer.non_sequences, layout.non_sequences, strict=True):
+            yield array, 0, axes
+
+    # Emitting parts of scalar graphs
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget, afterwards, which names hold which variables."""
+        values = dict(self.emitter.values)
+        yield
+        self.emitter.values = values
+
+    def load(self, variable: Variable, indices: list[str], *lead: str) -> None:
+        """Write the read of a row's or a non-sequence's item."""
+        array, axes = self.parts[variable]
+        name = self.source.name("s")
+        self.source.line(f"{name} = {self.item(array, axes, indices, *lead)}")
+        self.emitter.bind_scalar(variable, name)
+
+    def emit(self, outputs: list[Variable]) -> None:
+        """Write the statements that compute `outputs` from what is bound."""
+        bound = [variable for variable in self.emitter.values if not isinstance(variable, Constant)]
+        for node in toposort(outputs, blockers=bound):
+            if not all(out in self.emitter.values for out in node.outputs):
+                results = self.emitter._scalar_op(
+                    node.op, node, [self.emitter.scalar(inp) for inp in node.inputs]
+                )
+                for out, name in zip(node.outputs, results, strict=True):
+                    self.emitter.bind_scalar(out, name)

@@ -1,0 +1,131 @@
+"""Several steps at once of coupled affine recurrences, as straight code.
+
+With ``s`` the values before a group of steps, the value of part `p` after step `u` of the group is
+
+    y_p[u] = Σ_s P_{pus} · s + F_pu
+
+where the coefficients `P` and the constants `F` follow the recurrence itself, and so do not wait
+for `s`. Only values that lie fewer steps back than the group is long are composed in this way; the
+far taps of a season are read as they are and belong to `F`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scanlib.backends.numba.source import Source
+from scanlib.ops.elemwise_scan import Recurrence
+
+GROUP = 4
+
+Symbol = tuple[int, int]
+
+
+@dataclass
+class Form:
+    """Names of the coefficients of values before the group (None is one), and of the constant."""
+
+    coefficients: dict[Symbol, str | None]
+    constant: str | None
+
+
+class Lookahead:
+    """Writes the scan of one block of a coupled affine recurrence.
+
+    `element` gives the text of an element at a step (``"j + 2"``); `depths` the number of values
+    in front of each part's buffer, which is called ``H{part}``.
+    """
+
+    def __init__(self, source: Source, recurrence: Recurrence, depths: dict[int, int]) -> None:
+        self.source = source
+        self.recurrence = recurrence
+        self.depths = depths
+
+    def write(self, element, dtype: str) -> None:
+        """Write the loop over groups of steps, and the steps that are left."""
+        line = self.source.line
+        line("j = 0")
+        with self.source.block(f"while j + {GROUP} <= n:"):
+            self.write_group(element, dtype, GROUP)
+            line(f"j += {GROUP}")
+        with self.source.block("while j < n:"):
+            self.write_group(element, dtype, 1)
+            line("j += 1")
+
+    def write_group(self, element, dtype: str, steps: int) -> None:
+        forms: list[dict[int, Form]] = []
+        results: list[tuple[str, str]] = []
+        read: dict[Symbol, str] = {}
+        for u in range(steps):
+            at = f"j + {u}" if u else "j"
+            current: dict[int, Form] = {}
+            for part, terms, constant in zip(
+                self.recurrence.parts,
+                self.recurrence.terms,
+                self.recurrence.constants,
+                strict=True,
+            ):
+                sums: dict[Symbol, list[str | None]] = {}
+                free = [] if constant is None else [element(constant, at)]
+                for term in terms:
+                    factor = None if term.coefficient is None else element(term.coefficient, at)
+                    back = -term.tap
+                    if back > u and back >= steps:
+                        free.append(_times(factor, self.past(term.part, back - u, read)))
+                    elif back > u:
+                        sums.setdefault((term.part, back - u), []).append(factor)
+                    else:
+                        form = forms[u - back][term.part]
+                        for symbol, coefficient in form.coefficients.items():
+                            sums.setdefault(symbol, []).append(_product(factor, coefficient))
+                        if form.constant is not None:
+                            free.append(_times(factor, form.constant))
+                current[part] = self.named(sums, free, dtype)
+            forms.append(current)
+        for u, current in enumerate(forms):
+            for part, form in current.items():
+                parts = [
+                    _times(coefficient, self.past(*symbol, read))
+                    for symbol, coefficient in form.coefficients.items()
+                ]
+                parts += [] if form.constant is None else [form.constant]
+                name = self.source.name("y")
+                self.source.line(f"{name} = {dtype}({' + '.join(parts) or '0'})")
+                results.append((f"H{part}[j + {self.depths[part] + u}]", name))
+        for place, name in results:
+            self.source.line(f"{place} = {name}")
+
+    def past(self, part: int, back: int, read: dict[Symbol, str]) -> str:
+        """Return the name of the value of a part `back` steps before the group."""
+        if (part, back) not in read:
+            name = read[part, back] = self.source.name("s")
+            self.source.line(f"{name} = H{part}[j + {self.depths[part] - back}]")
+        return read[part, back]
+
+    def named(self, sums: dict[Symbol, list[str | None]], free: list[str], dtype: str) -> Form:
+        coefficients: dict[Symbol, str | None] = {}
+        for symbol, factors in sums.items():
+            if factors == [None]:
+                coefficients[symbol] = None
+            else:
+                coefficients[symbol] = self.assign(
+                    [f"{dtype}(1)" if factor is None else factor for factor in factors], dtype
+                )
+        return Form(coefficients, self.assign(free, dtype) if free else None)
+
+    def assign(self, parts: list[str], dtype: str) -> str:
+        if len(parts) == 1 and parts[0].isidentifier():
+            return parts[0]
+        name = self.source.name("q")
+        self.source.line(f"{name} = {dtype}({' + '.join(parts)})")
+        return name
+
+
+def _product(a: str | None, b: str | None) -> str | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return f"{a} * {b}"
+
+
+def _times(factor: str | None, value: str) -> str:
+    return value if factor is None else f"{factor} * {value}"

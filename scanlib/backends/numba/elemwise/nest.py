@@ -1,0 +1,261 @@
+"""Time outside, channels inside: one pass over memory, no temporaries.
+
+A step is a nest of loops over the channels' axes. Every value is computed as far outside as the
+axes it depends on allow; states are read from the row before and written to the next one, and
+carries are updated where they are. What is summed over inner axes is collected in a local
+variable, what is summed over outer ones in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
+
+from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.loop import FIRST_CAPACITY
+from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+
+
+def _depth(axes: Axes) -> int:
+    """Return how many loops enclose what has these axes."""
+    return max((axis + 1 for axis in axes if axis is not None), default=0)
+
+
+@dataclass
+class Target:
+    """A result of the step: where its value goes.
+
+    `level` is the number of loops around the write; `total` is the local variable that collects
+    a sum over the axes inside.
+    """
+
+    kind: str
+    number: int
+    value: Variable
+    axes: Axes
+    reduced: tuple[int, ...] = ()
+    level: int = 0
+    total: str | None = None
+
+
+class NestWriter(ElemwiseWriter):
+    """Writes an elementwise loop with channels."""
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        super().__init__(op)
+        self.levels: dict[Variable, int] = {}
+        self._place_values()
+        self.targets = list(self._make_targets())
+
+    def _place_values(self) -> None:
+        """Find how many loops must enclose each value."""
+        for variable, (_, axes) in self.parts.items():
+            self.levels[variable] = _depth(axes)
+        for taps, axes in zip(self.inner.taps, self.layout.states, strict=True):
+            self.levels.update({tap: _depth(axes) for tap in taps})
+        for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
+            self.levels[variable] = _depth(axes)
+        for node in self.graph.toposort():
+            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
+            self.levels.update({out: level for out in node.outputs})
+
+    def _make_targets(self):
+        layout, result = self.layout, self.result
+        for i, value in enumerate(result.states):
+            yield Target("state", i, value, layout.states[i])
+        for i, value in enumerate(result.carries):
+            kind = "sum" if layout.sums[i] else "carry"
+            yield Target(kind, i, value, layout.carries[i], layout.carry_reductions[i])
+        for i, value in enumerate(result.outputs):
+            yield Target("output", i, value, layout.outputs[i], layout.output_reductions[i])
+
+    # Storage
+
+    def write_storage(self) -> None:
+        line = self.source.line
+        line(f"capacity = min(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
+        self.sizes = self.size_of_axes()
+        for i, (name, axes) in enumerate(zip(self.outer.carries, self.layout.carries, strict=True)):
+            if axes:
+                line(f"c{i} = numba_deepcopy({name})")
+            else:
+                line(f"c{i} = as_scalar({name})")
+        for i in range(self.signature.n_states):
+            self.write_state_storage(i)
+        for i, (out, axes) in enumerate(zip(self.result.outputs, self.layout.outputs, strict=True)):
+            row = ["1" if axis is None else self.sizes[axis] for axis in axes]
+            sizes = ", ".join(["capacity", *row])
+            line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(out)})")
+
+    def write_state_storage(self, i: int) -> None:
+        line, initial = self.source.line, self.outer.initials[i]
+        depth, untraced = self.signature.depths[i], self.signature.untraced[i]
+        rows = f"{depth + 1}" if untraced else f"capacity + {depth}"
+        line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
+        for row in range(depth):
+            # A ring holds rows in the order of iteration, the latest one last.
+            flipped = self.reverse and untraced
+            place = depth - 1 - row if flipped else f"steps + {row}" if self.reverse else row
+            ndim = len(self.layout.states[i])
+            self.copy_array(f"h{i}", (str(place),), initial, (str(row),), ndim)
+
+    # One step
+
+    def write_step(self) -> None:
+        line = self.source.line
+        line("t = steps - 1 - i" if self.reverse else "t = i")
+        if self.grows:
+            self.write_growth()
+        with self.scope():
+            self.place_targets()
+            self.write_level(0, [])
+            if self.result.stop is not None:
+                line(f"stopped = {self.emitter.scalar(self.result.stop)} != 0")
+
+    def place_targets(self) -> None:
+        """Decide where each result is written, and clear sums that are collected in memory."""
+        for target in self.targets:
+            needed = max(self.levels.get(target.value, 0), _depth(target.axes))
+            inner = max([needed, *(axis + 1 for axis in target.reduced)])
+            kept = [axis for axis in target.axes if axis is not None]
+            suffix = target.reduced and kept == list(range(len(kept)))
+            target.level = len(kept) if suffix else inner
+            target.total = None
+            if suffix and min(target.reduced) == len(kept):
+                target.total = self.source.name("total")
+            elif target.reduced:
+                target.level = inner
+                if target.kind == "output":
+                    self.clear(target)
+
+    def clear(self, target: Target) -> None:
+        """Write zeros where a sum over outer axes will be collected."""
+        indices = [f"e{axis}" for axis in range(self.layout.ndim)]
+        zero = f"{self.emitter._dtype(target.value)}(0)"
+        text = f"{self.place(target, indices)} = {zero}"
+        kept = [axis for axis in target.axes if axis is not None]
+        self.emitter._nest([indices[a] for a in kept], [self.sizes[a] for a in kept], text)
+
+    def place(self, target: Target, indices: list[str]) -> str:
+        """Return where a result is kept."""
+        i = target.number
+        if target.kind == "state":
+            return self.item(f"h{i}", target.axes, indices, self.written_row(i))
+        if target.kind == "output":
+            return self.item(f"z{i}", target.axes, indices, "t")
+        return self.item(f"c{i}", target.axes, indices) if target.axes else f"c{i}"
+
+    def write_level(self, level: int, indices: list[str]) -> None:
+        """Write what `level` loops enclose, and the loops inside."""
+        line = self.source.line
+        here = [target for target in self.targets if self.inner_level(target) == level]
+        deeper = any(self.inner_level(target) > level for target in self.targets)
+        self.compute(level, indices)
+        for target in self.targets:
+            if target.total is not None and target.level == level:
+                line(f"{target.total} = {self.wide(target)}(0)")
+        values = {id(target): self.emitter.scalar(target.value) for target in here}
+        if deeper:
+            index = self.source.name("j")
+            with self.source.block(f"for {index} in range({self.sizes[level]}):"), self.scope():
+                self.write_level(level + 1, [*indices, index])
+        assigned = []
+        for target in here:
+            value = values[id(target)]
+            if target.total is not None:
+                line(f"{target.total} = {self.wide(target)}({target.total} + {value})")
+            elif target.kind == "sum" or target.reduced:
+                place, dtype = self.place(target, indices), self.emitter._dtype(target.value)
+                line(f"{place} = {dtype}({place} + {value})")
+            else:
+                assigned.append((self.place(target, indices), value))
+        for place, value in assigned:
+            line(f"{place} = {value}")
+        for target in self.targets:
+            if target.total is not None and target.level == level:
+                place, dtype = self.place(target, indices), self.emitter._dtype(target.value)
+                before = f"{place} + " if target.kind == "sum" else ""
+                line(f"{place} = {dtype}({before}{dtype}({target.total}))")
+
+    def wide(self, target: Target) -> str:
+        """Return the type in which a sum over channels is collected, as PyTensor's sums are."""
+        single = target.value.type.dtype == "float32"
+        return "np.float64" if single else self.emitter._dtype(target.value)
+
+    def inner_level(self, target: Target) -> int:
+        """Return how many loops enclose the computation of a result's value."""
+        if target.total is None:
+            return target.level
+        return max(self.levels.get(target.value, 0), *(axis + 1 for axis in target.reduced))
+
+    def compute(self, level: int, indices: list[str]) -> None:
+        """Write the reads and the values that `level` loops enclose."""
+        wanted = [target.value for target in self.targets]
+        if self.result.stop is not None:
+            wanted.append(self.result.stop)
+        for variable in self._read(wanted):
+            if self.levels[variable] == level and variable not in self.emitter.values:
+                self.read(variable, indices)
+        ready = [
+            out
+            for node in self.graph.toposort()
+            for out in node.outputs
+            if self.levels[out] == level
+        ]
+        above = set(ancestors(wanted))
+        self.emit([out for out in ready if out in above])
+
+    def _read(self, wanted: list[Variable]) -> list[Variable]:
+        above = set(ancestors(wanted))
+        inputs = [v for v in self.graph.inputs if v in above]
+        return [v for v in inputs if not isinstance(v, Constant)]
+
+    def read(self, variable: Variable, indices: list[str]) -> None:
+        """Write the read of one input of the body."""
+        if variable in self.parts:
+            lead = ["t"] if variable in self.inner.rows else []
+            self.load(variable, indices, *lead)
+            return
+        name = self.source.name("s")
+        for i, taps in enumerate(self.inner.taps):
+            for offset, tap in zip(self.signature.taps[i], taps, strict=True):
+                if tap is variable:
+                    row = self.tap_row(i, offset)
+                    item = self.item(f"h{i}", self.layout.states[i], indices, row)
+                    self.source.line(f"{name} = {item}")
+        for i, carry in enumerate(self.inner.carries):
+            if carry is variable:
+                axes = self.layout.carries[i]
+                item = self.item(f"c{i}", axes, indices) if axes else f"c{i}"
+                self.source.line(f"{name} = {item}")
+        self.emitter.bind_scalar(variable, name)
+
+    # After the last step
+
+    def write_growth(self) -> None:
+        with self.source.block("if i == capacity:"):
+            self.source.line("capacity = min(steps, 2 * capacity)")
+            for i, depth in enumerate(self.signature.depths):
+                if not self.signature.untraced[i]:
+                    ndim = len(self.layout.states[i])
+                    self._grow(f"h{i}", f"capacity + {depth}", f"i + {depth}", ndim)
+            for i, axes in enumerate(self.layout.outputs):
+                self._grow(f"z{i}", "capacity", "i", len(axes))
+
+    def history(self, i: int) -> str:
+        depth = self.signature.depths[i]
+        if not self.signature.untraced[i]:
+            return super().history(i)
+        initial = self.outer.initials[i]
+        self.source.line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
+        for k in range(1, depth + 1):
+            row = k - 1 if self.reverse else depth - k
+            ring = f"(i + {depth - k}) % {depth + 1}"
+            ndim = len(self.layout.states[i])
+            self.copy_array(f"o{i}", (str(row),), f"h{i}", (ring,), ndim)
+        return f"o{i}"
+
+    def final_carry(self, i: int) -> str:
+        return f"c{i}" if self.layout.carries[i] else f"np.asarray(c{i})"

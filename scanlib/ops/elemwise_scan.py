@@ -1,0 +1,211 @@
+"""`ElemwiseScan`: a loop whose step works on every channel by itself.
+
+The canonical loop (see `scanlib.ops.scan`) whose body is elementwise: with channels `c`, an index
+into the axes of a row,
+
+    y_t[c] = f(x_t[c], y_{t-1}[c] … y_{t-K}[c], w[c])
+
+where inputs may lack axes and are broadcast along them, and where accumulators
+
+    s ← s + Σ_c g(x_t[c], …)
+
+sum over time and over any of the channels' axes. The body is a graph of scalars, the same for all
+channels, so that a kernel can keep the states of a step in registers and needs no temporaries.
+
+A `Recurrence` says in addition that some of the states belong to a family of functions that is
+closed under composition; a kernel may then work on several steps at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FrozenFunctionGraph
+from pytensor.graph.op import HasInnerGraph, Op
+
+from scanlib.ops.execution import runner_for
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import Signature
+
+Axes = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which axis of the channels each axis of a row is.
+
+    Attributes
+    ----------
+    ndim : int
+        How many axes the channels have.
+    sequences, states, carries, non_sequences, outputs : tuple of Axes
+        For every part, and every axis of its rows, the axis of the channels that it runs along;
+        None for an axis of length one. A part that lacks an axis is broadcast along it.
+    sums : tuple of bool
+        For carries, whether the body gives what a step adds to it instead of its next value.
+    carry_reductions, output_reductions : tuple of tuple of int
+        For carries that are sums, and for outputs, the channels' axes that are summed over.
+    """
+
+    ndim: int
+    sequences: tuple[Axes, ...]
+    states: tuple[Axes, ...]
+    carries: tuple[Axes, ...]
+    non_sequences: tuple[Axes, ...]
+    outputs: tuple[Axes, ...]
+    sums: tuple[bool, ...]
+    carry_reductions: tuple[tuple[int, ...], ...]
+    output_reductions: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a linear next value: the value of `part` at `tap`, times an element.
+
+    `coefficient` is the position of the element, or None for one.
+    """
+
+    part: int
+    tap: int
+    coefficient: int | None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Parts of a loop that belong to one recurrence family.
+
+    Attributes
+    ----------
+    family : str
+        The name of the family: its functions are closed under composition.
+    parts : tuple of int
+        The states and carries that depend on one another: states count first.
+    elements : FrozenFunctionGraph
+        From the body's inputs to the numbers that select a function of the family at each step.
+        They do not depend on the recurrent parts.
+    terms : tuple of tuple of Term
+        For the affine family: the terms of each part's next value.
+    constants : tuple of (int or None)
+        The element that stands alone in each part's next value, None where there is none.
+    """
+
+    family: str
+    parts: tuple[int, ...]
+    elements: FrozenFunctionGraph
+    terms: tuple[tuple[Term, ...], ...]
+    constants: tuple[int | None, ...]
+
+
+class ElemwiseScan(Op, HasInnerGraph):
+    """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
+
+    Parameters
+    ----------
+    scan : Scan
+        The loop in canonical form. It answers for shapes, derivatives and batches.
+    body : FrozenFunctionGraph
+        One step of one channel: a graph of scalars in the order of `scan.signature`.
+    layout : Layout
+        How rows are laid over the channels.
+    recurrences : tuple of Recurrence, optional
+        What is known about the recurrent parts, in an order in which each one's elements depend
+        on earlier ones only. Empty if some part is of no family.
+    notes : tuple of str, optional
+        For each state and carry, what the analysis found: a family, or what stands in the way.
+    """
+
+    __props__ = ("scan", "body", "layout", "recurrences")
+
+    def __init__(
+        self,
+        scan: Scan,
+        body: FrozenFunctionGraph,
+        layout: Layout,
+        recurrences: tuple[Recurrence, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        scan.signature.split_body_inputs(body.inputs)
+        scan.signature.split_body_outputs(body.outputs)
+        self.scan = scan
+        self.body = body
+        self.layout = layout
+        self.recurrences = recurrences
+        self.notes = notes
+        self._runners: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_runners": {}}
+
+    def __str__(self) -> str:
+        inside = str(self.scan)[len("Scan{") : -1]
+        families = ", ".join(dict.fromkeys(r.family for r in self.recurrences))
+        return f"ElemwiseScan{{{inside}{': ' + families if families else ''}}}"
+
+    @property
+    def signature(self) -> Signature:
+        return self.scan.signature
+
+    @property
+    def fgraph(self) -> FrozenFunctionGraph:
+        return self.body
+
+    @property
+    def inner_inputs(self) -> list[Variable]:
+        return list(self.body.inputs)
+
+    @property
+    def inner_outputs(self) -> list[Variable]:
+        return list(self.body.outputs)
+
+    @property
+    def fn(self) -> Any:
+        return None
+
+    def clone(self) -> ElemwiseScan:
+        return self
+
+    # The rules: what the canonical loop says, except for how values are computed.
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        node = self.scan.make_node(*inputs)
+        return Apply(self, node.inputs, [out.type() for out in node.outputs])
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        return self.scan.infer_shape(*arguments)
+
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        return False
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        from pytensor.configdefaults import config
+
+        key = config.scanlib__perform
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = runner_for(self, node)
+        for storage, value in zip(output_storage, runner(*inputs), strict=True):
+            storage[0] = value
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return self.scan.connection_pattern(node)
+
+    def pullback(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        cotangents: Sequence[Variable],
+    ) -> list[Variable]:
+        same = self.scan.make_node(*inputs).outputs
+        return self.scan.pullback(inputs, same, cotangents)
+
+    def pushforward(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        tangents: Sequence[Variable],
+    ) -> list[Variable]:
+        same = self.scan.make_node(*inputs).outputs
+        return self.scan.pushforward(inputs, same, tangents)

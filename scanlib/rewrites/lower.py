@@ -1,0 +1,68 @@
+"""Elementwise loops become `ElemwiseScan`s."""
+
+from __future__ import annotations
+
+from pytensor.compile.mode import optdb
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+
+from scanlib.analysis.recurrences import analyse
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.loop import Loop
+from scanlib.rewrites.last_rows import is_loop
+from scanlib.rewrites.simplify import replace
+
+_SPECIALIZED = RewriteDatabaseQuery(
+    include=["canonicalize", "stabilize", "specialize", "merge"],
+    exclude=["inplace", "fusion", "BlasOpt"],
+)
+
+
+class LowerElementwiseLoops(GraphRewriter):
+    """Replace every loop whose body is elementwise; see `scanlib.ops.elemwise_scan`."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if not config.scanlib__lower:
+            return
+        for node in [node for node in fgraph.toposort() if is_loop(node)]:
+            try:
+                new = lower_elementwise(node)
+            except NotElementwiseError:
+                continue
+            replace(
+                fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise"
+            )
+
+
+def lower_elementwise(node: Apply) -> Apply:
+    """Return the `ElemwiseScan` node of a loop.
+
+    Raises
+    ------
+    NotElementwiseError
+        If its body is not elementwise.
+    """
+    loop = Loop.from_node(node)
+    specialize_body(loop)
+    scalar = scalar_loop(loop)
+    analysis = analyse(scalar)
+    results = loop.apply()
+    op = ElemwiseScan(
+        results.node.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes
+    )
+    return op.make_node(*results.node.inputs)
+
+
+def specialize_body(loop: Loop) -> None:
+    """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
+    fgraph = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+    optdb.query(_SPECIALIZED).rewrite(fgraph)
+    loop.set_body_outputs(list(fgraph.outputs))
