@@ -59,9 +59,7 @@ def recognize(component: Component) -> Recurrence:
     for part, value in component.nexts.items():
         form = forms[part] or Form({}, value)
         keys = sorted(form.coefficients, key=lambda key: (key[0], -key[1]))
-        terms.append(
-            tuple(Term(*key, elements.add(form.coefficients[key])) for key in keys)
-        )
+        terms.append(tuple(Term(*key, elements.add(form.coefficients[key])) for key in keys))
         constants.append(elements.add(form.constant))
     return elements.recurrence("affine", component, tuple(terms), tuple(constants))
 
@@ -135,15 +133,11 @@ class _Step:
 
     def switch(self, node: Apply, given: list[Form | None]) -> Form:
         condition = node.inputs[0]
-        left, right = (
-            self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True)
-        )
+        left, right = (self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True))
         zero, one = self.number(0), self.number(1)
 
         def pick(a: Variable | None, b: Variable | None, absent: Variable) -> Variable:
-            return ps.switch(
-                condition, absent if a is None else a, absent if b is None else b
-            )
+            return ps.switch(condition, absent if a is None else a, absent if b is None else b)
 
         coefficients: dict[Key, Variable | None] = {}
         for key in {**left.coefficients, **right.coefficients}:
@@ -166,9 +160,7 @@ def _plus(a: Form, b: Form) -> Form:
         if like is None:
             raise NotInFamilyError("a state is added to itself")
         one = ps.ScalarConstant(ps.get_scalar_type(like.type.dtype), 1)
-        coefficients[key] = ps.add(
-            one if mine is None else mine, one if value is None else value
-        )
+        coefficients[key] = ps.add(one if mine is None else mine, one if value is None else value)
     if a.constant is None or b.constant is None:
         return Form(coefficients, b.constant if a.constant is None else a.constant)
     return Form(coefficients, ps.add(a.constant, b.constant))

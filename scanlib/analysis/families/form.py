@@ -50,9 +50,7 @@ class Component:
         `start` gives the form of a past value; `step` the forms of a node's outputs from those
         of its inputs, where None stands for an input that does not depend on the component.
         """
-        forms: dict[Variable, Any] = {
-            leaf: start(*where) for leaf, where in self.leaves().items()
-        }
+        forms: dict[Variable, Any] = {leaf: start(*where) for leaf, where in self.leaves().items()}
         for node in toposort(list(self.nexts.values())):
             given = [forms.get(inp) for inp in node.inputs]
             if any(form is not None for form in given):

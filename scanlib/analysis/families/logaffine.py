@@ -57,9 +57,7 @@ def _plus(a: Variable | None, b: Variable) -> Variable:
 
 
 def _shifted(form: Form, shift: Variable) -> Form:
-    return Form(
-        _plus(form.shift, shift), None if form.bound is None else ps.add(form.bound, shift)
-    )
+    return Form(_plus(form.shift, shift), None if form.bound is None else ps.add(form.bound, shift))
 
 
 def _step(node: Apply, given: list[Form | None]) -> list[Form]:

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.numba.elemwise import logs, steps
+from scanlib.backends.numba.contiguous import contiguous
+from scanlib.backends.numba.elemwise import steps
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.lookahead import Lookahead
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
 
-BLOCK = 256  # steps; the buffers of a few elements fit the first-level cache
+BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is worth starting
 REALS = {"float32", "float64"}
 
 
@@ -47,11 +49,10 @@ class BlockWriter(ElemwiseWriter):
         for i, carry in enumerate(self.inner.carries):
             if n + i in self.nexts:
                 self.taps[carry] = (n + i, -1)
-        self.depths = {
-            part: self.signature.depths[part] if part < n else 1 for part in recurrent
-        }
+        self.depths = {part: self.signature.depths[part] if part < n else 1 for part in recurrent}
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
+        self.source.object("contiguous", contiguous)
 
     def write(self) -> tuple[Callable, str | None]:
         self.write_checks()
@@ -60,19 +61,24 @@ class BlockWriter(ElemwiseWriter):
         line("i = 0")
         with self.source.block("while i < steps:"):
             line(f"n = min({self.block}, steps - i)")
-            line("last = steps - 1 - i")
+            line("low = steps - i - n" if self.reverse else "low = i")
             line("safe = True")
+            self.write_views()
             for number, recurrence in enumerate(self.lowered.recurrences):
                 self.write_recurrence(number, recurrence)
             with self.source.block("if not safe:"):
                 self.write_sequential()
             self.write_map()
-            for part, depth in self.depths.items():
-                with self.source.block(f"for j in range({depth}):"):
-                    line(f"H{part}[j] = H{part}[n + j]")
+            if not self.reverse:
+                self.move_on()
             line("i += n")
         self.write_return()
         return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def is_direct(self, part: int) -> bool:
+        """Whether a part is scanned in its history; others are in a buffer of one block."""
+        n = self.signature.n_states
+        return part < n and not self.signature.untraced[part] and not self.layout.states[part]
 
     # Storage
 
@@ -82,43 +88,41 @@ class BlockWriter(ElemwiseWriter):
         for i in range(n):
             self.write_state_storage(i)
         for i, carry in enumerate(self.inner.carries):
-            outer, dtype = self.outer.carries[i], self.emitter._dtype(carry)
-            item = self.item(outer, self.layout.carries[i], []) if self.layout.carries[i] else (
-                f"as_scalar({outer})"
-            )
+            outer, axes = self.outer.carries[i], self.layout.carries[i]
+            dtype = self.emitter._dtype(carry)
+            item = self.item(outer, axes, []) if axes else f"as_scalar({outer})"
             if n + i in self.depths:
-                line(f"H{n + i} = np.empty({self.block + 1}, {dtype})")
-                line(f"H{n + i}[0] = {item}")
+                line(f"B{n + i} = np.empty({self.block + 1}, {dtype})")
+                line(f"B{n + i}[0] = {item}")
             else:
                 line(f"c{i} = {item}")
         for i, (out, axes) in enumerate(zip(self.result.outputs, self.layout.outputs, strict=True)):
             sizes = ", ".join(["steps", *("1" for _ in axes)])
             line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(out)})")
-        above = set(ancestors(self.graph.outputs))
-        for recurrence in self.lowered.recurrences:
-            above |= set(ancestors(recurrence.elements.outputs))
         for variable in self.inner.non_sequences:
             array, axes = self.parts[variable]
             name = self.source.name("w")
             item = self.item(array, axes, []) if axes else f"as_scalar({array})"
             line(f"{name} = {item}")
             self.emitter.bind_scalar(variable, name)
+        for i, row in enumerate(self.inner.rows):
+            line(f"R{i} = np.empty({self.block}, {self.emitter._dtype(row)})")
         for number, recurrence in enumerate(self.lowered.recurrences):
             self.write_buffers(number, recurrence)
 
     def write_state_storage(self, i: int) -> None:
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
         dtype, axes = self.emitter._dtype(self.inner.taps[i][0]), self.layout.states[i]
-        line(f"H{i} = np.empty({self.block + depth}, {dtype})")
-        for_row = self.item(initial, axes, [], "j")
-        place = f"{depth - 1} - j" if self.reverse else "j"
-        with self.source.block(f"for j in range({depth}):"):
-            line(f"H{i}[{place}] = {for_row}")
+        item = self.item(initial, axes, [], "j")
+        if not self.is_direct(i):
+            line(f"B{i} = np.empty({self.block + depth}, {dtype})")
+            with self.source.block(f"for j in range({depth}):"):
+                line(f"B{i}[j] = {item}")
         if not self.signature.untraced[i]:
             line(f"h{i} = np.empty((steps + {depth},) + {initial}.shape[1:], {dtype})")
             row = "steps + j" if self.reverse else "j"
             with self.source.block(f"for j in range({depth}):"):
-                line(f"{self.item(f'h{i}', axes, [], row)} = {for_row}")
+                line(f"{self.item(f'h{i}', axes, [], row)} = {item}")
 
     def write_buffers(self, number: int, recurrence: Recurrence) -> None:
         """Compute elements that are the same at every step; make buffers for the others."""
@@ -129,14 +133,13 @@ class BlockWriter(ElemwiseWriter):
             for k, out in enumerate(graph.outputs):
                 inputs = {v for v in ancestors([out]) if v.owner is None}
                 varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
-                name = f"E{number}_{k}"
-                dtype = self.emitter._dtype(out)
-                if varying:
-                    self.source.line(f"{name} = np.empty({self.block}, {dtype})")
-                else:
+                name, dtype = f"E{number}_{k}", self.emitter._dtype(out)
+                if not varying:
                     self.emit([out])
                     name = f"e{number}_{k}"
                     self.source.line(f"{name} = {dtype}({self.emitter.scalar(out)})")
+                elif out not in graph.inputs:
+                    self.source.line(f"{name} = np.empty({self.block}, {dtype})")
                 self.elements[number, k] = name
 
     def bind_same(self, inputs: list[Variable]) -> None:
@@ -145,26 +148,59 @@ class BlockWriter(ElemwiseWriter):
             if mine in self.inner.non_sequences:
                 self.emitter.bind_scalar(other, self.emitter.scalar(mine))
 
-    # One block
+    # One block. `j` counts steps in the order of memory, also where the loop walks backwards.
+
+    def write_views(self) -> None:
+        """Write the parts of rows, histories and outputs that belong to the block."""
+        line = self.source.line
+        for i, axes in enumerate(self.layout.sequences):
+            name = self.outer.sequences[i]
+            if axes:
+                with self.source.block("for j in range(n):"):
+                    line(f"R{i}[j] = {self.item(name, axes, [], 'low + j')}")
+                line(f"X{i} = R{i}")
+            else:
+                line(f"X{i} = contiguous({name}[low:low + n], R{i})")
+        for part, depth in self.depths.items():
+            if self.is_direct(part):
+                line(f"H{part} = h{part}[low:low + n + {depth}]")
+                continue
+            line(f"H{part} = B{part}")
+            if self.reverse:
+                # The newest rows of the block before come first; they move behind this block.
+                with self.source.block(f"for j in range({depth}):"):
+                    line(f"B{part}[n + {depth - 1} - j] = B{part}[{depth - 1} - j]")
+        for i, axes in enumerate(self.layout.outputs):
+            if not axes:
+                line(f"Z{i} = z{i}[low:low + n]")
+
+    def move_on(self) -> None:
+        """Move the newest rows of the block in front of the next one."""
+        for part, depth in self.depths.items():
+            if not self.is_direct(part):
+                with self.source.block(f"for j in range({depth}):"):
+                    self.source.line(f"B{part}[j] = B{part}[n + j]")
+
+    def value(self, part: int, offset: int) -> str:
+        """Return where the value of a part is, `offset` steps after step `j`."""
+        place = -offset if self.reverse else self.depths[part] + offset
+        return f"H{part}[j + {place}]"
 
     def write_rows(self, variables: list[Variable], copies: dict[Variable, Variable]) -> None:
         """Write the reads of rows and past values at step `j` of the block.
 
         `copies` maps the inputs of the graph in which they are read to the body's own.
         """
-        line = self.source.line
-        line("t = last - j" if self.reverse else "t = i + j")
         for variable in variables:
             own = copies[variable]
-            name = self.source.name("s")
             if own in self.taps:
-                part, offset = self.taps[own]
-                line(f"{name} = H{part}[j + {self.depths[part] + offset}]")
-            elif own in self.parts:
-                array, axes = self.parts[own]
-                line(f"{name} = {self.item(array, axes, [], 't')}")
+                text = self.value(*self.taps[own])
+            elif own in self.inner.rows:
+                text = f"X{self.inner.rows.index(own)}[j]"
             else:
                 continue
+            name = self.source.name("s")
+            self.source.line(f"{name} = {text}")
             self.emitter.bind_scalar(variable, name)
 
     def needed(self, outputs: list[Variable], blockers: set[Variable]) -> list[Variable]:
@@ -179,17 +215,21 @@ class BlockWriter(ElemwiseWriter):
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
         graph = thaw_graph(recurrence.elements)
         copies = dict(zip(graph.inputs, self.graph.inputs, strict=True))
-        varying = {
-            k: out
-            for k, out in enumerate(graph.outputs)
-            if self.elements[number, k].startswith("E")
-        }
-        if varying:
+        computed = {}
+        for k, out in enumerate(graph.outputs):
+            name = self.elements[number, k]
+            if name[0] == "e":
+                continue
+            if out in copies:
+                self.source.line(f"{name} = {self.view(copies[out])}")
+            else:
+                computed[k] = out
+        if computed:
             with self.source.block("for j in range(n):"), self.scope():
                 self.bind_same(graph.inputs)
-                self.write_rows(self.needed(list(varying.values()), set()), copies)
-                self.emit(list(varying.values()))
-                for k, out in varying.items():
+                self.write_rows(self.needed(list(computed.values()), set()), copies)
+                self.emit(list(computed.values()))
+                for k, out in computed.items():
                     name = self.elements[number, k]
                     self.source.line(f"{name}[j] = {self.emitter.scalar(out)}")
         kernel = self.kernel(number, recurrence)
@@ -197,6 +237,14 @@ class BlockWriter(ElemwiseWriter):
             self.source.line(f"safe = safe & {kernel}")
         else:
             self.write_lookahead(number, recurrence)
+
+    def view(self, own: Variable) -> str:
+        """Return the values of a row or a past value during the block, as an array."""
+        if own in self.inner.rows:
+            return f"X{self.inner.rows.index(own)}"
+        part, offset = self.taps[own]
+        place = -offset if self.reverse else self.depths[part] + offset
+        return f"H{part}[{place}:{place} + n]"
 
     def kernel(self, number: int, recurrence: Recurrence) -> str | None:
         """Return the call of a kernel for one state of depth one, None if none fits."""
@@ -206,27 +254,29 @@ class BlockWriter(ElemwiseWriter):
         if more or len(n_terms) != 1 or len(terms) != 1:
             return None
         dtype = self.nexts[part].type.dtype
-        place = f"H{part}, {self.depths[part]}, n"
+        place = f"H{part}, {0 if self.reverse else self.depths[part]}, n"
         bound = None if constant is None else self.elements[number, constant]
         if bound is not None and bound[0] == "e":
             bound = self.filled(bound, dtype)
         factor = terms[0].coefficient
         name = None if factor is None else self.elements[number, factor]
         if recurrence.family in ("maximum", "minimum"):
-            function = getattr(steps, recurrence.family)
-            return f"{self.function(function, recurrence.family)}({bound}, {place})"
-        if recurrence.family == "log-affine" and name is None and dtype in REALS:
-            return f"{self.function(logs.logaddexp_steps, 'logs')}({bound}, {place})"
+            return f"{self.function(recurrence.family)}({bound}, {place})"
+        if (
+            recurrence.family == "log-affine"
+            and name is None
+            and ("logaddexp", False) in steps.KERNELS
+        ):
+            return f"{self.function('logaddexp')}({bound}, {place})"
         if recurrence.family != "affine" or dtype not in REALS:
             return None
         if bound is None and name is not None and name[0] == "E":
-            return f"{self.function(steps.product, 'product')}({name}, {place})"
+            return f"{self.function('product')}({name}, {place})"
         bound = bound or self.filled(f"{self.emitter._dtype(self.nexts[part])}(0)", dtype)
         if name is not None and name[0] == "E":
-            return f"{self.function(steps.affine, 'affine')}({name}, {bound}, {place})"
+            return f"{self.function('affine')}({name}, {bound}, {place})"
         one = f"{self.emitter._dtype(self.nexts[part])}(1)"
-        function = self.function(steps.affine_fixed, "affine_fixed")
-        return f"{function}({name or one}, {bound}, {place})"
+        return f"{self.function('affine_fixed')}({name or one}, {bound}, {place})"
 
     def filled(self, value: str, dtype: str) -> str:
         """Write a buffer that holds one number for all steps."""
@@ -236,83 +286,83 @@ class BlockWriter(ElemwiseWriter):
             self.source.line(f"{name}[j] = {value}")
         return name
 
-    def function(self, function: Callable, name: str) -> str:
-        return self.source.function(function, f"scanlib steps {name} {steps.VERSION}")
+    def function(self, name: str) -> str:
+        """Register the kernel of that name for the direction of the loop."""
+        direction = "backward" if self.reverse else "forward"
+        key = f"scanlib steps {name} {direction} {steps.VERSION}"
+        return self.source.function(steps.KERNELS[name, self.reverse], key)
 
     def write_lookahead(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of a coupled affine recurrence, and the check that it can be trusted."""
+        part = recurrence.parts[0]
+        real = np.dtype(self.nexts[part].type.dtype).kind in "fc"
         if recurrence.family != "affine":
             self.source.line("safe = False")
             return
-        part = recurrence.parts[0]
-        dtype = self.emitter._dtype(self.nexts[part])
 
         def element(k: int, at: str) -> str:
             name = self.elements[number, k]
             return name if name[0] == "e" else f"{name}[{at}]"
 
-        coefficients = {
-            term.coefficient
-            for terms in recurrence.terms
-            for term in terms
-            if term.coefficient is not None
-        }
-        if self.nexts[part].type.dtype in REALS | {"complex64", "complex128"}:
-            small = self.function(steps.some_small, "small")
+        used = {term.coefficient for terms in recurrence.terms for term in terms}
+        if real:
+            small = self.source.function(steps.some_small, f"scanlib some_small {steps.VERSION}")
             one = self.source.object("is_small", steps.is_small)
-            for k in sorted(coefficients):
+            for k in sorted(k for k in used if k is not None):
                 name = self.elements[number, k]
                 test = f"{small}({name}, n)" if name[0] == "E" else f"{one}({name})"
                 self.source.line(f"safe = safe & (not {test})")
         with self.source.block("if safe:"):
-            Lookahead(self.source, recurrence, self.depths).write(element, dtype)
-            finite = self.function(steps.all_finite, "finite")
-            for part in recurrence.parts:
-                self.source.line(f"safe = safe & {finite}(H{part}, {self.depths[part]}, n)")
+            dtype = self.emitter._dtype(self.nexts[part])
+            Lookahead(self.source, recurrence, self.depths, self.reverse).write(element, dtype)
+            finite = self.source.function(steps.all_finite, f"scanlib finite {steps.VERSION}")
+            for part in recurrence.parts if real else ():
+                first = 0 if self.reverse else self.depths[part]
+                self.source.line(f"safe = safe & {finite}(H{part}, {first}, n)")
 
     def write_sequential(self) -> None:
         """Write the block step by step, with the body as it is."""
-        with self.source.block("for j in range(n):"), self.scope():
+        with self.source.block("for k in range(n):"), self.scope():
+            self.source.line("j = n - 1 - k" if self.reverse else "j = k")
             nexts = list(self.nexts.values())
-            copies = {v: v for v in self.graph.inputs}
-            self.write_rows(self.needed(nexts, set()), copies)
+            self.write_rows(self.needed(nexts, set()), {v: v for v in self.graph.inputs})
             self.emit(nexts)
-            for part, value in self.nexts.items():
-                place = f"H{part}[j + {self.depths[part]}]"
-                self.source.line(f"{place} = {self.emitter.scalar(value)}")
+            values = [(part, self.emitter.scalar(value)) for part, value in self.nexts.items()]
+            for part, name in values:
+                self.source.line(f"{self.value(part, 0)} = {name}")
 
     def write_map(self) -> None:
         """Write what depends on the states, for all steps of the block."""
-        n, line = self.signature.n_states, self.source.line
+        line = self.source.line
         sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         values = [self.result.carries[i] for i in sums] + self.result.outputs
-        traced = [i for i in range(n) if not self.signature.untraced[i]]
+        traced = [
+            i
+            for i in range(self.signature.n_states)
+            if not self.signature.untraced[i] and not self.is_direct(i)
+        ]
         if not values and not traced:
             return
         with self.source.block("for j in range(n):"), self.scope():
-            known = {
-                value: part for part, value in self.nexts.items() if value.owner is not None
-            }
+            known = {v: part for part, v in self.nexts.items() if v.owner is not None}
             used = set(ancestors(values, blockers=set(known)))
-            names: dict[int, str] = {}
             for value, part in known.items():
-                if value in used or part in traced:
-                    names[part] = self.source.name("s")
-                    line(f"{names[part]} = H{part}[j + {self.depths[part]}]")
-                    self.emitter.bind_scalar(value, names[part])
-            copies = {v: v for v in self.graph.inputs}
-            self.write_rows(self.needed(values, set(known)), copies)
+                if value in used:
+                    name = self.source.name("s")
+                    line(f"{name} = {self.value(part, 0)}")
+                    self.emitter.bind_scalar(value, name)
+            self.write_rows(self.needed(values, set(known)), {v: v for v in self.graph.inputs})
             self.emit(values)
             for i in traced:
-                depth = self.signature.depths[i]
-                row = "t" if self.reverse else f"t + {depth}"
-                value = names.get(i) or f"H{i}[j + {depth}]"
-                line(f"{self.item(f'h{i}', self.layout.states[i], [], row)} = {value}")
+                row = "low + j" if self.reverse else f"low + j + {self.signature.depths[i]}"
+                place = self.item(f"h{i}", self.layout.states[i], [], row)
+                line(f"{place} = {self.value(i, 0)}")
             for i in sums:
                 dtype = self.emitter._dtype(self.result.carries[i])
                 line(f"c{i} = {dtype}(c{i} + {self.emitter.scalar(self.result.carries[i])})")
             for i, value in enumerate(self.result.outputs):
-                place = self.item(f"z{i}", self.layout.outputs[i], [], "t")
+                axes = self.layout.outputs[i]
+                place = self.item(f"z{i}", axes, [], "low + j") if axes else f"Z{i}[j]"
                 line(f"{place} = {self.emitter.scalar(value)}")
 
     # After the last step
@@ -320,21 +370,18 @@ class BlockWriter(ElemwiseWriter):
     def history(self, i: int) -> str:
         if not self.signature.untraced[i]:
             return f"h{i}"
-        initial, depth = self.outer.initials[i], self.signature.depths[i]
+        initial = self.outer.initials[i]
         self.source.line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
-        place = f"{depth - 1} - j" if self.reverse else "j"
-        with self.source.block(f"for j in range({depth}):"):
+        with self.source.block(f"for j in range({self.signature.depths[i]}):"):
             item = self.item(f"o{i}", self.layout.states[i], [], "j")
-            self.source.line(f"{item} = H{i}[{place}]")
+            self.source.line(f"{item} = B{i}[j]")
         return f"o{i}"
 
     def final_carry(self, i: int) -> str:
-        n, axes = self.signature.n_states, self.layout.carries[i]
-        value = f"H{n + i}[0]" if n + i in self.depths else f"c{i}"
+        n, axes, outer = self.signature.n_states, self.layout.carries[i], self.outer.carries[i]
+        value = f"B{n + i}[0]" if n + i in self.depths else f"c{i}"
         if not axes:
             return f"np.asarray({value})"
-        name = f"o{n + i}"
-        self.source.line(f"{name} = np.empty({self.outer.carries[i]}.shape, "
-                         f"{self.outer.carries[i]}.dtype)")
-        self.source.line(f"{self.item(name, axes, [])} = {value}")
-        return name
+        self.source.line(f"o{n + i} = np.empty({outer}.shape, {outer}.dtype)")
+        self.source.line(f"{self.item(f'o{n + i}', axes, [])} = {value}")
+        return f"o{n + i}"

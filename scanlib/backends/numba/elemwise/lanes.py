@@ -29,8 +29,9 @@ _FUSED = ("contract",)
 class _Vectors:
     """Instructions on vectors of one dtype."""
 
-    def __init__(self, context: Any, builder: Any, dtype: Any) -> None:
+    def __init__(self, context: Any, builder: Any, dtype: Any, reverse: bool) -> None:
         self.context, self.builder, self.dtype = context, builder, dtype
+        self.reverse = reverse
         self.scalar = context.get_data_type(dtype)
         self.vector = ir.VectorType(self.scalar, LANES)
         self.zeros = ir.Constant(self.vector, [0.0] * LANES)
@@ -54,8 +55,10 @@ class _Vectors:
         return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
 
     def shifted(self, value: Any, by: int, fill: Any) -> Any:
-        """Return the lanes moved up, those that enter taken from `fill`."""
+        """Return the lanes moved to later steps, those that enter taken from `fill`."""
         places = [lane - by if lane >= by else LANES + lane for lane in range(LANES)]
+        if self.reverse:
+            places = [lane + by if lane + by < LANES else LANES + lane for lane in range(LANES)]
         mask = ir.Constant(ir.VectorType(_INDEX, LANES), places)
         return self.builder.shuffle_vector(value, fill, mask)
 
@@ -65,7 +68,8 @@ class _Vectors:
         return self.builder.shuffle_vector(one, self.zeros, mask)
 
     def last(self, value: Any) -> Any:
-        return self.builder.extract_element(value, ir.Constant(_INDEX, LANES - 1))
+        lane = 0 if self.reverse else LANES - 1
+        return self.builder.extract_element(value, ir.Constant(_INDEX, lane))
 
     def scan(self, a: Any, b: Any) -> tuple[Any, Any]:
         """Return the compositions of the first lanes up to each."""
@@ -77,43 +81,85 @@ class _Vectors:
         return a, b
 
 
-def _codegen(fixed: bool) -> Any:
+class _Scalars:
+    """Four steps composed without vectors: for float64 cheaper than the shuffles they need."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, reverse: bool) -> None:
+        self.context, self.builder, self.signature = context, builder, signature
+        self.reverse = reverse
+
+    def pointer(self, which: int, array: Any, offset: Any, step: int) -> Any:
+        array_type = self.signature.args[which]
+        data = self.context.make_array(array_type)(self.context, self.builder, array).data
+        distance = ir.Constant(offset.type, STEPS - 1 - step if self.reverse else step)
+        return self.builder.gep(data, [self.builder.add(offset, distance)])
+
+    def fused(self, a: Any, b: Any, c: Any) -> Any:
+        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
+
+    def four_steps(self, arguments: Any, first: int) -> Any:
+        """Write the steps from `first` on; return the state after them."""
+        a_array, b_array, state, out, offset, place = arguments
+        a, b = (
+            [self.builder.load(self.pointer(k, array, offset, first + u)) for u in range(4)]
+            for k, array in ((0, a_array), (1, b_array))
+        )
+        early = self.builder.fmul(a[1], a[0]), self.fused(a[1], b[0], b[1])
+        late = self.builder.fmul(a[3], a[2]), self.fused(a[3], b[2], b[3])
+        all_four = self.builder.fmul(late[0], early[0]), self.fused(late[0], early[1], late[1])
+        second = self.fused(early[0], state, early[1])
+        last = self.fused(all_four[0], state, all_four[1])
+        values = [self.fused(a[0], state, b[0]), second, self.fused(a[2], second, b[2]), last]
+        for u, value in enumerate(values):
+            self.builder.store(value, self.pointer(3, out, place, first + u))
+        return last
+
+
+def _codegen(fixed: bool, reverse: bool) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, state, out, offset, place = arguments
+        if signature.args[2] == types.float64 and not fixed:
+            scalars = _Scalars(context, builder, signature, reverse)
+            middle = scalars.four_steps(arguments, 0)
+            return scalars.four_steps([a, b, middle, out, offset, place], 4)
         a_type, b_type, dtype, out_type = signature.args[:4]
-        vectors = _Vectors(context, builder, dtype)
-        halves = []
-        for half in range(2):
-            start = builder.add(offset, ir.Constant(offset.type, half * LANES))
+        vectors = _Vectors(context, builder, dtype, reverse)
+        halves, places = [], []
+        for half in (1, 0) if reverse else (0, 1):
+            distance = ir.Constant(offset.type, half * LANES)
+            start = builder.add(offset, distance)
             own_a = vectors.splat(a) if fixed else vectors.load(a_type, a, start)
             halves.append(vectors.scan(own_a, vectors.load(b_type, b, start)))
+            places.append(builder.add(place, distance))
         (a1, b1), (a2, b2) = halves
         a1_last, b1_last = vectors.last(a1), vectors.last(b1)
         a2_last, b2_last = vectors.last(a2), vectors.last(b2)
         middle = vectors.fused(a1_last, state, b1_last)
         after_a = builder.fmul(a2_last, a1_last)
         after = vectors.fused(after_a, state, vectors.fused(a2_last, b1_last, b2_last))
-        next_place = builder.add(place, ir.Constant(place.type, LANES))
-        vectors.store(vectors.fused(a1, vectors.splat(state), b1), out_type, out, place)
-        vectors.store(vectors.fused(a2, vectors.splat(middle), b2), out_type, out, next_place)
+        vectors.store(vectors.fused(a1, vectors.splat(state), b1), out_type, out, places[0])
+        vectors.store(vectors.fused(a2, vectors.splat(middle), b2), out_type, out, places[1])
         return after
 
     return codegen
 
 
-@intrinsic
-def eight_steps(typingctx: Any, a: Any, b: Any, state: Any, out: Any, offset: Any, place: Any):
-    """Write ``out[place + i] = a[offset + i] * h + b[offset + i]`` for 8 steps; return the last."""
-    dtype = b.dtype
-    signature = dtype(a, b, dtype, out, types.intp, types.intp)
-    return signature, _codegen(fixed=False)
+def _make(fixed: bool, reverse: bool) -> Any:
+    @intrinsic
+    def eight_steps(
+        typingctx: Any, a: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
+    ) -> Any:
+        dtype = b.dtype
+        first = dtype if fixed else a
+        signature = dtype(first, b, dtype, out, types.intp, types.intp)
+        return signature, _codegen(fixed, reverse)
+
+    return eight_steps
 
 
-@intrinsic
-def eight_steps_fixed(
-    typingctx: Any, a: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
-):
-    """The same with one coefficient for all steps."""
-    dtype = b.dtype
-    signature = dtype(dtype, b, dtype, out, types.intp, types.intp)
-    return signature, _codegen(fixed=True)
+# Each takes `(a, b, state, out, offset, place)`, reads the elements at `offset … offset + 7`, writes
+# the new states to `place … place + 7` and returns the latest. The backward ones start at the end.
+eight_steps = _make(fixed=False, reverse=False)
+eight_steps_backward = _make(fixed=False, reverse=True)
+eight_steps_fixed = _make(fixed=True, reverse=False)
+eight_steps_fixed_backward = _make(fixed=True, reverse=True)

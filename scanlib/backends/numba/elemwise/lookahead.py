@@ -32,32 +32,44 @@ class Form:
 class Lookahead:
     """Writes the scan of one block of a coupled affine recurrence.
 
-    `element` gives the text of an element at a step (``"j + 2"``); `depths` the number of values
-    in front of each part's buffer, which is called ``H{part}``.
+    The values of a part are in ``H{part}``, in the order of memory, with those before the block
+    in front (`depths` of them), or behind where the loop walks backwards.
     """
 
-    def __init__(self, source: Source, recurrence: Recurrence, depths: dict[int, int]) -> None:
+    def __init__(
+        self, source: Source, recurrence: Recurrence, depths: dict[int, int], reverse: bool
+    ) -> None:
         self.source = source
         self.recurrence = recurrence
         self.depths = depths
+        self.reverse = reverse
+
+    def at(self, step: int) -> str:
+        """Return the place of a step of the group in the order of memory."""
+        return f"j - {step}" if self.reverse else f"j + {step}"
+
+    def place(self, part: int, step: int) -> str:
+        """Return where the value of a part is, `step` steps after the first of the group."""
+        if self.reverse:
+            return f"H{part}[j + {-step}]"
+        return f"H{part}[j + {self.depths[part] + step}]"
 
     def write(self, element, dtype: str) -> None:
         """Write the loop over groups of steps, and the steps that are left."""
         line = self.source.line
-        line("j = 0")
-        with self.source.block(f"while j + {GROUP} <= n:"):
-            self.write_group(element, dtype, GROUP)
-            line(f"j += {GROUP}")
-        with self.source.block("while j < n:"):
-            self.write_group(element, dtype, 1)
-            line("j += 1")
+        line("k = 0")
+        for steps in (GROUP, 1):
+            with self.source.block(f"while k + {steps} <= n:"):
+                line("j = n - 1 - k" if self.reverse else "j = k")
+                self.write_group(element, dtype, steps)
+                line(f"k += {steps}")
 
     def write_group(self, element, dtype: str, steps: int) -> None:
         forms: list[dict[int, Form]] = []
         results: list[tuple[str, str]] = []
         read: dict[Symbol, str] = {}
         for u in range(steps):
-            at = f"j + {u}" if u else "j"
+            at = self.at(u)
             current: dict[int, Form] = {}
             for part, terms, constant in zip(
                 self.recurrence.parts,
@@ -91,7 +103,7 @@ class Lookahead:
                 parts += [] if form.constant is None else [form.constant]
                 name = self.source.name("y")
                 self.source.line(f"{name} = {dtype}({' + '.join(parts) or '0'})")
-                results.append((f"H{part}[j + {self.depths[part] + u}]", name))
+                results.append((self.place(part, u), name))
         for place, name in results:
             self.source.line(f"{place} = {name}")
 
@@ -99,7 +111,7 @@ class Lookahead:
         """Return the name of the value of a part `back` steps before the group."""
         if (part, back) not in read:
             name = read[part, back] = self.source.name("s")
-            self.source.line(f"{name} = H{part}[j + {self.depths[part] - back}]")
+            self.source.line(f"{name} = {self.place(part, -back)}")
         return read[part, back]
 
     def named(self, sums: dict[Symbol, list[str | None]], free: list[str], dtype: str) -> Form:

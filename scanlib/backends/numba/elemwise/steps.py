@@ -1,25 +1,27 @@
 """Kernels that scan one block of steps of one channel (compiled code only).
 
-Each takes the elements of `n` steps in contiguous buffers and the values `h` of a state, with the
-`start` values before the block in front; it writes the `n` new values behind them and returns
-whether they can be trusted. They cannot where composing steps could lose what one step after
-the other keeps: after an overflow (``inf · 0``), or where products of coefficients come close to
-underflow. The caller then runs the block step by step.
+Each takes the elements of `n` steps in contiguous arrays and the values `h` of a state; it writes the
+`n` new values to ``h[start]`` and after, and returns whether they can be trusted. The state before
+the block is ``h[start - 1]``, or ``h[start + n]`` for kernels that walk backwards; arrays are in the
+order of memory in both cases. New values cannot be trusted where composing steps could lose what
+one step after the other keeps: after an overflow (``inf · 0``), or where products of coefficients
+come close to underflow. The caller then runs the block step by step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from scanlib.backends.numba.elemwise.lanes import STEPS, eight_steps, eight_steps_fixed
+from scanlib.backends.numba.elemwise import lanes
 
 # The product of eight coefficients above these is a normal number.
 _SMALL_64, _SMALL_32 = 2.0**-120, np.float32(2.0**-15)
-VERSION = 1
+VERSION = 3
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -79,65 +81,6 @@ def all_finite(h: Any, start: int, n: int) -> bool:
     return count == n
 
 
-@njit(**_OPTIONS)
-def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
-    """``h = a * h + b``. A value that is not finite stays so: looking at the last is enough."""
-    if some_small(a, n):
-        return False
-    state = h[start - 1]
-    j = 0
-    while j + STEPS <= n:
-        state = eight_steps(a, b, state, h, j, start + j)
-        j += STEPS
-    while j < n:
-        state = a[j] * state + b[j]
-        h[start + j] = state
-        j += 1
-    return is_finite(state)
-
-
-@njit(**_OPTIONS)
-def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
-    """``h = a * h + b`` with one coefficient."""
-    if is_small(a):
-        return False
-    state = h[start - 1]
-    j = 0
-    while j + STEPS <= n:
-        state = eight_steps_fixed(a, b, state, h, j, start + j)
-        j += STEPS
-    while j < n:
-        state = a * state + b[j]
-        h[start + j] = state
-        j += 1
-    return is_finite(state)
-
-
-@njit(**_OPTIONS)
-def product(a: Any, h: Any, start: int, n: int) -> bool:
-    """``h = a * h``, four steps at a time."""
-    if some_small(a, n):
-        return False
-    state = h[start - 1]
-    j = 0
-    while j + 4 <= n:
-        a1 = a[j]
-        a2 = a1 * a[j + 1]
-        a3 = a2 * a[j + 2]
-        a4 = a2 * (a[j + 2] * a[j + 3])
-        h[start + j] = a1 * state
-        h[start + j + 1] = a2 * state
-        h[start + j + 2] = a3 * state
-        state = a4 * state
-        h[start + j + 3] = state
-        j += 4
-    while j < n:
-        state = a[j] * state
-        h[start + j] = state
-        j += 1
-    return is_finite(state)
-
-
 def is_nan(value: Any) -> bool:
     """Whether a value is not a number."""
     return value != value
@@ -158,53 +101,134 @@ def _some_nan(b: Any, n: int) -> bool:
     return count > 0
 
 
-@njit(**_OPTIONS)
-def maximum(b: Any, h: Any, start: int, n: int) -> bool:
-    """``h = max(h, b)``, four steps at a time; not for NaN, which a comparison loses."""
-    state = h[start - 1]
-    if is_nan(state) or _some_nan(b, n):
-        return False
-    j = 0
-    while j + 4 <= n:
-        b1, b3 = b[j], b[j + 2]
-        b2 = b[j + 1] if b[j + 1] > b1 else b1
-        b4 = b[j + 3] if b[j + 3] > b3 else b3
-        b3 = b3 if b3 > b2 else b2
-        b4 = b4 if b4 > b2 else b2
-        h[start + j] = b1 if b1 > state else state
-        h[start + j + 1] = b2 if b2 > state else state
-        h[start + j + 2] = b3 if b3 > state else state
-        state = b4 if b4 > state else state
-        h[start + j + 3] = state
-        j += 4
-    while j < n:
-        state = b[j] if b[j] > state else state
-        h[start + j] = state
-        j += 1
-    return True
+def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
+    size = lanes.STEPS
+
+    @njit(**_OPTIONS)
+    def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
+        """``h = a * h + b``. A value that is not finite stays so: looking at the last is enough."""
+        if some_small(a, n):
+            return False
+        state = h[start + n] if reverse else h[start - 1]
+        done = 0
+        while done + size <= n:
+            j = n - size - done if reverse else done
+            state = eight_steps(a, b, state, h, j, start + j)
+            done += size
+        while done < n:
+            j = n - 1 - done if reverse else done
+            state = a[j] * state + b[j]
+            h[start + j] = state
+            done += 1
+        return is_finite(state)
+
+    return affine
+
+
+def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
+    size = lanes.STEPS
+
+    @njit(**_OPTIONS)
+    def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
+        """``h = a * h + b`` with one coefficient."""
+        if is_small(a):
+            return False
+        state = h[start + n] if reverse else h[start - 1]
+        done = 0
+        while done + size <= n:
+            j = n - size - done if reverse else done
+            state = eight_steps(a, b, state, h, j, start + j)
+            done += size
+        while done < n:
+            j = n - 1 - done if reverse else done
+            state = a * state + b[j]
+            h[start + j] = state
+            done += 1
+        return is_finite(state)
+
+    return affine_fixed
+
+
+def _product(reverse: bool) -> Callable[..., bool]:
+    sign = -1 if reverse else 1
+
+    @njit(**_OPTIONS)
+    def product(a: Any, h: Any, start: int, n: int) -> bool:
+        """``h = a * h``, four steps at a time."""
+        if some_small(a, n):
+            return False
+        j = n - 1 if reverse else 0
+        state = h[start + j - sign]
+        for _ in range(n // 4):
+            a1 = a[j]
+            a2 = a1 * a[j + sign]
+            a3 = a2 * a[j + 2 * sign]
+            a4 = a2 * (a[j + 2 * sign] * a[j + 3 * sign])
+            h[start + j] = a1 * state
+            h[start + j + sign] = a2 * state
+            h[start + j + 2 * sign] = a3 * state
+            state = a4 * state
+            h[start + j + 3 * sign] = state
+            j += 4 * sign
+        for _ in range(n % 4):
+            state = a[j] * state
+            h[start + j] = state
+            j += sign
+        return is_finite(state)
+
+    return product
 
 
 @njit(**_OPTIONS)
-def minimum(b: Any, h: Any, start: int, n: int) -> bool:
-    """``h = min(h, b)``, four steps at a time; not for NaN, which a comparison loses."""
-    state = h[start - 1]
-    if is_nan(state) or _some_nan(b, n):
-        return False
-    j = 0
-    while j + 4 <= n:
-        b1, b3 = b[j], b[j + 2]
-        b2 = b[j + 1] if b[j + 1] < b1 else b1
-        b4 = b[j + 3] if b[j + 3] < b3 else b3
-        b3 = b3 if b3 < b2 else b2
-        b4 = b4 if b4 < b2 else b2
-        h[start + j] = b1 if b1 < state else state
-        h[start + j + 1] = b2 if b2 < state else state
-        h[start + j + 2] = b3 if b3 < state else state
-        state = b4 if b4 < state else state
-        h[start + j + 3] = state
-        j += 4
-    while j < n:
-        state = b[j] if b[j] < state else state
-        h[start + j] = state
-        j += 1
-    return True
+def _larger(a: Any, b: Any) -> Any:
+    return a if a > b else b
+
+
+@njit(**_OPTIONS)
+def _smaller(a: Any, b: Any) -> Any:
+    return a if a < b else b
+
+
+def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
+    sign = -1 if reverse else 1
+
+    @njit(**_OPTIONS)
+    def extreme(b: Any, h: Any, start: int, n: int) -> bool:
+        """``h = max(h, b)`` or `min`, four steps at a time; a comparison would lose a NaN."""
+        j = n - 1 if reverse else 0
+        state = h[start + j - sign]
+        if is_nan(state) or _some_nan(b, n):
+            return False
+        for _ in range(n // 4):
+            b1 = b[j]
+            b2 = pick(b1, b[j + sign])
+            b3 = pick(b2, b[j + 2 * sign])
+            b4 = pick(b2, pick(b[j + 2 * sign], b[j + 3 * sign]))
+            h[start + j] = pick(b1, state)
+            h[start + j + sign] = pick(b2, state)
+            h[start + j + 2 * sign] = pick(b3, state)
+            state = pick(b4, state)
+            h[start + j + 3 * sign] = state
+            j += 4 * sign
+        for _ in range(n % 4):
+            state = pick(b[j], state)
+            h[start + j] = state
+            j += sign
+        return True
+
+    return extreme
+
+
+# By name and by whether they walk backwards.
+KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
+    ("affine", False): _affine(lanes.eight_steps, False),
+    ("affine", True): _affine(lanes.eight_steps_backward, True),
+    ("affine_fixed", False): _affine_fixed(lanes.eight_steps_fixed, False),
+    ("affine_fixed", True): _affine_fixed(lanes.eight_steps_fixed_backward, True),
+    ("product", False): _product(False),
+    ("product", True): _product(True),
+    ("maximum", False): _extreme(_larger, False),
+    ("maximum", True): _extreme(_larger, True),
+    ("minimum", False): _extreme(_smaller, False),
+    ("minimum", True): _extreme(_smaller, True),
+}

@@ -1,0 +1,55 @@
+"""Arrays known to be contiguous (compiled code only).
+
+Numba forgets that a slice is contiguous unless the slice is written in the function itself; slices
+that PyTensor's functions return have the layout ``A``, whose loops are not vectorized. The
+functions here look at the strides when they run: what is contiguous gets the type that says so,
+as a view; what is not is copied, one row or one block at a time, into a buffer of the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic, overload
+
+
+@intrinsic
+def _assumed_contiguous(typingctx: Any, array: Any) -> Any:
+    """Return the same array with the type of a contiguous one; the caller has checked it."""
+    known = array.copy(layout="C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        from numba.core.imputils import impl_ret_borrowed
+
+        old = context.make_array(array)(context, builder, arguments[0])
+        new = context.make_array(known)(context, builder)
+        for name in ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"):
+            setattr(new, name, getattr(old, name))
+        return impl_ret_borrowed(context, builder, known, new._getvalue())
+
+    return known(array), codegen
+
+
+def contiguous(array: Any, buffer: Any) -> Any:
+    """Return an array as a contiguous one: itself, or its items in the first part of `buffer`."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(contiguous)
+def _contiguous(array, buffer):
+    if not isinstance(array, types.Array):
+        return None
+    if array.layout == "C":
+        return lambda array, buffer: array
+    if array.ndim != 1:
+        return lambda array, buffer: array
+
+    def checked(array, buffer):
+        if array.size < 2 or array.strides[0] == array.itemsize:
+            return _assumed_contiguous(array)
+        for j in range(array.shape[0]):
+            buffer[j] = array[j]
+        return buffer[: array.shape[0]]
+
+    return checked
