@@ -9,8 +9,51 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 
 # Imported for what they register with PyTensor: flags, linkers' rules, rewrites.
 from scanlib import backends, config, rewrites  # noqa: F401
-from scanlib.frontend import filter, foldl, foldr, map, reduce, scan, until
+from scanlib.frontend import (
+    associative_reduce,
+    associative_scan,
+    cumlogsumexp,
+    cummax,
+    cummin,
+    discounted_cumsum,
+    discounted_cumsum_left,
+    discounted_cumsum_right,
+    filter,
+    foldl,
+    foldr,
+    lfilter,
+    linear_scan,
+    map,
+    prefix_scan,
+    pscan,
+    reduce,
+    reduce_scan,
+    scan,
+    until,
+)
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "filter", "foldl", "foldr", "map", "reduce", "scan", "until"]
+__all__ = [
+    "__version__",
+    "associative_reduce",
+    "associative_scan",
+    "cumlogsumexp",
+    "cummax",
+    "cummin",
+    "discounted_cumsum",
+    "discounted_cumsum_left",
+    "discounted_cumsum_right",
+    "filter",
+    "foldl",
+    "foldr",
+    "lfilter",
+    "linear_scan",
+    "map",
+    "prefix_scan",
+    "pscan",
+    "reduce",
+    "reduce_scan",
+    "scan",
+    "until",
+]

@@ -1,7 +1,7 @@
 """scanlib's flags, set like all of PyTensor's through ``pytensor.config`` or PYTENSOR_FLAGS."""
 
 from pytensor.configdefaults import config
-from pytensor.configparser import BoolParam, EnumStr
+from pytensor.configparser import BoolParam, EnumStr, IntParam
 
 config.add(
     "scanlib__perform",
@@ -21,5 +21,12 @@ config.add(
     "scanlib__lower",
     "Whether loops with elementwise bodies are lowered to kernels of their own.",
     BoolParam(True),
+    in_c_key=False,
+)
+config.add(
+    "scanlib__keep_memory",
+    "How many MiB of freed memory the C library keeps for reuse, in the whole process, once a "
+    "loop has been compiled; fresh memory costs more than filling it. 0 changes nothing.",
+    IntParam(512, lambda kept: kept >= 0),
     in_c_key=False,
 )

@@ -23,10 +23,13 @@ class Analysis:
         component is of no family.
     notes : tuple of str
         For each state, then each carry: its family, or what stands in the way.
+    families : tuple of (str or None)
+        For each state, then each carry: its family, None for no family.
     """
 
     recurrences: tuple[Recurrence, ...]
     notes: tuple[str, ...]
+    families: tuple[str | None, ...] = ()
 
 
 def analyse(scalar: ScalarLoop) -> Analysis:
@@ -37,6 +40,7 @@ def analyse(scalar: ScalarLoop) -> Analysis:
     depends = dependences(nexts, reads)
     n_parts = len(scalar.loop.states) + len(scalar.loop.carries)
     notes = ["a sum over time"] * n_parts
+    families: list[str | None] = ["sum over time"] * n_parts
     found: list[Recurrence] = []
     complete = scalar.loop.stop is None
     for parts in components(depends):
@@ -51,11 +55,12 @@ def analyse(scalar: ScalarLoop) -> Analysis:
             note = "a value that no later step changes"
         for part in parts:
             notes[part] = note
+            families[part] = None if recurrence is None else recurrence.family
         if recurrence is None:
             complete = False
         else:
             found.append(recurrence)
-    return Analysis(tuple(found) if complete else (), tuple(notes))
+    return Analysis(tuple(found) if complete else (), tuple(notes), tuple(families))
 
 
 def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int, Variable]]]:

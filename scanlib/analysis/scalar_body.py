@@ -29,7 +29,14 @@ from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
 
 
 class NotElementwiseError(Exception):
-    """Something in a body is no elementwise operation; the message names it."""
+    """Something in a body is no elementwise operation; the message names it.
+
+    `variable` is the value in the body that stands in the way, where it is one value.
+    """
+
+    def __init__(self, message: str, variable: Variable | None = None) -> None:
+        super().__init__(message)
+        self.variable = variable
 
 
 @dataclass
@@ -57,6 +64,12 @@ def scalar_loop(loop: Loop) -> ScalarLoop:
     """
     _constants_to_non_sequences(loop)
     return _Scalarizer(loop).run()
+
+
+def sum_carries(loop: Loop) -> list[bool]:
+    """Return, for each carry, whether a step only adds to it and nothing else reads it."""
+    scalarizer = _Scalarizer(loop)
+    return [scalarizer.is_sum(carry) for carry in loop.carries]
 
 
 def describe(variable: Variable) -> str:
@@ -305,7 +318,7 @@ class _Scalarizer:
 
     @singledispatchmethod
     def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        raise NotElementwiseError(f"{op} is no elementwise operation")
+        raise NotElementwiseError(f"{op} is no elementwise operation", variable)
 
     @convert_node.register
     def _elemwise(self, op: Elemwise, node: Apply, variable: Variable, axes: Axes) -> Variable:
@@ -315,7 +328,7 @@ class _Scalarizer:
         made = op.scalar_op.make_node(*scalars)
         for out, scalar in zip(node.outputs, made.outputs, strict=True):
             if out.type.dtype != scalar.type.dtype:
-                raise NotElementwiseError(f"{op} computes in another dtype on scalars")
+                raise NotElementwiseError(f"{op} computes in another dtype on scalars", variable)
             self.memo[out, self.row_axes(out, axes)] = scalar
         return made.outputs[node.outputs.index(variable)]
 
@@ -341,7 +354,7 @@ class _Scalarizer:
 
     @convert_node.register
     def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        raise NotElementwiseError(f"{op} checks a condition at every step")
+        raise NotElementwiseError(f"{op} checks a condition at every step", variable)
 
     # Inputs that are read in several places
 

@@ -1,7 +1,43 @@
 """The functions users call: they turn a step function and its arguments into a loop."""
 
+from scanlib.frontend.associative import (
+    associative_reduce,
+    associative_scan,
+    prefix_scan,
+    reduce_scan,
+)
+from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
+from scanlib.frontend.filtering import lfilter
+from scanlib.frontend.linear import (
+    discounted_cumsum,
+    discounted_cumsum_left,
+    discounted_cumsum_right,
+    linear_scan,
+    pscan,
+)
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
 from scanlib.frontend.views import filter, foldl, foldr, map, reduce
 
-__all__ = ["filter", "foldl", "foldr", "map", "reduce", "scan", "until"]
+__all__ = [
+    "associative_reduce",
+    "associative_scan",
+    "cumlogsumexp",
+    "cummax",
+    "cummin",
+    "discounted_cumsum",
+    "discounted_cumsum_left",
+    "discounted_cumsum_right",
+    "filter",
+    "foldl",
+    "foldr",
+    "lfilter",
+    "linear_scan",
+    "map",
+    "prefix_scan",
+    "pscan",
+    "reduce",
+    "reduce_scan",
+    "scan",
+    "until",
+]

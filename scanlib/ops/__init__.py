@@ -1,11 +1,13 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
-from scanlib.ops import batching
+from scanlib.ops import associative_batching, batching
+from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
 __all__ = [
+    "AssociativeScan",
     "Carry",
     "Loop",
     "NonSequence",
@@ -14,5 +16,6 @@ __all__ = [
     "Sequence",
     "Signature",
     "State",
+    "associative_batching",
     "batching",
 ]

@@ -99,6 +99,23 @@ class Recurrence:
     constants: tuple[int | None, ...]
 
 
+def schedule(op: ElemwiseScan) -> str:
+    """Return how compiled code walks an elementwise loop.
+
+    The one place that decides: backends write what it says, `scanlib.explain` shows it.
+
+    Returns
+    -------
+    {"channels", "blocks", "steps"}
+        ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one
+        channel whose parts all belong to recurrence families. ``"steps"``: one channel, step by
+        step, states in registers.
+    """
+    if op.layout.ndim:
+        return "channels"
+    return "blocks" if op.recurrences else "steps"
+
+
 class ElemwiseScan(Op, HasInnerGraph):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 

@@ -1,19 +1,23 @@
 """The order of scanlib's rewrites among PyTensor's, and nothing else.
 
-========  =========================  ====================================================
-position  rewrite                    why there
-========  =========================  ====================================================
-0.055     ``scanlib_associative_to_loop`` (left out by backends that combine rows in a tree)
-                                     before everything that knows loops
-0.06      ``scanlib_simplify``       after the first merge, before canonicalization hides
-                                     what reads a history
-0.07      ``scanlib_last_rows``      before PyTensor merges two indices into one
-1.61      ``scanlib_simplify_late``  canonicalization and stabilization leave loops with
-                                     fewer readers
-1.65      ``scanlib_elementwise``    after all that makes bodies smaller
-48.5      ``scanlib_prepare_inputs`` last of all but fusion and in-place rewrites, which would
-                                     not know the Ops it puts in
-========  =========================  ====================================================
+========  ===============================  ====================================================
+position  rewrite                          why there
+========  ===============================  ====================================================
+0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
+                                           a tree leave it out
+0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
+                                           what reads a history
+0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
+1.605     ``scanlib_sums``           sums are canonical by then; what they read may need no
+                                     history any more
+1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
+                                           fewer readers
+1.65      ``scanlib_elementwise``          after all that makes bodies smaller
+48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
+                                           ones
+48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
+                                           not know the Ops it puts in
+========  ===============================  ====================================================
 """
 
 from pytensor.compile.mode import optdb
@@ -21,7 +25,9 @@ from pytensor.compile.mode import optdb
 from scanlib.rewrites.associative import AssociativeToLoop
 from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.lower import LowerElementwiseLoops
+from scanlib.rewrites.padding import pad_rows
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
+from scanlib.rewrites.sums import SumsIntoLoops
 
 optdb.register(
     "scanlib_associative_to_loop",
@@ -35,6 +41,8 @@ optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", posit
 optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
 )
+optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
+optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

@@ -100,8 +100,11 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     reach them only through gradients, which read them whole.
     """
     loop = edit.loop
+    unread = [s for s in loop.states if not s.untraced and not edit.is_read(s)]
+    for state in unread:
+        state.untraced = edit.changed = True
     if loop.reverse:
-        return {}
+        return edit.replacements() if unread else {}
     pending: list[tuple[State, list[LastRow]]] = []
     for state in loop.states:
         if state.untraced or not edit.is_read(state):
@@ -110,7 +113,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
         if only and reads:
             pending.append((state, reads))
     if not pending:
-        return {}
+        return edit.replacements() if unread else {}
     required = loop.required_steps
     for state, reads in pending:
         back = max(read.back for read in reads)

@@ -14,6 +14,7 @@ from scanlib.analysis.recurrences import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop import Loop
+from scanlib.rewrites.absorb import absorb_producers
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.simplify import replace
 
@@ -35,6 +36,9 @@ class LowerElementwiseLoops(GraphRewriter):
         for node in [node for node in fgraph.toposort() if is_loop(node)]:
             try:
                 new = lower_elementwise(node)
+                absorbed = absorb_producers(fgraph, node)
+                if absorbed is not None:
+                    new = lower_elementwise(absorbed.apply().node)
             except NotElementwiseError:
                 continue
             replace(

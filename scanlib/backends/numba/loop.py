@@ -22,13 +22,14 @@ from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 
 from scanlib.backends.numba.body import escaping_values, prepare_body
 from scanlib.backends.numba.emit import Emitter, is_zero_dim
+from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.source import Source
 from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-loop-3"
+VERSION = "scanlib-loop-4"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
@@ -68,6 +69,7 @@ class LoopWriter:
         self.source.object("InitialRowsError", errors.InitialRowsError)
         self.source.object("StepShapeError", errors.StepShapeError)
         self.source.object("numba_deepcopy", numba_deepcopy)
+        self.source.object("advise", advise)
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
         """Return the loop's function and its cache key."""
@@ -149,6 +151,7 @@ class LoopWriter:
                 return
         rows = f"{depth + 1}" if self.signature.untraced[i] else f"capacity + {depth}"
         line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
+        line(f"advise(h{i})")
         ndim = self.inner.taps[i][0].type.ndim
         for row in range(depth):
             # A ring holds rows in the order of iteration, the latest one last.
@@ -191,6 +194,7 @@ class LoopWriter:
             dtype = self.emitter._dtype(out)
             sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
             self.source.line(f"z{i} = np.empty(({', '.join(sizes)},), {dtype})")
+            self.source.line(f"advise(z{i})")
 
     # One step
 

@@ -17,7 +17,9 @@ VERSION = "scanlib-one-row-1"
 
 
 @register_funcify_and_cache_key(OneRow)
-def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], str | None]:
+def funcify_one_row(
+    op: OneRow, node: Apply, **kwargs: Any
+) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled function of a `OneRow`."""
     source = Source()
     dtype = np.dtype(node.outputs[0].type.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.backends.numba.elemwise.nest import NestWriter
 from scanlib.backends.numba.loop import LoopWriter
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 
 
 def write_elemwise(op: ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
@@ -23,6 +23,7 @@ def write_elemwise(op: ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
 
 def writer_for(op: ElemwiseScan) -> LoopWriter:
     """Return what writes an elementwise loop: the schedule that fits it."""
-    if op.layout.ndim:
+    chosen = schedule(op)
+    if chosen == "channels":
         return NestWriter(op)
-    return BlockWriter(op) if op.recurrences else LoopWriter(op.scan)
+    return BlockWriter(op) if chosen == "blocks" else LoopWriter(op.scan)

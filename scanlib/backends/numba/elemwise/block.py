@@ -99,6 +99,7 @@ class BlockWriter(ElemwiseWriter):
         for i, (out, axes) in enumerate(zip(self.result.outputs, self.layout.outputs, strict=True)):
             sizes = ", ".join(["steps", *("1" for _ in axes)])
             line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(out)})")
+            line(f"advise(z{i})")
         for variable in self.inner.non_sequences:
             array, axes = self.parts[variable]
             name = self.source.name("w")
@@ -120,6 +121,7 @@ class BlockWriter(ElemwiseWriter):
                 line(f"B{i}[j] = {item}")
         if not self.signature.untraced[i]:
             line(f"h{i} = np.empty((steps + {depth},) + {initial}.shape[1:], {dtype})")
+            line(f"advise(h{i})")
             row = "steps + j" if self.reverse else "j"
             with self.source.block(f"for j in range({depth}):"):
                 line(f"{self.item(f'h{i}', axes, [], row)} = {item}")

@@ -88,12 +88,14 @@ class NestWriter(ElemwiseWriter):
             row = ["1" if axis is None else self.sizes[axis] for axis in axes]
             sizes = ", ".join(["capacity", *row])
             line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(out)})")
+            line(f"advise(z{i})")
 
     def write_state_storage(self, i: int) -> None:
         line, initial = self.source.line, self.outer.initials[i]
         depth, untraced = self.signature.depths[i], self.signature.untraced[i]
         rows = f"{depth + 1}" if untraced else f"capacity + {depth}"
         line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
+        line(f"advise(h{i})")
         for row in range(depth):
             # A ring holds rows in the order of iteration, the latest one last.
             flipped = self.reverse and untraced

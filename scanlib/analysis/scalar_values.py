@@ -1,0 +1,302 @@
+"""Values of an elementwise body as scalars, and the channels' axes they run along.
+
+Every tensor of a body is followed down through broadcasts to the rows, states and non-sequences it is
+made of. What is left is one scalar graph, the same for all channels, in which each input
+has its place among the channels' axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+from itertools import pairwise
+
+import numpy as np
+import pytensor.scalar as ps
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import Cast, ScalarType
+from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+from scanlib.ops.elemwise_scan import Axes
+from scanlib.ops.graph import constant_integer, is_tensor
+from scanlib.ops.loop import Loop
+
+
+class NotElementwiseError(Exception):
+    """Something in a body is no elementwise operation; the message names it.
+
+    `variable` is the value in the body that stands in the way, where it is one value.
+    """
+
+    def __init__(self, message: str, variable: Variable | None = None) -> None:
+        super().__init__(message)
+        self.variable = variable
+
+
+def describe(variable: Variable) -> str:
+    """Return how messages name a variable of a body."""
+    if variable.name:
+        return f"'{variable.name}'"
+    return "an input" if variable.owner is None else f"the result of {variable.owner.op}"
+
+
+def new_scalar(dtype: str) -> Variable:
+    """Return a scalar input of a dtype."""
+    return ps.get_scalar_type(dtype)()
+
+
+@dataclass
+class ScalarValues:
+    """Turns the values of one body into scalars.
+
+    Attributes
+    ----------
+    loop : Loop
+    memo : dict
+        The scalar of each variable, for the channels' axes along which it was asked for.
+    ports : dict
+        For every input of the body, the axes along which it is read and the scalar read there.
+    """
+
+    loop: Loop
+    memo: dict[tuple[Variable, Axes], Variable] = field(default_factory=dict)
+    ports: dict[Variable, list[tuple[Axes, Variable]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.read_whole = set(self.loop.body_inputs())
+        self.recurrent = {tap for state in self.loop.states for tap in state.taps.values()}
+        self.recurrent |= {carry.value for carry in self.loop.carries}
+        self.ndim, self.dropped = self.channel_axes()
+
+    # Axes
+
+    def channel_axes(self) -> tuple[int, set[int]]:
+        """Return the rank of the channels, and which of their axes have length one."""
+        values = list(self.loop.body_outputs())
+        values += [v for v in ancestors(values) if is_tensor(v)]
+        ndim = max((v.type.ndim for v in values if is_tensor(v)), default=0)
+        full = [v for v in values if is_tensor(v) and v.type.ndim == ndim]
+        dropped = {axis for axis in range(ndim) if all(v.type.broadcastable[axis] for v in full)}
+        return ndim, dropped
+
+    def frame(self, variable: Variable) -> Axes:
+        """Return the channels' axes of a variable whose place is not known.
+
+        The last ones, as in broadcasting, if they are the first ones as well but for axes of
+        length one; otherwise the first ones: a kernel computes a result as far outside as its
+        axes allow.
+        """
+        ndim = variable.type.ndim
+        kept = [axis for axis in range(self.ndim) if axis not in self.dropped]
+        last = tuple(range(self.ndim - ndim, self.ndim))
+        for axes in (last, tuple(kept[:ndim])):
+            if len(axes) < ndim:
+                continue
+            own = [axis for axis in self.row_axes(variable, axes) if axis is not None]
+            if own == kept[: len(own)]:
+                return axes
+        return last
+
+    def own_axes(self, variable: Variable) -> Axes:
+        """Return the channels' axes of a state or carry: all of them, or none."""
+        return self.row_axes(variable, self.frame(variable))
+
+    def row_axes(self, variable: Variable, axes: Axes) -> Axes:
+        """Return `axes` without those along which the variable is broadcast."""
+        return tuple(
+            None if one or axis in self.dropped else axis
+            for axis, one in zip(axes, variable.type.broadcastable, strict=True)
+        )
+
+    def axes_read(self, value: Variable) -> set[int]:
+        """Return the axes of the inputs that a scalar depends on."""
+        return {axis for _, axis in self.reads(value)}
+
+    def reads(self, value: Variable) -> set[tuple[Variable, int]]:
+        """Return the inputs that a scalar depends on, each with each of its axes."""
+        above = set(ancestors([value]))
+        return {
+            (variable, axis)
+            for variable, ports in self.ports.items()
+            for axes, scalar in ports
+            if scalar in above
+            for axis in axes
+            if axis is not None
+        }
+
+    def with_sizes(self, value: Variable, source: Variable, axes: Axes, known: Axes) -> Variable:
+        """Return a scalar that reads something along all axes of its variable.
+
+        A value that is the same along an axis says nothing of the number of channels; what
+        its variable was filled up to does. `known` are axes whose size is known without it.
+        """
+        for axis in self.row_axes(source, axes):
+            if axis is None or axis in known or axis in self.axes_read(value):
+                continue
+            witness = self.witness(source, axes, axis)
+            if witness is None:
+                raise NotElementwiseError("no input tells how many channels there are", source)
+            value = ps.second(witness, value)
+        return value
+
+    def witness(self, variable: Variable, axes: Axes, axis: int) -> Variable | None:
+        """Return the scalar of something that gives a variable its size along an axis."""
+        axes = self.row_axes(variable, axes)
+        node = variable.owner
+        if axis not in axes or node is None:
+            return None
+        if isinstance(node.op, DimShuffle):
+            return self.witness(node.inputs[0], _before(node.op.new_order, axes, node), axis)
+        if isinstance(node.op, Alloc):
+            return self.alloc_witness(node, axes, axis)
+        if isinstance(node.op, Elemwise):
+            for inp in node.inputs:
+                inner = self.row_axes(inp, axes)
+                if axis in inner:
+                    value = self.convert(inp, axes)
+                    if axis in self.axes_read(value):
+                        return value
+                    found = self.witness(inp, axes, axis)
+                    if found is not None:
+                        return found
+        return None
+
+    def alloc_witness(self, node: Apply, axes: Axes, axis: int) -> Variable | None:
+        value, *sizes = node.inputs
+        measured = _measured(sizes[axes.index(axis)])
+        if measured is None:
+            return self.witness(value, axes[len(axes) - value.type.ndim :], axis)
+        source, position = measured
+        for place in (self.frame(source), (axis,)):
+            if len(place) == source.type.ndim and place[position] == axis:
+                found = self.convert(source, place)
+                if axis in self.axes_read(found):
+                    return found
+        return None
+
+    # Ports
+
+    def bind(self, variable: Variable, axes: Axes) -> None:
+        self.ports.setdefault(variable, []).append((axes, new_scalar(variable.type.dtype)))
+
+    def port(self, variable: Variable) -> Variable:
+        """Return the scalar of a state or carry; one that nothing reads gets one, too."""
+        if variable not in self.ports:
+            return new_scalar(variable.type.dtype)
+        return self.ports[variable][0][1]
+
+    # Values
+
+    def convert(self, variable: Variable, axes: Axes) -> Variable:
+        """Return the scalar of a variable whose axes are `axes` of the channels."""
+        axes = self.row_axes(variable, axes) if is_tensor(variable) else ()
+        key = (variable, axes)
+        if key not in self.memo:
+            self.memo[key] = self.make(variable, axes)
+        return self.memo[key]
+
+    def make(self, variable: Variable, axes: Axes) -> Variable:
+        if isinstance(variable, Constant):
+            dtype = getattr(variable.type, "dtype", None)
+            if dtype is None:
+                raise NotElementwiseError(f"{variable} is no number")
+            item = np.asarray(variable.data, dtype=dtype).reshape(-1)[0]
+            return ps.ScalarConstant(ps.get_scalar_type(dtype), item)
+        if variable in self.read_whole:
+            return self.read(variable, axes)
+        assert variable.owner is not None
+        return self.convert_node(variable.owner.op, variable.owner, variable, axes)
+
+    def read(self, variable: Variable, axes: Axes) -> Variable:
+        if not is_tensor(variable) and not isinstance(variable.type, ScalarType):
+            raise NotElementwiseError(f"{describe(variable)} is no tensor")
+        own = [axis for axis in axes if axis is not None]
+        if any(a >= b for a, b in pairwise(own)) and len(set(own)) < len(own):
+            raise NotElementwiseError(f"the diagonal of {describe(variable)} is read")
+        for known, scalar in self.ports.get(variable, ()):
+            if known == axes:
+                return scalar
+        if variable in self.recurrent:
+            raise NotElementwiseError(f"{describe(variable)} is read along two different axes")
+        self.bind(variable, axes)
+        return self.ports[variable][-1][1]
+
+    @singledispatchmethod
+    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        raise NotElementwiseError(f"{op} is no elementwise operation", variable)
+
+    @convert_node.register
+    def _elemwise(self, op: Elemwise, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        if isinstance(op.scalar_op, ps.Second):
+            return self.convert(node.inputs[1], axes)  # the first one gives its shape alone
+        scalars = [self.convert(inp, axes) for inp in node.inputs]
+        made = op.scalar_op.make_node(*scalars)
+        for out, scalar in zip(node.outputs, made.outputs, strict=True):
+            if out.type.dtype != scalar.type.dtype:
+                raise NotElementwiseError(f"{op} computes in another dtype on scalars", variable)
+            self.memo[out, self.row_axes(out, axes)] = scalar
+        return made.outputs[node.outputs.index(variable)]
+
+    @convert_node.register
+    def _dimshuffle(self, op: DimShuffle, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        return self.convert(node.inputs[0], _before(op.new_order, axes, node))
+
+    @convert_node.register
+    def _alloc(self, op: Alloc, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        value, *sizes = node.inputs
+        for axis, size, fixed in zip(axes, sizes, variable.type.shape, strict=True):
+            if axis is not None and _measured(size) is None and not self.is_size(fixed):
+                raise NotElementwiseError(f"{describe(variable)} has a size of its own", variable)
+        return self.convert(value, axes[len(axes) - value.type.ndim :])
+
+    def is_size(self, fixed: int | None) -> bool:
+        """Whether some input is known to have that many channels along an axis."""
+        return fixed is not None and any(
+            is_tensor(variable) and fixed in variable.type.shape for variable in self.read_whole
+        )
+
+    @convert_node.register(SpecifyShape)
+    @convert_node.register(TensorFromScalar)
+    @convert_node.register(ScalarFromTensor)
+    def _same(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        return self.convert(node.inputs[0], axes)
+
+    @convert_node.register
+    def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        raise NotElementwiseError(f"{op} checks a condition at every step", variable)
+
+
+def _before(new_order: tuple, axes: Axes, node: Apply) -> Axes:
+    """Return the axes of a dimshuffle's input from those of its output."""
+    inner: list[int | None] = [None] * node.inputs[0].type.ndim
+    for axis, old in zip(axes, new_order, strict=True):
+        if old != "x":
+            inner[old] = axis
+    return tuple(inner)
+
+
+def _measured(size: Variable) -> tuple[Variable, int] | None:
+    """Return the variable and the axis whose length a number is; None if it is none."""
+    node = size.owner
+    if node is None:
+        return None
+    if isinstance(node.op, Shape_i):
+        return node.inputs[0], node.op.i
+    if isinstance(node.op, Subtensor) and node.inputs[0].owner is not None:
+        shape = node.inputs[0].owner
+        index = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        if isinstance(shape.op, Shape) and len(index) == 1 and not isinstance(index[0], slice):
+            known = constant_integer(index[0])
+            if known is not None:
+                return shape.inputs[0], known % shape.inputs[0].type.ndim
+    if isinstance(node.op, TensorFromScalar | ScalarFromTensor) or (
+        isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
+    ):
+        return _measured(node.inputs[0])
+    return None

@@ -1,0 +1,118 @@
+"""Statements for graphs of scalars, made of PyTensor's own scalar code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.graph.utils import MethodNotDefined
+from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
+
+from scanlib.backends.c.source import Source, c_type, literal
+from scanlib.ops.c_code import NODE_NAME, NoCCodeError
+
+# What the code of an operation runs where it has raised an exception.
+FAIL = "failed = 1;"
+
+
+class Scalars:
+    """Writes scalar operations, and remembers which Ops they came from."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.values: dict[Variable, str] = {}
+        self.ops: dict[Any, None] = {}
+        self.functions: list[str] = []
+        self.can_fail = False
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget, afterwards, which names hold which variables."""
+        values = dict(self.values)
+        yield
+        self.values = values
+
+    def bind(self, variable: Variable, text: str) -> None:
+        """Say which expression holds a variable."""
+        self.values[variable] = text
+
+    def bind_new(self, variable: Variable, text: str) -> str:
+        """Write a local variable with the value of an expression, and bind it."""
+        name = self.source.name("s")
+        self.source.line(f"const {c_type(variable.type.dtype)} {name} = {text};")
+        self.values[variable] = name
+        return name
+
+    def text(self, variable: Variable) -> str:
+        """Return the expression of a variable that is bound or constant."""
+        if isinstance(variable, Constant):
+            return literal(variable.data, variable.type.dtype)
+        return self.values[variable]
+
+    def emit(self, outputs: Iterable[Variable]) -> None:
+        """Write the statements that compute `outputs` from what is bound."""
+        bound = [variable for variable in self.values if not isinstance(variable, Constant)]
+        for node in toposort(list(outputs), blockers=bound):
+            if not all(out in self.values for out in node.outputs):
+                inputs = [self.text(inp) for inp in node.inputs]
+                for out, name in zip(node.outputs, self.apply(node, inputs), strict=True):
+                    self.values[out] = name
+
+    def apply(self, node: Apply, inputs: list[str]) -> list[str]:
+        """Write one operation; return the names of its results."""
+        if isinstance(node.op, Composite):
+            return self._composite(node, inputs)
+        if isinstance(node.op, ScalarInnerGraphOp) or node.op.c_init_code():
+            raise NoCCodeError(f"{node.op} needs more than an expression")
+        inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]
+        names = [self.source.name("s") for _ in node.outputs]
+        for out, name in zip(node.outputs, names, strict=True):
+            self.source.line(f"{c_type(out.type.dtype)} {name};")
+        unique = f"{NODE_NAME}_{names[0]}"
+        try:
+            code = node.op.c_code(node, unique, inputs, names, {"fail": f"{{ {FAIL} }}"})
+            functions = node.op.c_support_code_apply(node, unique)
+        except (NotImplementedError, MethodNotDefined) as error:
+            raise NoCCodeError(f"{node.op} has no C code: {error}") from error
+        self.can_fail = self.can_fail or FAIL in code
+        self.ops[node.op] = None
+        self.functions.append(functions)
+        with self.source.block(""):
+            for line in code.strip().splitlines():
+                self.source.line(line.strip())
+        return names
+
+    def _named(self, variable: Variable, text: str) -> str:
+        """Return a name for a constant: some Ops paste their inputs into larger expressions."""
+        if not isinstance(variable, Constant):
+            return text
+        name = self.source.name("k")
+        self.source.line(f"const {c_type(variable.type.dtype)} {name} = {text};")
+        return name
+
+    def _composite(self, node: Apply, inputs: list[str]) -> list[str]:
+        graph = node.op.fgraph
+        known: dict[Variable, str] = dict(zip(graph.inputs, inputs, strict=True))
+
+        def text(variable: Variable) -> str:
+            if isinstance(variable, Constant):
+                return literal(variable.data, variable.type.dtype)
+            return known[variable]
+
+        for inner in graph.toposort():
+            results = self.apply(inner, [text(inp) for inp in inner.inputs])
+            known.update(zip(inner.outputs, results, strict=True))
+        return [text(out) for out in graph.outputs]
+
+    def support_code(self) -> list[str]:
+        """Return what the operations need at global scope, each text once."""
+        texts = [op.c_support_code() for op in self.ops]
+        return [text for text in dict.fromkeys(texts) if text]
+
+    def version(self) -> tuple:
+        """Return the versions of the operations' code, empty if one has none."""
+        versions = [tuple(op.c_code_cache_version()) for op in self.ops]
+        return tuple(versions) if all(versions) else ()

@@ -1,0 +1,131 @@
+"""C code of loops for PyTensor's C linker, written by a backend.
+
+A backend registers a printer with `register_c_printer`: a function from an Op to the `CCode` of its
+nodes, which raises `NoCCodeError` where an operation of the body has no C code. `PrintedOp` gives
+PyTensor what the printer wrote; a loop that has no C code runs through `perform`, as it does where
+the flag ``scanlib__perform`` asks for something else than ``auto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.link.c.op import COp
+
+# Stands for the name that PyTensor gives to a node.
+NODE_NAME = "SCANLIB_NODE"
+
+
+class NoCCodeError(NotImplementedError):
+    """An operation in the body of a loop has no C code."""
+
+
+@dataclass(frozen=True)
+class CCode:
+    """The C code of a loop.
+
+    Attributes
+    ----------
+    helpers : str
+        Functions that many loops share, guarded against being defined twice.
+    functions : str
+        The functions of this loop; `NODE_NAME` stands for the name of the node. One of them,
+        ``NODE_NAME_call``, takes the inputs and the addresses of the outputs, and returns 0, or -1
+        with a Python exception set.
+    scalar_ops : tuple
+        The scalar Ops whose headers and libraries the functions need.
+    compile_args : tuple of str
+    version : tuple
+        Changes with the code; see `COp.c_code_cache_version`. Empty if some Op has none.
+    """
+
+    helpers: str
+    functions: str
+    scalar_ops: tuple[Any, ...]
+    compile_args: tuple[str, ...]
+    version: tuple[Hashable, ...]
+
+
+Printer = Callable[[Any], CCode]
+_printers: list[Printer] = []
+
+
+def register_c_printer(printer: Printer) -> Printer:
+    """Make `printer` the one that writes the C code of loops."""
+    _printers[:] = [printer]
+    return printer
+
+
+class PrintedOp(COp):
+    """An Op whose C code a registered printer writes."""
+
+    _printed: dict[Hashable, CCode | None]
+
+    def printed(self) -> CCode | None:
+        """Return the C code of this loop, None if it has none or is not wanted."""
+        if not _printers or config.scanlib__perform != "auto":
+            return None
+        key = (config.scanlib__threads, config.scanlib__parallel_channels)
+        if key not in self._printed:
+            try:
+                self._printed[key] = _printers[0](self)
+            except NoCCodeError:
+                self._printed[key] = None
+        return self._printed[key]
+
+    def make_c_thunk(self, *arguments: Any, **options: Any) -> Any:
+        # A module of an earlier compilation would be found without asking for the code.
+        if self.printed() is None:
+            raise NotImplementedError(f"{self} has no C code")
+        return super().make_c_thunk(*arguments, **options)
+
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
+    ) -> str:
+        if self.printed() is None:
+            raise NotImplementedError(f"{self} has no C code")
+        arguments = ", ".join([*inputs, *(f"&{out}" for out in outputs)])
+        return f"if ({name}_call({arguments})) {{ {sub['fail']} }}"
+
+    def c_code_cache_version(self) -> tuple[Hashable, ...]:
+        code = self.printed()
+        return () if code is None else code.version
+
+    def c_support_code(self, **kwargs: Any) -> str:
+        code = self.printed()
+        return "" if code is None else code.helpers
+
+    def c_support_code_apply(self, node: Apply, name: str) -> str:
+        code = self.printed()
+        return "" if code is None else code.functions.replace(NODE_NAME, name)
+
+    def c_headers(self, **kwargs: Any) -> list[str]:
+        return ["<math.h>", "<string.h>", "<stdlib.h>", *self._of_scalar_ops("c_headers", kwargs)]
+
+    def c_header_dirs(self, **kwargs: Any) -> list[str]:
+        return self._of_scalar_ops("c_header_dirs", kwargs)
+
+    def c_libraries(self, **kwargs: Any) -> list[str]:
+        return self._of_scalar_ops("c_libraries", kwargs)
+
+    def c_lib_dirs(self, **kwargs: Any) -> list[str]:
+        return self._of_scalar_ops("c_lib_dirs", kwargs)
+
+    def c_compile_args(self, **kwargs: Any) -> list[str]:
+        code = self.printed()
+        own = [] if code is None else list(code.compile_args)
+        return own + self._of_scalar_ops("c_compile_args", kwargs)
+
+    def c_no_compile_args(self, **kwargs: Any) -> list[str]:
+        return ["-ffast-math", *self._of_scalar_ops("c_no_compile_args", kwargs)]
+
+    def _of_scalar_ops(self, method: str, kwargs: dict[str, Any]) -> list[str]:
+        code = self.printed()
+        if code is None:
+            return []
+        found = [item for op in code.scalar_ops for item in getattr(op, method)(**kwargs)]
+        return list(dict.fromkeys(found))

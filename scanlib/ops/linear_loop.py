@@ -1,0 +1,110 @@
+"""The plain NumPy loop of a `LinearScan`: what every kernel is held against.
+
+It knows the recurrence of `scanlib.ops.linear_scan` and nothing of how to make it fast.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
+
+if TYPE_CHECKING:
+    from scanlib.ops.linear_scan import LinearScan, Parts
+
+# Texts shared with the compiled kernels, where the numbers travel beside them.
+NEGATIVE_STEPS = "linear scan: n_steps must not be negative, got {}"
+MATRIX_ROWS = "linear scan: the matrix has {} rows in time, the recurrence takes {} steps"
+OFFSET_ROWS = "linear scan: the offset has {} rows in time, the recurrence takes {} steps"
+INITIAL_ROWS = "linear scan: the initial state needs 1 row in time, got {}"
+SHAPES = (
+    "linear scan: sizes of matrix, offset and initial state differ along one axis: {} and {}"
+)
+
+
+def missing_steps(required: int) -> str:
+    """Return the text of the `IndexError` for rows that no step wrote."""
+    return f"a row was read that the loop did not write: it took fewer than {required} step(s)"
+
+
+def count_steps(op: LinearScan, parts: Parts) -> int:
+    """Return the number of steps and check that all inputs have it."""
+    if parts.n_steps is not None:
+        steps = int(parts.n_steps)
+        if steps < 0:
+            raise StepCountError(NEGATIVE_STEPS, steps)
+    else:
+        steps = len(parts.offset) if parts.offset is not None else len(parts.matrix)
+    if parts.offset is not None and len(parts.offset) != steps:
+        raise SequenceLengthError(OFFSET_ROWS, len(parts.offset), steps)
+    if op.coefficient == "steps" and len(parts.matrix) != steps:
+        raise SequenceLengthError(MATRIX_ROWS, len(parts.matrix), steps)
+    if len(parts.initial) != 1:
+        raise InitialRowsError(INITIAL_ROWS, len(parts.initial))
+    if steps < op.required_steps:
+        raise IndexError(missing_steps(op.required_steps))
+    return steps
+
+
+def _check_shapes(op: LinearScan, parts: Parts) -> None:
+    row = parts.initial.shape[1:]
+    batch = op.batch_rank(parts.initial.ndim)
+    size = row[-1] if op.vector or op.side == "right" else row[-2]
+    wanted = (size, size)
+    if op.matrix_batch_rank(parts.matrix.ndim):
+        wanted = (*row[:batch], *wanted)
+    found = parts.matrix.shape[1:] if op.coefficient == "steps" else parts.matrix.shape
+    pairs = list(zip(found, wanted, strict=True))
+    if parts.offset is not None:
+        pairs += zip(parts.offset.shape[1:], row, strict=True)
+    for left, right in pairs:
+        if left != right:
+            raise LoopError(SHAPES, left, right)
+
+
+def product(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+    if semiring == "real":
+        return matrix @ state
+    terms = matrix[..., :, :, None] + state[..., None, :, :]
+    if semiring == "max":
+        return terms.max(axis=-2, initial=-np.inf)
+    if semiring == "min":
+        return terms.min(axis=-2, initial=np.inf)
+    largest = terms.max(axis=-2, initial=-np.inf)
+    shift = np.where(np.isinf(largest), 0, largest)
+    with np.errstate(divide="ignore", over="ignore"):
+        total = np.exp(terms - shift[..., None, :]).sum(axis=-2)
+        return shift + np.log(total)
+
+
+def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
+    """Run the recurrence, one product per step."""
+    steps = count_steps(op, parts)
+    _check_shapes(op, parts)
+    dtype = parts.initial.dtype
+    history = np.empty((steps + 1, *parts.initial.shape[1:]), dtype)
+    first = steps if op.reverse else 0
+    history[first] = parts.initial[0]
+    for i in range(steps):
+        t = steps - 1 - i if op.reverse else i
+        before, after = (t + 1, t) if op.reverse else (t, t + 1)
+        matrix = parts.matrix[t] if op.coefficient == "steps" else parts.matrix
+        state = history[before]
+        if op.vector:
+            matrix = matrix if op.side == "left" else np.swapaxes(matrix, -1, -2)
+            new = product(op.semiring, matrix, state[..., None])[..., 0]
+        elif op.side == "left":
+            new = product(op.semiring, matrix, state)
+        else:
+            turned = product(
+                op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2)
+            )
+            new = np.swapaxes(turned, -1, -2)
+        history[after] = new if parts.offset is None else new + parts.offset[t]
+    if not op.untraced:
+        return history
+    last = 0 if op.reverse else steps
+    return history[last : last + 1].copy()

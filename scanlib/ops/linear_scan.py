@@ -1,0 +1,398 @@
+r"""`LinearScan`: matrix recurrences in three semirings.
+
+The recurrence, for ``t = 0 … T-1`` (or ``T-1 … 0`` with `reverse`), is
+
+    h_t = A_t ⊗ h_{t-1} + b_t        side "left"
+    h_t = h_{t-1} ⊗ A_t + b_t        side "right"
+
+where ``+`` is ordinary addition, element by element, and ``⊗`` is the matrix product of a semiring:
+
+========  ================================  =============================================
+semiring  (A ⊗ h)[i]                        what it is
+========  ================================  =============================================
+real      Σ_j A[i, j] h[j]                  linear state spaces, VAR; also complex
+log       log Σ_j exp(A[i, j] + h[j])       the forward pass of a hidden Markov model,
+                                            with `b` the emission's log-likelihood
+max       max_j (A[i, j] + h[j])            Viterbi scores
+min       min_j (A[i, j] + h[j])            shortest paths
+========  ================================  =============================================
+
+Shapes, with any number of batch dimensions ``*batch``:
+
+* `h` is a vector ``(d,)`` or, where `vector` is false, a matrix: ``(d, m)`` on the left side's
+  right, ``(m, d)`` on the right side's left. A vector with side "right" is ``h A``: the product
+  with the transpose of `A`, which is what the adjoint of side "left" needs;
+* `A` is ``(T, *batch, d, d)`` (coefficient "steps") or ``(*batch, d, d)`` ("fixed"), in both
+  cases with or without the batch;
+* `b` is ``(T, *batch, …)``; `initial` has one row ``(1, *batch, …)``;
+* the result is the history of `scanlib.ops.scan.Scan`: ``T + 1`` rows, the initial row first (last
+  with `reverse`), so that a `LinearScan` takes the place of a loop's history as it is. With
+  `untraced` it is the last row alone.
+
+The adjoint of the real recurrence is the same recurrence in the other direction on the other side
+(see `scanlib.ops.linear_gradient`): nothing is transposed or flipped in memory. Matrix
+recurrences as prefix scans: G. Blelloch, "Prefix sums and their applications", 1990; the
+log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.replace import _vectorize_node
+from pytensor.tensor.type import TensorType, integer_dtypes
+
+from scanlib.ops.execution import NotCompilableError, load_backends
+from scanlib.ops.graph import constant_integer
+from scanlib.ops.linear_loop import run_in_python
+
+SEMIRINGS = ("real", "log", "max", "min")
+
+
+class Parts(NamedTuple):
+    """The inputs of a `LinearScan`, by role."""
+
+    n_steps: Any
+    matrix: Any
+    offset: Any
+    initial: Any
+
+
+Runner = Callable[..., np.ndarray]
+_compilers: list[Callable[[LinearScan, Apply], Runner]] = []
+
+
+def register_linear_compiler(
+    compiler: Callable[[LinearScan, Apply], Runner],
+) -> Callable[[LinearScan, Apply], Runner]:
+    """Make `compiler` what `LinearScan.perform` asks for a function from values to the result."""
+    _compilers[:] = [compiler]
+    return compiler
+
+
+class LinearScan(Op):
+    """A matrix recurrence; see the module's text.
+
+    Parameters
+    ----------
+    semiring : {"real", "log", "max", "min"}
+    coefficient : {"steps", "fixed"}
+        Whether the matrix has a time axis.
+    side : {"left", "right"}
+        The side of the state on which the matrix stands.
+    vector : bool
+        Whether the state is a vector.
+    reverse : bool
+        Whether time runs from the last row to the first.
+    has_offset : bool
+        Whether there is an input `b`.
+    has_n_steps : bool
+        Whether the number of steps is an input, the first one. Without it, `b` or `A` gives it.
+    untraced : bool
+        Whether only the last row is returned.
+    required_steps : int
+        How many steps there must be for what is read to exist; fewer are an `IndexError`.
+
+    Raises
+    ------
+    ValueError
+        If an option is none of the above, or nothing gives the number of steps.
+
+    Examples
+    --------
+    >>> import numpy as np, pytensor, pytensor.tensor as pt
+    >>> from scanlib.ops.linear_scan import LinearScan
+    >>> A, b, h = pt.dmatrix("A"), pt.dmatrix("b"), pt.dmatrix("h")
+    >>> f = pytensor.function([A, b, h], LinearScan(coefficient="fixed")(A, b, h))
+    >>> print(f([[0.0, 1.0], [1.0, 1.0]], np.zeros((4, 2)), [[0.0, 1.0]])[:, 0])
+    [0. 1. 1. 2. 3.]
+    """
+
+    __props__ = (
+        "semiring",
+        "coefficient",
+        "side",
+        "vector",
+        "reverse",
+        "has_offset",
+        "has_n_steps",
+        "untraced",
+        "required_steps",
+    )
+
+    def __init__(
+        self,
+        semiring: str = "real",
+        coefficient: str = "steps",
+        side: str = "left",
+        vector: bool = True,
+        reverse: bool = False,
+        has_offset: bool = True,
+        has_n_steps: bool = False,
+        untraced: bool = False,
+        required_steps: int = 0,
+    ) -> None:
+        for name, value, allowed in (
+            ("semiring", semiring, SEMIRINGS),
+            ("coefficient", coefficient, ("steps", "fixed")),
+            ("side", side, ("left", "right")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"LinearScan: {name} must be one of {allowed}, got {value!r}")
+        if coefficient == "fixed" and not has_offset and not has_n_steps:
+            raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
+        self.semiring = semiring
+        self.coefficient = coefficient
+        self.side = side
+        self.vector = vector
+        self.reverse = reverse
+        self.has_offset = has_offset
+        self.has_n_steps = has_n_steps
+        self.untraced = untraced
+        self.required_steps = required_steps
+        self._runners: dict[str, Runner] = {}
+        load_backends()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_runners": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        load_backends()
+
+    def __str__(self) -> str:
+        flags = ["reverse"] * self.reverse + ["untraced"] * self.untraced
+        return f"LinearScan{{{', '.join([self.semiring, self.coefficient, self.side, *flags])}}}"
+
+    def with_options(self, **changes: Any) -> LinearScan:
+        """Return the same recurrence with some options changed."""
+        return LinearScan(**({name: getattr(self, name) for name in self.__props__} | changes))
+
+    def parts(self, inputs: Sequence[Any]) -> Parts:
+        """Name the inputs (or their shapes, or values) by role."""
+        rest = list(inputs)
+        n_steps = rest.pop(0) if self.has_n_steps else None
+        matrix = rest.pop(0)
+        offset = rest.pop(0) if self.has_offset else None
+        (initial,) = rest
+        return Parts(n_steps, matrix, offset, initial)
+
+    def join(self, parts: Parts) -> list[Any]:
+        """Return the inputs in order."""
+        return [
+            *([parts.n_steps] if self.has_n_steps else []),
+            parts.matrix,
+            *([parts.offset] if self.has_offset else []),
+            parts.initial,
+        ]
+
+    def batch_rank(self, initial_ndim: int) -> int:
+        """Return the number of batch dimensions of the state."""
+        return initial_ndim - (2 if self.vector else 3)
+
+    def matrix_batch_rank(self, matrix_ndim: int) -> int:
+        """Return the number of batch dimensions of the matrix: all or none."""
+        return matrix_ndim - (3 if self.coefficient == "steps" else 2)
+
+    # Types
+
+    def make_node(self, *inputs: Any) -> Apply:
+        expected = 2 + self.has_offset + self.has_n_steps
+        if len(inputs) != expected:
+            raise ValueError(f"{self} takes {expected} inputs, got {len(inputs)}")
+        parts = Parts(*(None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs)))
+        parts = self._check_types(parts)
+        self._check_ranks(parts)
+        length = self._static_length(parts)
+        rows = None if self.untraced or length is None else length + 1
+        initial = parts.initial.type
+        out = TensorType(initial.dtype, shape=(rows, *initial.shape[1:]))()
+        return Apply(self, self.join(parts), [out])
+
+    def _check_types(self, parts: Parts) -> Parts:
+        dtype = parts.initial.type.dtype
+        kinds = "fc" if self.semiring == "real" else "f"
+        if np.dtype(dtype).kind not in kinds:
+            raise TypeError(
+                f"{self}: the initial state must hold floating-point numbers"
+                f"{' or complex ones' if 'c' in kinds else ''}, got {dtype}"
+            )
+        n_steps = parts.n_steps
+        if n_steps is not None:
+            if n_steps.type.ndim or n_steps.type.dtype not in integer_dtypes:
+                raise TypeError(f"{self}: n_steps must be an integer scalar, got {n_steps.type}")
+            n_steps = pt.cast(n_steps, "int64")
+
+        def cast(name: str, variable: Variable | None) -> Variable | None:
+            if variable is None or variable.type.dtype == dtype:
+                return variable
+            if not np.can_cast(variable.type.dtype, dtype):
+                raise TypeError(
+                    f"{self}: the {name} has dtype {variable.type.dtype}, which the state's "
+                    f"{dtype} cannot hold; cast the initial state"
+                )
+            return pt.cast(variable, dtype)
+
+        return Parts(
+            n_steps, cast("matrix", parts.matrix), cast("offset", parts.offset), parts.initial
+        )
+
+    def _check_ranks(self, parts: Parts) -> None:
+        ndim = parts.initial.type.ndim
+        batch = self.batch_rank(ndim)
+        if batch < 0:
+            raise TypeError(f"{self}: the initial state needs a time axis, got {ndim} dimensions")
+        found = self.matrix_batch_rank(parts.matrix.type.ndim)
+        if found not in (0, batch):
+            raise TypeError(
+                f"{self}: the matrix has {found} batch dimensions, the initial state has {batch}"
+            )
+        if parts.offset is not None and parts.offset.type.ndim != ndim:
+            raise TypeError(
+                f"{self}: the offset has {parts.offset.type.ndim} dimensions, the initial state "
+                f"has {ndim}"
+            )
+
+    def _static_length(self, parts: Parts) -> int | None:
+        if parts.n_steps is not None:
+            known = constant_integer(parts.n_steps)
+            if known is not None:
+                return known
+        if parts.offset is not None and parts.offset.type.shape[0] is not None:
+            return parts.offset.type.shape[0]
+        return parts.matrix.type.shape[0] if self.coefficient == "steps" else None
+
+    # Shapes
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        """Return the shape of the history; called with or without an fgraph first."""
+        node, shapes = arguments[-2:]
+        initial = self.parts(shapes).initial
+        if self.untraced:
+            return [(pt.constant(1, dtype="int64"), *initial[1:])]
+        return [(self.length(self.parts(node.inputs), self.parts(shapes)) + 1, *initial[1:])]
+
+    def length(self, parts: Parts, shapes: Parts | None = None) -> Any:
+        """Return the number of steps as an expression."""
+        if parts.n_steps is not None:
+            return parts.n_steps
+        if parts.offset is not None:
+            return parts.offset.shape[0] if shapes is None else shapes.offset[0]
+        return parts.matrix.shape[0] if shapes is None else shapes.matrix[0]
+
+    # Values
+
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        """Recurrences are compiled with the function they are part of."""
+        return False
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        from pytensor.configdefaults import config
+
+        key = config.scanlib__perform
+        if key not in self._runners:
+            self._runners[key] = self._runner(key, node)
+        output_storage[0][0] = self._runners[key](*inputs)
+
+    def _runner(self, choice: str, node: Apply) -> Runner:
+        def in_python(*inputs: Any) -> np.ndarray:
+            return run_in_python(self, self.parts(inputs))
+
+        if choice == "python" or not _compilers:
+            return in_python
+        try:
+            return _compilers[0](self, node)
+        except NotCompilableError:
+            if choice == "numba":
+                raise
+            return in_python
+
+    # Derivatives
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[not (self.has_n_steps and i == 0)] for i in range(len(node.inputs))]
+
+    def pullback(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        cotangents: Sequence[Variable],
+    ) -> list[Variable]:
+        from scanlib.ops.linear_gradient import pullback
+
+        return pullback(self, inputs, outputs[0], cotangents[0])
+
+    def pushforward(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        tangents: Sequence[Variable],
+    ) -> list[Variable]:
+        from scanlib.ops.linear_gradient import pushforward
+
+        return pushforward(self, inputs, outputs[0], tangents)
+
+
+@_vectorize_node.register(LinearScan)
+def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> list[Variable]:
+    """Put a batch between time and row; a matrix without the batch keeps its shape."""
+    core, new = op.parts(node.inputs), op.parts(batched)
+    if new.n_steps is not None and new.n_steps.type.ndim:
+        raise NotImplementedError(f"{op}: n_steps cannot differ within a batch")
+
+    def rank(name: str) -> int:
+        old = getattr(core, name)
+        return 0 if old is None else getattr(new, name).type.ndim - old.type.ndim
+
+    count = max(rank(name) for name in ("matrix", "offset", "initial"))
+    if not count:
+        return op.make_node(*batched).outputs
+    shape = next(
+        tuple(getattr(new, name).shape)[:count]
+        for name in ("matrix", "offset", "initial")
+        if rank(name) == count
+    )
+    sizes = [
+        tuple(getattr(new, name).shape)[:count]
+        for name in ("matrix", "offset", "initial")
+        if rank(name) == count
+    ]
+    if len(sizes) > 1:
+        shape = tuple(pt.broadcast_shape(*sizes, arrays_are_shapes=True))
+
+    def spread(name: str, has_time: bool, batch_rank: int) -> Variable | None:
+        variable, old = getattr(new, name), getattr(core, name)
+        if variable is None:
+            return None
+        missing = count - rank(name)
+        variable = pt.expand_dims(variable, tuple(range(missing))) if missing else variable
+        if name == "matrix" and batch_rank < op.batch_rank(core.initial.type.ndim):
+            own = op.batch_rank(core.initial.type.ndim)
+            variable = pt.expand_dims(
+                variable, tuple(range(count + has_time, count + has_time + own))
+            )
+            core_sizes = tuple(core.initial.shape)[1 : 1 + own]
+            tail = tuple(variable.shape)
+            target = (*tail[count : count + has_time], *core_sizes, *tail[-2:])
+        else:
+            target = tuple(old.shape)
+        variable = pt.broadcast_to(variable, (*shape, *target))
+        return pt.moveaxis(variable, count, 0) if has_time else variable
+
+    matrix = new.matrix
+    if rank("matrix"):
+        has_time = op.coefficient == "steps"
+        matrix = spread("matrix", has_time, op.matrix_batch_rank(core.matrix.type.ndim))
+    elif op.matrix_batch_rank(core.matrix.type.ndim):
+        has_time = op.coefficient == "steps"
+        matrix = spread("matrix", has_time, op.batch_rank(core.initial.type.ndim))
+    parts = Parts(
+        new.n_steps, matrix, spread("offset", True, 0), spread("initial", True, 0)
+    )
+    out = op.make_node(*op.join(parts)).outputs[0]
+    return [pt.moveaxis(out, 0, count)]

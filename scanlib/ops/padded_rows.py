@@ -1,0 +1,41 @@
+"""Rows with zero rows behind them, without a copy where there are none to add.
+
+A loop over sequences of different lengths reads the first rows of each, so that the gradient of a
+sequence is the loop's rows in an array of zeros. Nearly always the lengths are equal and the
+rows are the gradient already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.tensor.type import TensorType
+
+
+class PaddedRows(Op):
+    """The given rows, followed by rows of zeros up to a length: a view if there are enough."""
+
+    __props__ = ()
+    view_map = {0: [0]}  # noqa: RUF012 -- the form PyTensor reads
+
+    def make_node(self, rows: Variable, length: Variable) -> Apply:
+        rows = pt.as_tensor_variable(rows)
+        length = pt.cast(pt.as_tensor_variable(length), "int64")
+        out = TensorType(rows.type.dtype, shape=(None, *rows.type.shape[1:]))()
+        return Apply(self, [rows, length], [out])
+
+    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        node, shapes = arguments[-2:]
+        return [(node.inputs[1], *shapes[0][1:])]
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        rows, length = inputs
+        if len(rows) != length:
+            padded = np.zeros((int(length), *rows.shape[1:]), dtype=rows.dtype)
+            padded[: len(rows)] = rows
+            rows = padded
+        output_storage[0][0] = rows

@@ -1,0 +1,103 @@
+"""Elementwise work on whole sequences moves into the loop that reads them.
+
+``2 * y`` over all time, computed for one loop alone, is a pass over memory that writes an array
+only for the loop to read it. In the body of an elementwise loop the same product costs no memory.
+"""
+
+from __future__ import annotations
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import Elemwise
+
+from scanlib.ops.graph import row_type
+from scanlib.ops.loop import Loop, NonSequence, Sequence
+
+
+def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop | None:
+    """Return a loop whose step computes what elementwise Ops made for it alone.
+
+    None if there is nothing of that kind. `node` is the loop as it stands in `fgraph`.
+    """
+    loop = Loop.from_node(node)
+    changed = False
+    pending = list(loop.sequences)
+    while pending:
+        part = pending.pop()
+        if not _is_only_reader(fgraph, part.outer, node, loop):
+            continue
+        added = _absorb(loop, part)
+        if added is not None:
+            changed = True
+            pending += added
+    return loop if changed else None
+
+
+def _is_only_reader(fgraph: FunctionGraph, variable: Variable, node: Apply, loop: Loop) -> bool:
+    """Whether nothing but one sequence of the loop reads a variable."""
+    if sum(part.outer is variable for part in loop.sequences) > 1:
+        return False
+    if any(part.outer is variable for part in loop.non_sequences):
+        return False
+    return all(client is node or client in _absorbed(loop) for client, _ in fgraph.clients[variable])
+
+
+def _absorbed(loop: Loop) -> set[Apply]:
+    return getattr(loop, "absorbed", set())
+
+
+def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
+    """Replace a sequence by those it was computed from; return the new ones."""
+    producer = part.outer.owner
+    if producer is None or len(producer.outputs) != 1:
+        return None
+    if isinstance(producer.op, Alloc):
+        return _absorb_constant(loop, part, producer)
+    if not isinstance(producer.op, Elemwise):
+        return None
+    if all(inp.type.broadcastable[0] for inp in producer.inputs):
+        return None
+    rows, sequences, non_sequences = [], [], []
+    for inp in producer.inputs:
+        if isinstance(inp, Constant) and inp.type.ndim and inp.data.size == 1:
+            rows.append(pt.constant(inp.data.reshape((1,) * (inp.type.ndim - 1))))
+        elif inp.type.broadcastable[0]:
+            inner = row_type(inp)()
+            non_sequences.append(NonSequence(inp[0], inner))
+            rows.append(inner)
+        else:
+            known = next((s for s in [*loop.sequences, *sequences] if s.outer is inp), None)
+            if known is None or known is part:
+                known = Sequence(inp, row_type(inp)())
+                sequences.append(known)
+            rows.append(known.row)
+    value = producer.op(*rows)
+    if value.type.dtype != part.row.type.dtype or value.type.ndim != part.row.type.ndim:
+        return None
+    if not part.row.type.is_super(value.type):
+        return None
+    loop.sequences = [other for other in loop.sequences if other is not part] + sequences
+    loop.non_sequences += non_sequences
+    loop.substitute({part.row: value})
+    loop.absorbed = _absorbed(loop) | {producer}  # type: ignore[attr-defined]
+    return sequences
+
+
+def _absorb_constant(loop: Loop, part: Sequence, producer: Apply) -> list[Sequence] | None:
+    """Replace a sequence that holds one number everywhere."""
+    value, *sizes = producer.inputs
+    if part.row.type.ndim or value.type.ndim > 1 or len(loop.sequences) == 1:
+        return None
+    if value.type.ndim and not value.type.broadcastable[0]:
+        return None
+    scalar = value[0] if value.type.ndim else value
+    if isinstance(value, Constant):
+        inner: Variable = pt.constant(value.data.reshape(()), dtype=value.type.dtype)
+    else:
+        inner = scalar.type()
+        loop.non_sequences.append(NonSequence(scalar, inner))
+    loop.sequences = [other for other in loop.sequences if other is not part]
+    loop.substitute({part.row: inner})
+    return []

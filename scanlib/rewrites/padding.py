@@ -1,0 +1,48 @@
+"""The gradient of a loop's sequence: rows in an array of zeros that is nearly always full."""
+
+from __future__ import annotations
+
+import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.subtensor import IncSubtensor
+
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.scan import Scan
+
+
+@node_rewriter([IncSubtensor])
+def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn ``zeros[:n] += rows`` into a `PaddedRows`, where a loop computes the rows."""
+    zeros, rows = node.inputs[:2]
+    index = node.op.idx_list
+    if len(index) != 1 or not isinstance(index[0], slice):
+        return None
+    if index[0].start is not None or index[0].step is not None or index[0].stop is None:
+        return None
+    if rows.owner is None or not isinstance(rows.owner.op, Scan | ElemwiseScan):
+        return None
+    length = _length_of_zeros(zeros)
+    if length is None or rows.type.dtype != zeros.type.dtype:
+        return None
+    if rows.type.broadcastable[1:] != zeros.type.broadcastable[1:]:
+        return None
+    new = PaddedRows()(rows, length)
+    return [new] if node.outputs[0].type.is_super(new.type) else None
+
+
+def _length_of_zeros(variable: Variable) -> Variable | None:
+    """Return the length of an array of zeros, None if it is no such array."""
+    alloc = variable.owner
+    if alloc is None or not isinstance(alloc.op, Alloc) or len(alloc.inputs) < 2:
+        return None
+    value = alloc.inputs[0]
+    if not isinstance(value, Constant) or np.any(np.asarray(value.data) != 0):
+        return None
+    return alloc.inputs[1]
+
+
+pad_rows = dfs_rewriter(pad_rows_of_loops)

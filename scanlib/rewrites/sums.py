@@ -1,0 +1,178 @@
+"""Sums of what a loop computes move into the loop.
+
+A cost is nearly always a sum over time of an expression of the trace. Inside an elementwise loop
+it takes no pass over memory of its own, and if nothing else reads the trace, the history
+need not be stored at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Add
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+from scanlib.analysis.scalar_body import NotElementwiseError
+from scanlib.ops.graph import constant_index, row_type
+from scanlib.ops.loop import Carry, Loop, NonSequence
+from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.last_rows import is_loop
+from scanlib.rewrites.lower import lower_elementwise
+from scanlib.rewrites.simplify import replace
+
+
+class SumsIntoLoops(GraphRewriter):
+    """Add an accumulator to an elementwise loop for every sum over all it computes."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if not (config.scanlib__lower and config.scanlib__simplify):
+            return
+        for node in [node for node in fgraph.toposort() if is_loop(node)]:
+            if node.op.signature.has_stop:
+                continue
+            found = [total for total in _total_sums(fgraph) if node in _loops_below(total)]
+            if not found:
+                continue
+            try:
+                lower_elementwise(node)
+            except NotElementwiseError:
+                continue
+            current = node
+            for total in found:
+                fused = _fuse(fgraph, current, total)
+                if fused is not None:
+                    replacements, current = fused
+                    replace(fgraph, replacements, "scanlib_sums")
+
+
+def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
+    """Return the sums over all axes of elementwise expressions."""
+    found = []
+    for node in fgraph.toposort():
+        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
+            source = node.inputs[0]
+            whole = node.op.axis is None or len(node.op.axis) == source.type.ndim
+            if whole and source.type.ndim:
+                found.append(node)
+    return found
+
+
+def _loops_below(total: Apply) -> set[Apply]:
+    """Return the loops whose results an elementwise expression reads directly."""
+    loops: set[Apply] = set()
+    pending = [total.inputs[0]]
+    while pending:
+        node = pending.pop().owner
+        if node is None:
+            continue
+        if isinstance(node.op, Elemwise | Subtensor):
+            pending.extend(node.inputs[:1] if isinstance(node.op, Subtensor) else node.inputs)
+        elif is_loop(node):
+            loops.add(node)
+    return loops
+
+
+def _fuse(
+    fgraph: FunctionGraph, node: Apply, total: Apply
+) -> tuple[dict[Variable, Variable], Apply] | None:
+    """Return what replaces the loop's results and the sum, and the new loop."""
+    if total not in fgraph.apply_nodes:
+        return None
+    loop = Loop.from_node(node)
+    parts = [*loop.states, *loop.carries, *loop.outputs]
+    rows = _Rows(fgraph, loop, node)
+    row = rows.of(total.inputs[0], total)
+    if row is None or not rows.reads_results:
+        return None
+    outer = [part.outer for part in rows.non_sequences]
+    if set(ancestors(outer)).intersection(node.outputs):
+        return None
+    loop.non_sequences += rows.non_sequences
+    dtype = getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
+    value = pt.scalar(dtype=dtype)
+    step = pt.sum(row, dtype=dtype, acc_dtype=dtype) if row.type.ndim else pt.cast(row, dtype)
+    carry = Carry(pt.constant(np.zeros((), dtype)), value, value + step, "sum")
+    loop.carries.append(carry)
+    results = loop.apply()
+    new = results_by_part(loop, results)
+    replacements = {
+        old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)
+    }
+    replacements[total.outputs[0]] = pt.cast(new[id(carry)], total.outputs[0].type.dtype)
+    return replacements, results.node
+
+
+@dataclass
+class _Rows:
+    """One row of an expression over whole traces, in terms of the body."""
+
+    fgraph: FunctionGraph
+    loop: Loop
+    node: Apply
+    non_sequences: list[NonSequence] = field(default_factory=list)
+    reads_results: bool = False
+
+    def of(self, variable: Variable, reader: Apply) -> Variable | None:
+        """Return the row of a variable that only `reader` reads, None if it has none."""
+        known = self.result(variable)
+        if known is not None:
+            self.reads_results = True
+            return known
+        for part in self.loop.sequences:
+            if part.outer is variable:
+                return part.row
+        if isinstance(variable, Constant) and variable.data.size == 1:
+            return pt.constant(variable.data.reshape((1,) * max(variable.type.ndim - 1, 0)))
+        if variable.type.broadcastable[0]:
+            inner = row_type(variable)()
+            self.non_sequences.append(NonSequence(variable[0], inner))
+            return inner
+        producer = variable.owner
+        if producer is None or not isinstance(producer.op, Elemwise):
+            return None
+        if len(producer.outputs) > 1 or any(c is not reader for c, _ in self.fgraph.clients[variable]):
+            return None
+        rows = [self.of(inp, producer) for inp in producer.inputs]
+        if any(row is None for row in rows):
+            return None
+        value = producer.op(*rows)
+        return value if value.type.dtype == variable.type.dtype else None
+
+    def result(self, variable: Variable) -> Variable | None:
+        """Return the body's value that a stacked output or a trace holds."""
+        outputs = self.node.op.signature.split_outputs(self.node.outputs)
+        for part, out in zip(self.loop.outputs, outputs.outputs, strict=True):
+            if out is variable:
+                return part.value
+        view = variable.owner
+        if view is None or not isinstance(view.op, Subtensor):
+            return None
+        for state, history in zip(self.loop.states, outputs.histories, strict=True):
+            if view.inputs[0] is history and not state.untraced and self.is_trace(view, state.depth):
+                return state.next
+        return None
+
+    def is_trace(self, view: Apply, depth: int) -> bool:
+        """Whether an index of a history takes the rows that steps have written."""
+        index = indices_from_subtensor(view.inputs[1:], view.op.idx_list)
+        if len(index) != 1 or not isinstance(index[0], slice) or index[0].step is not None:
+            return False
+        start, stop = (
+            None if bound is None else constant_index(bound)
+            for bound in (index[0].start, index[0].stop)
+        )
+        if self.loop.reverse:
+            return index[0].start is None and stop == -depth
+        return index[0].stop is None and start == depth
