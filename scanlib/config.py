@@ -30,3 +30,9 @@ config.add(
     IntParam(512, lambda kept: kept >= 0),
     in_c_key=False,
 )
+config.add(
+    "scanlib__linear",
+    "Whether loops around a matrix recurrence (also in logarithms, or of maxima) are lowered.",
+    BoolParam(True),
+    in_c_key=False,
+)

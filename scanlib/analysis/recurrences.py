@@ -24,7 +24,8 @@ class Analysis:
     notes : tuple of str
         For each state, then each carry: its family, or what stands in the way.
     families : tuple of (str or None)
-        For each state, then each carry: its family, None for no family.
+        For each state, then each carry: its family, "sum over time", "no recurrence" where the
+        next value reads no past value of the part itself, or None for no family.
     """
 
     recurrences: tuple[Recurrence, ...]
@@ -51,11 +52,12 @@ def analyse(scalar: ScalarLoop) -> Analysis:
             names,
         )
         recurrence, note = _recognize(component)
-        if len(parts) == 1 and parts[0] not in depends[parts[0]]:
-            note = "a value that no later step changes"
+        family = None if recurrence is None else recurrence.family
+        if recurrence is not None and len(parts) == 1 and parts[0] not in depends[parts[0]]:
+            note, family = "a value that no later step changes", "no recurrence"
         for part in parts:
             notes[part] = note
-            families[part] = None if recurrence is None else recurrence.family
+            families[part] = family
         if recurrence is None:
             complete = False
         else:

@@ -8,35 +8,28 @@ channels, where their results go into accumulators and outputs alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from dataclasses import dataclass
 
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
-from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Add, Cast, ScalarType
-from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
+from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import freeze_graph
+from scanlib.analysis.scalar_values import (
+    NotElementwiseError,
+    ScalarValues,
+    describe,
+    new_scalar,
+)
 from scanlib.ops.elemwise_scan import Axes, Layout
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
 
-
-class NotElementwiseError(Exception):
-    """Something in a body is no elementwise operation; the message names it.
-
-    `variable` is the value in the body that stands in the way, where it is one value.
-    """
-
-    def __init__(self, message: str, variable: Variable | None = None) -> None:
-        super().__init__(message)
-        self.variable = variable
+__all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]
 
 
 @dataclass
@@ -72,13 +65,6 @@ def sum_carries(loop: Loop) -> list[bool]:
     return [scalarizer.is_sum(carry) for carry in loop.carries]
 
 
-def describe(variable: Variable) -> str:
-    """Return how messages name a variable of a body."""
-    if variable.name:
-        return f"'{variable.name}'"
-    return "an input" if variable.owner is None else f"the result of {variable.owner.op}"
-
-
 def _constants_to_non_sequences(loop: Loop) -> None:
     """Give constant arrays a place among the non-sequences."""
     replacements: dict[Variable, Variable] = {}
@@ -95,30 +81,8 @@ def _is_array(variable: Constant) -> bool:
     return np.asarray(variable.data).size != 1
 
 
-def _scalar(dtype: str) -> Variable:
-    return ps.get_scalar_type(dtype)()
-
-
-@dataclass
-class _Scalarizer:
-    loop: Loop
-    memo: dict[tuple[Variable, Axes], Variable] = field(default_factory=dict)
-    ports: dict[Variable, list[tuple[Axes, Variable]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.read_whole = set(self.loop.body_inputs())
-        self.ndim, self.dropped = self.channel_axes()
-
-    def channel_axes(self) -> tuple[int, set[int]]:
-        """Return the rank of the channels, and which of their axes have length one."""
-        values = list(self.loop.body_outputs())
-        values += [v for v in ancestors(values) if is_tensor(v)]
-        ndim = max((v.type.ndim for v in values if is_tensor(v)), default=0)
-        full = [v for v in values if is_tensor(v) and v.type.ndim == ndim]
-        dropped = {axis for axis in range(ndim) if all(v.type.broadcastable[axis] for v in full)}
-        return ndim, dropped
-
-    # Parts
+class _Scalarizer(ScalarValues):
+    """Reads the parts of a loop: what they are, which axes they have, what is summed."""
 
     def run(self) -> ScalarLoop:
         loop = self.loop
@@ -179,28 +143,6 @@ class _Scalarizer:
         kept = [axis for axis in range(self.ndim) if axis not in self.dropped]
         return tuple(kept.index(axis) if axis in kept else None for axis in axes)
 
-    def own_axes(self, variable: Variable) -> Axes:
-        """Return the channels' axes of a state or carry: all of them, or none."""
-        ndim = variable.type.ndim
-        axes: Axes = tuple(range(self.ndim - ndim, self.ndim))
-        return self.row_axes(variable, axes)
-
-    def row_axes(self, variable: Variable, axes: Axes) -> Axes:
-        """Return `axes` without those along which the variable is broadcast."""
-        return tuple(
-            None if one or axis in self.dropped else axis
-            for axis, one in zip(axes, variable.type.broadcastable, strict=True)
-        )
-
-    def bind(self, variable: Variable, axes: Axes) -> None:
-        self.ports.setdefault(variable, []).append((axes, _scalar(variable.type.dtype)))
-
-    def port(self, variable: Variable) -> Variable:
-        """Return the scalar of a state or carry; one that nothing reads gets one, too."""
-        if variable not in self.ports:
-            return _scalar(variable.type.dtype)
-        return self.ports[variable][0][1]
-
     def is_sum(self, carry: Carry) -> bool:
         """Whether a step only adds to a carry, and nothing else reads it."""
         terms = _terms_of_sum(carry.next)
@@ -216,42 +158,54 @@ class _Scalarizer:
     def contribution(self, carry: Carry, own: Axes) -> tuple[Variable, Axes, tuple[int, ...]]:
         """Return what a step adds to an accumulator, the channels' axes of the accumulator, and
         those that are summed over."""
-        total: Variable | None = None
-        found: set[tuple[Axes, tuple[int, ...]]] = set()
-        for term in _terms_of_sum(carry.next):
-            if term is carry.value:
-                continue
-            value, axes, reduced = self.summed(term, carry.value.type.ndim)
-            if reduced and any(
+        dtype = carry.value.type.dtype
+        terms = [term for term in _terms_of_sum(carry.next) if term is not carry.value]
+        found = [self.summed(term, own) for term in terms]
+        places = {(axes, reduced) if reduced else (own, ()) for _, axes, reduced in found}
+        if len(places) > 1:
+            raise NotElementwiseError(
+                f"the accumulator {describe(carry.value)} adds sums over different axes"
+            )
+        axes, reduced = places.pop()
+        if reduced:
+            if any(
                 axis is None and not one
                 for axis, one in zip(axes, carry.value.type.broadcastable, strict=True)
             ):
                 raise NotElementwiseError(f"{describe(carry.value)} broadcasts a sum")
-            value = _cast(value, carry.value.type.dtype)
-            found.add((axes, reduced) if reduced else (own, ()))
-            total = value if total is None else ps.add(total, value)
-        if len(found) > 1:
-            raise NotElementwiseError(
-                f"the accumulator {describe(carry.value)} adds sums over different axes"
-            )
-        assert total is not None
-        axes, reduced = found.pop()
+            self.check_same_sizes([value for value, _, _ in found], reduced)
+        total = _cast(found[0][0], dtype)
+        for value, _, _ in found[1:]:
+            total = ps.add(total, _cast(value, dtype))
         return total, axes, reduced
+
+    def check_same_sizes(self, values: list[Variable], axes: tuple[int, ...]) -> None:
+        """Raise if sums over `axes` may run over different numbers of channels."""
+        for axis in axes:
+            linked = {read for read in self.reads(values[0]) if read[1] == axis}
+            for value in values[1:]:
+                own = {read for read in self.reads(value) if read[1] == axis}
+                if linked.isdisjoint(own):
+                    raise NotElementwiseError("an accumulator adds sums of different lengths")
+                linked |= own
 
     def output(self, output: Output) -> tuple[Variable, Axes, tuple[int, ...]]:
         if not is_tensor(output.value):
             raise NotElementwiseError(f"the output {describe(output.value)} is no dense tensor")
-        return self.summed(output.value, output.value.type.ndim)
+        value, axes, reduced = self.summed(output.value, self.own_axes(output.value))
+        if not reduced:
+            value = self.with_sizes(value, output.value, axes)
+        return value, axes, reduced
 
-    def summed(self, variable: Variable, ndim: int) -> tuple[Variable, Axes, tuple[int, ...]]:
+    def summed(self, variable: Variable, own: Axes) -> tuple[Variable, Axes, tuple[int, ...]]:
         """Return a value that may be a sum over channels: the summand, the axes of the result,
-        and the channels' axes that are summed over."""
-        order: list[int | None] = list(range(ndim))
+        and the channels' axes that are summed over. `own` are the axes of what is no sum."""
+        order: list[int | None] = list(range(variable.type.ndim))
         inner, rounded = variable, False
         while inner.owner is not None:
             node = inner.owner
             if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
-                rounded = rounded or np.dtype(inner.type.dtype).kind not in "fc"
+                rounded = rounded or not np.can_cast(node.inputs[0].type.dtype, inner.type.dtype)
             elif isinstance(node.op, DimShuffle):
                 order = [_before(node.op.new_order, axis) for axis in order]
             elif isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
@@ -261,100 +215,21 @@ class _Scalarizer:
             else:
                 break
             inner = node.inputs[0]
-        axes = self.row_axes(variable, self.frame(variable))
-        return self.convert(variable, axes), axes, ()
+        return self.convert(variable, own), self.row_axes(variable, own), ()
 
     def reduction(
         self, variable: Variable, node: Apply, order: list[int | None]
     ) -> tuple[Variable, Axes, tuple[int, ...]]:
-        """Return the summand of a sum; `order` says which of its axes each axis of `variable` is."""
+        """Return the summand of a sum; `order` says which of its axes those of `variable` are."""
         source = node.inputs[0]
         ndim = source.type.ndim
         axes = range(ndim) if node.op.axis is None else [axis % ndim for axis in node.op.axis]
         kept = [axis for axis in range(ndim) if axis not in axes]
-        whole = self.row_axes(source, self.frame(source))
+        whole = self.own_axes(source)
         lost = tuple(sorted(whole[axis] for axis in axes if whole[axis] is not None))
         result = tuple(None if axis is None else whole[kept[axis]] for axis in order)
-        return _cast(self.convert(source, whole), variable.type.dtype), result, lost
-
-    def frame(self, variable: Variable) -> Axes:
-        """Return the channels' axes of a variable whose place is not known: the last ones."""
-        return tuple(range(self.ndim - variable.type.ndim, self.ndim))
-
-    # Values
-
-    def convert(self, variable: Variable, axes: Axes) -> Variable:
-        """Return the scalar of a variable whose axes are `axes` of the channels."""
-        axes = self.row_axes(variable, axes) if is_tensor(variable) else ()
-        key = (variable, axes)
-        if key not in self.memo:
-            self.memo[key] = self.make(variable, axes)
-        return self.memo[key]
-
-    def make(self, variable: Variable, axes: Axes) -> Variable:
-        if isinstance(variable, Constant):
-            dtype = getattr(variable.type, "dtype", None)
-            if dtype is None:
-                raise NotElementwiseError(f"{variable} is no number")
-            item = np.asarray(variable.data, dtype=dtype).reshape(-1)[0]
-            return ps.ScalarConstant(ps.get_scalar_type(dtype), item)
-        if variable in self.read_whole:
-            return self.read(variable, axes)
-        assert variable.owner is not None
-        return self.convert_node(variable.owner.op, variable.owner, variable, axes)
-
-    def read(self, variable: Variable, axes: Axes) -> Variable:
-        if not is_tensor(variable) and not isinstance(variable.type, ScalarType):
-            raise NotElementwiseError(f"{describe(variable)} is no tensor")
-        for known, scalar in self.ports.get(variable, ()):
-            if known == axes:
-                return scalar
-        if any(variable is tap for state in self.loop.states for tap in state.taps.values()) or any(
-            variable is carry.value for carry in self.loop.carries
-        ):
-            raise NotElementwiseError(f"{describe(variable)} is read along two different axes")
-        self.bind(variable, axes)
-        return self.ports[variable][-1][1]
-
-    @singledispatchmethod
-    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        raise NotElementwiseError(f"{op} is no elementwise operation", variable)
-
-    @convert_node.register
-    def _elemwise(self, op: Elemwise, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        if isinstance(op.scalar_op, ps.Second):
-            return self.convert(node.inputs[1], axes)  # the first one gives its shape alone
-        scalars = [self.convert(inp, axes) for inp in node.inputs]
-        made = op.scalar_op.make_node(*scalars)
-        for out, scalar in zip(node.outputs, made.outputs, strict=True):
-            if out.type.dtype != scalar.type.dtype:
-                raise NotElementwiseError(f"{op} computes in another dtype on scalars", variable)
-            self.memo[out, self.row_axes(out, axes)] = scalar
-        return made.outputs[node.outputs.index(variable)]
-
-    @convert_node.register
-    def _dimshuffle(self, op: DimShuffle, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        inner: list[int | None] = [None] * node.inputs[0].type.ndim
-        for axis, old in zip(axes, op.new_order, strict=True):
-            if old != "x":
-                inner[old] = axis
-        return self.convert(node.inputs[0], tuple(inner))
-
-    @convert_node.register
-    def _alloc(self, op: Alloc, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        value = node.inputs[0]
-        lead = len(axes) - value.type.ndim
-        return self.convert(value, axes[lead:])
-
-    @convert_node.register(SpecifyShape)
-    @convert_node.register(TensorFromScalar)
-    @convert_node.register(ScalarFromTensor)
-    def _same(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        return self.convert(node.inputs[0], axes)
-
-    @convert_node.register
-    def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        raise NotElementwiseError(f"{op} checks a condition at every step", variable)
+        value = self.with_sizes(self.convert(source, whole), source, whole)
+        return _cast(value, variable.type.dtype), result, lost
 
     # Inputs that are read in several places
 
@@ -362,7 +237,7 @@ class _Scalarizer:
         parts, axes, scalars = [], [], []
         for part in self.loop.sequences:
             ports = self.ports.get(part.row) or [
-                (self.row_axes(part.row, self.frame(part.row)), _scalar(part.row.type.dtype))
+                ((None,) * part.row.type.ndim, new_scalar(part.row.type.dtype))
             ]
             for i, (own, scalar) in enumerate(ports):
                 copy = part if i == 0 else Sequence(part.outer, part.row.type(), part.name)
@@ -374,10 +249,13 @@ class _Scalarizer:
 
     def split_ports_of_non_sequences(self) -> tuple[list[Axes], list[Variable]]:
         parts, axes, scalars = [], [], []
+        needed = set(ancestors(self.loop.body_outputs()))
         for part in self.loop.non_sequences:
             ports = self.ports.get(part.inner)
-            if not ports:
-                continue  # read for its shape alone, if at all
+            if not ports and (part.inner not in needed or not is_tensor(part.inner)):
+                continue
+            # The canonical body still needs what is read for its shape alone.
+            ports = ports or [((None,) * part.inner.type.ndim, new_scalar(part.inner.type.dtype))]
             for i, (own, scalar) in enumerate(ports):
                 copy = part if i == 0 else NonSequence(part.outer, part.inner.type(), part.name)
                 parts.append(copy)
@@ -388,12 +266,20 @@ class _Scalarizer:
 
 
 def _terms_of_sum(variable: Variable) -> list[Variable]:
-    """Return the terms of nested additions (shape checks looked through)."""
+    """Return the terms of nested additions (shape checks looked through).
+
+    Additions in another dtype are terms themselves: small integers wrap around.
+    """
     node = variable.owner
     if node is None:
         return [variable]
     if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
-        return [term for inp in node.inputs for term in _terms_of_sum(inp)]
+        same = [inp.type.dtype == variable.type.dtype for inp in node.inputs]
+        return [
+            term
+            for inp, inside in zip(node.inputs, same, strict=True)
+            for term in (_terms_of_sum(inp) if inside else [inp])
+        ]
     if isinstance(node.op, SpecifyShape):
         return _terms_of_sum(node.inputs[0])
     return [variable]
@@ -412,30 +298,14 @@ def check_layout(layout: Layout) -> None:
     A kernel walks the axes one inside the other, and computes each result as far outside as
     its axes allow. A state of the last axes alone would be computed, and changed, several times.
     """
-    free = [*layout.states]
-    free += [
-        axes
-        for axes, reduced in zip(layout.carries, layout.carry_reductions, strict=True)
-        if not reduced
-    ]
-    free += [
-        axes
-        for axes, reduced in zip(layout.outputs, layout.output_reductions, strict=True)
-        if not reduced
-    ]
-    for axes in free:
+    results = [(axes, ()) for axes in layout.states]
+    results += zip(layout.carries, layout.carry_reductions, strict=True)
+    results += zip(layout.outputs, layout.output_reductions, strict=True)
+    for axes, reduced in results:
         own = [axis for axis in axes if axis is not None]
-        if own != list(range(len(own))):
+        order = own if not reduced else sorted([*own, *reduced])
+        if order != list(range(len(order))):
             raise NotElementwiseError("a result lacks the first axes of the channels")
-    known = {
-        axis
-        for group in (layout.sequences, layout.states, layout.carries)
-        for axes in group
-        for axis in axes
-    }
-    known |= {axis for axes in layout.non_sequences for axis in axes}
-    if any(axis not in known for axis in range(layout.ndim)):
-        raise NotElementwiseError("no input tells how many channels there are")
 
 
 def _cast(value: Variable, dtype: str) -> Variable:

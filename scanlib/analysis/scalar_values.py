@@ -1,7 +1,7 @@
 """Values of an elementwise body as scalars, and the channels' axes they run along.
 
-Every tensor of a body is followed down through broadcasts to the rows, states and non-sequences it is
-made of. What is left is one scalar graph, the same for all channels, in which each input
+Every tensor of a body is followed down through broadcasts to the rows, states and non-sequences
+it is made of. What is left is one scalar graph, the same for all channels, in which each input
 has its place among the channels' axes.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
-from itertools import pairwise
 
 import numpy as np
 import pytensor.scalar as ps
@@ -24,7 +23,7 @@ from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.ops.elemwise_scan import Axes
-from scanlib.ops.graph import constant_integer, is_tensor
+from scanlib.ops.graph import constant_index, is_tensor
 from scanlib.ops.loop import Loop
 
 
@@ -78,33 +77,33 @@ class ScalarValues:
 
     def channel_axes(self) -> tuple[int, set[int]]:
         """Return the rank of the channels, and which of their axes have length one."""
-        values = list(self.loop.body_outputs())
-        values += [v for v in ancestors(values) if is_tensor(v)]
-        ndim = max((v.type.ndim for v in values if is_tensor(v)), default=0)
-        full = [v for v in values if is_tensor(v) and v.type.ndim == ndim]
-        dropped = {axis for axis in range(ndim) if all(v.type.broadcastable[axis] for v in full)}
-        return ndim, dropped
+        values = list(_values(self.loop.body_outputs()))
+        ndim = max((v.type.ndim for v in values), default=0)
+        long = {
+            ndim - v.type.ndim + axis
+            for v in values
+            for axis, one in enumerate(v.type.broadcastable)
+            if not one
+        }
+        return ndim, set(range(ndim)) - long
 
     def frame(self, variable: Variable) -> Axes:
         """Return the channels' axes of a variable whose place is not known.
 
-        The last ones, as in broadcasting, if they are the first ones as well but for axes of
-        length one; otherwise the first ones: a kernel computes a result as far outside as its
-        axes allow.
+        The last ones, as in broadcasting, if these are the first ones as well but for axes of
+        length one. Otherwise the first ones, without those of length one: a kernel computes a
+        result as far outside as its axes allow.
         """
-        ndim = variable.type.ndim
         kept = [axis for axis in range(self.ndim) if axis not in self.dropped]
-        last = tuple(range(self.ndim - ndim, self.ndim))
-        for axes in (last, tuple(kept[:ndim])):
-            if len(axes) < ndim:
-                continue
-            own = [axis for axis in self.row_axes(variable, axes) if axis is not None]
-            if own == kept[: len(own)]:
-                return axes
-        return last
+        last = tuple(range(self.ndim - variable.type.ndim, self.ndim))
+        own = [axis for axis in self.row_axes(variable, last) if axis is not None]
+        if own == kept[: len(own)]:
+            return last
+        first = iter(kept)
+        return tuple(None if one else next(first) for one in variable.type.broadcastable)
 
     def own_axes(self, variable: Variable) -> Axes:
-        """Return the channels' axes of a state or carry: all of them, or none."""
+        """Return the channels' axes of a part by itself."""
         return self.row_axes(variable, self.frame(variable))
 
     def row_axes(self, variable: Variable, axes: Axes) -> Axes:
@@ -130,14 +129,14 @@ class ScalarValues:
             if axis is not None
         }
 
-    def with_sizes(self, value: Variable, source: Variable, axes: Axes, known: Axes) -> Variable:
+    def with_sizes(self, value: Variable, source: Variable, axes: Axes) -> Variable:
         """Return a scalar that reads something along all axes of its variable.
 
         A value that is the same along an axis says nothing of the number of channels; what
-        its variable was filled up to does. `known` are axes whose size is known without it.
+        its variable was filled up to does.
         """
         for axis in self.row_axes(source, axes):
-            if axis is None or axis in known or axis in self.axes_read(value):
+            if axis is None or axis in self.axes_read(value):
                 continue
             witness = self.witness(source, axes, axis)
             if witness is None:
@@ -170,15 +169,23 @@ class ScalarValues:
     def alloc_witness(self, node: Apply, axes: Axes, axis: int) -> Variable | None:
         value, *sizes = node.inputs
         measured = _measured(sizes[axes.index(axis)])
-        if measured is None:
-            return self.witness(value, axes[len(axes) - value.type.ndim :], axis)
-        source, position = measured
-        for place in (self.frame(source), (axis,)):
-            if len(place) == source.type.ndim and place[position] == axis:
+        candidates = [] if measured is None else [measured]
+        fixed = node.outputs[0].type.shape[axes.index(axis)]
+        candidates += [
+            (variable, variable.type.shape.index(fixed))
+            for variable in self.loop.body_inputs()
+            if measured is None and self.is_size(fixed, variable)
+        ]
+        for source, position in candidates:
+            if source.type.ndim > self.ndim:
+                continue
+            for place in (self.frame(source), (axis,)):
+                if len(place) != source.type.ndim or place[position] != axis:
+                    continue
                 found = self.convert(source, place)
                 if axis in self.axes_read(found):
                     return found
-        return None
+        return self.witness(value, axes[len(axes) - value.type.ndim :], axis)
 
     # Ports
 
@@ -216,9 +223,6 @@ class ScalarValues:
     def read(self, variable: Variable, axes: Axes) -> Variable:
         if not is_tensor(variable) and not isinstance(variable.type, ScalarType):
             raise NotElementwiseError(f"{describe(variable)} is no tensor")
-        own = [axis for axis in axes if axis is not None]
-        if any(a >= b for a, b in pairwise(own)) and len(set(own)) < len(own):
-            raise NotElementwiseError(f"the diagonal of {describe(variable)} is read")
         for known, scalar in self.ports.get(variable, ()):
             if known == axes:
                 return scalar
@@ -251,15 +255,18 @@ class ScalarValues:
     def _alloc(self, op: Alloc, node: Apply, variable: Variable, axes: Axes) -> Variable:
         value, *sizes = node.inputs
         for axis, size, fixed in zip(axes, sizes, variable.type.shape, strict=True):
-            if axis is not None and _measured(size) is None and not self.is_size(fixed):
+            if (
+                axis is not None
+                and _measured(size) is None
+                and not any(self.is_size(fixed, variable) for variable in self.loop.body_inputs())
+            ):
                 raise NotElementwiseError(f"{describe(variable)} has a size of its own", variable)
         return self.convert(value, axes[len(axes) - value.type.ndim :])
 
-    def is_size(self, fixed: int | None) -> bool:
-        """Whether some input is known to have that many channels along an axis."""
-        return fixed is not None and any(
-            is_tensor(variable) and fixed in variable.type.shape for variable in self.read_whole
-        )
+    @staticmethod
+    def is_size(fixed: int | None, variable: Variable) -> bool:
+        """Whether an input is known to have that length along some axis."""
+        return fixed is not None and is_tensor(variable) and fixed in variable.type.shape
 
     @convert_node.register(SpecifyShape)
     @convert_node.register(TensorFromScalar)
@@ -270,6 +277,21 @@ class ScalarValues:
     @convert_node.register
     def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Variable:
         raise NotElementwiseError(f"{op} checks a condition at every step", variable)
+
+
+def _values(outputs: list[Variable]) -> set[Variable]:
+    """Return the tensors that outputs are computed from; sizes of arrays do not count."""
+    found: set[Variable] = set()
+    pending = list(outputs)
+    while pending:
+        variable = pending.pop()
+        if variable in found:
+            continue
+        found.add(variable)
+        if variable.owner is not None:
+            inputs = variable.owner.inputs
+            pending += inputs[:1] if isinstance(variable.owner.op, Alloc) else inputs
+    return {variable for variable in found if is_tensor(variable)}
 
 
 def _before(new_order: tuple, axes: Axes, node: Apply) -> Axes:
@@ -292,7 +314,7 @@ def _measured(size: Variable) -> tuple[Variable, int] | None:
         shape = node.inputs[0].owner
         index = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
         if isinstance(shape.op, Shape) and len(index) == 1 and not isinstance(index[0], slice):
-            known = constant_integer(index[0])
+            known = constant_index(index[0])
             if known is not None:
                 return shape.inputs[0], known % shape.inputs[0].type.ndim
     if isinstance(node.op, TensorFromScalar | ScalarFromTensor) or (

@@ -87,9 +87,12 @@ class Recurrence:
         From the body's inputs to the numbers that select a function of the family at each step.
         They do not depend on the recurrent parts.
     terms : tuple of tuple of Term
-        For the affine family: the terms of each part's next value.
+        For the affine family: the terms of each part's next value. For families of one state:
+        its one term, with the element that acts on the state directly.
     constants : tuple of (int or None)
-        The element that stands alone in each part's next value, None where there is none.
+        For the affine family: the element that stands alone in each part's next value, None
+        where there is none. For other families: their further elements, in the order in which
+        the family's module writes them.
     """
 
     family: str
@@ -97,6 +100,11 @@ class Recurrence:
     elements: FrozenFunctionGraph
     terms: tuple[tuple[Term, ...], ...]
     constants: tuple[int | None, ...]
+
+
+# Families whose steps are cheaper to compose than to wait for. Of the others, bitwise steps take a
+# cycle or two each, and composing powers and quotients costs more than the steps do.
+COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp")
 
 
 def schedule(op: ElemwiseScan) -> str:
@@ -113,7 +121,8 @@ def schedule(op: ElemwiseScan) -> str:
     """
     if op.layout.ndim:
         return "channels"
-    return "blocks" if op.recurrences else "steps"
+    composed = all(recurrence.family in COMPOSED for recurrence in op.recurrences)
+    return "blocks" if op.recurrences and composed else "steps"
 
 
 class ElemwiseScan(Op, HasInnerGraph):

@@ -12,6 +12,7 @@ position  rewrite                          why there
                                      history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
                                            fewer readers
+1.62      ``scanlib_linear``               before the elementwise lowering, which knows no matrices
 1.65      ``scanlib_elementwise``          after all that makes bodies smaller
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
@@ -24,6 +25,7 @@ from pytensor.compile.mode import optdb
 
 from scanlib.rewrites.associative import AssociativeToLoop
 from scanlib.rewrites.compile_time import prepare_inputs
+from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
@@ -43,6 +45,7 @@ optdb.register(
 )
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
+optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
 optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

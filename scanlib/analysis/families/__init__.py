@@ -7,9 +7,25 @@ module and an entry, and teach a backend to compose its elements (or leave it: l
 that a backend does not know run step by step).
 """
 
-from scanlib.analysis.families import affine, extremes, logaffine
+from scanlib.analysis.families import (
+    affine,
+    bitwise,
+    clamp,
+    extremes,
+    logaffine,
+    moebius,
+    power,
+)
 from scanlib.analysis.families.form import Component, NotInFamilyError
 
-FAMILIES = (affine.recognize, extremes.recognize, logaffine.recognize)
+FAMILIES = (
+    affine.recognize,
+    extremes.recognize,
+    logaffine.recognize,
+    clamp.recognize,
+    bitwise.recognize,
+    moebius.recognize,
+    power.recognize,
+)
 
 __all__ = ["FAMILIES", "Component", "NotInFamilyError"]

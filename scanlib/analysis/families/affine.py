@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
@@ -72,27 +73,29 @@ class _Step:
     dtype: str
 
     def forms(self, node: Apply, given: list[Form | None]) -> list[Form]:
-        op = node.op
-        if isinstance(op, ps.Add):
-            return [self.add(node.inputs, given)]
-        if isinstance(op, ps.Sub):
-            left, right = (self.lift(*pair) for pair in zip(node.inputs, given, strict=True))
-            return [_plus(left, _scaled(right, self.number(-1)))]
-        if isinstance(op, ps.Neg):
-            return [_scaled(self.lift(node.inputs[0], given[0]), self.number(-1))]
-        if isinstance(op, ps.Mul):
-            return [self.multiply(node, given)]
-        if isinstance(op, ps.TrueDiv) and given[1] is None and given[0] is not None:
-            return [_divided(given[0], node.inputs[1])]
-        if isinstance(op, ps.Switch) and given[0] is None:
-            return [self.switch(node, given)]
+        op, dtype = node.op, node.outputs[0].type.dtype
         if isinstance(op, ps.Cast | ps.Identity) and self.keeps_numbers(node):
             assert given[0] is not None
             return [given[0]]
+        if isinstance(op, ps.Switch) and given[0] is None:
+            return [self.switch(node, given)]
+        # An operation converts what it is given first: int8 products in an int64 sum do not wrap.
+        inputs = [_cast(inp, dtype) for inp in node.inputs]
+        if isinstance(op, ps.Add):
+            return [self.add(inputs, given)]
+        if isinstance(op, ps.Sub):
+            left, right = (self.lift(*pair) for pair in zip(inputs, given, strict=True))
+            return [_plus(left, _scaled(right, _number(-1, dtype)))]
+        if isinstance(op, ps.Neg):
+            return [_scaled(self.lift(inputs[0], given[0]), _number(-1, dtype))]
+        if isinstance(op, ps.Mul):
+            return [self.multiply(node, inputs, given)]
+        if isinstance(op, ps.TrueDiv) and given[1] is None and given[0] is not None:
+            return [_divided(given[0], inputs[1])]
         raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
 
     def named(self, node: Apply, given: list[Form | None]) -> str:
-        for inp, form in zip(node.inputs, given, strict=True):
+        for form in given:
             if form is not None:
                 part = next(iter(form.coefficients), None)
                 if part is not None:
@@ -100,15 +103,11 @@ class _Step:
         return "a state"
 
     def keeps_numbers(self, node: Apply) -> bool:
-        """Whether a cast changes no number but by rounding, as every float operation does."""
-        before, after = kind(node.inputs[0]), kind(node.outputs[0])
-        if before == after:
-            small = node.outputs[0].type.dtype
-            return before in "fc" or (before in "iu" and small == node.inputs[0].type.dtype)
-        return before == "f" and after == "c"
-
-    def number(self, value: int) -> Variable:
-        return ps.ScalarConstant(ps.get_scalar_type(self.dtype), value)
+        """Whether a cast rounds no more than every operation on the states does."""
+        before, after = node.inputs[0].type.dtype, node.outputs[0].type.dtype
+        if kind(node.inputs[0]) in "biu" or kind(node.outputs[0]) in "biu":
+            return before == after
+        return np.can_cast(before, after) or np.can_cast(self.dtype, after)
 
     def lift(self, value: Variable, form: Form | None) -> Form:
         return Form({}, value) if form is None else form
@@ -119,14 +118,14 @@ class _Step:
             total = _plus(total, self.lift(value, form))
         return total
 
-    def multiply(self, node: Apply, given: list[Form | None]) -> Form:
+    def multiply(self, node: Apply, inputs: list[Variable], given: list[Form | None]) -> Form:
         linear = [form for form in given if form is not None]
         if len(linear) > 1:
             raise NotInFamilyError(
                 f"a coefficient of {self.named(node, given)} reads a state itself"
             )
         result = linear[0]
-        for value, form in zip(node.inputs, given, strict=True):
+        for value, form in zip(inputs, given, strict=True):
             if form is None:
                 result = _scaled(result, value)
         return result
@@ -134,19 +133,28 @@ class _Step:
     def switch(self, node: Apply, given: list[Form | None]) -> Form:
         condition = node.inputs[0]
         left, right = (self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True))
-        zero, one = self.number(0), self.number(1)
+        dtype = node.outputs[0].type.dtype
+        zero, one = _number(0, dtype), _number(1, dtype)
 
         def pick(a: Variable | None, b: Variable | None, absent: Variable) -> Variable:
             return ps.switch(condition, absent if a is None else a, absent if b is None else b)
 
         coefficients: dict[Key, Variable | None] = {}
         for key in {**left.coefficients, **right.coefficients}:
-            a = left.coefficients[key] if key in left.coefficients else zero
-            b = right.coefficients[key] if key in right.coefficients else zero
+            a, b = left.coefficients.get(key, zero), right.coefficients.get(key, zero)
             coefficients[key] = None if a is None and b is None else pick(a, b, one)
         if left.constant is None and right.constant is None:
             return Form(coefficients, None)
         return Form(coefficients, pick(left.constant, right.constant, zero))
+
+
+def _number(value: int, dtype: str) -> Variable:
+    """Return a constant; minus one of an unsigned dtype is its largest number."""
+    return ps.ScalarConstant(ps.get_scalar_type(dtype), np.asarray(value).astype(dtype)[()])
+
+
+def _cast(value: Variable, dtype: str) -> Variable:
+    return value if value.type.dtype == dtype else ps.cast(value, dtype)
 
 
 def _plus(a: Form, b: Form) -> Form:
@@ -159,7 +167,7 @@ def _plus(a: Form, b: Form) -> Form:
         like = mine if mine is not None else value
         if like is None:
             raise NotInFamilyError("a state is added to itself")
-        one = ps.ScalarConstant(ps.get_scalar_type(like.type.dtype), 1)
+        one = _number(1, like.type.dtype)
         coefficients[key] = ps.add(one if mine is None else mine, one if value is None else value)
     if a.constant is None or b.constant is None:
         return Form(coefficients, b.constant if a.constant is None else a.constant)

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.analysis.families.form import Component, Elements, NotInFamilyError, common_dtype
+from scanlib.analysis.families.form import (
+    Component,
+    Elements,
+    NotInFamilyError,
+    common_dtype,
+    only_part,
+)
 from scanlib.ops.elemwise_scan import Recurrence, Term
 
 _NAMES = {ps.ScalarMaximum: "maximum", ps.ScalarMinimum: "minimum"}
@@ -34,14 +40,10 @@ def recognize(component: Component) -> Recurrence:
     NotInFamilyError
         If it is none.
     """
-    if len(component.nexts) > 1:
-        raise NotInFamilyError("several states depend on one another")
+    part = only_part(component)
     dtype = common_dtype(component)
     if dtype.startswith("complex"):
         raise NotInFamilyError("complex numbers have no order")
-    (part,) = component.nexts
-    if set(component.taps[part]) != {-1}:
-        raise NotInFamilyError("more than the value one step before is read")
     form = component.propagate(lambda part, tap: Form(None, None), _step)[part]
     if form is None or form.extreme is None:
         raise NotInFamilyError("no extreme is taken")

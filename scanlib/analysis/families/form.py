@@ -102,6 +102,22 @@ def _equal_constants(a: Variable, b: Variable) -> bool:
     return isinstance(a, Constant) and isinstance(b, Constant) and a.data == b.data
 
 
+def only_part(component: Component) -> int:
+    """Return the part of a component of one state that reads one value back.
+
+    Raises
+    ------
+    NotInFamilyError
+        If there are several, or more taps.
+    """
+    if len(component.nexts) > 1:
+        raise NotInFamilyError("several states depend on one another")
+    (part,) = component.nexts
+    if set(component.taps[part]) != {-1}:
+        raise NotInFamilyError("more than the value one step before is read")
+    return part
+
+
 def common_dtype(component: Component) -> str:
     """Return the dtype of a component's parts.
 

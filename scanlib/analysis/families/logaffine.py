@@ -17,6 +17,7 @@ from scanlib.analysis.families.form import (
     Elements,
     NotInFamilyError,
     common_dtype,
+    only_part,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
 from scanlib.ops.logaddexp import LogAddExp
@@ -38,12 +39,8 @@ def recognize(component: Component) -> Recurrence:
     NotInFamilyError
         If it is none.
     """
-    if len(component.nexts) > 1:
-        raise NotInFamilyError("several states depend on one another")
+    part = only_part(component)
     dtype = common_dtype(component)
-    (part,) = component.nexts
-    if set(component.taps[part]) != {-1}:
-        raise NotInFamilyError("more than the value one step before is read")
     form = component.propagate(lambda part, tap: Form(None, None), _step)[part]
     if form is None or form.bound is None:
         raise NotInFamilyError("no logarithm of a sum is taken")

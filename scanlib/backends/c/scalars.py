@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
@@ -116,3 +117,12 @@ class Scalars:
         """Return the versions of the operations' code, empty if one has none."""
         versions = [tuple(op.c_code_cache_version()) for op in self.ops]
         return tuple(versions) if all(versions) else ()
+
+
+def can_fail(graph: FunctionGraph) -> bool:
+    """Whether an operation of a graph may raise an exception (and whether all have C code)."""
+    trial = Scalars(Source())
+    for variable in graph.inputs:
+        trial.bind(variable, "x")
+    trial.emit(graph.outputs)
+    return trial.can_fail

@@ -17,7 +17,7 @@ from scanlib.ops.messages import Messages
 class ElemwiseWriter(LoopWriter):
     """Writes the function of one elementwise loop."""
 
-    version = "scanlib-elemwise-1"
+    version = "scanlib-elemwise-2"
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.start(op.scan)
@@ -49,36 +49,6 @@ class ElemwiseWriter(LoopWriter):
         """Return the text of an item: `lead` indices first, then one for every axis."""
         places = [*lead, *("0" if axis is None else indices[axis] for axis in axes)]
         return f"{array}[{', '.join(places) or '()'}]"
-
-    def size_of_axes(self) -> list[str]:
-        """Write the sizes of the channels' axes, and the checks that all inputs agree."""
-        line = self.source.line
-        sizes = [f"size{axis}" for axis in range(self.layout.ndim)]
-        known: set[int] = set()
-        for array, offset, axes in self._arrays():
-            for own, axis in enumerate(axes):
-                if axis is None:
-                    continue
-                text = f"{array}.shape[{own + offset}]"
-                if axis not in known:
-                    line(f"{sizes[axis]} = {text}")
-                    known.add(axis)
-                    continue
-                with self.source.block(f"if steps > 0 and {text} != {sizes[axis]}:"):
-                    line("raise ValueError('Incompatible Elemwise input shapes inside a scan')")
-        return sizes
-
-    def _arrays(self) -> Iterator[tuple[str, int, Axes]]:
-        """Yield every input, the number of its leading axes that are not the channels', its axes."""
-        layout, outer = self.layout, self.outer
-        for array, axes in zip(outer.initials, layout.states, strict=True):
-            yield array, 1, axes
-        for array, axes in zip(outer.sequences, layout.sequences, strict=True):
-            yield array, 1, axes
-        for array, axes in zip(outer.carries, layout.carries, strict=True):
-            yield array, 0, axes
-        for array, axes in zip(outer.non_sequences, layout.non_sequences, strict=True):
-            yield array, 0, axes
 
     # Emitting parts of scalar graphs
 

@@ -257,6 +257,8 @@ class BlockWriter(ElemwiseWriter):
             return None
         dtype = self.nexts[part].type.dtype
         place = f"H{part}, {0 if self.reverse else self.depths[part]}, n"
+        if recurrence.family == "clamp":
+            return self.clamp(number, recurrence, place)
         bound = None if constant is None else self.elements[number, constant]
         if bound is not None and bound[0] == "e":
             bound = self.filled(bound, dtype)
@@ -279,6 +281,18 @@ class BlockWriter(ElemwiseWriter):
             return f"{self.function('affine')}({name}, {bound}, {place})"
         one = f"{self.emitter._dtype(self.nexts[part])}(1)"
         return f"{self.function('affine_fixed')}({name or one}, {bound}, {place})"
+
+    def clamp(self, number: int, recurrence: Recurrence, place: str) -> str:
+        """Return the call of the kernel for clamped shifts; what is left out does nothing."""
+        (part,) = recurrence.parts
+        dtype = self.nexts[part].type.dtype
+        elements = (recurrence.terms[0][0].coefficient, *recurrence.constants)
+        neutral = (f"np.{dtype}(0)", f"np.{dtype}(-np.inf)", f"np.{dtype}(np.inf)")
+        names = []
+        for element, otherwise in zip(elements, neutral, strict=True):
+            name = otherwise if element is None else self.elements[number, element]
+            names.append(name if name[0] == "E" else self.filled(name, dtype))
+        return f"{self.function('clamp')}({', '.join(names)}, {place})"
 
     def filled(self, value: str, dtype: str) -> str:
         """Write a buffer that holds one number for all steps."""
@@ -308,19 +322,18 @@ class BlockWriter(ElemwiseWriter):
 
         used = {term.coefficient for terms in recurrence.terms for term in terms}
         if real:
-            small = self.source.function(steps.some_small, f"scanlib some_small {steps.VERSION}")
-            one = self.source.object("is_small", steps.is_small)
+            some = self.source.function(steps.some_extreme, f"scanlib extreme {steps.VERSION}")
+            one = self.source.object("is_extreme", steps.is_extreme)
             for k in sorted(k for k in used if k is not None):
                 name = self.elements[number, k]
-                test = f"{small}({name}, n)" if name[0] == "E" else f"{one}({name})"
+                test = f"{some}({name}, n)" if name[0] == "E" else f"{one}({name})"
                 self.source.line(f"safe = safe & (not {test})")
         with self.source.block("if safe:"):
             dtype = self.emitter._dtype(self.nexts[part])
             Lookahead(self.source, recurrence, self.depths, self.reverse).write(element, dtype)
-            finite = self.source.function(steps.all_finite, f"scanlib finite {steps.VERSION}")
+            finite = self.source.function(steps.all_moderate, f"scanlib moderate {steps.VERSION}")
             for part in recurrence.parts if real else ():
-                first = 0 if self.reverse else self.depths[part]
-                self.source.line(f"safe = safe & {finite}(H{part}, {first}, n)")
+                self.source.line(f"safe = safe & {finite}(H{part}, 0, n + {self.depths[part]})")
 
     def write_sequential(self) -> None:
         """Write the block step by step, with the body as it is."""

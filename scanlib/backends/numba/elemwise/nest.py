@@ -3,7 +3,8 @@
 A step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the row before and written to the next one, and
 carries are updated where they are. What is summed over inner axes is collected in a local
-variable, what is summed over outer ones in memory.
+variable, what is summed over outer ones in memory. Results that share no array have loops of
+their own; see `channels`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.elemwise.channels import Place, partition, write_sizes
 from scanlib.backends.numba.loop import FIRST_CAPACITY
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
 
@@ -48,6 +50,7 @@ class NestWriter(ElemwiseWriter):
         self.levels: dict[Variable, int] = {}
         self._place_values()
         self.targets = list(self._make_targets())
+        self.sizes: dict[tuple[int, int], str] = {}
 
     def _place_values(self) -> None:
         """Find how many loops must enclose each value."""
@@ -71,12 +74,62 @@ class NestWriter(ElemwiseWriter):
         for i, value in enumerate(result.outputs):
             yield Target("output", i, value, layout.outputs[i], layout.output_reductions[i])
 
+    # Sizes
+
+    def places(self, target: Target) -> list[Place]:
+        """Return the arrays that a result is computed from or kept in."""
+        above = set(ancestors([target.value]))
+        found = [
+            Place(array, 1 if variable in self.inner.rows else 0, axes)
+            for variable, (array, axes) in self.parts.items()
+            if variable in above
+        ]
+        for i, taps in enumerate(self.inner.taps):
+            read = not above.isdisjoint(taps)
+            if read or (target.kind == "state" and target.number == i):
+                own = None if read else i
+                found.append(Place(self.outer.initials[i], 1, self.layout.states[i], own))
+        for i, carry in enumerate(self.inner.carries):
+            if carry in above or (target.kind in ("carry", "sum") and target.number == i):
+                found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
+        return found
+
+    def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
+        """Return the results inside `level` loops that share the next one."""
+        inside = [target for target in targets if self.depth(target) > level]
+        found = partition([self.places(target) for target in inside], level)
+        return [[inside[position] for position in group] for group in found]
+
+    def depth(self, target: Target) -> int:
+        """Return how many loops enclose the computation of a result or its write."""
+        axes = [_depth(target.axes), *(axis + 1 for axis in target.reduced)]
+        return max(self.levels.get(target.value, 0), *axes)
+
+    def write_all_sizes(self, targets: list[Target], level: int) -> None:
+        """Write the lengths of all loops over channels, and the checks that inputs agree."""
+        for group in self.groups(targets, level):
+            name = self.source.name("size")
+            places = [place for target in group for place in self.places(target)]
+            write_sizes(self.source.line, self.check_size, name, places, level)
+            self.sizes.update({(id(target), level): name for target in group})
+            self.write_all_sizes(group, level + 1)
+
+    def check_size(self, text: str, size: str, place: Place, level: int) -> None:
+        """Write the check that an array has as many channels as the others."""
+        with self.source.block(f"if steps > 0 and {text} != {size}:"):
+            if place.owned is None:
+                self.source.line("raise ValueError('Incompatible Elemwise input shapes in a scan')")
+            else:
+                axis = place.axes.index(level)
+                message = self.messages.state_shape(place.owned, axis)
+                self.raise_error("StepShapeError", message, "np.int64(0)", text, size)
+
     # Storage
 
     def write_storage(self) -> None:
         line = self.source.line
         line(f"capacity = min(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
-        self.sizes = self.size_of_axes()
+        self.write_all_sizes(self.targets, 0)
         for i, (name, axes) in enumerate(zip(self.outer.carries, self.layout.carries, strict=True)):
             if axes:
                 line(f"c{i} = numba_deepcopy({name})")
@@ -84,16 +137,21 @@ class NestWriter(ElemwiseWriter):
                 line(f"c{i} = as_scalar({name})")
         for i in range(self.signature.n_states):
             self.write_state_storage(i)
-        for i, (out, axes) in enumerate(zip(self.result.outputs, self.layout.outputs, strict=True)):
-            row = ["1" if axis is None else self.sizes[axis] for axis in axes]
+        for target in self.targets:
+            if target.kind != "output":
+                continue
+            i, key = target.number, id(target)
+            row = ["1" if axis is None else self.sizes[key, axis] for axis in target.axes]
             sizes = ", ".join(["capacity", *row])
-            line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(out)})")
+            line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(target.value)})")
             line(f"advise(z{i})")
 
     def write_state_storage(self, i: int) -> None:
         line, initial = self.source.line, self.outer.initials[i]
         depth, untraced = self.signature.depths[i], self.signature.untraced[i]
-        rows = f"{depth + 1}" if untraced else f"capacity + {depth}"
+        rows = f"capacity + {depth}"
+        if untraced:
+            rows = "1" if depth == 1 else f"{depth + 1}"
         line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
         line(f"advise(h{i})")
         for row in range(depth):
@@ -102,6 +160,19 @@ class NestWriter(ElemwiseWriter):
             place = depth - 1 - row if flipped else f"steps + {row}" if self.reverse else row
             ndim = len(self.layout.states[i])
             self.copy_array(f"h{i}", (str(place),), initial, (str(row),), ndim)
+
+    def tap_row(self, i: int, offset: int) -> str:
+        return "0" if self.is_in_place(i) else super().tap_row(i, offset)
+
+    def written_row(self, i: int) -> str:
+        return "0" if self.is_in_place(i) else super().written_row(i)
+
+    def is_in_place(self, i: int) -> bool:
+        """Whether a state is one row that every step replaces.
+
+        Each channel's value is read before it is written, so nothing is lost.
+        """
+        return self.signature.untraced[i] and self.signature.depths[i] == 1
 
     # One step
 
@@ -112,15 +183,14 @@ class NestWriter(ElemwiseWriter):
             self.write_growth()
         with self.scope():
             self.place_targets()
-            self.write_level(0, [])
+            self.write_level(0, [], self.targets)
             if self.result.stop is not None:
                 line(f"stopped = {self.emitter.scalar(self.result.stop)} != 0")
 
     def place_targets(self) -> None:
         """Decide where each result is written, and clear sums that are collected in memory."""
         for target in self.targets:
-            needed = max(self.levels.get(target.value, 0), _depth(target.axes))
-            inner = max([needed, *(axis + 1 for axis in target.reduced)])
+            inner = self.depth(target)
             kept = [axis for axis in target.axes if axis is not None]
             suffix = target.reduced and kept == list(range(len(kept)))
             target.level = len(kept) if suffix else inner
@@ -138,7 +208,8 @@ class NestWriter(ElemwiseWriter):
         zero = f"{self.emitter._dtype(target.value)}(0)"
         text = f"{self.place(target, indices)} = {zero}"
         kept = [axis for axis in target.axes if axis is not None]
-        self.emitter._nest([indices[a] for a in kept], [self.sizes[a] for a in kept], text)
+        sizes = [self.sizes[id(target), axis] for axis in kept]
+        self.emitter._nest([indices[axis] for axis in kept], sizes, text)
 
     def place(self, target: Target, indices: list[str]) -> str:
         """Return where a result is kept."""
@@ -149,20 +220,19 @@ class NestWriter(ElemwiseWriter):
             return self.item(f"z{i}", target.axes, indices, "t")
         return self.item(f"c{i}", target.axes, indices) if target.axes else f"c{i}"
 
-    def write_level(self, level: int, indices: list[str]) -> None:
+    def write_level(self, level: int, indices: list[str], targets: list[Target]) -> None:
         """Write what `level` loops enclose, and the loops inside."""
         line = self.source.line
-        here = [target for target in self.targets if self.inner_level(target) == level]
-        deeper = any(self.inner_level(target) > level for target in self.targets)
-        self.compute(level, indices)
-        for target in self.targets:
+        here = [target for target in targets if self.inner_level(target) == level]
+        self.compute(level, indices, targets)
+        for target in targets:
             if target.total is not None and target.level == level:
                 line(f"{target.total} = {self.wide(target)}(0)")
         values = {id(target): self.emitter.scalar(target.value) for target in here}
-        if deeper:
-            index = self.source.name("j")
-            with self.source.block(f"for {index} in range({self.sizes[level]}):"), self.scope():
-                self.write_level(level + 1, [*indices, index])
+        for group in self.groups(targets, level):
+            index, size = self.source.name("j"), self.sizes[id(group[0]), level]
+            with self.source.block(f"for {index} in range({size}):"), self.scope():
+                self.write_level(level + 1, [*indices, index], group)
         assigned = []
         for target in here:
             value = values[id(target)]
@@ -175,7 +245,7 @@ class NestWriter(ElemwiseWriter):
                 assigned.append((self.place(target, indices), value))
         for place, value in assigned:
             line(f"{place} = {value}")
-        for target in self.targets:
+        for target in targets:
             if target.total is not None and target.level == level:
                 place, dtype = self.place(target, indices), self.emitter._dtype(target.value)
                 before = f"{place} + " if target.kind == "sum" else ""
@@ -188,14 +258,12 @@ class NestWriter(ElemwiseWriter):
 
     def inner_level(self, target: Target) -> int:
         """Return how many loops enclose the computation of a result's value."""
-        if target.total is None:
-            return target.level
-        return max(self.levels.get(target.value, 0), *(axis + 1 for axis in target.reduced))
+        return target.level if target.total is None else self.depth(target)
 
-    def compute(self, level: int, indices: list[str]) -> None:
+    def compute(self, level: int, indices: list[str], targets: list[Target]) -> None:
         """Write the reads and the values that `level` loops enclose."""
-        wanted = [target.value for target in self.targets]
-        if self.result.stop is not None:
+        wanted = [target.value for target in targets]
+        if self.result.stop is not None and level == 0:
             wanted.append(self.result.stop)
         for variable in self._read(wanted):
             if self.levels[variable] == level and variable not in self.emitter.values:
@@ -250,6 +318,8 @@ class NestWriter(ElemwiseWriter):
         depth = self.signature.depths[i]
         if not self.signature.untraced[i]:
             return super().history(i)
+        if self.is_in_place(i):
+            return f"h{i}"
         initial = self.outer.initials[i]
         self.source.line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
         for k in range(1, depth + 1):

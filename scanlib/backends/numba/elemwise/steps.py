@@ -1,11 +1,12 @@
 """Kernels that scan one block of steps of one channel (compiled code only).
 
-Each takes the elements of `n` steps in contiguous arrays and the values `h` of a state; it writes the
-`n` new values to ``h[start]`` and after, and returns whether they can be trusted. The state before
-the block is ``h[start - 1]``, or ``h[start + n]`` for kernels that walk backwards; arrays are in the
-order of memory in both cases. New values cannot be trusted where composing steps could lose what
-one step after the other keeps: after an overflow (``inf · 0``), or where products of coefficients
-come close to underflow. The caller then runs the block step by step.
+Each takes the elements of `n` steps in contiguous arrays and the values `h` of a state; it writes
+the `n` new values to ``h[start]`` and after, and returns whether they can be trusted. The state
+before the block is ``h[start - 1]``, or ``h[start + n]`` for kernels that walk backwards; arrays
+are in the order of memory in both cases. New values cannot be trusted where composing steps could
+lose what one step after the other keeps, or keep what it loses: where a value came near to
+overflow or is not finite, or where products of coefficients may overflow or underflow. The caller
+then runs the block step by step.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from numba.extending import overload
 
 from scanlib.backends.numba.elemwise import lanes
 
-# The product of eight coefficients above these is a normal number.
-_SMALL_64, _SMALL_32 = 2.0**-120, np.float32(2.0**-15)
-VERSION = 3
+# Bounds of coefficients, by the bits of a real number: products of eight are normal numbers.
+_LOWEST = {64: 2.0**-120, 32: np.float32(2.0**-15)}
+_HIGHEST = {64: 2.0**120, 32: np.float32(2.0**15)}
+# Below this, a value times a coefficient, and sums of some of these, do not overflow.
+_MODERATE = {64: 2.0**800, 32: np.float32(2.0**100)}
+VERSION = 5
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -31,53 +35,59 @@ _OPTIONS = {
 }
 
 
-def is_finite(value: Any) -> bool:
-    """Whether a number is neither NaN nor infinite."""
-    return bool(np.isfinite(value))
+def is_moderate(value: Any) -> bool:
+    """Whether a value is so far from overflow that no step from it overflows."""
+    return bool(abs(value) <= _MODERATE[64])
 
 
-@overload(is_finite)
-def _is_finite(value):
+@overload(is_moderate)
+def _is_moderate(value):
     if isinstance(value, types.Float):
-        return lambda value: abs(value) < np.inf
+        limit = _MODERATE[value.bitwidth]
+        return lambda value: abs(value) <= limit
     if isinstance(value, types.Complex):
-        return lambda value: abs(value.real) < np.inf and abs(value.imag) < np.inf
+        limit = _MODERATE[value.bitwidth // 2]
+        return lambda value: (abs(value.real) <= limit) & (abs(value.imag) <= limit)
     return lambda value: True
 
 
-def is_small(value: Any) -> bool:
-    """Whether a coefficient is so small, and not zero, that products of it may underflow."""
-    return 0 < abs(value) < _SMALL_64
+def is_extreme(value: Any) -> bool:
+    """Whether products of a coefficient may leave the range of its dtype, zero aside."""
+    return bool(value != 0 and not _LOWEST[64] <= abs(value) <= _HIGHEST[64])
 
 
-@overload(is_small)
-def _is_small(value):
+@overload(is_extreme)
+def _is_extreme(value):
     if isinstance(value, types.Float):
-        limit = _SMALL_64 if value.bitwidth == 64 else _SMALL_32
-        return lambda value: (abs(value) < limit) & (value != 0)
+        low, high = _LOWEST[value.bitwidth], _HIGHEST[value.bitwidth]
+        return lambda value: ((abs(value) >= low) & (abs(value) <= high) | (value == 0)) ^ True
     if isinstance(value, types.Complex):
-        limit = _SMALL_64 if value.bitwidth == 128 else _SMALL_32
-        return lambda value: (
-            (max(abs(value.real), abs(value.imag)) < limit) & (value.real != 0) & (value.imag != 0)
-        )
+        low, high = _LOWEST[value.bitwidth // 2], _HIGHEST[value.bitwidth // 2]
+
+        def extreme(value):
+            real, imag = abs(value.real), abs(value.imag)
+            within = ((real >= low) | (imag >= low)) & (real <= high) & (imag <= high)
+            return (within | ((real == 0) & (imag == 0))) ^ True
+
+        return extreme
     return lambda value: False
 
 
 @njit(**_OPTIONS)
-def some_small(a: Any, n: int) -> bool:
-    """Whether one of the first `n` coefficients is so small that products may underflow."""
+def some_extreme(a: Any, n: int) -> bool:
+    """Whether products of the first `n` coefficients may leave their range."""
     count = 0
     for j in range(n):
-        count += is_small(a[j])
+        count += is_extreme(a[j])
     return count > 0
 
 
 @njit(**_OPTIONS)
-def all_finite(h: Any, start: int, n: int) -> bool:
-    """Whether the `n` values from `start` on are finite."""
+def all_moderate(h: Any, start: int, n: int) -> bool:
+    """Whether the `n` values from `start` on are far from overflow."""
     count = 0
     for j in range(n):
-        count += is_finite(h[start + j])
+        count += is_moderate(h[start + j])
     return count == n
 
 
@@ -106,8 +116,8 @@ def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
 
     @njit(**_OPTIONS)
     def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
-        """``h = a * h + b``. A value that is not finite stays so: looking at the last is enough."""
-        if some_small(a, n):
+        """``h = a * h + b``."""
+        if some_extreme(a, n):
             return False
         state = h[start + n] if reverse else h[start - 1]
         done = 0
@@ -120,7 +130,7 @@ def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
             state = a[j] * state + b[j]
             h[start + j] = state
             done += 1
-        return is_finite(state)
+        return all_moderate(h, start if reverse else start - 1, n + 1)
 
     return affine
 
@@ -131,7 +141,7 @@ def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
     @njit(**_OPTIONS)
     def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
         """``h = a * h + b`` with one coefficient."""
-        if is_small(a):
+        if is_extreme(a):
             return False
         state = h[start + n] if reverse else h[start - 1]
         done = 0
@@ -144,7 +154,7 @@ def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
             state = a * state + b[j]
             h[start + j] = state
             done += 1
-        return is_finite(state)
+        return all_moderate(h, start if reverse else start - 1, n + 1)
 
     return affine_fixed
 
@@ -155,7 +165,7 @@ def _product(reverse: bool) -> Callable[..., bool]:
     @njit(**_OPTIONS)
     def product(a: Any, h: Any, start: int, n: int) -> bool:
         """``h = a * h``, four steps at a time."""
-        if some_small(a, n):
+        if some_extreme(a, n):
             return False
         j = n - 1 if reverse else 0
         state = h[start + j - sign]
@@ -174,7 +184,7 @@ def _product(reverse: bool) -> Callable[..., bool]:
             state = a[j] * state
             h[start + j] = state
             j += sign
-        return is_finite(state)
+        return all_moderate(h, start if reverse else start - 1, n + 1)
 
     return product
 
@@ -219,6 +229,69 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
     return extreme
 
 
+_LARGE_64, _LARGE_32 = 2.0**1000, np.float32(2.0**120)
+
+
+def is_large(value: Any) -> bool:
+    """Whether the sum of a few such numbers may overflow; NaN counts."""
+    return not abs(value) < _LARGE_64
+
+
+@overload(is_large)
+def _is_large(value):
+    limit = _LARGE_64 if value.bitwidth == 64 else _LARGE_32
+    return lambda value: not (abs(value) < limit)
+
+
+@njit(**_OPTIONS)
+def _some_large(a: Any, n: int) -> bool:
+    count = 0
+    for j in range(n):
+        count += is_large(a[j])
+    return count > 0
+
+
+@njit(**_OPTIONS)
+def _clamped(value: Any, low: Any, high: Any) -> Any:
+    return _smaller(_larger(value, low), high)
+
+
+def _clamp(reverse: bool) -> Callable[..., bool]:
+    sign = -1 if reverse else 1
+
+    @njit(**_OPTIONS)
+    def clamp(a: Any, low: Any, high: Any, h: Any, start: int, n: int) -> bool:
+        """``h = min(max(h + a, low), high)``, four steps at a time."""
+        j = n - 1 if reverse else 0
+        state = h[start + j - sign]
+        if is_nan(state) or _some_large(a, n) or _some_nan(low, n) or _some_nan(high, n):
+            return False
+        for _ in range(n // 4):
+            j2, j3, j4 = j + sign, j + 2 * sign, j + 3 * sign
+            a12 = a[j] + a[j2]
+            low12 = _larger(low[j] + a[j2], low[j2])
+            high12 = _clamped(high[j] + a[j2], low[j2], high[j2])
+            a34 = a[j3] + a[j4]
+            low34 = _larger(low[j3] + a[j4], low[j4])
+            high34 = _clamped(high[j3] + a[j4], low[j4], high[j4])
+            low14 = _larger(low12 + a34, low34)
+            high14 = _clamped(high12 + a34, low34, high34)
+            second = _clamped(state + a12, low12, high12)
+            h[start + j] = _clamped(state + a[j], low[j], high[j])
+            h[start + j2] = second
+            h[start + j3] = _clamped(second + a[j3], low[j3], high[j3])
+            state = _clamped(state + (a12 + a34), low14, high14)
+            h[start + j4] = state
+            j += 4 * sign
+        for _ in range(n % 4):
+            state = _clamped(state + a[j], low[j], high[j])
+            h[start + j] = state
+            j += sign
+        return True
+
+    return clamp
+
+
 # By name and by whether they walk backwards.
 KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
     ("affine", False): _affine(lanes.eight_steps, False),
@@ -231,4 +304,6 @@ KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
     ("maximum", True): _extreme(_larger, True),
     ("minimum", False): _extreme(_smaller, False),
     ("minimum", True): _extreme(_smaller, True),
+    ("clamp", False): _clamp(False),
+    ("clamp", True): _clamp(True),
 }

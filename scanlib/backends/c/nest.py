@@ -1,0 +1,395 @@
+"""Time outside, channels inside: one pass over memory, no temporaries.
+
+A step is a nest of loops over the channels' axes. Every value is computed as far outside as the
+axes it depends on allow; states are read from the row before and written to the next one, and
+carries are updated where they are. What is summed over inner axes is collected in a local variable,
+what is summed over outer ones in memory. A state or carry without channels lives in local
+variables; a loop without channels is this schedule with no loops inside.
+
+``NODE_run`` is a template: with ``FAST`` the items of the innermost axis lie side by side in every
+array, so that compilers vectorize; without, strides are read. Where the last two axes are one in
+memory, they are walked as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
+
+from scanlib.backends.c.base import REGISTER_DEPTH, LoopPrinter
+from scanlib.backends.c.scalars import can_fail
+from scanlib.backends.c.source import c_type
+from scanlib.backends.c.threads import write_slices
+from scanlib.ops.c_code import NODE_NAME as NODE
+from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+
+
+def depth_of(axes: Axes) -> int:
+    """Return how many loops enclose what has these axes."""
+    return max((axis + 1 for axis in axes if axis is not None), default=0)
+
+
+@dataclass
+class Target:
+    """A result of the step.
+
+    `array` holds it; it is written inside `level` loops, its value is computed inside `inner`.
+    A sum over the axes `reduced` is collected in the local variable `total`, or in place. Axes in
+    `once` are those of loops around the value that it does not have: it counts there once.
+    """
+
+    kind: str
+    number: int
+    value: Variable
+    axes: Axes
+    reduced: tuple[int, ...] = ()
+    level: int = 0
+    inner: int = 0
+    total: str | None = None
+    once: tuple[int, ...] = ()
+
+    @property
+    def array(self) -> str:
+        letter = {"state": "h", "output": "z"}.get(self.kind, "c")
+        return f"{letter}{self.number}"
+
+    @property
+    def kept(self) -> list[int]:
+        return [axis for axis in self.axes if axis is not None]
+
+    @property
+    def adds(self) -> bool:
+        return self.kind == "sum" or bool(self.reduced)
+
+
+class NestPrinter(LoopPrinter):
+    """Writes an elementwise loop with time outside and channels inside."""
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        super().__init__(op)
+        self.levels: dict[Variable, int] = {}
+        self.place_values()
+        self.scalars.can_fail = can_fail(self.graph)
+        self.targets = list(self.make_targets())
+        for target in self.targets:
+            self.place_target(target)
+        self.local_carries = [not any(a is not None for a in axes) for axes in self.layout.carries]
+
+    def is_local(self, i: int) -> bool:
+        """Whether a state lives in local variables."""
+        free = all(axis is None for axis in self.layout.states[i])
+        return free and self.signature.depths[i] <= REGISTER_DEPTH
+
+    def needs_ring(self, i: int) -> bool:
+        return self.signature.untraced[i] and not self.is_local(i)
+
+    def place_values(self) -> None:
+        """Find how many loops must enclose each value."""
+        for variable, (_, axes) in self.parts.items():
+            self.levels[variable] = depth_of(axes)
+        for taps, axes in zip(self.inner.taps, self.layout.states, strict=True):
+            self.levels.update({tap: depth_of(axes) for tap in taps})
+        for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
+            self.levels[variable] = depth_of(axes)
+        for node in self.graph.toposort():
+            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
+            self.levels.update({out: level for out in node.outputs})
+
+    def make_targets(self) -> Iterator[Target]:
+        layout, result = self.layout, self.result
+        for i, value in enumerate(result.states):
+            yield Target("state", i, value, layout.states[i])
+        for i, value in enumerate(result.carries):
+            kind = "sum" if layout.sums[i] else "carry"
+            yield Target(kind, i, value, layout.carries[i], layout.carry_reductions[i])
+        for i, value in enumerate(result.outputs):
+            yield Target("output", i, value, layout.outputs[i], layout.output_reductions[i])
+
+    def place_target(self, target: Target) -> None:
+        """Decide where a result is computed and written."""
+        kept = target.kept
+        target.inner = max(
+            self.levels.get(target.value, 0),
+            depth_of(target.axes),
+            *(axis + 1 for axis in target.reduced),
+            0,
+        )
+        target.level = target.inner
+        if target.reduced:
+            around = set(range(target.inner))
+            target.once = tuple(sorted(around - set(kept) - set(target.reduced)))
+            if kept == list(range(len(kept))) and min(target.reduced) >= len(kept):
+                target.level = len(kept)
+                target.total = self.source.name("total")
+
+    # Places of items
+
+    def item(self, array: str, dtype: str, axes: Axes, base: str, lead: int, const: bool) -> str:
+        """Return the text of an item; ``e0``, ``e1``, … are the channel's indices."""
+        places = [
+            f"e{axis} * {array}_{own + lead}" for own, axis in enumerate(axes) if axis is not None
+        ]
+        qualifier = "const " if const else ""
+        return f"(*({qualifier}{c_type(dtype)} *)({' + '.join([base, *places])}))"
+
+    def place(self, target: Target) -> str:
+        """Return where a result is kept."""
+        dtype = target.value.type.dtype
+        if target.kind in ("carry", "sum"):
+            if self.local_carries[target.number]:
+                return f"c{target.number}_v"
+            return self.item(target.array, dtype, target.axes, target.array, 0, False)
+        return self.item(target.array, dtype, target.axes, f"{target.array}_w", 1, False)
+
+    # The function
+
+    def write_run(self) -> None:
+        line = self.source.line
+        line("template <bool FAST>")
+        with self.source.block(f"static int {NODE}_run({NODE}_data &data)"):
+            line("const npy_intp steps = data.steps;")
+            line("npy_intp capacity = data.capacity, i;")
+            line("int failed = 0, stopped = 0;")
+            self.write_locals()
+            with self.source.block("for (i = 0; i < steps && !stopped; i++)"):
+                line(f"const npy_intp t = {'steps - 1 - i' if self.reverse else 'i'};")
+                if self.grows:
+                    self.write_growth()
+                self.write_step()
+            line("data.taken = i;")
+            self.write_locals_back()
+            line("return failed ? -1 : 0;")
+
+    def write_locals(self) -> None:
+        """Write local copies of what ``NODE_data`` holds, states and carries included."""
+        line, last = self.source.line, self.layout.ndim - 1
+        for name, dtype, axes, lead in self.arrays():
+            line(f"char *{name} = data.{name};")
+            if lead:
+                line(f"const npy_intp {name}_0 = data.{name}_s[0];")
+            for own, axis in enumerate(axes):
+                if axis is None:
+                    continue
+                stride = f"data.{name}_s[{own + lead}]"
+                if axis == last:
+                    stride = f"FAST ? (npy_intp)sizeof({c_type(dtype)}) : {stride}"
+                line(f"const npy_intp {name}_{own + lead} = {stride};")
+        for i, depth in enumerate(self.signature.depths):
+            if self.in_ring[i]:
+                # The strides of a ring's rows are those of the result; it may have one row only.
+                size = np.dtype(self.state_dtype(i)).itemsize
+                sizes = "".join(
+                    f" * data.size[{axis}]" for axis in self.layout.states[i] if axis is not None
+                )
+                line(f"const npy_intp h{i}_row = {size}{sizes};")
+            if not self.is_local(i):
+                continue
+            dtype, initial = c_type(self.state_dtype(i)), self.outer.initials[i]
+            for k in range(1, depth + 1):
+                row = k - 1 if self.reverse else depth - k
+                line(f"{dtype} r{i}_{k} = *(const {dtype} *)({initial} + {row} * {initial}_0);")
+        for i, local in enumerate(self.local_carries):
+            if local:
+                dtype = c_type(self.inner.carries[i].type.dtype)
+                line(f"{dtype} c{i}_v = *({dtype} *)c{i};")
+
+    def write_locals_back(self) -> None:
+        line = self.source.line
+        for i, depth in enumerate(self.signature.depths):
+            if self.is_local(i) and self.signature.untraced[i]:
+                dtype = c_type(self.state_dtype(i))
+                for k in range(1, depth + 1):
+                    row = k - 1 if self.reverse else depth - k
+                    line(f"(({dtype} *)h{i})[{row}] = r{i}_{k};")
+        for i, local in enumerate(self.local_carries):
+            if local:
+                line(f"*({c_type(self.inner.carries[i].type.dtype)} *)c{i} = c{i}_v;")
+
+    def write_growth(self) -> None:
+        line, signature = self.source.line, self.signature
+        with self.source.block("if (i == capacity)"):
+            line("capacity = 2 * capacity < steps ? 2 * capacity : steps;")
+            names = [
+                (f"h{i}", self.histories[i], depth)
+                for i, depth in enumerate(signature.depths)
+                if not signature.untraced[i]
+            ]
+            names += [(f"z{i}", name, 0) for i, name in enumerate(self.stacks)]
+            for array, output, depth in names:
+                line(f"if (scanlib_grow(data.{output}, capacity + {depth}, i + {depth}))")
+                line("  return -1;")
+                line(f"{array} = (char *)PyArray_DATA(*data.{output});")
+
+    # One step
+
+    def write_step(self) -> None:
+        line = self.source.line
+        self.write_rows()
+        for target in self.targets:
+            if target.kind == "output" and target.reduced and target.total is None:
+                self.write_clear(target)
+        with self.scalars.scope():
+            self.write_level(0)
+        if self.scalars.can_fail:
+            line("if (failed) return -1;")
+
+    def write_rows(self) -> None:
+        """Write where the rows of this step are."""
+        line, signature = self.source.line, self.signature
+        for name in self.outer.sequences:
+            line(f"const char *{name}_t = {name} + t * {name}_0;")
+        for i in range(signature.n_outputs):
+            line(f"char *z{i}_w = z{i} + t * z{i}_0;")
+        for i, depth in enumerate(signature.depths):
+            if not (self.is_local(i) and signature.untraced[i]):
+                line(f"char *h{i}_w = h{i} + {self.row_of(i, 0)};")
+            if self.is_local(i):
+                continue
+            for offset in signature.taps[i]:
+                line(f"const char *h{i}_p{-offset} = h{i} + {self.row_of(i, offset)};")
+
+    def row_of(self, i: int, offset: int) -> str:
+        """Return the place of a state's row, in bytes, `offset` steps after this one's."""
+        depth = self.signature.depths[i]
+        if self.in_ring[i]:
+            return f"(i + {depth + offset}) % {depth + 1} * h{i}_row"
+        return f"(t + {-offset if self.reverse else depth + offset}) * h{i}_0"
+
+    def write_clear(self, target: Target) -> None:
+        """Write zeros where a sum over outer axes will be collected."""
+        dtype = target.value.type.dtype
+        for axis in target.kept:
+            self.source.line(
+                f"for (npy_intp e{axis} = data.low[{axis}]; e{axis} < data.high[{axis}]; e{axis}++)"
+            )
+        self.source.line(f"{self.place(target)} = {c_type(dtype)}(0);")
+
+    def write_level(self, level: int) -> None:
+        """Write what `level` loops enclose, and the loops inside."""
+        line = self.source.line
+        here = [target for target in self.targets if target.inner == level]
+        deeper = any(target.inner > level for target in self.targets)
+        self.compute(level)
+        if level == 0 and self.result.stop is not None:
+            line(f"stopped = {self.scalars.text(self.result.stop)} != 0;")
+        totals = [t for t in self.targets if t.total is not None and t.level == level]
+        for target in totals:
+            line(f"{self.wide(target)} {target.total} = {self.wide(target)}(0);")
+        values = [self.scalars.text(target.value) for target in here]
+        if deeper:
+            line(f"const npy_intp low{level} = data.low[{level}], high{level} = data.high[{level}];")
+            for directive in self.directives(level):
+                line(directive)
+            head = f"for (npy_intp e{level} = low{level}; e{level} < high{level}; e{level}++)"
+            with self.source.block(head), self.scalars.scope():
+                self.write_level(level + 1)
+        self.write_values(list(zip(here, values, strict=True)))
+        for target in totals:
+            dtype = target.value.type.dtype
+            value = f"({c_type(dtype)}){target.total}"
+            if target.kind == "sum":
+                line(f"{self.place(target)} = {added(self.place(target), value, dtype)};")
+            else:
+                line(f"{self.place(target)} = {value};")
+
+    def write_values(self, values: list[tuple[Target, str]]) -> None:
+        """Write what becomes of values: everything is read before anything is replaced."""
+        line = self.source.line
+        assigned, registers = [], []
+        for target, value in values:
+            dtype = target.value.type.dtype
+            if target.adds:
+                place = target.total or self.place(target)
+                tests = "".join(f"if (e{axis} == 0) " for axis in target.once)
+                line(f"{tests}{place} = {added(place, value, dtype)};")
+            elif target.kind == "state" and self.is_local(target.number):
+                name = self.source.name("n")
+                line(f"const {c_type(dtype)} {name} = {value};")
+                registers.append((target.number, name))
+            else:
+                assigned.append((self.place(target), value))
+        for place, value in assigned:
+            line(f"{place} = {value};")
+        for i, name in registers:
+            if not self.signature.untraced[i]:
+                line(f"*({c_type(self.state_dtype(i))} *)h{i}_w = {name};")
+            for k in range(self.signature.depths[i], 1, -1):
+                line(f"r{i}_{k} = r{i}_{k - 1};")
+            line(f"r{i}_1 = {name};")
+
+    def wide(self, target: Target) -> str:
+        """Return the type in which a sum over channels is collected, as PyTensor's sums are."""
+        dtype = target.value.type.dtype
+        return c_type("float64" if dtype == "float32" else dtype)
+
+    def directives(self, level: int) -> list[str]:
+        """Return what is said to the compiler about the loop over axis `level`."""
+        if level != self.layout.ndim - 1 or self.scalars.can_fail:
+            return []
+        sums = []
+        for target in self.targets:
+            if target.inner <= level or not target.adds or level in target.kept:
+                continue
+            if target.total is None or target.value.type.dtype.startswith("complex"):
+                return []  # adds to one place at every pass
+            sums.append(target.total)
+        clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
+        return [f"#pragma omp simd{clause}"]
+
+    def compute(self, level: int) -> None:
+        """Write the reads and the values that `level` loops enclose."""
+        wanted = [target.value for target in self.targets]
+        if self.result.stop is not None:
+            wanted.append(self.result.stop)
+        above = set(ancestors(wanted))
+        for variable in self.graph.inputs:
+            if variable in above and self.levels[variable] == level:
+                self.read(variable)
+        self.scalars.emit(
+            out
+            for node in self.graph.toposort()
+            for out in node.outputs
+            if self.levels[out] == level and out in above
+        )
+
+    def read(self, variable: Variable) -> None:
+        """Write the read of one input of the body."""
+        if isinstance(variable, Constant) or variable in self.scalars.values:
+            return
+        dtype = variable.type.dtype
+        if variable in self.parts:
+            name, axes = self.parts[variable]
+            row = variable in self.inner.rows
+            base = f"{name}_t" if row else name
+            self.scalars.bind_new(variable, self.item(name, dtype, axes, base, int(row), True))
+            return
+        for i, taps in enumerate(self.inner.taps):
+            for offset, tap in zip(self.signature.taps[i], taps, strict=True):
+                if tap is not variable:
+                    continue
+                if self.is_local(i):
+                    self.scalars.bind(variable, f"r{i}_{-offset}")
+                else:
+                    base, axes = f"h{i}_p{-offset}", self.layout.states[i]
+                    text = self.item(f"h{i}", dtype, axes, base, 1, True)
+                    self.scalars.bind_new(variable, text)
+        for i, carry in enumerate(self.inner.carries):
+            if carry is variable:
+                axes = self.layout.carries[i]
+                local = self.local_carries[i]
+                text = f"c{i}_v" if local else self.item(f"c{i}", dtype, axes, f"c{i}", 0, True)
+                self.scalars.bind_new(variable, text)
+
+    def write_start(self) -> None:
+        write_slices(self)
+
+
+def added(place: str, value: str, dtype: str) -> str:
+    """Return the sum of two numbers of a dtype."""
+    if dtype == "bool":
+        return f"({place} || {value})"
+    return f"({c_type(dtype)})({place} + {value})"

@@ -1,0 +1,50 @@
+"""Chooses the schedule of an elementwise loop, and puts its C code together."""
+
+from __future__ import annotations
+
+from pytensor.configdefaults import config
+
+from scanlib.backends.c.base import LoopPrinter
+from scanlib.backends.c.block import BlockPrinter, fits_blocks
+from scanlib.backends.c.helpers import HELPERS
+from scanlib.backends.c.kernels import KERNELS
+from scanlib.backends.c.nest import NestPrinter
+from scanlib.backends.c.threads import threads_available
+from scanlib.ops.c_code import CCode, register_c_printer
+from scanlib.ops.elemwise_scan import ElemwiseScan
+
+VERSION = 1  # of everything in this folder that changes the code
+# Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
+ARGUMENTS = ("-fopenmp-simd", "-fwrapv", "-fno-fast-math", "-ffp-contract=fast")
+
+
+def printer_for(op: ElemwiseScan) -> LoopPrinter:
+    """Return what writes a loop: the schedule that fits it."""
+    return BlockPrinter(op) if fits_blocks(op) else NestPrinter(op)
+
+
+@register_c_printer
+def print_loop(op: ElemwiseScan) -> CCode:
+    """Return the C code of an elementwise loop.
+
+    Raises
+    ------
+    NoCCodeError
+        If an operation of its body has none.
+    """
+    printer = printer_for(op)
+    functions = printer.write()
+    scalar_ops = tuple(printer.scalars.ops)
+    threads = config.scanlib__threads if threads_available() else 1
+    own = ("scanlib", VERSION, threads, config.scanlib__parallel_channels)
+    versions = printer.scalars.version()
+    helpers = [HELPERS, *printer.scalars.support_code()]
+    if isinstance(printer, BlockPrinter):
+        helpers.append(KERNELS)
+    return CCode(
+        helpers="\n".join(helpers),
+        functions=functions,
+        scalar_ops=scalar_ops,
+        compile_args=ARGUMENTS + (("-fopenmp",) if threads > 1 else ()),
+        version=(own, versions) if versions or not scalar_ops else (),
+    )

@@ -1,0 +1,144 @@
+"""The call of the steps: contiguous or strided, in one slice of the channels or in several.
+
+With threads every one walks all steps of a slice of its own, so that none waits for another before
+the end. Slices are cut along the first axis (along both last ones where they are one in memory).
+That takes results which all have this axis, or are sums over it: each slice then has sums of its
+own, which are added in the order of the slices. How many slices there are depends on the flags and
+the sizes alone, and so does, bit by bit, what comes out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pytensor.configdefaults import config
+from pytensor.link.c.op import OpenMPOp
+
+from scanlib.backends.c.source import c_type
+from scanlib.ops.c_code import NODE_NAME as NODE
+
+if TYPE_CHECKING:
+    from scanlib.backends.c.nest import NestPrinter, Target
+
+
+def threads_available() -> bool:
+    """Whether threads are asked for, and the C compiler knows OpenMP."""
+    if config.scanlib__threads <= 1:
+        return False
+    if OpenMPOp.gxx_support_openmp is None:
+        OpenMPOp.gxx_support_openmp = OpenMPOp.test_gxx_support()
+    return bool(OpenMPOp.gxx_support_openmp)
+
+
+def can_slice(printer: NestPrinter) -> bool:
+    """Whether slices of the channels are independent of one another."""
+    if not printer.layout.ndim or printer.signature.has_stop or printer.scalars.can_fail:
+        return False
+    return all(0 in target.kept or 0 in target.reduced for target in printer.targets)
+
+
+def can_merge(printer: NestPrinter) -> bool:
+    """Whether every array and every sum has both of the last two axes or none of them."""
+    last = printer.layout.ndim - 1
+    if last < 1:
+        return False
+    groups = [axes for _, _, axes, _ in printer.arrays()]
+    for axes in groups:
+        both = last - 1 in axes, last in axes
+        if any(both) and not (all(both) and axes.index(last) == axes.index(last - 1) + 1):
+            return False
+    return all((last in t.reduced) == (last - 1 in t.reduced) for t in printer.targets)
+
+
+def write_slices(printer: NestPrinter) -> None:
+    """Write the call of ``NODE_run`` in ``NODE_call``."""
+    line, ndim = printer.source.line, printer.layout.ndim
+    if not ndim:
+        line(f"if ({NODE}_run<true>(data)) return -1;")
+        return
+    last = ndim - 1
+    line("int fast = 1;")
+    for stride, size in _strides(printer, last):
+        line(f"if (data.size[{last}] > 1 && {stride} != {size}) fast = 0;")
+    for axis in range(ndim):
+        line(f"data.low[{axis}] = 0;")
+        line(f"data.high[{axis}] = data.size[{axis}];")
+    merge = can_merge(printer)
+    if merge:
+        line("int merged = fast;")
+        for stride, size in _strides(printer, last - 1):
+            test = f"data.size[{last - 1}] > 1 && {stride} != data.size[{last}] * {size}"
+            line(f"if ({test}) merged = 0;")
+        with printer.source.block("if (merged)"):
+            line(f"data.high[{last}] *= data.high[{last - 1}];")
+            line(f"data.high[{last - 1}] = 1;")
+    if threads_available() and can_slice(printer):
+        _write_threads(printer, merge)
+    line(f"if (fast ? {NODE}_run<true>(data) : {NODE}_run<false>(data)) return -1;")
+    if threads_available() and can_slice(printer):
+        printer.source.depth -= 1
+        line("}")
+
+
+def _strides(printer: NestPrinter, axis: int) -> list[tuple[str, int]]:
+    """Return the strides of the inputs along an axis, and the sizes of their items."""
+    found = []
+    for name, dtype, axes, lead in printer.arrays():
+        if axis in axes and name in printer.inputs:
+            stride = f"data.{name}_s[{axes.index(axis) + lead}]"
+            found.append((stride, np.dtype(dtype).itemsize))
+    return found
+
+
+def _write_threads(printer: NestPrinter, merge: bool) -> None:
+    """Write the run in several slices; leaves open the block of the run in one."""
+    line, block, last = printer.source.line, printer.source.block, printer.layout.ndim - 1
+    channels = " * ".join(f"data.size[{axis}]" for axis in range(last + 1))
+    line(f"const int cut = {f'merged && {last - 1} == 0 ? {last} : 0' if merge else '0'};")
+    line(f"npy_intp slices = steps * {channels} / {config.scanlib__parallel_channels};")
+    line(f"if (slices > {config.scanlib__threads}) slices = {config.scanlib__threads};")
+    line("if (slices > data.high[cut]) slices = data.high[cut];")
+    sums = [target for target in printer.targets if 0 in target.reduced]
+    with block("if (slices > 1)"):
+        for target in sums:
+            name, output = target.array, _output(printer, target)
+            line(f"const npy_intp {name}_bytes = PyArray_NBYTES(*{output});")
+            line(f"scanlib_memory {name}_own;")
+            line(f"if ({name}_own.get((slices - 1) * {name}_bytes)) return -1;")
+            line(f"memset({name}_own.data, 0, (slices - 1) * {name}_bytes);")
+        line("#pragma omp parallel for num_threads((int)slices) schedule(static, 1)")
+        with block("for (npy_intp k = 0; k < slices; k++)"):
+            line(f"{NODE}_data own = data;")
+            line("own.low[cut] = data.high[cut] * k / slices;")
+            line("own.high[cut] = data.high[cut] * (k + 1) / slices;")
+            for target in sums:
+                name = target.array
+                line(f"if (k) own.{name} = {name}_own.data + (k - 1) * {name}_bytes;")
+            line(f"if (fast) {NODE}_run<true>(own); else {NODE}_run<false>(own);")
+        for target in sums:
+            _write_combination(printer, target)
+        line("data.taken = steps;")
+    line("else {")
+    printer.source.depth += 1
+
+
+def _output(printer: NestPrinter, target: Target) -> str:
+    group = printer.stacks if target.kind == "output" else printer.finals
+    return group[target.number]
+
+
+def _write_combination(printer: NestPrinter, target: Target) -> None:
+    """Write the sum of the slices' sums, in their order."""
+    from scanlib.backends.c.nest import added
+
+    dtype, name = target.value.type.dtype, target.array
+    item = c_type(dtype)
+    with printer.source.block("for (npy_intp k = 1; k < slices; k++)"):
+        printer.source.line(f"{item} *sum = ({item} *)data.{name};")
+        printer.source.line(
+            f"const {item} *part = (const {item} *)({name}_own.data + (k - 1) * {name}_bytes);"
+        )
+        head = f"for (npy_intp j = 0; j < {name}_bytes / (npy_intp)sizeof({item}); j++)"
+        with printer.source.block(head):
+            printer.source.line(f"sum[j] = {added('sum[j]', 'part[j]', dtype)};")

@@ -1,0 +1,69 @@
+"""Which results of a step share which loops over channels, and how long these are.
+
+Results that read some array along the same axis have as many channels there, and are computed in
+one loop; results that share nothing may differ in size and get loops of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scanlib.ops.elemwise_scan import Axes
+
+
+@dataclass(frozen=True)
+class Place:
+    """An array that a result is computed from or kept in.
+
+    `lead` is the number of its axes that are not the channels', `axes` are the others. `owned` is
+    the position of the state whose initial rows it holds, if the result is its next value and
+    does not read it: its size is checked in words of its own.
+    """
+
+    array: str
+    lead: int
+    axes: Axes
+    owned: int | None = None
+
+    def along(self, axis: int) -> int | None:
+        """Return which of the array's axes runs along an axis of the channels."""
+        return self.axes.index(axis) + self.lead if axis in self.axes else None
+
+
+def partition(places: Sequence[Sequence[Place]], axis: int) -> list[list[int]]:
+    """Return groups of positions in `places` whose results share an array along `axis`."""
+    groups: list[tuple[set[tuple[str, int]], list[int]]] = []
+    for position, own in enumerate(places):
+        keys = {(p.array, p.along(axis)) for p in own if p.along(axis) is not None}
+        members = [position]
+        apart = []
+        for group in groups:
+            if group[0].isdisjoint(keys):
+                apart.append(group)
+            else:
+                keys |= group[0]
+                members = group[1] + members
+        groups = [*apart, (keys, members)]
+    return [sorted(members) for _, members in sorted(groups, key=lambda group: min(group[1]))]
+
+
+def write_sizes(
+    line: Callable[[str], None],
+    check: Callable[[str, str, Place, int], None],
+    name: str,
+    places: Sequence[Place],
+    axis: int,
+) -> None:
+    """Write ``name = …``, the number of channels along `axis`, and checks that all arrays agree."""
+    seen: list[tuple[str, int]] = []
+    for place in sorted(places, key=lambda place: place.owned is not None):
+        own = place.along(axis)
+        if own is None or (place.array, own) in seen:
+            continue
+        text = f"{place.array}.shape[{own}]"
+        if seen:
+            check(text, name, place, axis)
+        else:
+            line(f"{name} = {text}")
+        seen.append((place.array, own))

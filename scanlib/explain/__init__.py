@@ -1,0 +1,122 @@
+"""`scanlib.explain`: what became of the loops of a function, and why.
+
+`loops` walks the graph and asks what it is made of; `parts`, `names` and `reasons` answer for one
+loop, `others` for those that are no canonical loop, `runs` for the linker. The answers are the
+dataclasses of `data`; `text` and `html` show them. Nothing here decides anything: schedules come
+from where backends take them (`scanlib.ops.elemwise_scan.schedule`), families and obstacles from
+the analysis that lowers loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytensor.compile.aliasing import add_supervisor_to_fgraph
+from pytensor.compile.io import In
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+
+from scanlib.explain.data import Explanation, LoopExplanation, Obstacle, Part
+from scanlib.explain.loops import explain_nodes
+from scanlib.explain.runs import Setting, linker_name
+
+__all__ = ["Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
+
+
+def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
+    """Tell how the loops of a function are computed, and why.
+
+    Parameters
+    ----------
+    f : compiled function, variable, or sequence of variable
+        What `pytensor.function` returned, or the outputs of a graph. A graph is copied and
+        rewritten as `pytensor.function` would do with these outputs; nothing is compiled, and
+        the graph itself stays as it is.
+    mode : str or Mode, optional
+        For a graph, the mode whose rewrites are run; PyTensor's default mode if not given.
+
+    Returns
+    -------
+    Explanation
+        Text when printed, HTML in a notebook. Its `loops` hold the same as data, one entry per
+        loop in the order of computation, with nested loops in `inner`: the Op and schedule that
+        were chosen and why, the loop's parts with dtypes, row shapes, taps and recurrence
+        families, the memory it reads and writes, and what stands in the way of more.
+        `to_dict()` returns all of it in a form that `json.dumps` takes.
+
+    Raises
+    ------
+    TypeError
+        If `f` is none of the above, or `mode` is given with a compiled function.
+
+    Notes
+    -----
+    Recurrence families are those of G. Blelloch, "Prefix sums and their applications", 1990, and
+    their kin: sets of functions of the state that are closed under composition.
+
+    Examples
+    --------
+    >>> import pytensor.tensor as pt, scanlib
+    >>> x, phi = pt.dvector("x"), pt.dscalar("phi")
+    >>> y = scanlib.scan(
+    ...     lambda x, y, phi: phi * y + x,
+    ...     sequences=x,
+    ...     outputs_info=0.0,
+    ...     non_sequences=phi,
+    ...     name="ar1",
+    ...     return_updates=False,
+    ... )
+    >>> (loop,) = scanlib.explain(y).loops
+    >>> print(loop.op, "|", loop.schedule, "|", loop.part("state 0").family)
+    ElemwiseScan | blocks of steps | affine
+    """
+    fgraph = getattr(getattr(f, "maker", None), "fgraph", None)
+    if isinstance(fgraph, FunctionGraph):
+        if mode is not None:
+            raise TypeError(
+                "explain: mode is for graphs, but f is a compiled function, which has its mode; "
+                "leave mode out, or pass the function's outputs as variables"
+            )
+        setting = Setting(linker_name(f.maker.linker))
+        loops = explain_nodes(fgraph.toposort(), setting)
+        return Explanation(loops, "compiled function", setting.linker)
+    outputs = _outputs(f)
+    resolved = get_mode(mode)
+    setting = Setting(linker_name(resolved.linker))
+    return Explanation(
+        explain_nodes(_rewritten(outputs, resolved).toposort(), setting), "graph", setting.linker
+    )
+
+
+def _outputs(f: Any) -> list[Variable]:
+    """Return the outputs of a graph.
+
+    Raises
+    ------
+    TypeError
+        If `f` is neither a variable nor a list or tuple of variables.
+    """
+    if isinstance(f, Variable):
+        return [f]
+    expected = (
+        "explain: f must be a compiled pytensor.function, a variable, or a list of variables, got"
+    )
+    if not isinstance(f, Sequence) or isinstance(f, str):
+        hint = "; compile it with pytensor.function, or pass its symbolic result"
+        raise TypeError(f"{expected} {type(f).__name__}{hint if callable(f) else ''}")
+    for i, item in enumerate(f):
+        if not isinstance(item, Variable):
+            raise TypeError(f"{expected} a list whose entry {i} is of type {type(item).__name__}")
+    return list(f)
+
+
+def _rewritten(outputs: list[Variable], mode: Mode) -> FunctionGraph:
+    """Return a copy of a graph as the mode's rewrites leave it."""
+    fgraph = FunctionGraph(outputs=outputs, clone=True)
+    specs = [In(inp, mutable=False) for inp in fgraph.inputs]
+    # As in a function: no rewrite may overwrite an input.
+    add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
+    mode.optimizer.rewrite(fgraph)
+    return fgraph

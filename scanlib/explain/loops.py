@@ -1,0 +1,187 @@
+"""From the nodes of a graph to explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import HasInnerGraph
+
+from scanlib._compat import thaw_graph
+from scanlib.analysis.recurrences import Analysis, analyse
+from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
+from scanlib.explain import others
+from scanlib.explain.data import LoopExplanation, Obstacle
+from scanlib.explain.names import name_parts, titled
+from scanlib.explain.parts import elementwise_shapes, general_shapes, memory_of, parts_of
+from scanlib.explain.reasons import why_not_elementwise
+from scanlib.explain.runs import Setting
+from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.graph import constant_integer
+from scanlib.ops.loop import Loop
+from scanlib.ops.scan import Scan
+
+# How `schedule` says that an elementwise loop is walked.
+SCHEDULES = {
+    "blocks": "blocks of steps",
+    "channels": "time outside, channels inside",
+    "steps": "step by step in registers",
+}
+
+
+def explain_nodes(nodes: Iterable[Apply], setting: Setting) -> list[LoopExplanation]:
+    """Return the loops among nodes, and among the inner graphs of other Ops, in their order."""
+    found: list[LoopExplanation] = []
+    for node in nodes:
+        own = explain_node(node, setting)
+        if own is not None:
+            found.append(own)
+        elif isinstance(node.op, HasInnerGraph):
+            inside = setting.within(str(node.op).split("{")[0])
+            found += explain_nodes(node.op.fgraph.toposort(), inside)
+    return found
+
+
+def explain_node(node: Apply, setting: Setting) -> LoopExplanation | None:
+    """Return the explanation of a loop, None if the node is none."""
+    if isinstance(node.op, ElemwiseScan):
+        return _elementwise(node, setting)
+    if isinstance(node.op, Scan):
+        return _scan(node, setting)
+    if others.is_legacy(node.op):
+        inner = explain_nodes(node.op.fgraph.toposort(), setting)
+        return others.legacy(node, setting, tuple(inner))
+    if others.is_other_scan(node.op):
+        return others.other_scan(node, setting)
+    return None
+
+
+def _common(op: Scan, node: Apply, loop: Loop, setting: Setting) -> dict[str, Any]:
+    """Return what a canonical loop and a lowered one have in common."""
+    steps = op.static_length(node.inputs)
+    if steps is None and loop.n_steps is not None:
+        steps = constant_integer(loop.n_steps)
+    if steps is None and loop.n_steps is None:
+        lengths = (part.outer.type.shape[0] for part in loop.sequences)
+        steps = next((length for length in lengths if length is not None), None)
+    name = op.name or "loop"
+    return {
+        "name": name,
+        "steps": steps,
+        "reverse": loop.reverse,
+        "until": loop.stop is not None,
+        # Derivatives name their loops so; a user's loop of that name would be taken for one.
+        "gradient": name == "gradient" or name.endswith("_gradient"),
+        "runs": setting.runs(node),
+        "inside": setting.inside,
+    }
+
+
+def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
+    op: ElemwiseScan = node.op
+    loop = Loop.from_op(op.scan, node.inputs)
+    name_parts(loop)
+    graph = thaw_graph(op.body)
+    analysis = analyse(ScalarLoop(loop, graph.inputs, graph.outputs, op.layout))
+    parts = parts_of(loop, elementwise_shapes(loop, op.layout), analysis.families)
+    chosen = schedule(op)
+    compiled = setting.is_compiled_here(node)
+    return LoopExplanation(
+        op="ElemwiseScan",
+        schedule=SCHEDULES[chosen] if compiled else setting.other_schedule(),
+        why=_why(chosen, op, loop, analysis) if compiled else "the step is elementwise",
+        parts=parts,
+        obstacles=tuple(_no_family(loop, analysis, chosen)),
+        memory=memory_of(parts),
+        **_common(op.scan, node, loop, setting),
+    )
+
+
+def _why(chosen: str, op: ElemwiseScan, loop: Loop, analysis: Analysis) -> str:
+    if chosen == "channels":
+        axes = "one axis" if op.layout.ndim == 1 else f"{op.layout.ndim} axes"
+        return (
+            f"the step is elementwise over rows with {axes} of channels: one pass over memory "
+            "without temporaries, in which neighbouring channels are computed together"
+        )
+    if chosen == "steps":
+        if loop.stop is not None:
+            reason = "`until` may end the loop after any step"
+        elif None in analysis.families:
+            reason = "not every state and carry belongs to a recurrence family"
+        else:
+            reason = "no step depends on earlier ones, but for sums"
+        return f"one channel, and {reason}: values stay in registers from step to step"
+    return (
+        "one channel, and every state and carry belongs to a recurrence family: a block's "
+        "coefficients are computed at once, then several steps are composed where that is safe, "
+        "then what depends on the states is computed at once"
+    )
+
+
+def _no_family(loop: Loop, analysis: Analysis, chosen: str) -> list[Obstacle]:
+    """Return what keeps states and carries out of all families."""
+    parts = [
+        *(titled("state", part.name) for part in loop.states),
+        *(titled("carry", part.name) for part in loop.carries),
+    ]
+    found = [
+        Obstacle(part, note)
+        for part, note, family in zip(parts, analysis.notes, analysis.families, strict=True)
+        if family is None
+    ]
+    if chosen == "steps" and loop.stop is not None:
+        found.append(Obstacle("`until`", "steps after the last one must not be computed"))
+    return found
+
+
+def _scan(node: Apply, setting: Setting) -> LoopExplanation:
+    op: Scan = node.op
+    loop = Loop.from_node(node)
+    name_parts(loop)
+    families: list[str | None] = [None] * len(loop.states)
+    families += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
+    parts = parts_of(loop, general_shapes(), families)
+    common = _common(op, node, loop, setting)
+    obstacles = why_not_elementwise(loop)
+    if obstacles:
+        why = "the step is not elementwise"
+    else:
+        why = "the step is elementwise, but the loop was not lowered"
+        obstacles = [_not_lowered()]
+    compiled = setting.is_compiled_here(node)
+    return LoopExplanation(
+        op="Scan",
+        schedule="one function for the whole loop, array operations in each step"
+        if compiled
+        else setting.other_schedule(),
+        why=why,
+        parts=parts,
+        obstacles=tuple(obstacles),
+        memory=memory_of(parts),
+        inner=tuple(_inner_loops(op, setting, compiled)),
+        **common,
+    )
+
+
+def _not_lowered() -> Obstacle:
+    if not config.scanlib__lower:
+        return Obstacle(None, "lowering is switched off: the flag scanlib__lower is False")
+    return Obstacle(
+        None,
+        "the mode leaves out the rewrite scanlib_elementwise (FAST_COMPILE does), or the flag "
+        "scanlib__lower was False when the function was compiled",
+    )
+
+
+def _inner_loops(op: Scan, setting: Setting, compiled: bool) -> list[LoopExplanation]:
+    """Return the loops inside a step, as they are when the body is compiled."""
+    nodes = op.body.toposort()
+    found = explain_nodes(nodes, setting)
+    if not found or not compiled:
+        return found
+    from scanlib.backends.numba.body import prepare_body
+
+    return explain_nodes(prepare_body(op).fgraph.toposort(), setting)

@@ -1,0 +1,124 @@
+"""Names for the parts of a loop, also where their owner gave none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.graph import constant_index
+from scanlib.ops.loop import Loop
+from scanlib.ops.scan import Scan
+
+MAX_DEPTH = 6  # how far an unnamed variable is followed to one with a name
+
+
+def name_parts(loop: Loop) -> None:
+    """Give every part of a loop a name of its own, and the body's variables the same.
+
+    In order of preference: the label it was built with, what its outer variable is computed
+    from, its role and number.
+    """
+    outers: dict[int, Variable] = {id(part): part.outer for part in loop.sequences}
+    outers |= {id(part): part.outer for part in loop.non_sequences}
+    labels = Counter(part.name for part in _parts(loop))
+    taken: Counter[str] = Counter()
+    for role, group in (
+        ("sequence", loop.sequences),
+        ("state", loop.states),
+        ("carry", loop.carries),
+        ("non-sequence", loop.non_sequences),
+        ("output", loop.outputs),
+    ):
+        for i, part in enumerate(group):
+            name = part.name
+            if (name is None or labels[name] > 1) and id(part) in outers:
+                name = describe_outer(outers[id(part)]) or name
+            name = name or f"{role} {i}"
+            taken[name] += 1
+            part.name = name if taken[name] == 1 else f"{name} ({taken[name]})"
+    _name_body(loop)
+
+
+def titled(role: str, name: str | None) -> str:
+    """Return the role and name of a part, the role once: ``state 0`` has it in its name."""
+    return name if name and name.startswith(f"{role} ") else f"{role} '{name}'"
+
+
+def _parts(loop: Loop) -> list:
+    return [*loop.sequences, *loop.states, *loop.carries, *loop.non_sequences, *loop.outputs]
+
+
+def _name_body(loop: Loop) -> None:
+    for sequence in loop.sequences:
+        sequence.row.name = sequence.name
+    for state in loop.states:
+        for offset, tap in state.taps.items():
+            tap.name = state.name if len(state.taps) == 1 else f"{state.name}[t{offset}]"
+    for carry in loop.carries:
+        carry.value.name = carry.name
+    for part in loop.non_sequences:
+        part.inner.name = part.name
+
+
+def describe_outer(variable: Variable, depth: int = MAX_DEPTH) -> str | None:
+    """Return a short text for a variable outside of loops, None if there is none.
+
+    A named variable is its name; a slice of one is ``x[1:]``; a result of a loop is
+    ``state 0 of ar1``; the result of an Op with one operand is ``Exp(x)``.
+    """
+    if variable.name:
+        return variable.name
+    if isinstance(variable, Constant):
+        size = getattr(variable.data, "size", 0)
+        return f"constant {variable.data.item():.6g}" if size == 1 and _is_real(variable) else None
+    node = variable.owner
+    if node is None or not depth:
+        return None
+    if isinstance(node.op, Scan | ElemwiseScan):
+        return _result_of(node.op, node.outputs.index(variable))
+    inner = describe_outer(node.inputs[0], depth - 1) if node.inputs else None
+    if inner is None:
+        return None
+    if isinstance(node.op, Subtensor):
+        return _indexed(inner, node)
+    if len(node.inputs) > 1:
+        return None
+    op = str(node.op).split("{")[0]
+    return inner if op in ("DimShuffle", "ExpandDims", "Squeeze") else f"{op}({inner})"
+
+
+def _is_real(constant: Constant) -> bool:
+    return getattr(constant.type, "dtype", "")[:3] in ("flo", "int", "uin", "boo")
+
+
+def _result_of(op: Scan | ElemwiseScan, position: int) -> str:
+    """Return the name of a loop's result."""
+    scan = op.scan if isinstance(op, ElemwiseScan) else op
+    signature, labels = scan.signature, scan.labels
+    names = [label or f"state {i}" for i, label in enumerate(labels.states)]
+    names += [label or f"carry {i}" for i, label in enumerate(labels.carries)]
+    names += [label or f"output {i}" for i, label in enumerate(labels.outputs)]
+    kind = "history of " if position < signature.n_states else ""
+    return f"{kind}{names[position]} of {scan.name or 'loop'}"
+
+
+def _indexed(inner: str, node) -> str:
+    """Return the text of an index into something that has a text."""
+    texts = []
+    for index in indices_from_subtensor(node.inputs[1:], node.op.idx_list):
+        if isinstance(index, slice):
+            ends = [
+                "" if end is None else _number(end) for end in (index.start, index.stop, index.step)
+            ]
+            texts.append(f"{ends[0]}:{ends[1]}" + (f":{ends[2]}" if ends[2] else ""))
+        else:
+            texts.append(_number(index))
+    return f"{inner}[{', '.join(texts)}]"
+
+
+def _number(index) -> str:
+    known = constant_index(index)
+    return "…" if known is None else str(known)

@@ -1,0 +1,190 @@
+"""Loops that are no canonical loop: direct functions' Ops, and those of `pytensor.scan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+
+from scanlib.explain.data import LoopExplanation, Obstacle, Part
+from scanlib.explain.names import describe_outer
+from scanlib.explain.parts import RowOf, Sizes, make_part, memory_of
+from scanlib.explain.runs import Setting
+from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.graph import constant_integer
+from scanlib.ops.linear_scan import LinearScan
+
+_SEMIRINGS = {
+    "real": "matrix affine",
+    "log": "matrix affine over (logaddexp, +)",
+    "max": "matrix affine over (max, +)",
+    "min": "matrix affine over (min, +)",
+}
+
+
+def is_legacy(op: Op) -> bool:
+    """Whether an Op is a loop of `pytensor.scan`."""
+    return type(op).__module__.startswith("pytensor.scan") and type(op).__name__ == "Scan"
+
+
+def is_other_scan(op: Op) -> bool:
+    """Whether an Op is a loop of scanlib's (the canonical and the elementwise one aside)."""
+    return type(op).__module__.startswith("scanlib.") and "Scan" in type(op).__name__
+
+
+def other_scan(node: Apply, setting: Setting) -> LoopExplanation:
+    """Return the explanation of a loop of scanlib's."""
+    if isinstance(node.op, LinearScan):
+        return _linear(node, setting)
+    if isinstance(node.op, AssociativeScan):
+        return _associative(node, setting)
+    parts = tuple(
+        make_part("non-sequence", describe_outer(inp) or f"input {i}", inp, Sizes().shape(inp.type))
+        for i, inp in enumerate(node.inputs)
+    )
+    return LoopExplanation(
+        name=getattr(node.op, "name", None) or "loop",
+        op=type(node.op).__name__,
+        steps=None,
+        reverse=bool(getattr(node.op, "reverse", False)),
+        schedule="a kernel of its own",
+        why=f"the graph holds {node.op}",
+        parts=parts,
+        **_unset(node, setting),
+    )
+
+
+def _unset(node: Apply, setting: Setting) -> dict[str, Any]:
+    """Return what these Ops have in common."""
+    return {
+        "until": False,
+        "gradient": False,
+        "runs": setting.runs(node),
+        "inside": setting.inside,
+    }
+
+
+def _linear(node: Apply, setting: Setting) -> LoopExplanation:
+    op: LinearScan = node.op
+    inputs, sizes = op.parts(node.inputs), Sizes()
+    parts = []
+    if op.coefficient == "steps":
+        parts.append(_timed("sequence", "the matrix", inputs.matrix, sizes))
+    if inputs.offset is not None:
+        parts.append(_timed("sequence", "the offset", inputs.offset, sizes))
+    state = _timed("state", "the state", inputs.initial, sizes)
+    stored = "last rows" if op.untraced else "history"
+    parts.append(
+        Part(*("state", "state 0", state.dtype, state.shape), (-1,), stored, _SEMIRINGS[op.semiring])
+    )
+    if op.coefficient == "fixed":
+        name = describe_outer(inputs.matrix) or "the matrix"
+        shape = sizes.shape(inputs.matrix.type)
+        parts.append(make_part("non-sequence", name, inputs.matrix, shape))
+    length = [inputs.offset, inputs.matrix if op.coefficient == "steps" else None]
+    steps = None if inputs.n_steps is None else constant_integer(inputs.n_steps)
+    for variable in length:
+        if steps is None and variable is not None:
+            steps = variable.type.shape[0]
+    kind = "vector" if op.vector else "matrix"
+    matrix = "one matrix for all steps" if op.coefficient == "fixed" else "a matrix for each step"
+    compiled = setting.is_compiled_here(node)
+    return LoopExplanation(
+        name=getattr(op, "name", None) or "linear recurrence",
+        op="LinearScan",
+        steps=steps,
+        reverse=op.reverse,
+        schedule="a kernel for matrix recurrences" if compiled else setting.other_schedule(),
+        why=f"the next value is linear in the state, a {kind}, with {matrix} on its {op.side}",
+        parts=tuple(parts),
+        memory=memory_of(parts),
+        **_unset(node, setting),
+    )
+
+
+def _timed(role: str, fallback: str, variable: Variable, sizes: Sizes) -> Part:
+    name = describe_outer(variable) or fallback
+    return make_part(role, name, variable, sizes.shape(RowOf(variable)))
+
+
+def _associative(node: Apply, setting: Setting) -> LoopExplanation:
+    op: AssociativeScan = node.op
+    sizes = Sizes()
+    parts = []
+    for i, outer in enumerate(node.inputs[: op.n_elems]):
+        name = op.labels[i] or describe_outer(outer) or f"sequence {i}"
+        parts.append(make_part("sequence", name, outer, sizes.shape(RowOf(outer))))
+    scanned = list(parts)
+    for i, outer in enumerate(node.inputs[op.n_elems :]):
+        name = describe_outer(outer) or f"non-sequence {i}"
+        parts.append(make_part("non-sequence", name, outer, sizes.shape(outer.type)))
+    for i, part in enumerate(scanned):
+        parts.append(Part("output", f"output {i}", part.dtype, part.shape, stored="rows"))
+    tree = setting.linker not in ("numba", "C", "Python")
+    return LoopExplanation(
+        name=op.name or "associative scan",
+        op="AssociativeScan",
+        steps=op.static_length(node.inputs),
+        reverse=op.reverse,
+        schedule=setting.other_schedule() if tree else "from row to row",
+        why="the function is promised to be associative",
+        parts=tuple(parts),
+        memory=memory_of(parts),
+        **_unset(node, setting),
+    )
+
+
+# pytensor.scan
+
+
+def legacy(
+    node: Apply, setting: Setting, inner: tuple[LoopExplanation, ...]
+) -> LoopExplanation:
+    """Return the explanation of a loop of `pytensor.scan`: what it is, and no more."""
+    op = node.op
+    info, sizes = op.info, Sizes()
+    parts = [
+        _legacy_part("sequence", i, outer, row, sizes)
+        for i, (outer, row) in enumerate(
+            zip(op.outer_seqs(node.inputs), op.inner_seqs(op.inner_inputs), strict=True)
+        )
+    ]
+    buffers = [*op.outer_mitmot(node.inputs), *op.outer_mitsot(node.inputs)]
+    buffers += op.outer_sitsot(node.inputs)
+    taps = [*info.mit_mot_in_slices, *info.mit_sot_in_slices, *info.sit_sot_in_slices]
+    for i, (outer, own) in enumerate(zip(buffers, taps, strict=True)):
+        name, shape = describe_outer(outer) or f"state {i}", sizes.shape(RowOf(outer))
+        parts.append(make_part("state", name, outer, shape, tuple(sorted(own)), "history"))
+    for i, outer in enumerate(op.outer_untraced_sit_sot(node.inputs)):
+        name = describe_outer(outer) or f"carry {i}"
+        parts.append(make_part("carry", name, outer, sizes.shape(outer.type), (), "last value"))
+    for i, outer in enumerate(op.outer_non_seqs(node.inputs)):
+        name = describe_outer(outer) or f"non-sequence {i}"
+        parts.append(make_part("non-sequence", name, outer, sizes.shape(outer.type)))
+    for i, value in enumerate(op.inner_nitsot_outs(op.inner_outputs)):
+        parts.append(make_part("output", f"output {i}", value, sizes.shape(value.type), (), "rows"))
+    name = op.name or "loop"
+    return LoopExplanation(
+        name=name,
+        op="pytensor.scan",
+        steps=constant_integer(node.inputs[0]),
+        reverse=False,
+        until=info.as_while,
+        gradient=name.startswith("grad_of"),
+        schedule="chosen by PyTensor",
+        why="the loop was made by pytensor.scan: it is not scanlib's",
+        runs=f"by PyTensor's own code for the {setting.linker} linker",
+        parts=tuple(parts),
+        obstacles=(
+            Obstacle(None, "scanlib does not look into it; build it with scanlib.scan"),
+        ),
+        memory=None,
+        inner=inner,
+        inside=setting.inside,
+    )
+
+
+def _legacy_part(role: str, i: int, outer: Variable, row: Variable, sizes: Sizes) -> Part:
+    name = describe_outer(outer) or f"{role} {i}"
+    return make_part(role, name, row, sizes.shape(RowOf(outer), row.type))

@@ -1,0 +1,81 @@
+"""What runs a loop: the linker of the function, and scanlib's flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+
+from scanlib.ops.python_loop import PythonLoop
+
+# Linkers by the name of their class, so that none of their libraries is imported.
+_NAMES = {
+    "NumbaLinker": "numba",
+    "JAXLinker": "JAX",
+    "PytorchLinker": "PyTorch",
+    "MLXLinker": "MLX",
+    "VMLinker": "C",
+    "OpWiseCLinker": "C",
+    "CLinker": "C",
+    "PerformLinker": "Python",
+}
+
+
+def linker_name(linker: Any) -> str:
+    """Return the name of a linker for users."""
+    name = type(linker).__name__
+    return _NAMES.get(name, name)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where loops were found.
+
+    Attributes
+    ----------
+    linker : str
+        The name of the function's linker.
+    inside : str or None
+        The Op whose inner graph is looked at.
+    """
+
+    linker: str
+    inside: str | None = None
+
+    def within(self, op: str) -> Setting:
+        """Return the setting inside an Op."""
+        return replace(self, inside=op if self.inside is None else f"{self.inside} > {op}")
+
+    def is_compiled_here(self, node: Apply) -> bool:
+        """Whether scanlib's numba backend writes the loop's code."""
+        if self.linker == "numba":
+            return True
+        return self.linker in ("C", "Python") and not _runs_in_python(node)
+
+    def other_schedule(self) -> str:
+        """Return the schedule of loops that the numba backend does not write."""
+        if self.linker in ("C", "Python"):
+            return "one Python call per step"
+        return f"chosen by the {self.linker} backend"
+
+    def runs(self, node: Apply) -> str:
+        """Return what runs a loop."""
+        if self.linker == "numba":
+            return "as a part of the function that numba compiles"
+        if self.linker not in ("C", "Python"):
+            return f"through the {self.linker} linker"
+        if config.scanlib__perform == "python":
+            return "in plain Python, because the flag scanlib__perform is python"
+        if _runs_in_python(node):
+            return "in plain Python, because numba could not compile it"
+        return "as a function of its own, compiled by numba at the first call"
+
+
+def _runs_in_python(node: Apply) -> bool:
+    """Whether the flag says so, or numba has given up on the loop in an earlier call."""
+    if config.scanlib__perform == "python":
+        return True
+    runner = getattr(node.op, "_runners", {}).get(config.scanlib__perform)
+    return isinstance(getattr(runner, "run", runner), PythonLoop)

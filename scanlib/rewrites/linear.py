@@ -1,0 +1,371 @@
+"""Loops around one matrix recurrence become a `LinearScan` and batches.
+
+A loop is lowered if its recurrent part is one state (or carry) of depth one whose next value
+`scanlib.analysis.matrix_affine` recognizes; all else that a step computes must be maps of the
+step's inputs and that state, stacked as outputs or added up in accumulators ``c ← c + f``. Then
+
+1. the coefficients and offsets of all steps are evaluated as a batch (`scanlib.rewrites.peel`);
+2. `LinearScan` gives the history of the state;
+3. outputs are evaluated as batches over views of the history;
+4. accumulators become sums over time.
+
+The derivative of a loop is a loop of the same form, whose carry holds the cotangents, so it is
+lowered by the same rule. It costs memory only for what such a loop stored anyway: the history of
+the cotangents is as large as that of the states. A state of which only the last row is read, by
+nobody but itself, is not stored.
+
+Loops with `until` stay, as do those with more than one recurrent part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import basic as ps
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from scanlib.analysis.matrix_affine import NotAffineError, Recurrence, recognize
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import conform, is_tensor, substitute
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.rewrites.last_rows import is_loop
+from scanlib.rewrites.peel import NotPeelableError, OverTime
+from scanlib.rewrites.simplify import replace
+
+_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
+
+
+class NotLinearError(Exception):
+    """A loop is not a matrix recurrence with maps around it; the text says why."""
+
+
+class LowerLinearLoops(GraphRewriter):
+    """Replace loops around a matrix recurrence; see the module's text."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if not config.scanlib__linear:
+            return
+        for node in [node for node in fgraph.toposort() if is_loop(node)]:
+            read = [bool(fgraph.clients.get(out)) for out in node.outputs]
+            try:
+                new = lower_linear(node, read)
+            except NotLinearError:
+                continue
+            replacements = {
+                old: value for old, value in zip(node.outputs, new, strict=True) if value is not None
+            }
+            replace(fgraph, replacements, "scanlib_linear")
+
+
+def explain_linear(loop: Loop) -> str | None:
+    """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
+    try:
+        _parts(loop)
+    except NotLinearError as error:
+        return str(error)
+    return None
+
+
+def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
+    """Return what replaces each output of a loop that is read, as graphs of its inputs.
+
+    Raises
+    ------
+    NotLinearError
+        If the loop is of another form.
+    """
+    loop = Loop.from_node(node)
+    if not config.scanlib__simplify:
+        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+        optdb.query(_CANONICAL).rewrite(body)
+        loop.set_body_outputs(list(body.outputs))
+    parts = _parts(loop)
+    outer = list(dict.fromkeys(loop.outer_inputs()))
+    stand_ins = [variable.type() for variable in outer]
+    _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
+    results = _Lowering(loop, parts, read).results()
+    chosen = [value for value in results if value is not None]
+    # What is new has missed the rewrites of this phase: the batches hold, for one, the naive
+    # forms of logarithms of sums.
+    graph = FunctionGraph(stand_ins, chosen, clone=False)
+    optdb.query(_STABLE).rewrite(graph)
+    made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
+    return [None if value is None else next(made) for value in results]
+
+
+@dataclass
+class _Parts:
+    """The roles of a loop's parts."""
+
+    recurrent: State | Carry
+    recurrence: Recurrence
+    sums: list[tuple[Carry, Variable]]
+
+
+def _value(part: State | Carry) -> Variable:
+    return part.taps[-1] if isinstance(part, State) else part.value
+
+
+def _parts(loop: Loop) -> _Parts:
+    """Sort a loop's parts."""
+    if loop.stop is not None:
+        raise NotLinearError("the loop may stop early")
+    if loop.truncate_gradient != -1:
+        raise NotLinearError("its gradient is truncated")
+    sums, rest = [], []
+    for carry in loop.carries:
+        added = _addend(carry, loop)
+        if added is None:
+            rest.append(carry)
+        else:
+            sums.append((carry, added))
+    recurrent: list[Any] = [*loop.states, *rest]
+    if not recurrent:
+        raise NotLinearError("no state depends on the one before it")
+    if len(recurrent) > 1:
+        raise NotLinearError(f"{len(recurrent)} parts of the loop are recurrent, not one")
+    (part,) = recurrent
+    if isinstance(part, State) and set(part.taps) != {-1}:
+        raise NotLinearError(f"the state reads more than one row back: taps {list(part.taps)}")
+    value = _value(part)
+    dtype = getattr(value.type, "dtype", "")
+    if not is_tensor(value) or not dtype.startswith(("float", "complex")):
+        raise NotLinearError("the state holds no floating-point numbers")
+    if value.type.ndim == 0:
+        raise NotLinearError("the state is a scalar")
+    try:
+        recurrence = recognize(value, part.next)
+    except NotAffineError as error:
+        raise NotLinearError(str(error)) from error
+    if recurrence.matrix.type.dtype != dtype:
+        raise NotLinearError("the matrix has another dtype than the state")
+    varying = {sequence.row: sequence.outer for sequence in loop.sequences}
+    fixed = {part.inner: part.outer for part in loop.non_sequences}
+    known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
+    needed = [recurrence.matrix, *(added for _, added in sums)]
+    needed += [output.value for output in loop.outputs]
+    needed += [] if recurrence.offset is None else [recurrence.offset]
+    try:
+        known.check(needed)
+    except NotPeelableError as error:
+        raise NotLinearError(str(error)) from error
+    return _Parts(part, recurrence, sums)
+
+
+def _addend(carry: Carry, loop: Loop) -> Variable | None:
+    """Return what a step adds to a carry that only adds up, else None."""
+    node = carry.next.owner
+    if not is_tensor(carry.value) or node is None or not isinstance(node.op, Elemwise):
+        return None
+    if not isinstance(node.op.scalar_op, ps.Add) or node.inputs.count(carry.value) != 1:
+        return None
+    others = [inp for inp in node.inputs if inp is not carry.value]
+    roots = [out for out in loop.body_outputs() if out is not carry.next]
+    if carry.value in set(ancestors([*others, *roots], blockers=[carry.next])):
+        return None
+    if carry.next in roots:
+        return None
+    added = others[0] if len(others) == 1 else pt.add(*others)
+    return added if added.type.ndim == carry.value.type.ndim else None
+
+
+def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
+    def new(variable: Variable) -> Variable:
+        return replacements[variable]
+
+    loop.n_steps = None if loop.n_steps is None else new(loop.n_steps)
+    for sequence in loop.sequences:
+        sequence.outer = new(sequence.outer)
+    for part in [*loop.states, *loop.carries]:
+        part.initial = new(part.initial)
+    for whole in loop.non_sequences:
+        whole.outer = new(whole.outer)
+
+
+class _Lowering:
+    """Builds what replaces a loop's outputs."""
+
+    def __init__(self, loop: Loop, parts: _Parts, read: list[bool]) -> None:
+        self.loop = loop
+        self.parts = parts
+        self.read = read
+        self.part = parts.recurrent
+        self.over_time = OverTime(
+            loop.length(),
+            {whole.inner: whole.outer for whole in loop.non_sequences},
+            self.sequences(),
+        )
+
+    def sequences(self) -> dict[Variable, Variable]:
+        """Return the sequences, with a check where their lengths may differ."""
+        length = self.loop.length()
+        known = None if self.loop.n_steps is not None else self.loop.sequences[0].outer
+        found = {}
+        for sequence in self.loop.sequences:
+            outer = sequence.outer
+            same = known is not None and (
+                outer is known
+                or (known.type.shape[0] is not None and outer.type.shape[0] == known.type.shape[0])
+            )
+            if not same:
+                message = "linear scan: a sequence does not have one row for every step"
+                check = CheckAndRaise(SequenceLengthError, message)
+                outer = check(outer, pt.eq(outer.shape[0], length))
+            found[sequence.row] = outer
+        return found
+
+    def results(self) -> list[Variable | None]:
+        loop, over_time = self.loop, self.over_time
+        history, last = self.run()
+        if history is not None:
+            before, after = history[:-1], history[1:]
+            if loop.reverse:
+                before, after = after, before
+            over_time.add(_value(self.part), before)
+            if self.part.next is not _value(self.part):
+                over_time.add(self.part.next, after)
+        added = {id(carry): value for carry, value in self.parts.sums}
+        values: list[Variable | None] = []
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        for part, read in zip(every, self.read, strict=True):
+            if not read:
+                values.append(None)
+            elif part is self.part:
+                whole = isinstance(part, State) and not part.untraced
+                values.append(history if whole else last)
+            elif isinstance(part, Output):
+                values.append(over_time.rows(part.value))
+            else:
+                assert isinstance(part, Carry)
+                total = part.initial + over_time.total(added[id(part)])
+                values.append(conform(total, part.value.type))
+        return values
+
+    def reads_states(self) -> bool:
+        """Whether anything but the recurrence reads the states."""
+        state = [_value(self.part), self.part.next]
+        fixed = [whole.inner for whole in self.loop.non_sequences]
+        others = [value for _, value in self.parts.sums]
+        others += [output.value for output in self.loop.outputs]
+        above = ancestors(others, blockers=[*state, *fixed])
+        return any(variable in above for variable in state)
+
+    def run(self) -> tuple[Variable | None, Variable]:
+        """Return the history, if it is needed, and the state's last value or row."""
+        part, loop = self.part, self.loop
+        is_state = isinstance(part, State)
+        traced = (is_state and not part.untraced) or self.reads_states()
+        op, matrix, offset = self.operation(traced)
+        initial = part.initial if is_state else part.initial[None]
+        inputs = [matrix] if offset is None else [matrix, offset]
+        if op.has_n_steps:
+            inputs.insert(0, loop.length())
+        out = op(*inputs, initial)
+        if not traced:
+            return None, out if is_state else out[0]
+        index = 0 if loop.reverse else -1
+        rows = out[:1] if loop.reverse else out[-1:]
+        return out, rows if is_state else out[index]
+
+    def operation(self, traced: bool) -> tuple[LinearScan, Variable, Variable | None]:
+        """Choose the Op for a recurrence, and lay out its matrix and offset."""
+        recurrence, ndim = self.parts.recurrence, _value(self.part).type.ndim
+        matrix, has_time = self.over_time.value(recurrence.matrix)
+        lead = int(has_time)
+        others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
+        state = [k for k in range(ndim) if k != recurrence.axis]
+        side, vector = "left", True
+        batch = state
+        if ndim > 1 and recurrence.semiring == "real":
+            companion = ndim - 2 if recurrence.axis == ndim - 1 else ndim - 1
+            if recurrence.axis < ndim - 2:
+                raise NotLinearError("the matrix acts on an axis that is not among the last two")
+            if others[state.index(companion)]:
+                vector = False
+                side = "right" if recurrence.axis == ndim - 1 else "left"
+                batch = [k for k in state if k != companion]
+            elif recurrence.axis != ndim - 1:
+                raise NotLinearError("the matrix differs between the columns of the state")
+        time = [0] if has_time else []
+        used = [state.index(k) for k in batch]
+        if all(others[k] for k in used):
+            kept: list[int] = []
+        else:
+            kept = [lead + k for k in used]
+            sizes = [self.part_sizes()[k] for k in batch]
+            target = list(matrix.shape)
+            for k, size in zip(kept, sizes, strict=True):
+                target[k] = size
+            matrix = pt.broadcast_to(matrix, target)
+        end = [matrix.type.ndim - 2, matrix.type.ndim - 1]
+        matrix = matrix.dimshuffle(*time, *kept, *(end[::-1] if side == "right" else end))
+        if vector and not kept:
+            side, matrix = _untransposed(side, matrix)
+        offset = self.offset()
+        op = LinearScan(
+            recurrence.semiring,
+            "steps" if has_time else "fixed",
+            side,
+            vector,
+            self.loop.reverse,
+            has_offset=offset is not None,
+            has_n_steps=self.loop.n_steps is not None or (offset is None and not has_time),
+            untraced=not traced,
+            required_steps=self.loop.required_steps,
+        )
+        return op, matrix, offset
+
+    def part_sizes(self) -> list[Variable]:
+        initial = self.part.initial
+        return list(initial.shape)[1:] if isinstance(self.part, State) else list(initial.shape)
+
+    def offset(self) -> Variable | None:
+        offset = self.parts.recurrence.offset
+        if offset is None:
+            return None
+        ndim = _value(self.part).type.ndim
+        if offset.type.ndim != ndim:
+            raise NotLinearError("the offset has another rank than the state")
+        value, has_time = self.over_time.value(offset)
+        state = self.part.initial.type.shape
+        state = state[1:] if isinstance(self.part, State) else state
+        row = value.type.shape[1:] if has_time else value.type.shape
+        full = all(a != 1 or b == 1 for a, b in zip(row, state, strict=True))
+        if has_time and full:
+            return pt.cast(value, _value(self.part).type.dtype)
+        value = value if has_time else value[None]
+        return pt.broadcast_to(value, (self.loop.length(), *self.part_sizes()))
+
+
+def _untransposed(side: str, matrix: Variable) -> tuple[str, Variable]:
+    """Return a side and matrix without a transposition: a vector may stand on either."""
+    node = matrix.owner
+    while node is not None and isinstance(node.op, DimShuffle):
+        order = node.op.new_order
+        ndim = len(order)
+        inner = node.inputs[0]
+        if order == tuple(range(inner.type.ndim)):
+            matrix, node = inner, inner.owner
+            continue
+        if order == (*range(ndim - 2), ndim - 1, ndim - 2) and inner.type.ndim == ndim:
+            side = "right" if side == "left" else "left"
+            matrix, node = inner, inner.owner
+            continue
+        break
+    return side, matrix

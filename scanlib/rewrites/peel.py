@@ -1,0 +1,231 @@
+"""What a loop computes beside its recurrence, for all steps at once.
+
+Once the states of all steps are known, everything else a step computes is a map: it is evaluated
+as a batch over time. `OverTime` does that node by node, with time as the first axis of what
+varies; matrix products become one product for all steps where one side is the same at every
+step. `OverTime.total` gives the sum over time of a variable, what an accumulator adds up: a sum of
+outer products is one matrix product, ``Σ_t λ_t h_tᵀ = Λᵀ H``, and factors that do not vary leave
+the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import _vectorize_node
+from pytensor.graph.traversal import toposort
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import Alloc, MakeVector
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.math import Sum as TensorSum
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import Subtensor
+
+# Operations that a batch computes in one pass over memory, as the steps did.
+_CHEAP = (
+    Alloc,
+    Argmax,
+    CAReduce,
+    DimShuffle,
+    Dot,
+    Elemwise,
+    LogSoftmax,
+    MakeVector,
+    Reshape,
+    Shape,
+    Shape_i,
+    Softmax,
+    SpecifyShape,
+    Subtensor,
+)
+
+
+class NotPeelableError(Exception):
+    """A step computes something that is not evaluated as a batch; the text says what."""
+
+
+class OverTime:
+    """Evaluates body variables for all steps at once.
+
+    Parameters
+    ----------
+    length : Variable
+        The number of steps.
+    fixed : mapping of Variable to Variable
+        Body variables that are the same at every step, and their values.
+    varying : mapping of Variable to Variable
+        Body variables that differ, and all their values, time first.
+    """
+
+    def __init__(
+        self,
+        length: Variable,
+        fixed: dict[Variable, Variable],
+        varying: dict[Variable, Variable],
+    ) -> None:
+        self.length = length
+        self.fixed = dict(fixed)
+        self.varying = dict(varying)
+
+    def add(self, variable: Variable, values: Variable) -> None:
+        """Give the values of one more body variable."""
+        self.varying[variable] = values
+
+    def check(self, variables: Iterable[Variable]) -> None:
+        """Raise an error if something above the variables is not for a batch.
+
+        Raises
+        ------
+        NotPeelableError
+        """
+        known = [*self.fixed, *self.varying]
+        for node in toposort(list(variables), blockers=known):
+            op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+            if not isinstance(op, _CHEAP):
+                raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
+
+    def value(self, variable: Variable) -> tuple[Variable, bool]:
+        """Return a body variable's value, and whether it has a time axis."""
+        known = [*self.fixed, *self.varying]
+        for node in toposort([variable], blockers=known):
+            if node.outputs[0] not in self.varying and node.outputs[0] not in self.fixed:
+                self._evaluate(node)
+        if variable in self.varying:
+            return self.varying[variable], True
+        if isinstance(variable, Constant):
+            return variable, False
+        return self.fixed[variable], False
+
+    def rows(self, variable: Variable) -> Variable:
+        """Return a body variable's value with a time axis."""
+        value, has_time = self.value(variable)
+        if has_time:
+            return value
+        return pt.broadcast_to(value, (self.length, *tuple(value.shape)))
+
+    def _evaluate(self, node: Apply) -> None:
+        inputs = [self.value(inp) for inp in node.inputs]
+        values = [value for value, _ in inputs]
+        if not any(has_time for _, has_time in inputs):
+            made = node.clone_with_new_inputs(values, strict=False).outputs
+            self.fixed.update(zip(node.outputs, made, strict=True))
+            return
+        if isinstance(node.op, Dot) and all(value.type.ndim >= 2 for value in values):
+            ranks = [inp.type.ndim for inp in node.inputs]
+            if ranks == [2, 2]:
+                self.varying[node.outputs[0]] = _product(*inputs)
+                return
+        made = _vectorize_node(node.op, node, *values)
+        outputs = made.outputs if isinstance(made, Apply) else made
+        self.varying.update(zip(node.outputs, outputs, strict=True))
+
+    # Sums over time
+
+    def total(self, variable: Variable) -> Variable:
+        """Return the sum over time of a body variable."""
+        value, has_time = self._shallow(variable)
+        if value is not None and not has_time:
+            return value * self.length.astype(variable.type.dtype)
+        special = None
+        if value is None and variable.owner is not None:
+            special = self._total_of(variable.owner)
+        if special is not None:
+            return special
+        return self.rows(variable).sum(axis=0, dtype=variable.type.dtype)
+
+    def _shallow(self, variable: Variable) -> tuple[Variable | None, bool]:
+        """Return the value of a variable that is known without evaluating a node."""
+        if variable in self.varying:
+            return self.varying[variable], True
+        if isinstance(variable, Constant):
+            return variable, False
+        if variable in self.fixed:
+            return self.fixed[variable], False
+        if not self._varies(variable):
+            return self.value(variable)[0], False
+        return None, True
+
+    def _varies(self, variable: Variable) -> bool:
+        above = toposort([variable], blockers=[*self.fixed, *self.varying])
+        return any(inp in self.varying for node in above for inp in node.inputs)
+
+    def _total_of(self, node: Apply) -> Variable | None:
+        op, out = node.op, node.outputs[0]
+        if isinstance(op, DimShuffle | SpecifyShape):
+            return op(self.total(node.inputs[0]), *node.inputs[1:])
+        if isinstance(op, TensorSum):
+            return op(self.total(node.inputs[0]))
+        if isinstance(op, Dot) and [inp.type.ndim for inp in node.inputs] == [2, 2]:
+            return self._total_product(*node.inputs)
+        if not isinstance(op, Elemwise) or any(
+            inp.type.dtype != out.type.dtype for inp in node.inputs
+        ):
+            return None
+        scalar = op.scalar_op
+        same = all(inp.type.broadcastable == out.type.broadcastable for inp in node.inputs)
+        if isinstance(scalar, ps.Add | ps.Sub | ps.Neg) and same:
+            return op(*(self.total(inp) for inp in node.inputs))
+        if isinstance(scalar, ps.Mul):
+            return self._total_scaled(node)
+        return None
+
+    def _total_scaled(self, node: Apply) -> Variable | None:
+        constant = [inp for inp in node.inputs if not self._varies_or_known(inp)]
+        varying = [inp for inp in node.inputs if self._varies_or_known(inp)]
+        if constant and len(varying) == 1:
+            factors = [self.value(inp)[0] for inp in constant]
+            return pt.mul(self.total(varying[0]), *factors)
+        if len(node.inputs) == 2 and node.outputs[0].type.ndim == 2:
+            left, right = node.inputs
+            shapes = (left.type.broadcastable, right.type.broadcastable)
+            if shapes == ((False, True), (True, False)):
+                return pt.dot(self.rows(left)[:, :, 0].T, self.rows(right)[:, 0, :])
+            if shapes == ((True, False), (False, True)):
+                return pt.dot(self.rows(right)[:, :, 0].T, self.rows(left)[:, 0, :])
+        return None
+
+    def _varies_or_known(self, variable: Variable) -> bool:
+        return variable in self.varying or self._varies(variable)
+
+    def _total_product(self, left: Variable, right: Variable) -> Variable:
+        """Return ``Σ_t X_t Y_t``."""
+        if not self._varies_or_known(left):
+            return pt.dot(self.value(left)[0], self.total(right))
+        if not self._varies_or_known(right):
+            return pt.dot(self.total(left), self.value(right)[0])
+        x, y = self.rows(left), self.rows(right)
+        if x.type.shape[2] == 1 or y.type.shape[1] == 1:
+            return pt.dot(x[:, :, 0].T, y[:, 0, :])
+        return pt.tensordot(x, y, axes=([0, 2], [0, 1]))
+
+
+def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:
+    """Return the products of all steps of two matrices, of which one or both have a time axis."""
+    (left, left_varies), (right, right_varies) = one, two
+    if left_varies and not right_varies:
+        if left.type.shape[1] == 1:
+            return pt.dot(left[:, 0, :], right)[:, None, :]
+        joined = left.reshape((-1, left.shape[2]))
+        return pt.dot(joined, right).reshape((left.shape[0], left.shape[1], right.shape[1]))
+    if right_varies and not left_varies:
+        if right.type.shape[2] == 1:
+            return pt.dot(right[:, :, 0], left.T)[:, :, None]
+        return pt.matmul(left, right)
+    if left.type.shape[2] == 1 or right.type.shape[1] == 1:
+        return left * right
+    if right.type.shape[2] == 1:
+        return (left * right.mT).sum(axis=2)[:, :, None]
+    if left.type.shape[1] == 1:
+        return (left.mT * right).sum(axis=1)[:, None, :]
+    return pt.matmul(left, right)
+
+
+def steps_of(values: Any) -> Variable:
+    """Return the length of the time axis."""
+    return values.shape[0]

@@ -1,0 +1,289 @@
+"""`AssociativeScan` as an Op: derivatives, batches, the tree, and what PyTensor asks of an Op."""
+
+import pickle
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.gradient import pushforward
+from pytensor.graph.replace import vectorize_graph
+from pytensor.link.vm import VMLinker
+
+import scanlib
+from scanlib.ops import AssociativeScan, Scan
+from scanlib.ops.associative_scan import as_loop
+from scanlib.ops.associative_tree import associative_tree
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.one_row import OneRow
+from tests.checks import assert_derivatives, assert_same, evaluate
+from tests.combine import affine, argmax, data, running, running_one, variables
+from tests.derivatives import directional_derivative, random_directions
+from tests.modes import MODES
+
+
+class TestDerivatives:
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_affine(self, mode, reverse):
+        a, b = pt.dvector("a"), pt.dmatrix("b")
+        x = {a: data(4), b: data(4, 2, seed=1)}
+        weights = data(4, 2, seed=2)
+        wide = pt.repeat(a[:, None], 2, axis=1)
+        _, h = scanlib.associative_scan(affine, (wide, b), reverse=reverse)
+
+        def reference(a, b):
+            _, h = running(affine, [np.repeat(a[:, None], 2, axis=1), b], reverse)
+            return np.sum(weights * h**2)
+
+        assert_derivatives(pt.sum(weights * h**2), x, reference, mode)
+
+    def test_matrices_and_captured_variables(self, mode):
+        x, w = pt.dtensor3("x"), pt.dmatrix("w")
+        values = {x: data(4, 2, 2), w: data(2, 2, seed=1)}
+        y = scanlib.associative_scan(lambda a, b: a @ w @ b, x)
+
+        def reference(x, w):
+            return np.sum(np.sin(running_one(lambda a, b: a @ w @ b, x)))
+
+        assert_derivatives(pt.sum(pt.sin(y)), values, reference, mode)
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_reduction_and_scan_together(self, reverse, fast_mode):
+        x = pt.tensor("x", dtype="float64", shape=(5, 2, 2))
+        total = scanlib.associative_reduce(pt.dot, x, reverse=reverse)
+        rows = scanlib.associative_scan(pt.dot, x, reverse=reverse)
+
+        def reference(x):
+            y = running_one(np.dot, x, reverse)
+            return np.sum(y[0 if reverse else -1] ** 2) + np.sum(y[1] * y[2])
+
+        cost = pt.sum(total**2) + pt.sum(rows[1] * rows[2])
+        assert_derivatives(cost, {x: data(5, 2, 2)}, reference, fast_mode)
+
+    def test_parts_without_derivatives(self, fast_mode):
+        """A part that is not read has a zero derivative, an index has none."""
+        x, k = pt.dvector("x"), pt.lvector("k")
+        value, _ = scanlib.associative_scan(lambda a, b: argmax(a, b, pt), (x, k))
+        data_ = np.array([1.0, 3.0, 2.0, 5.0])
+        gradient = pytensor.grad(value.sum(), x)
+        assert_same(evaluate([gradient], {x: data_, k: np.arange(4)}, fast_mode), [[1.0, 2, 0, 1]])
+        a, b = pt.dvectors("a", "b")
+        first, _ = scanlib.associative_scan(affine, (a, b))
+        with pytest.raises(pytensor.gradient.DisconnectedInputError):
+            pytensor.grad(first.sum(), b)
+        pattern = first.owner.op.connection_pattern(first.owner)
+        assert pattern == [[True, True], [False, True]]
+
+    def test_only_later_elements_count(self, mode):
+        """The coefficient of the first affine map is never read."""
+        a, b = pt.dvectors("a", "b")
+        _, h = scanlib.associative_scan(affine, (a, b))
+        f = pytensor.function([a, b], pytensor.grad(h.sum(), [a, b]), mode=mode)
+        assert_same(f([1.0, 2, 3], [1.0, 1, 1]), [[0.0, 4, 3], [9.0, 4, 1]])
+        assert_same(f([2.0], [1.0]), [[0.0], [1.0]])
+        assert_same(f([], []), [np.zeros(0), np.zeros(0)])
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_no_elements(self, reverse, mode):
+        """Gradients of nothing are empty, also with respect to variables from outside."""
+        x, w = pt.dmatrix("x"), pt.dvector("w")
+        y = scanlib.associative_scan(lambda a, b: a * b * w, x, reverse=reverse)
+        f = pytensor.function([x, w], [y, *pytensor.grad((y**2).sum(), [x, w])], mode=mode)
+        assert_same(f(np.zeros((0, 3)), np.ones(3)), [np.zeros((0, 3))] * 2 + [np.zeros(3)])
+
+    @pytest.mark.parametrize("length", [1, 4])
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_forward_mode(self, length, reverse, fast_mode):
+        values = [data(length, 2), data(length, 2, seed=1)]
+        tangents = random_directions(values, seed=2)
+        inputs = variables(values)
+        _, h = scanlib.associative_scan(affine, tuple(inputs), reverse=reverse)
+        expected = directional_derivative(
+            lambda a, b: running(affine, [a, b], reverse)[1], values, tangents
+        )
+        for direct in (True, False):
+            jvp = pushforward(h, inputs, tangents, use_op_pushforward=direct)
+            actual = evaluate(jvp, dict(zip(inputs, values, strict=True)), fast_mode)
+            np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
+
+    def test_one_loop_forward_and_one_back(self):
+        """Value and gradient of a reduction share the forward loop, and store what they need."""
+        x = pt.dtensor3("x")
+        total = scanlib.associative_reduce(pt.dot, x)
+        f = pytensor.function([x], [total, pytensor.grad(total.sum(), x)], mode="CVM")
+        assert sum(isinstance(n.op, Scan) for n in f.maker.fgraph.apply_nodes) == 2
+
+
+class TestBatches:
+    @pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)])
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_some_inputs_are_batched(self, which, reverse, fast_mode):
+        a, b, w = pt.matrix("a"), pt.matrix("b"), pt.vector("w")
+        outputs = scanlib.associative_scan(
+            lambda p, q: (p[0] * q[0], (p[1] * q[0]) * w + q[1]), (a, b), reverse=reverse
+        )
+        values = [data(4, 3), data(4, 3, seed=1), data(3, seed=2)]
+        cores = [a, b, w]
+        batched, given_, sizes = {}, [], []
+        for core, value, own in zip(cores, values, which, strict=True):
+            new = pt.tensor(dtype="float64", shape=(None,) * (core.ndim + own)) if own else core
+            batched[core] = new
+            given_.append(np.stack([value, 2 * value - 1]) if own else value)
+            sizes.append(own)
+        changed = {core: new for core, new in batched.items() if core is not new}
+        new_outputs = vectorize_graph([*outputs], changed)
+        assert all(
+            out.owner.op is not None and _has_op(out, AssociativeScan) for out in new_outputs
+        )
+        results = pytensor.function([*batched.values()], new_outputs, mode=fast_mode)(*given_)
+        single = pytensor.function(cores, [*outputs], mode=fast_mode)
+        for i in range(2):
+            rows = [x[i] if own else x for x, own in zip(given_, sizes, strict=True)]
+            for actual, expected in zip(results, single(*rows), strict=True):
+                np.testing.assert_allclose(
+                    actual[i] if actual.ndim > expected.ndim else actual, expected, rtol=1e-12
+                )
+
+    def test_two_dimensions_that_broadcast(self, mode):
+        x, w = pt.tensor3("x"), pt.matrix("w")
+        y = scanlib.associative_scan(lambda a, b: a @ w @ b, x)
+        x2 = pt.tensor("x2", dtype="float64", shape=(2, 1, None, None, None))
+        w2 = pt.tensor("w2", dtype="float64", shape=(1, 3, None, None))
+        batch = vectorize_graph(y, {x: x2, w: w2})
+        xs, ws = data(2, 1, 4, 2, 2), data(1, 3, 2, 2, seed=1)
+        (actual,) = evaluate([batch], {x2: xs, w2: ws}, mode)
+        assert actual.shape == (2, 3, 4, 2, 2)
+        for i, j in np.ndindex(2, 3):
+            expected = running_one(lambda a, b, w=ws[0, j]: a @ w @ b, xs[i, 0])
+            np.testing.assert_allclose(actual[i, j], expected, rtol=1e-12)
+
+    def test_a_batch_of_gradients(self, fast_mode):
+        a, b = pt.dvectors("a", "b")
+        gradient = pytensor.grad(scanlib.associative_scan(affine, (a, b))[1].sum(), [a, b])
+        many = pt.dmatrices("as", "bs")
+        values = [data(3, 4), data(3, 4, seed=1)]
+        batch = vectorize_graph(gradient, dict(zip([a, b], many, strict=True)))
+        results = evaluate(batch, dict(zip(many, values, strict=True)), fast_mode)
+        one = pytensor.function([a, b], gradient, mode=fast_mode)
+        for i in range(3):
+            assert_same([r[i] for r in results], one(values[0][i], values[1][i]))
+
+
+def _has_op(variable, kind):
+    return any(
+        node is not None and isinstance(node.op, kind)
+        for node in [variable.owner, *(v.owner for v in variable.owner.inputs)]
+    )
+
+
+class TestTree:
+    @pytest.mark.parametrize("reverse", [False, True])
+    @pytest.mark.parametrize("length", range(18))
+    def test_equals_the_walk(self, length, reverse):
+        values = [data(length, 2, 2), data(length, 2, seed=1), data(2, seed=2)]
+        a, b = variables(values[:2], static=True)
+        w = pt.dvector("w")
+
+        def fn(first, then):
+            return (then[0] * w) @ first[0], (then[0] * w) @ first[1] + then[1]
+
+        node = scanlib.associative_scan(fn, (a, b), reverse=reverse)[0].owner
+        tree = associative_tree(node.op, node.inputs)
+        assert [v.type.shape for v in tree] == [v.type.shape for v in node.outputs]
+        walk = as_loop(node.op, node.inputs).apply().histories if length else node.outputs
+        f = pytensor.function([a, b, w], [*tree, *walk], mode=Mode("py", None))
+        results = f(*values)
+        assert_same(results[:2], results[2:])
+
+    def test_needs_a_length(self):
+        node = scanlib.associative_scan(pt.add, pt.vector("x")).owner
+        with pytest.raises(ValueError, match="needs the number of rows"):
+            associative_tree(node.op, node.inputs)
+
+    def test_captured_values_alone_fill_the_rows(self):
+        x, w = pt.tensor("x", dtype="float64", shape=(3, 2)), pt.dvector("w")
+        node = scanlib.associative_scan(lambda a, b: w, x).owner
+        values = {x: data(3, 2), w: np.ones(2)}
+        tree = evaluate(associative_tree(node.op, node.inputs), values, MODES["py"])
+        assert_same(tree, [np.vstack([values[x][:1], np.ones((2, 2))])])
+
+
+class TestOp:
+    def node(self, **options):
+        a, b = pt.dvectors("a", "b")
+        return scanlib.associative_scan(affine, (a, b), **options)[0].owner
+
+    def test_equality(self):
+        first, second = self.node(), self.node()
+        assert first.op == second.op
+        assert hash(first.op) == hash(second.op)
+        assert first.op != self.node(reverse=True).op
+
+    def test_pickling(self):
+        node = self.node()
+        values = [data(4), data(4, seed=1)]
+        before = node.op.perform(node, values, [[None], [None]])
+        assert before is None
+        op = pickle.loads(pickle.dumps(node.op))
+        assert op == node.op
+        assert op.labels == ("a", "b")
+        assert str(op) == "AssociativeScan{associative_scan}"
+        storage = [[None], [None]]
+        op.perform(op.make_node(*node.inputs), values, storage)
+        assert_same([cell[0] for cell in storage], running(affine, values))
+
+    @pytest.mark.parametrize("linker", ["py", "numba"])
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_without_rewrites(self, linker, reverse):
+        """The Op runs by itself, and its shape is known without running it."""
+        node = self.node(reverse=reverse)
+        f = pytensor.function(node.inputs, node.outputs, mode=Mode(linker, None))
+        for length in (0, 1, 5):
+            values = [data(length), data(length, seed=1)]
+            assert_same(f(*values), running(affine, values, reverse))
+        with pytest.raises(SequenceLengthError, match="`b` and `a` have not"):
+            f(data(4), data(3))
+        shape = pytensor.function(node.inputs, node.outputs[1].shape, mode="CVM")
+        assert not any(isinstance(n.op, Scan) for n in shape.maker.fgraph.apply_nodes)
+        assert shape(data(4), data(4)) == [4]
+
+    def test_the_rewrite_can_be_left_out(self):
+        """Backends that combine in parallel exclude it by name."""
+        node = self.node()
+        for mode in ("FAST_RUN", "FAST_COMPILE"):
+            kept = get_mode(mode).excluding("scanlib_associative_to_loop")
+            kept = Mode(VMLinker(), kept.optimizer)
+            f = pytensor.function(node.inputs, node.outputs, mode=kept)
+            assert any(isinstance(n.op, AssociativeScan) for n in f.maker.fgraph.apply_nodes)
+            values = [data(4), data(4, seed=1)]
+            assert_same(f(*values), running(affine, values))
+
+    def test_wrong_inputs(self):
+        op, (a, _) = self.node().op, self.node().inputs
+        with pytest.raises(ValueError, match="takes 2 inputs, got 1"):
+            op.make_node(a)
+        with pytest.raises(TypeError, match="input 1 must have type"):
+            op.make_node(a, pt.matrix("b"))
+        with pytest.raises(ValueError, match="at least 6 inputs and 3 output"):
+            AssociativeScan(op.body, 3)
+        three = pt.tensor(dtype="float64", shape=(3,)), pt.tensor(dtype="float64", shape=(4,))
+        with pytest.raises(ValueError, match=r"different lengths, \[3, 4\]"):
+            op.make_node(*three)
+
+    def test_one_row(self, mode):
+        x = pt.dmatrix("x")
+        first, zeros = OneRow()(x), OneRow(zeros=True)(x)
+        gradient = pytensor.grad(pt.sum(first**2) + pt.sum(zeros**2), x)
+        f = pytensor.function([x], [first, zeros, gradient], mode=mode)
+        values = data(2, 3)
+        expected = [values[:1], np.zeros((1, 3)), np.vstack([2 * values[:1], np.zeros((1, 3))])]
+        assert_same(f(values), expected)
+        empty = np.zeros((0, 3))
+        assert_same(f(empty), [np.zeros((1, 3)), np.zeros((1, 3)), empty])
+        batch = vectorize_graph([first, zeros], {x: pt.dtensor3("xs")})
+        many = data(2, 4, 3)
+        xs = batch[0].owner.inputs[0]
+        while xs.owner is not None:
+            xs = xs.owner.inputs[0]
+        assert_same(evaluate(batch, {xs: many}, mode), [many[:, :1], np.zeros((2, 1, 3))])
