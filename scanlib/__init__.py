@@ -9,6 +9,7 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 
 # Imported for what they register with PyTensor: flags, linkers' rules, rewrites.
 from scanlib import backends, config, rewrites  # noqa: F401
+from scanlib.explain import explain
 from scanlib.frontend import (
     associative_reduce,
     associative_scan,
@@ -44,6 +45,7 @@ __all__ = [
     "discounted_cumsum",
     "discounted_cumsum_left",
     "discounted_cumsum_right",
+    "explain",
     "filter",
     "foldl",
     "foldr",

@@ -13,6 +13,7 @@ from pytensor.graph.op import Op
 
 import scanlib
 from scanlib.ops import Loop, NonSequence, Output, Scan, Sequence, Signature, State
+from scanlib.ops.elemwise_scan import ElemwiseScan
 
 rng = np.random.default_rng(3)
 
@@ -78,7 +79,8 @@ class TestEquality:
         assert hash(a.node.op) == hash(b.node.op)
         again = b.node.op(*inputs, return_list=True)
         f = pytensor.function(inputs, [a.histories[0], again[0]], mode=get_mode("CVM"))
-        assert sum(isinstance(n.op, Scan) for n in f.maker.fgraph.apply_nodes) == 1
+        nodes = f.maker.fgraph.apply_nodes
+        assert sum(isinstance(node.op, Scan | ElemwiseScan) for node in nodes) == 1
 
     def test_direction_and_truncation_count(self):
         op = affine_loop()[0].apply().node.op
@@ -177,7 +179,8 @@ class TestShapes:
             return_updates=False,
         )
         f = pytensor.function([x, w, k], [*h.shape, *z.shape], mode=get_mode("CVM"))
-        assert not any(isinstance(node.op, Scan) for node in f.maker.fgraph.apply_nodes)
+        nodes = f.maker.fgraph.apply_nodes
+        assert not any(isinstance(node.op, Scan | ElemwiseScan) for node in nodes)
         sizes = f(np.zeros((7, 3)), np.zeros((3, 2)), 5)
         assert [int(size) for size in sizes] == [5, 3, 5, 1, 2]
 

@@ -9,6 +9,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Exp
 
 import scanlib
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 rng = np.random.default_rng(11)
@@ -16,8 +17,9 @@ CHECKED = get_mode("CVM")
 
 
 def loops(function):
-    """Return the loops of a compiled function."""
-    return [node for node in function.maker.fgraph.toposort() if isinstance(node.op, Scan)]
+    """Return the loops of a compiled function, lowered ones included."""
+    nodes = function.maker.fgraph.toposort()
+    return [node for node in nodes if isinstance(node.op, Scan | ElemwiseScan)]
 
 
 def compile_both(inputs, outputs, **kwargs):

@@ -192,6 +192,7 @@ class _Propagation:
         if isinstance(scalar, ps.Mul) and len(varying) == 1:
             others = [inp for inp in inputs if inp is not varying[0]]
             factor = others[0] if len(others) == 1 else pt.mul(*others)
+            factor = pt.cast(factor, self.state.type.dtype)
             if inputs.count(varying[0]) > 1:
                 raise NotAffineError(f"{_name(out)} is nonlinear in the state")
             return self.scale(self.forms[varying[0]], lambda part: part * factor, factor, out)
@@ -231,6 +232,8 @@ class _Propagation:
             return None if part is None else apply(part)
 
         weight = form.weight
+        if factor is not None:
+            factor = pt.cast(factor, self.state.type.dtype)
         if isinstance(weight, int) and factor is not None:
             weight = factor if weight == 1 else factor * weight
         else:
@@ -277,7 +280,7 @@ class _Propagation:
         order = [form.axes.index(k) for k in range(n) if k != state_axis]
         if any(k not in (row, axis, *order) and not _broadcasts(weight, k) for k in keep):
             raise NotAffineError(f"{_name(out)} spreads a product of the state over new axes")
-        matrix = weight.dimshuffle(*order, row, axis) if True else weight
+        matrix = weight.dimshuffle(*order, row, axis)
         offset = form.offset
         if offset is not None:
             if _broadcasts(offset, axis):

@@ -67,7 +67,8 @@ def readable(number: int) -> str:
     """Return a number of bytes with a decimal unit and three digits."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:.0f} {unit}"
+            digits = ".3g" if number < 1000 * size else ".0f"
+            return f"{number / size:{digits}} {unit}"
     return f"{number} B"
 
 

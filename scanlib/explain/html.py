@@ -13,9 +13,7 @@ def html(explanation: Explanation) -> str:
     loops = "".join(
         _loop(loop, f"{number}. ") for number, loop in enumerate(explanation.loops, start=1)
     )
-    return (
-        f'<div class="scanlib-explanation"><p>{escape(headline(explanation))}</p>{loops}</div>'
-    )
+    return f'<div class="scanlib-explanation"><p>{escape(headline(explanation))}</p>{loops}</div>'
 
 
 def _loop(loop: LoopExplanation, number: str) -> str:
@@ -39,9 +37,10 @@ def _parts(loop: LoopExplanation) -> str:
     if not loop.parts:
         return ""
     head = "".join(_cell(name, "th") for name in COLUMNS)
-    rows = "".join(
-        f"<tr>{''.join(_cell(cell, 'td') for cell in cells(part, loop.op))}</tr>" for part in loop.parts
-    )
+    rows = ""
+    for part in loop.parts:
+        row = "".join(_cell(cell, "td") for cell in cells(part, loop.op))
+        rows += f"<tr>{row}</tr>"
     return (
         f"<details><summary>parts ({len(loop.parts)})</summary>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></details>"

@@ -16,7 +16,7 @@ from scanlib.explain import others
 from scanlib.explain.data import LoopExplanation, Obstacle
 from scanlib.explain.names import name_parts, titled
 from scanlib.explain.parts import elementwise_shapes, general_shapes, memory_of, parts_of
-from scanlib.explain.reasons import why_not_elementwise
+from scanlib.explain.reasons import why_not_elementwise, why_not_linear
 from scanlib.explain.runs import Setting
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.graph import constant_integer
@@ -145,16 +145,11 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     families += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
     parts = parts_of(loop, general_shapes(), families)
     common = _common(op, node, loop, setting)
-    obstacles = why_not_elementwise(loop)
-    if obstacles:
-        why = "the step is not elementwise"
-    else:
-        why = "the step is elementwise, but the loop was not lowered"
-        obstacles = [_not_lowered()]
+    why, obstacles = _why_not_lowered(node, loop)
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
         op="Scan",
-        schedule="one function for the whole loop, array operations in each step"
+        schedule="one function for the loop, operation by operation in each step"
         if compiled
         else setting.other_schedule(),
         why=why,
@@ -166,13 +161,29 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     )
 
 
-def _not_lowered() -> Obstacle:
-    if not config.scanlib__lower:
-        return Obstacle(None, "lowering is switched off: the flag scanlib__lower is False")
+def _why_not_lowered(node: Apply, loop: Loop) -> tuple[str, list[Obstacle]]:
+    """Return why a loop is still a `Scan`. `loop` is the loop with names; it is edited."""
+    again = Loop.from_node(node)
+    name_parts(again)
+    obstacles = why_not_elementwise(loop)
+    if not obstacles:
+        why = "the step is elementwise, but the loop was not lowered"
+        return why, [_left_out("scanlib_elementwise", "scanlib__lower", config.scanlib__lower)]
+    linear = why_not_linear(again)
+    if linear:
+        return "the step is neither elementwise nor a matrix recurrence", [*obstacles, *linear]
+    why = "the step is a matrix recurrence, but the loop was not lowered"
+    return why, [_left_out("scanlib_linear", "scanlib__linear", config.scanlib__linear)]
+
+
+def _left_out(rewrite: str, flag: str, value: bool) -> Obstacle:
+    """Return why a rewrite that fits a loop was not applied to it."""
+    if not value:
+        return Obstacle(None, f"lowering is switched off: the flag {flag} is False")
     return Obstacle(
         None,
-        "the mode leaves out the rewrite scanlib_elementwise (FAST_COMPILE does), or the flag "
-        "scanlib__lower was False when the function was compiled",
+        f"the mode leaves out the rewrite {rewrite} (FAST_COMPILE does), or the flag {flag} was "
+        "False when the function was compiled",
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -25,13 +26,14 @@ def name_parts(loop: Loop) -> None:
     outers |= {id(part): part.outer for part in loop.non_sequences}
     labels = Counter(part.name for part in _parts(loop))
     taken: Counter[str] = Counter()
-    for role, group in (
+    groups: list[tuple[str, list[Any]]] = [
         ("sequence", loop.sequences),
         ("state", loop.states),
         ("carry", loop.carries),
         ("non-sequence", loop.non_sequences),
         ("output", loop.outputs),
-    ):
+    ]
+    for role, group in groups:
         for i, part in enumerate(group):
             name = part.name
             if (name is None or labels[name] > 1) and id(part) in outers:
@@ -105,7 +107,7 @@ def _result_of(op: Scan | ElemwiseScan, position: int) -> str:
     return f"{kind}{names[position]} of {scan.name or 'loop'}"
 
 
-def _indexed(inner: str, node) -> str:
+def _indexed(inner: str, node: Apply) -> str:
     """Return the text of an index into something that has a text."""
     texts = []
     for index in indices_from_subtensor(node.inputs[1:], node.op.idx_list):
@@ -119,6 +121,6 @@ def _indexed(inner: str, node) -> str:
     return f"{inner}[{', '.join(texts)}]"
 
 
-def _number(index) -> str:
+def _number(index: Any) -> str:
     known = constant_index(index)
     return "…" if known is None else str(known)

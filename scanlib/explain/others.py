@@ -7,7 +7,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
-from scanlib.explain.data import LoopExplanation, Obstacle, Part
+from scanlib.explain.data import LoopExplanation, Obstacle, Part, Size
 from scanlib.explain.names import describe_outer
 from scanlib.explain.parts import RowOf, Sizes, make_part, memory_of
 from scanlib.explain.runs import Setting
@@ -67,24 +67,20 @@ def _unset(node: Apply, setting: Setting) -> dict[str, Any]:
 
 def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     op: LinearScan = node.op
-    inputs, sizes = op.parts(node.inputs), Sizes()
-    parts = []
-    if op.coefficient == "steps":
-        parts.append(_timed("sequence", "the matrix", inputs.matrix, sizes))
+    inputs = op.parts(node.inputs)
+    row, matrix_shape = _linear_shapes(op, inputs)
+    timed = op.coefficient == "steps"
+    name = describe_outer(inputs.matrix) or "the matrix"
+    role = "sequence" if timed else "non-sequence"
+    parts = [make_part(role, name, inputs.matrix, matrix_shape)]
     if inputs.offset is not None:
-        parts.append(_timed("sequence", "the offset", inputs.offset, sizes))
-    state = _timed("state", "the state", inputs.initial, sizes)
+        name = describe_outer(inputs.offset) or "the offset"
+        parts.append(make_part("sequence", name, inputs.offset, row))
     stored = "last rows" if op.untraced else "history"
-    parts.append(
-        Part(*("state", "state 0", state.dtype, state.shape), (-1,), stored, _SEMIRINGS[op.semiring])
-    )
-    if op.coefficient == "fixed":
-        name = describe_outer(inputs.matrix) or "the matrix"
-        shape = sizes.shape(inputs.matrix.type)
-        parts.append(make_part("non-sequence", name, inputs.matrix, shape))
-    length = [inputs.offset, inputs.matrix if op.coefficient == "steps" else None]
+    family = _SEMIRINGS[op.semiring]
+    parts.append(make_part("state", "state 0", inputs.initial, row, (-1,), stored, family))
     steps = None if inputs.n_steps is None else constant_integer(inputs.n_steps)
-    for variable in length:
+    for variable in (inputs.offset, inputs.matrix if timed else None):
         if steps is None and variable is not None:
             steps = variable.type.shape[0]
     kind = "vector" if op.vector else "matrix"
@@ -103,9 +99,23 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     )
 
 
-def _timed(role: str, fallback: str, variable: Variable, sizes: Sizes) -> Part:
-    name = describe_outer(variable) or fallback
-    return make_part(role, name, variable, sizes.shape(RowOf(variable)))
+def _linear_shapes(op: LinearScan, inputs: Any) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
+    """Return the shapes of the state and of the matrix: `d` is the size of the recurrence, `m`
+    the other axis of a state that is a matrix, ``b0, b1, …`` are batches."""
+    batch = op.batch_rank(inputs.initial.type.ndim)
+    row: list[Size] = [f"b{axis}" for axis in range(batch)]
+    row += ["d"] if op.vector else ["d", "m"] if op.side == "left" else ["m", "d"]
+    square: list[Size] = [*row[: op.matrix_batch_rank(inputs.matrix.type.ndim)], "d", "d"]
+    timed = inputs.matrix.type.shape[int(op.coefficient == "steps") :]
+    known: dict[Size, Size] = {}
+    places = [(row, inputs.initial.type.shape[1:]), (square, timed)]
+    if inputs.offset is not None:
+        places.append((row, inputs.offset.type.shape[1:]))
+    for names, sizes in places:
+        for name, size in zip(names, sizes, strict=True):
+            if size is not None:
+                known[name] = size
+    return tuple(known.get(n, n) for n in row), tuple(known.get(n, n) for n in square)
 
 
 def _associative(node: Apply, setting: Setting) -> LoopExplanation:
@@ -138,9 +148,7 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
 # pytensor.scan
 
 
-def legacy(
-    node: Apply, setting: Setting, inner: tuple[LoopExplanation, ...]
-) -> LoopExplanation:
+def legacy(node: Apply, setting: Setting, inner: tuple[LoopExplanation, ...]) -> LoopExplanation:
     """Return the explanation of a loop of `pytensor.scan`: what it is, and no more."""
     op = node.op
     info, sizes = op.info, Sizes()
@@ -176,9 +184,7 @@ def legacy(
         why="the loop was made by pytensor.scan: it is not scanlib's",
         runs=f"by PyTensor's own code for the {setting.linker} linker",
         parts=tuple(parts),
-        obstacles=(
-            Obstacle(None, "scanlib does not look into it; build it with scanlib.scan"),
-        ),
+        obstacles=(Obstacle(None, "scanlib does not look into it; build it with scanlib.scan"),),
         memory=None,
         inner=inner,
         inside=setting.inside,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Variable
@@ -21,7 +22,7 @@ class Sizes:
     def __init__(self) -> None:
         self.count = 0
 
-    def shape(self, *types) -> tuple[Size, ...] | None:
+    def shape(self, *types: Any) -> tuple[Size, ...] | None:
         """Return the sizes that types of one value agree on; unknown ones get a new name."""
         if any(not hasattr(type, "shape") for type in types):
             return None

@@ -22,6 +22,7 @@ from scanlib.analysis.scalar_values import ScalarValues
 from scanlib.explain.data import Obstacle
 from scanlib.explain.names import titled
 from scanlib.ops.loop import Loop, Sequence
+from scanlib.rewrites.linear import explain_linear
 from scanlib.rewrites.lower import specialize_body
 
 MAX_OBSTACLES = 8
@@ -37,8 +38,9 @@ _ACTIONS = {
     "reshapes an array": ("Reshape",),
     "checks a condition": ("CheckAndRaise", "Assert"),
 }
+_DRAWS = "draws random numbers"
 _MODULES = (
-    ("pytensor.tensor.random", "draws random numbers"),
+    ("pytensor.tensor.random", _DRAWS),
     ("pytensor.tensor._linalg", "does linear algebra"),
     ("pytensor.tensor.slinalg", "does linear algebra"),
     ("pytensor.tensor.nlinalg", "does linear algebra"),
@@ -51,23 +53,31 @@ def why_not_elementwise(loop: Loop) -> list[Obstacle]:
     """Return why a loop with named parts is not elementwise; empty if it is. `loop` is edited."""
     specialize_body(loop)
     obstacles: list[Obstacle] = []
-    seen: set[Obstacle] = set()
     for _ in range(MAX_OBSTACLES):
         try:
             scalar_loop(loop)
         except NotElementwiseError as error:
-            if error.variable is None or error.variable.owner is None:
+            if not _is_unknown(error.variable):
                 # After a cut, the shapes of a body may mislead: only the first word counts.
-                return obstacles or [Obstacle(None, str(error))]
-            for variable in [error.variable, *_beneath(error.variable)]:
-                obstacle = _obstacle(loop, _source(variable), str(error))
-                if obstacle not in seen:
-                    seen.add(obstacle)
-                    obstacles.append(obstacle)
+                return obstacles or [Obstacle(None, str(error)), *_draws(loop)]
+            beneath = _unfollowed(_source(error.variable).owner.inputs)
+            obstacles += [_obstacle(loop, _source(v)) for v in [error.variable, *beneath]]
             _cut(loop, error.variable)
         else:
             break
-    return obstacles[:MAX_OBSTACLES]
+    return list(dict.fromkeys(obstacles))[:MAX_OBSTACLES]
+
+
+def why_not_linear(loop: Loop) -> list[Obstacle]:
+    """Return why a loop with named parts is no matrix recurrence; empty if it is."""
+    reason = explain_linear(loop)
+    return [] if reason is None else [Obstacle(None, f"no matrix recurrence either: {reason}")]
+
+
+def _is_unknown(variable: Variable | None) -> bool:
+    """Whether a value that stopped the analysis is the result of an Op without a rule."""
+    node = None if variable is None else variable.owner
+    return node is not None and not is_followed(node.op)
 
 
 def is_followed(op: Op) -> bool:
@@ -78,13 +88,18 @@ def is_followed(op: Op) -> bool:
     )
 
 
-def _beneath(variable: Variable) -> list[Variable]:
-    """Return the values that a value depends on, more than by their shapes, whose Ops the
-    analysis does not follow, the nearest first."""
+def _draws(loop: Loop) -> list[Obstacle]:
+    """Return the random draws of a step: with them come carries that are no tensors."""
+    found = _unfollowed([value for _, value in _results(loop)])
+    drawn = [v for v in found if _action(v.owner.op) == _DRAWS]
+    return list(dict.fromkeys(_obstacle(loop, v) for v in drawn))
+
+
+def _unfollowed(values: list[Variable]) -> list[Variable]:
+    """Return what `values` depend on, more than by shapes, whose Ops the analysis does not
+    follow, the nearest first."""
     found: list[Variable] = []
-    if variable.owner is None or is_followed(variable.owner.op):
-        return found
-    pending = list(_source(variable).owner.inputs)
+    pending = list(values)
     visited: set[Variable] = set()
     while pending:
         value = pending.pop(0)
@@ -125,13 +140,11 @@ def _cut(loop: Loop, variable: Variable) -> None:
     loop.substitute({variable: row})
 
 
-def _obstacle(loop: Loop, variable: Variable, message: str) -> Obstacle:
+def _obstacle(loop: Loop, variable: Variable) -> Obstacle:
     node = variable.owner
     op = getattr(node.op, "core_op", node.op) if isinstance(node.op, Blockwise) else node.op
     users = [name for name, value in _results(loop) if variable in ancestors([value])]
     who = _listed(users[:MAX_OPERANDS]) if users else None
-    if is_followed(op):
-        return Obstacle(who, message)
     operands = [text for inp in node.inputs if (text := _operand(inp)) is not None]
     shown = operands[:MAX_OPERANDS] + ["…"] * (len(operands) > MAX_OPERANDS)
     action = _action(op)

@@ -7,10 +7,11 @@ import textwrap
 from scanlib.explain.data import Bytes, Explanation, LoopExplanation, Memory, Part, readable
 
 WIDTH = 100
-NAME_WIDTH = 30
+MIN_NAME = 12
 KEY_WIDTH = 12
 EXAMPLE_STEPS = 1000
 COLUMNS = ("role", "name", "dtype", "row", "taps", "kept", "family")
+NAME = COLUMNS.index("name")
 
 
 def text(explanation: Explanation) -> str:
@@ -53,7 +54,7 @@ def facts(loop: LoopExplanation) -> list[tuple[str, str]]:
         ("runs", loop.runs),
     ]
     if loop.memory is not None:
-        found += memory(loop.memory, loop.steps)
+        found += memory(loop.memory, loop.steps, loop.until)
     return found
 
 
@@ -64,11 +65,11 @@ def steps(loop: LoopExplanation) -> str:
     return count + (", from the last row to the first" if loop.reverse else "")
 
 
-def memory(memory: Memory, known: int | None) -> list[tuple[str, str]]:
+def memory(memory: Memory, known: int | None, until: bool) -> list[tuple[str, str]]:
     """Return what is read and written, and what is stored."""
     found = []
     if memory.read.terms or memory.written.terms:
-        found.append(("memory", _traffic(memory, known)))
+        found.append(("memory", _traffic(memory, known, until)))
     else:
         found.append(("memory", "no array with a time axis is read or written"))
     if memory.whole.terms:
@@ -76,16 +77,17 @@ def memory(memory: Memory, known: int | None) -> list[tuple[str, str]]:
     for history in memory.histories:
         row = history.row.value
         if row is not None and known is not None:
-            size = readable(row * (known + history.depth))
+            size = ("at most " if until else "") + readable(row * (known + history.depth))
         else:
             size = f"(T + {history.depth})·{_factor(history.row)}"
         found.append(("stored", f"the history of {history.name}: {size}"))
     return found
 
 
-def _traffic(memory: Memory, known: int | None) -> str:
+def _traffic(memory: Memory, known: int | None, until: bool) -> str:
+    """Return what is read and written, per step and for a number of steps."""
     rows = known if known is not None else EXAMPLE_STEPS
-    when = "in all" if known is not None else f"for T = {EXAMPLE_STEPS}"
+    when = ("at most" if until else "in all") if known is not None else f"for T = {EXAMPLE_STEPS}"
     line = f"reads {memory.read} and writes {memory.written} per step"
     read, written = memory.read.times(rows), memory.written.times(rows)
     if read.value is not None and written.value is not None:
@@ -116,9 +118,16 @@ def cells(part: Part, op: str) -> tuple[str, ...]:
     )
 
 
-def table(loop: LoopExplanation) -> list[str]:
-    """Return the parts as lines of aligned columns; columns without entries are left out."""
-    rows = [COLUMNS, *(tuple(map(_short, cells(part, loop.op))) for part in loop.parts)]
+def table(loop: LoopExplanation, room: int) -> list[str]:
+    """Return the parts as lines of aligned columns; columns without entries are left out.
+
+    Names are cut where the lines would be wider than `room`.
+    """
+    rows = [COLUMNS, *(cells(part, loop.op) for part in loop.parts)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True) if any(column[1:])]
+    names = max(len(row[NAME]) for row in rows)
+    space = max(MIN_NAME, names - max(0, sum(widths) + 2 * (len(widths) - 1) - room))
+    rows = [(*row[:NAME], _short(row[NAME], space), *row[NAME + 1 :]) for row in rows]
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in kept]
     return [
@@ -127,8 +136,8 @@ def table(loop: LoopExplanation) -> list[str]:
     ]
 
 
-def _short(cell: str) -> str:
-    return cell if len(cell) <= NAME_WIDTH else cell[: NAME_WIDTH - 1] + "…"
+def _short(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 1] + "…"
 
 
 def _loop(loop: LoopExplanation, number: str, indent: str) -> list[str]:
@@ -138,7 +147,8 @@ def _loop(loop: LoopExplanation, number: str, indent: str) -> list[str]:
     for key, value in facts(loop)[:4]:
         lines += _entry(key, value, indent)
     if loop.parts:
-        lines += _lines("parts", table(loop), indent)
+        room = WIDTH - len(indent) - KEY_WIDTH
+        lines += _lines("parts", table(loop, room), indent)
     for key, value in facts(loop)[4:]:
         lines += _entry(key, value, indent)
     for i, obstacle in enumerate(loop.obstacles):

@@ -41,7 +41,7 @@ def count_steps(op: LinearScan, parts: Parts) -> int:
         raise SequenceLengthError(OFFSET_ROWS, len(parts.offset), steps)
     if op.coefficient == "steps" and len(parts.matrix) != steps:
         raise SequenceLengthError(MATRIX_ROWS, len(parts.matrix), steps)
-    if len(parts.initial) != 1:
+    if len(parts.initial) != 1 and (steps or len(parts.initial) or op.untraced):
         raise InitialRowsError(INITIAL_ROWS, len(parts.initial))
     if steps < op.required_steps:
         raise IndexError(missing_steps(op.required_steps))
@@ -85,6 +85,8 @@ def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
     steps = count_steps(op, parts)
     _check_shapes(op, parts)
     dtype = parts.initial.dtype
+    if not len(parts.initial):
+        return np.empty(parts.initial.shape, dtype)
     history = np.empty((steps + 1, *parts.initial.shape[1:]), dtype)
     first = steps if op.reverse else 0
     history[first] = parts.initial[0]

@@ -24,7 +24,8 @@ Shapes, with any number of batch dimensions ``*batch``:
   with the transpose of `A`, which is what the adjoint of side "left" needs;
 * `A` is ``(T, *batch, d, d)`` (coefficient "steps") or ``(*batch, d, d)`` ("fixed"), in both
   cases with or without the batch;
-* `b` is ``(T, *batch, …)``; `initial` has one row ``(1, *batch, …)``;
+* `b` is ``(T, *batch, …)``; `initial` has one row ``(1, *batch, …)``, or, if there are no steps,
+  none: then the history has none either;
 * the result is the history of `scanlib.ops.scan.Scan`: ``T + 1`` rows, the initial row first (last
   with `reverse`), so that a `LinearScan` takes the place of a loop's history as it is. With
   `untraced` it is the last row alone.
@@ -209,8 +210,9 @@ class LinearScan(Op):
         parts = self._check_types(parts)
         self._check_ranks(parts)
         length = self._static_length(parts)
-        rows = None if self.untraced or length is None else length + 1
         initial = parts.initial.type
+        known = length is not None and initial.shape[0] == 1 and not self.untraced
+        rows = length + 1 if known else None
         out = TensorType(initial.dtype, shape=(rows, *initial.shape[1:]))()
         return Apply(self, self.join(parts), [out])
 
@@ -275,7 +277,8 @@ class LinearScan(Op):
         initial = self.parts(shapes).initial
         if self.untraced:
             return [(pt.constant(1, dtype="int64"), *initial[1:])]
-        return [(self.length(self.parts(node.inputs), self.parts(shapes)) + 1, *initial[1:])]
+        length = self.length(self.parts(node.inputs), self.parts(shapes))
+        return [(length + initial[0], *initial[1:])]
 
     def length(self, parts: Parts, shapes: Parts | None = None) -> Any:
         """Return the number of steps as an expression."""

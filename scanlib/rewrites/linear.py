@@ -30,16 +30,19 @@ from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.analysis.matrix_affine import NotAffineError, Recurrence, recognize
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import conform, is_tensor, substitute
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.graph import conform, constant_index, is_tensor, substitute
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.scan import Scan
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.peel import NotPeelableError, OverTime
 from scanlib.rewrites.simplify import replace
@@ -90,16 +93,16 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     NotLinearError
         If the loop is of another form.
     """
-    loop = Loop.from_node(node)
-    if not config.scanlib__simplify:
-        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        optdb.query(_CANONICAL).rewrite(body)
-        loop.set_body_outputs(list(body.outputs))
-    parts = _parts(loop)
+    loop = _canonical_loop(node)
+    parts = _shifted(loop)
+    if parts is None:
+        loop = _canonical_loop(node)
+        parts = _parts(loop)
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
-    results = _Lowering(loop, parts, read).results()
+    lengths = {new: row_count(old) for old, new in zip(outer, stand_ins, strict=True)}
+    results = _Lowering(loop, parts, read, lengths).results()
     chosen = [value for value in results if value is not None]
     # What is new has missed the rewrites of this phase: the batches hold, for one, the naive
     # forms of logarithms of sums.
@@ -109,6 +112,74 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     return [None if value is None else next(made) for value in results]
 
 
+def _canonical_loop(node: Apply) -> Loop:
+    loop = Loop.from_node(node)
+    if not config.scanlib__simplify:
+        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+        optdb.query(_CANONICAL).rewrite(body)
+        loop.set_body_outputs(list(body.outputs))
+    return loop
+
+
+def row_count(variable: Variable) -> tuple[Variable, int]:
+    """Return a variable and a number: the first has so many rows fewer than the given one.
+
+    Loops read views of histories, whose lengths differ by constants from those of their
+    sequences; equal results of this function mean equal lengths.
+    """
+    node, more = variable.owner, 0
+    while node is not None:
+        op = node.op
+        if isinstance(op, Scan | LinearScan | ElemwiseScan):
+            source, rows = _length_of_loop(node, variable)
+        elif isinstance(op, Subtensor):
+            source, rows = node.inputs[0], _rows_cut(node)
+        elif isinstance(op, Elemwise):
+            source = next((i for i in node.inputs if i.type.ndim and i.type.shape[0] != 1), None)
+            rows = 0
+        else:
+            break
+        if source is None or rows is None:
+            break
+        variable, more, node = source, more + rows, source.owner
+    return variable, more
+
+
+def _length_of_loop(node: Apply, out: Variable) -> tuple[Variable | None, int | None]:
+    """Return a sequence of a loop and how many rows more a history of it has."""
+    if isinstance(node.op, LinearScan):
+        parts = node.op.parts(node.inputs)
+        timed = parts.offset if node.op.coefficient == "fixed" else parts.matrix
+        return (None if node.op.untraced else timed), 1
+    signature = node.op.signature
+    position = node.outputs.index(out)
+    inputs = signature.split_inputs(node.inputs)
+    if signature.has_stop or not inputs.sequences:
+        return None, None
+    if position >= signature.n_states:
+        stacked = position >= signature.n_states + signature.n_carries
+        return (inputs.sequences[0] if stacked else None), 0
+    untraced = signature.untraced[position]
+    return (None if untraced else inputs.sequences[0]), signature.depths[position]
+
+
+def _rows_cut(node: Apply) -> int | None:
+    """Return by how many rows an index changes the length; None if not by a constant."""
+    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    first = indices[0]
+    if not isinstance(first, slice) or first.step is not None:
+        return None
+    start = 0 if first.start is None else constant_index(first.start)
+    stop = 0 if first.stop is None else constant_index(first.stop)
+    if start is None or stop is None or start < 0 or (first.stop is not None and stop >= 0):
+        return None
+    # A history has at least as many rows as are cut off one end of it.
+    source = node.inputs[0].owner
+    if start - stop > 1 and (source is None or not isinstance(source.op, Scan)):
+        return None
+    return stop - start
+
+
 @dataclass
 class _Parts:
     """The roles of a loop's parts."""
@@ -116,6 +187,7 @@ class _Parts:
     recurrent: State | Carry
     recurrence: Recurrence
     sums: list[tuple[Carry, Variable]]
+    shift: Variable | None = None
 
 
 def _value(part: State | Carry) -> Variable:
@@ -168,6 +240,64 @@ def _parts(loop: Loop) -> _Parts:
     return _Parts(part, recurrence, sums)
 
 
+def _shifted(loop: Loop) -> _Parts | None:
+    """Let a loop whose steps read a carry `c` only in ``u = c + g`` be one of `u`.
+
+    Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
+    With ``c' = M u``, the recurrence is ``u' = M u + g'`` with the `g` of the step that follows:
+    all values of `u`, which outputs and sums read, come from the recurrence, and ``M g`` is not
+    computed. The loop is changed to have `u` in the place of `c`, and `shift` is `g`.
+    """
+    part = _parts(loop).recurrent
+    if isinstance(part, State):
+        return None
+    outputs = loop.body_outputs()
+    shift = _added_to(part.value, outputs)
+    if shift is None:
+        return None
+    size = len(list(toposort(outputs)))
+    new = part.value.type()
+    outputs = substitute(outputs, {part.value: new - shift})
+    part.value = new
+    body = FunctionGraph(loop.body_inputs(), [*outputs, shift], clone=False)
+    optdb.query(_CANONICAL).rewrite(body)
+    *outputs, shift = body.outputs
+    loop.set_body_outputs(outputs)
+    if len(list(toposort(outputs))) >= size:
+        return None  # the subtraction did not cancel
+    try:
+        parts = _parts(loop)
+    except NotLinearError:
+        return None
+    parts.shift = shift
+    return parts
+
+
+def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
+    """Return what is added to a variable where it is read first, in its own layout."""
+    for node in toposort(outputs):
+        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+            continue
+        for place, inp in enumerate(node.inputs):
+            order = tuple(range(value.type.ndim))
+            if inp is not value:
+                above = inp.owner
+                if above is None or not isinstance(above.op, DimShuffle):
+                    continue
+                if above.inputs[0] is not value:
+                    continue
+                order = above.op.new_order
+            others = [other for k, other in enumerate(node.inputs) if k != place]
+            shift = others[0] if len(others) == 1 else pt.add(*others)
+            added = [k for k, axis in enumerate(order) if axis == "x"]
+            if any(shift.type.shape[k] != 1 for k in added) or len(order) != shift.type.ndim:
+                continue
+            if value in ancestors([shift]):
+                continue
+            return shift.dimshuffle(*(order.index(k) for k in range(value.type.ndim)))
+    return None
+
+
 def _addend(carry: Carry, loop: Loop) -> Variable | None:
     """Return what a step adds to a carry that only adds up, else None."""
     node = carry.next.owner
@@ -201,16 +331,17 @@ def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
 class _Lowering:
     """Builds what replaces a loop's outputs."""
 
-    def __init__(self, loop: Loop, parts: _Parts, read: list[bool]) -> None:
+    def __init__(
+        self, loop: Loop, parts: _Parts, read: list[bool], lengths: dict[Variable, object]
+    ) -> None:
         self.loop = loop
+        self.lengths = lengths
         self.parts = parts
         self.read = read
         self.part = parts.recurrent
-        self.over_time = OverTime(
-            loop.length(),
-            {whole.inner: whole.outer for whole in loop.non_sequences},
-            self.sequences(),
-        )
+        self.over_time_fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
+        self.sequence_values = self.sequences()
+        self.over_time = OverTime(loop.length(), self.over_time_fixed, self.sequence_values)
 
     def sequences(self) -> dict[Variable, Variable]:
         """Return the sequences, with a check where their lengths may differ."""
@@ -219,21 +350,29 @@ class _Lowering:
         found = {}
         for sequence in self.loop.sequences:
             outer = sequence.outer
-            same = known is not None and (
-                outer is known
-                or (known.type.shape[0] is not None and outer.type.shape[0] == known.type.shape[0])
-            )
-            if not same:
+            if not self.same_length(known, outer):
                 message = "linear scan: a sequence does not have one row for every step"
                 check = CheckAndRaise(SequenceLengthError, message)
                 outer = check(outer, pt.eq(outer.shape[0], length))
             found[sequence.row] = outer
         return found
 
+    def same_length(self, known: Variable | None, outer: Variable) -> bool:
+        """Whether two sequences are known to have the same number of rows."""
+        if known is None:
+            return False
+        if known.type.shape[0] is not None and outer.type.shape[0] == known.type.shape[0]:
+            return True
+        return self.lengths[outer] == self.lengths[known]
+
     def results(self) -> list[Variable | None]:
         loop, over_time = self.loop, self.over_time
-        history, last = self.run()
-        if history is not None:
+        history, last = self.run() if self.parts.shift is None else self.run_shifted()
+        if self.parts.shift is not None:
+            assert history is not None
+            over_time.add(_value(self.part), history)
+            last = self.last_carry(history)
+        elif history is not None:
             before, after = history[:-1], history[1:]
             if loop.reverse:
                 before, after = after, before
@@ -282,6 +421,33 @@ class _Lowering:
         index = 0 if loop.reverse else -1
         rows = out[:1] if loop.reverse else out[-1:]
         return out, rows if is_state else out[index]
+
+    def run_shifted(self) -> tuple[Variable, None]:
+        """Return all values of ``u = c + g``; see `_shifted`."""
+        assert self.parts.shift is not None
+        op, matrix, offset = self.operation(True)
+        shift = self.full_rows(self.parts.shift)
+        first, later = (slice(-1, None), slice(None, -1))
+        earlier = slice(1, None)
+        if not self.loop.reverse:
+            first, later, earlier = slice(None, 1), slice(1, None), slice(None, -1)
+        op = op.with_options(has_offset=True, has_n_steps=False)
+        if op.coefficient == "steps":
+            matrix = matrix[earlier]
+        added = shift[later] if offset is None else shift[later] + offset[earlier]
+        return op(matrix, added, self.part.initial[None] + shift[first]), None
+
+    def last_carry(self, history: Variable) -> Variable:
+        """Return the carry after the last step: one more step, if there was any."""
+        row = slice(None, 1) if self.loop.reverse else slice(-1, None)
+        here = OverTime(
+            pt.minimum(self.loop.length(), 1),
+            self.over_time_fixed,
+            {inner: values[row] for inner, values in self.sequence_values.items()},
+        )
+        here.add(_value(self.part), history[row])
+        last = here.rows(self.part.next)
+        return pt.concatenate([last, self.part.initial[None]])[0]
 
     def operation(self, traced: bool) -> tuple[LinearScan, Variable, Variable | None]:
         """Choose the Op for a recurrence, and lay out its matrix and offset."""
@@ -337,8 +503,10 @@ class _Lowering:
 
     def offset(self) -> Variable | None:
         offset = self.parts.recurrence.offset
-        if offset is None:
-            return None
+        return None if offset is None else self.full_rows(offset)
+
+    def full_rows(self, offset: Variable) -> Variable:
+        """Return the values of a body variable at all steps, of the state's shape."""
         ndim = _value(self.part).type.ndim
         if offset.type.ndim != ndim:
             raise NotLinearError("the offset has another rank than the state")

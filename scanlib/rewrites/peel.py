@@ -18,14 +18,14 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc, MakeVector
+from pytensor.tensor.basic import Alloc, Eye, MakeVector
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 # Operations that a batch computes in one pass over memory, as the steps did.
 _CHEAP = (
@@ -35,6 +35,8 @@ _CHEAP = (
     DimShuffle,
     Dot,
     Elemwise,
+    Eye,
+    IncSubtensor,
     LogSoftmax,
     MakeVector,
     Reshape,
@@ -121,9 +123,23 @@ class OverTime:
             if ranks == [2, 2]:
                 self.varying[node.outputs[0]] = _product(*inputs)
                 return
+        if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
+            self.varying[node.outputs[0]] = self._changed_part(node)
+            return
         made = _vectorize_node(node.op, node, *values)
         outputs = made.outputs if isinstance(made, Apply) else made
         self.varying.update(zip(node.outputs, outputs, strict=True))
+
+    def _changed_part(self, node: Apply) -> Variable:
+        """Return arrays of which a part, the same at every step, was set or added to."""
+        arrays, parts = self.rows(node.inputs[0]), self.rows(node.inputs[1])
+        places = [self.value(place)[0] for place in node.inputs[2:]]
+        where = arrays[(slice(None), *indices_from_subtensor(places, node.op.idx_list))]
+        missing = where.type.ndim - parts.type.ndim
+        if missing:
+            parts = pt.expand_dims(parts, tuple(range(1, 1 + missing)))
+        change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
+        return change(where, parts)
 
     # Sums over time
 
@@ -225,7 +241,3 @@ def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable
         return (left.mT * right).sum(axis=1)[:, None, :]
     return pt.matmul(left, right)
 
-
-def steps_of(values: Any) -> Variable:
-    """Return the length of the time axis."""
-    return values.shape[0]

@@ -3,7 +3,7 @@
 Numba forgets that a slice is contiguous unless the slice is written in the function itself; slices
 that PyTensor's functions return have the layout ``A``, whose loops are not vectorized. The
 functions here look at the strides when they run: what is contiguous gets the type that says so,
-as a view; what is not is copied, one row or one block at a time, into a buffer of the caller.
+as a view; what is not is copied.
 """
 
 from __future__ import annotations
@@ -31,18 +31,35 @@ def _assumed_contiguous(typingctx: Any, array: Any) -> Any:
     return known(array), codegen
 
 
-def contiguous(array: Any, buffer: Any) -> Any:
-    """Return an array as a contiguous one: itself, or its items in the first part of `buffer`."""
+def contiguous(array: Any) -> Any:
+    """Return an array with the type of a contiguous one: itself, or a copy if it is not."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(contiguous)
-def _contiguous(array, buffer):
-    if not isinstance(array, types.Array):
-        return None
+def _contiguous(array):
+    if not isinstance(array, types.Array) or array.layout == "C":
+        return lambda array: array
+
+    def checked(array):
+        expected = array.itemsize
+        for axis in range(array.ndim - 1, -1, -1):
+            if array.shape[axis] > 1 and array.strides[axis] != expected:
+                return array.copy()
+            expected *= array.shape[axis]
+        return _assumed_contiguous(array)
+
+    return checked
+
+
+def contiguous_rows(array: Any, buffer: Any) -> Any:
+    """Return a vector with the type of a contiguous one: itself, or its items in `buffer`."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(contiguous_rows)
+def _contiguous_rows(array, buffer):
     if array.layout == "C":
-        return lambda array, buffer: array
-    if array.ndim != 1:
         return lambda array, buffer: array
 
     def checked(array, buffer):

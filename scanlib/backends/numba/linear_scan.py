@@ -126,7 +126,10 @@ class LinearWriter:
             rows = f"{name}.shape[0]"
             self.refuse(f"{rows} != steps", "SequenceLengthError", text, rows, "steps")
         rows = f"{self.initial}.shape[0]"
-        self.refuse(f"{rows} != 1", "InitialRowsError", linear_loop.INITIAL_ROWS, rows)
+        wrong = f"{rows} != 1"
+        if not op.untraced:
+            wrong += f" and (steps > 0 or {rows} != 0)"
+        self.refuse(wrong, "InitialRowsError", linear_loop.INITIAL_ROWS, rows)
         if op.required_steps:
             text = linear_loop.missing_steps(op.required_steps)
             self.refuse(f"steps < {op.required_steps}", "IndexError", text)
@@ -156,10 +159,11 @@ class LinearWriter:
 
     def write_storage(self) -> None:
         line = self.line
-        rows = "2" if self.op.untraced else "steps + 1"
+        rows = "2" if self.op.untraced else f"steps + {self.initial}.shape[0]"
         line(f"h = np.empty(({rows},) + {self.initial}.shape[1:], number)")
         first = "steps" if self.op.reverse and not self.op.untraced else "0"
-        self.copy("h", first, self.initial, "0")
+        with self.block(f"if {self.initial}.shape[0] > 0:"):
+            self.copy("h", first, self.initial, "0")
         line("done = 0")
         if self.op.semiring == "real":
             if self.offset is not None:

@@ -29,7 +29,7 @@ from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-loop-4"
+VERSION = "scanlib-loop-5"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 

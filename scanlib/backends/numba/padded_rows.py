@@ -9,7 +9,6 @@ from typing import Any
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
-from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
 from scanlib.ops.padded_rows import PaddedRows
@@ -25,7 +24,6 @@ def funcify_padded_rows(
     ndim = node.inputs[0].type.ndim
     source = Source()
     source.object("as_scalar", as_scalar)
-    source.object("contiguous", contiguous)
     source.line("length = as_scalar(length)")
     sizes = ", ".join(["length", *(f"rows.shape[{axis}]" for axis in range(1, ndim))])
     with source.block("if rows.shape[0] == length:"):

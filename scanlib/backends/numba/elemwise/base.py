@@ -17,7 +17,7 @@ from scanlib.ops.messages import Messages
 class ElemwiseWriter(LoopWriter):
     """Writes the function of one elementwise loop."""
 
-    version = "scanlib-elemwise-2"
+    version = "scanlib-elemwise-3"
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.start(op.scan)
@@ -44,8 +44,7 @@ class ElemwiseWriter(LoopWriter):
 
     # Names of items
 
-    @staticmethod
-    def item(array: str, axes: Axes, indices: list[str], *lead: str) -> str:
+    def item(self, array: str, axes: Axes, indices: list[str], *lead: str) -> str:
         """Return the text of an item: `lead` indices first, then one for every axis."""
         places = [*lead, *("0" if axis is None else indices[axis] for axis in axes)]
         return f"{array}[{', '.join(places) or '()'}]"

@@ -21,7 +21,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.numba.contiguous import contiguous
+from scanlib.backends.numba.contiguous import contiguous_rows
 from scanlib.backends.numba.elemwise import steps
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.lookahead import Lookahead
@@ -52,7 +52,7 @@ class BlockWriter(ElemwiseWriter):
         self.depths = {part: self.signature.depths[part] if part < n else 1 for part in recurrent}
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
-        self.source.object("contiguous", contiguous)
+        self.source.object("contiguous_rows", contiguous_rows)
 
     def write(self) -> tuple[Callable, str | None]:
         self.write_checks()
@@ -162,7 +162,7 @@ class BlockWriter(ElemwiseWriter):
                     line(f"R{i}[j] = {self.item(name, axes, [], 'low + j')}")
                 line(f"X{i} = R{i}")
             else:
-                line(f"X{i} = contiguous({name}[low:low + n], R{i})")
+                line(f"X{i} = contiguous_rows({name}[low:low + n], R{i})")
         for part, depth in self.depths.items():
             if self.is_direct(part):
                 line(f"H{part} = h{part}[low:low + n + {depth}]")
@@ -266,12 +266,11 @@ class BlockWriter(ElemwiseWriter):
         name = None if factor is None else self.elements[number, factor]
         if recurrence.family in ("maximum", "minimum"):
             return f"{self.function(recurrence.family)}({bound}, {place})"
-        if (
-            recurrence.family == "log-affine"
-            and name is None
-            and ("logaddexp", False) in steps.KERNELS
-        ):
-            return f"{self.function('logaddexp')}({bound}, {place})"
+        if recurrence.family == "log-affine" and dtype in REALS:
+            if name is None:
+                return f"{self.function('logaddexp')}({bound}, {place})"
+            shift = name if name[0] == "E" else self.filled(name, dtype)
+            return f"{self.function('logaddexp_shifted')}({shift}, {bound}, {place})"
         if recurrence.family != "affine" or dtype not in REALS:
             return None
         if bound is None and name is not None and name[0] == "E":

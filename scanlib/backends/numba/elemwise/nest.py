@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
+from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.channels import Place, partition, write_sizes
 from scanlib.backends.numba.loop import FIRST_CAPACITY
@@ -48,6 +49,7 @@ class NestWriter(ElemwiseWriter):
     def __init__(self, op: ElemwiseScan) -> None:
         super().__init__(op)
         self.levels: dict[Variable, int] = {}
+        self.source.object("contiguous", contiguous)
         self._place_values()
         self.targets = list(self._make_targets())
         self.sizes: dict[tuple[int, int], str] = {}
@@ -130,6 +132,11 @@ class NestWriter(ElemwiseWriter):
         line = self.source.line
         line(f"capacity = min(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
         self.write_all_sizes(self.targets, 0)
+        # Compilers vectorize loops over arrays that they know to be contiguous.
+        for variable, (array, axes) in self.parts.items():
+            name = self.source.name("a")
+            line(f"{name} = contiguous({array})")
+            self.parts[variable] = (name, axes)
         for i, (name, axes) in enumerate(zip(self.outer.carries, self.layout.carries, strict=True)):
             if axes:
                 line(f"c{i} = numba_deepcopy({name})")
@@ -211,14 +218,18 @@ class NestWriter(ElemwiseWriter):
         sizes = [self.sizes[id(target), axis] for axis in kept]
         self.emitter._nest([indices[axis] for axis in kept], sizes, text)
 
-    def place(self, target: Target, indices: list[str]) -> str:
-        """Return where a result is kept."""
+    def array_of(self, target: Target) -> tuple[str, list[str]]:
+        """Return the array that keeps a result, and its indices before the channels'."""
         i = target.number
         if target.kind == "state":
-            return self.item(f"h{i}", target.axes, indices, self.written_row(i))
-        if target.kind == "output":
-            return self.item(f"z{i}", target.axes, indices, "t")
-        return self.item(f"c{i}", target.axes, indices) if target.axes else f"c{i}"
+            return f"h{i}", [self.written_row(i)]
+        return (f"z{i}", ["t"]) if target.kind == "output" else (f"c{i}", [])
+
+    def place(self, target: Target, indices: list[str]) -> str:
+        """Return where a result is kept."""
+        array, lead = self.array_of(target)
+        whole = array[0] == "c" and not target.axes
+        return array if whole else self.item(array, target.axes, indices, *lead)
 
     def write_level(self, level: int, indices: list[str], targets: list[Target]) -> None:
         """Write what `level` loops enclose, and the loops inside."""
@@ -282,24 +293,25 @@ class NestWriter(ElemwiseWriter):
         inputs = [v for v in self.graph.inputs if v in above]
         return [v for v in inputs if not isinstance(v, Constant)]
 
-    def read(self, variable: Variable, indices: list[str]) -> None:
-        """Write the read of one input of the body."""
+    def source_of(self, variable: Variable) -> tuple[str, Axes, list[str]]:
+        """Return the array that holds an input of the body, its axes, and the indices before."""
         if variable in self.parts:
-            lead = ["t"] if variable in self.inner.rows else []
-            self.load(variable, indices, *lead)
-            return
-        name = self.source.name("s")
+            array, axes = self.parts[variable]
+            return array, axes, ["t"] if variable in self.inner.rows else []
         for i, taps in enumerate(self.inner.taps):
             for offset, tap in zip(self.signature.taps[i], taps, strict=True):
                 if tap is variable:
-                    row = self.tap_row(i, offset)
-                    item = self.item(f"h{i}", self.layout.states[i], indices, row)
-                    self.source.line(f"{name} = {item}")
-        for i, carry in enumerate(self.inner.carries):
-            if carry is variable:
-                axes = self.layout.carries[i]
-                item = self.item(f"c{i}", axes, indices) if axes else f"c{i}"
-                self.source.line(f"{name} = {item}")
+                    return f"h{i}", self.layout.states[i], [self.tap_row(i, offset)]
+        i = self.inner.carries.index(variable)
+        return f"c{i}", self.layout.carries[i], []
+
+    def read(self, variable: Variable, indices: list[str]) -> None:
+        """Write the read of one input of the body."""
+        array, axes, lead = self.source_of(variable)
+        name = self.source.name("s")
+        whole = array[0] == "c" and not axes
+        item = array if whole else self.item(array, axes, indices, *lead)
+        self.source.line(f"{name} = {item}")
         self.emitter.bind_scalar(variable, name)
 
     # After the last step

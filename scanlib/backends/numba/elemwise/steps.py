@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from scanlib.backends.numba.elemwise import lanes
+from scanlib.backends.numba.elemwise import lanes, logs
 
 # Bounds of coefficients, by the bits of a real number: products of eight are normal numbers.
 _LOWEST = {64: 2.0**-120, 32: np.float32(2.0**-15)}
@@ -298,6 +298,10 @@ KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
     ("affine", True): _affine(lanes.eight_steps_backward, True),
     ("affine_fixed", False): _affine_fixed(lanes.eight_steps_fixed, False),
     ("affine_fixed", True): _affine_fixed(lanes.eight_steps_fixed_backward, True),
+    ("logaddexp", False): logs.logaddexp_forward,
+    ("logaddexp", True): logs.logaddexp_backward,
+    ("logaddexp_shifted", False): logs.logaddexp_shifted_forward,
+    ("logaddexp_shifted", True): logs.logaddexp_shifted_backward,
     ("product", False): _product(False),
     ("product", True): _product(True),
     ("maximum", False): _extreme(_larger, False),
