@@ -104,7 +104,7 @@ class Recurrence:
 
 # Families whose steps are cheaper to compose than to wait for. Of the others, bitwise steps take a
 # cycle or two each, and composing powers and quotients costs more than the steps do.
-COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp")
+COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in squares")
 
 
 def schedule(op: ElemwiseScan) -> str:

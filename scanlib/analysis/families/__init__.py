@@ -15,6 +15,7 @@ from scanlib.analysis.families import (
     logaffine,
     moebius,
     power,
+    squares,
 )
 from scanlib.analysis.families.form import Component, NotInFamilyError
 
@@ -25,6 +26,7 @@ FAMILIES = (
     clamp.recognize,
     bitwise.recognize,
     moebius.recognize,
+    squares.recognize,
     power.recognize,
 )
 

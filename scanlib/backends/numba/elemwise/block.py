@@ -234,11 +234,31 @@ class BlockWriter(ElemwiseWriter):
                 for k, out in computed.items():
                     name = self.elements[number, k]
                     self.source.line(f"{name}[j] = {self.emitter.scalar(out)}")
+        if recurrence.family == "affine in squares":
+            self.write_squares(number, recurrence)
+            return
         kernel = self.kernel(number, recurrence)
         if kernel is not None:
             self.source.line(f"safe = safe & {kernel}")
         else:
             self.write_lookahead(number, recurrence)
+
+    def write_squares(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of a state's square, and the roots."""
+        line, (part,) = self.source.line, recurrence.parts
+        dtype = self.nexts[part].type.dtype
+        depth = self.depths[part]
+        squares = self.source.name("V")
+        line(f"{squares} = np.empty({self.block + depth}, np.{dtype})")
+        before, first = (("n", 0) if self.reverse else (f"{depth - 1}", depth))
+        line(f"{squares}[{before}] = H{part}[{before}] * H{part}[{before}]")
+        kernel = self.kernel(number, recurrence, squares)
+        line(f"safe = safe & {kernel}")
+        line("negative = 0")
+        with self.source.block("for j in range(n):"):
+            line(f"negative += not ({squares}[j + {first}] >= 0)")
+            line(f"H{part}[j + {first}] = np.sqrt({squares}[j + {first}])")
+        line("safe = safe & (negative == 0)")
 
     def view(self, own: Variable) -> str:
         """Return the values of a row or a past value during the block, as an array."""
@@ -248,15 +268,20 @@ class BlockWriter(ElemwiseWriter):
         place = -offset if self.reverse else self.depths[part] + offset
         return f"H{part}[{place}:{place} + n]"
 
-    def kernel(self, number: int, recurrence: Recurrence) -> str | None:
-        """Return the call of a kernel for one state of depth one, None if none fits."""
+    def kernel(
+        self, number: int, recurrence: Recurrence, values: str | None = None
+    ) -> str | None:
+        """Return the call of a kernel for one state of depth one, None if none fits.
+
+        `values` is the buffer that is scanned, if it is not the part's own.
+        """
         (terms, *more), (constant, *_) = recurrence.terms, recurrence.constants
         (part, *_) = recurrence.parts
         n_terms = [term for term in terms if term.tap == -1]
         if more or len(n_terms) != 1 or len(terms) != 1:
             return None
         dtype = self.nexts[part].type.dtype
-        place = f"H{part}, {0 if self.reverse else self.depths[part]}, n"
+        place = f"{values or f'H{part}'}, {0 if self.reverse else self.depths[part]}, n"
         if recurrence.family == "clamp":
             return self.clamp(number, recurrence, place)
         bound = None if constant is None else self.elements[number, constant]
@@ -271,7 +296,7 @@ class BlockWriter(ElemwiseWriter):
                 return f"{self.function('logaddexp')}({bound}, {place})"
             shift = name if name[0] == "E" else self.filled(name, dtype)
             return f"{self.function('logaddexp_shifted')}({shift}, {bound}, {place})"
-        if recurrence.family != "affine" or dtype not in REALS:
+        if not recurrence.family.startswith("affine") or dtype not in REALS:
             return None
         if bound is None and name is not None and name[0] == "E":
             return f"{self.function('product')}({name}, {place})"
