@@ -1,44 +1,194 @@
-"""The hyperbolic tangent that compilers vectorize, against extended precision."""
+"""Elementary functions that compilers vectorize, against extended precision."""
+
+import re
 
 import numba
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
-from scanlib.codegen.vector_math import VECTOR_TANH
+import scanlib
+from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from tests.modes import MODES
 
-SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, -5e-324, 1e300, -1e300, 19.0, 20.0, -9.0]
-
-
-@pytest.fixture(params=["float64", "float32"])
-def tanh(request):
-    scalar = VECTOR_TANH[request.param]
-
-    @numba.njit
-    def loop(x, out):
-        for i in range(x.shape[0]):
-            out[i] = scalar(x[i])
-
-    def run(values):
-        with np.errstate(over="ignore"):
-            x = np.asarray(values, dtype=request.param)
-        out = np.empty_like(x)
-        loop(x, out)
-        return x, out
-
-    return run
+INF, NAN = np.inf, np.nan
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0])
-def test_error_in_units_in_the_last_place(tanh, scale):
+def sigmoid(x):
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, np.ones_like(e)) / (1 + e)
+
+
+# What each function is held against, in whatever precision its argument has.
+EXACT = {
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sigmoid": sigmoid,
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "tanh": np.tanh,
+}
+UNITS = {name: 2.5 for name in EXACT} | {"tanh": 3}
+DTYPES = ("float64", "float32")
+SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 50.0, 400.0)
+ZEROS = [0.0, -0.0]
+SPECIAL = [*ZEROS, INF, -INF, NAN, 5e-324, -5e-324, 1e-310, 1e300, -1e300]
+needs_extended_precision = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant <= 52, reason="long doubles are doubles on this machine"
+)
+
+
+@pytest.fixture(scope="module")
+def loops():
+    """Return a function from a name and a dtype to a compiled loop over an array."""
+    compiled = {}
+
+    def loop_of(name, dtype):
+        scalar = VECTOR_FUNCTIONS[name, dtype]
+
+        @numba.njit
+        def loop(x, out):
+            for i in range(x.shape[0]):
+                out[i] = scalar(x[i])
+
+        return compiled.setdefault((name, dtype), loop)
+
+    return loop_of
+
+
+def run(loop, x):
+    out = np.empty_like(x)
+    loop(x, out)
+    return out
+
+
+def cast(values, dtype):
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(values).astype(dtype)
+
+
+def reference(name, x):
+    """Return the exact values and their neighbours' distance, in extended precision."""
+    with np.errstate(all="ignore"):
+        exact = EXACT[name](x.astype(np.longdouble))
+        return exact, np.spacing(np.abs(exact).astype(x.dtype)).astype(np.longdouble)
+
+
+def arguments(name, dtype):
+    """Return arguments of all sizes at which the function is finite."""
     rng = np.random.default_rng(0)
-    x, out = tanh(scale * rng.normal(size=50_000))
-    exact = np.tanh(x.astype(np.longdouble))
-    unit = np.spacing(np.abs(exact).astype(x.dtype)).astype(np.longdouble)
-    assert np.max(np.abs(out - exact) / unit) < 4
+    x = np.concatenate([scale * rng.uniform(-1, 1, 20_000) for scale in SCALES])
+    if name == "log":
+        x = np.concatenate([np.exp(x), 1 + x[np.abs(x) < 0.9]])
+    if name == "log1p":
+        x = np.concatenate([x[np.abs(x) < 1], np.exp(x)])
+    return cast(x, dtype)
 
 
-def test_special_values(tanh):
-    x, out = tanh(SPECIAL)
-    np.testing.assert_allclose(out, np.tanh(x), rtol=1e-6)
-    np.testing.assert_array_equal(np.signbit(out), np.signbit(np.tanh(x)))
-    assert np.all(np.abs(out[~np.isnan(out)]) <= 1)
+@needs_extended_precision
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXACT)
+def test_error_in_units_in_the_last_place(loops, name, dtype):
+    x = arguments(name, dtype)
+    out = run(loops(name, dtype), x)
+    exact, unit = reference(name, x)
+    finite = np.isfinite(cast(exact, dtype))
+    assert finite.sum() > 100_000
+    np.testing.assert_array_equal(np.isfinite(out), finite)
+    assert np.max(np.abs(out[finite] - exact[finite]) / unit[finite]) < UNITS[name]
+
+
+@needs_extended_precision
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXACT)
+def test_overflow_and_underflow(loops, name, dtype):
+    """Results and arguments among the subnormal numbers, and the last before infinity."""
+    info = np.finfo(dtype)
+    low, high = np.log(float(info.smallest_subnormal)), np.log(float(info.max))
+    edges = np.concatenate([np.linspace(low - 2, low + 40, 5000), np.linspace(-1, 1e-3, 999) + high])
+    if name.startswith("log"):
+        tiny = float(info.smallest_subnormal)
+        edges = np.concatenate([tiny * np.arange(1, 999), np.linspace(0.1, 1, 999) * info.max])
+    x = cast(edges, dtype)
+    out = run(loops(name, dtype), x)
+    exact, unit = reference(name, x)
+    expected = cast(exact, dtype)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(out[~finite], expected[~finite])
+    assert np.max(np.abs(out[finite] - exact[finite]) / unit[finite]) < UNITS[name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXACT)
+def test_special_values(loops, name, dtype):
+    x = cast([*SPECIAL, -1.0, -1.5, 1.0], dtype)
+    out = run(loops(name, dtype), x)
+    with np.errstate(all="ignore"):
+        expected = cast(EXACT[name](x.astype(np.longdouble)), dtype)
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=0)
+    number = ~np.isnan(out)
+    np.testing.assert_array_equal(np.signbit(out[number]), np.signbit(expected[number]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bounded_functions_keep_their_bounds(loops, dtype):
+    x = arguments("tanh", dtype)
+    assert np.abs(run(loops("tanh", dtype), x)).max() <= 1
+    share = run(loops("sigmoid", dtype), x)
+    assert share.min() >= 0
+    assert share.max() <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logaddexp(dtype):
+    function = VECTOR_FUNCTIONS["logaddexp", dtype]
+    rng = np.random.default_rng(1)
+    x = cast(np.concatenate([SPECIAL, 30 * rng.normal(size=500)]), dtype)
+    loop = numba.njit(lambda x, y, out: _fill(function, x, y, out))
+    for y in (x, x[::-1].copy(), *(np.full_like(x, number) for number in x[:10])):
+        out = np.empty_like(x)
+        loop(x, y, out)
+        with np.errstate(all="ignore"):
+            exact = np.logaddexp(x.astype(np.longdouble), y.astype(np.longdouble))
+        rtol = 4 * np.finfo(dtype).eps
+        np.testing.assert_allclose(out, cast(exact, dtype), rtol=rtol, atol=rtol)
+
+
+@numba.njit
+def _fill(function, x, y, out):
+    for i in range(x.shape[0]):
+        out[i] = function(x[i], y[i])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_loops_are_vectorized(loops, name, dtype):
+    loop = loops(name, dtype)
+    run(loop, np.ones(3, dtype))
+    (code,) = loop.inspect_llvm().values()
+    scalar = "double" if dtype == "float64" else "float"
+    assert re.search(rf"fmul (contract )?<\d+ x {scalar}>", code)
+    # Divisions and additions may be vectorized while a call of the C library is not.
+    assert not re.search(r"call .*@(exp|expm1|log|log1p|tanh)f?\(", code)
+
+
+def test_loops_of_scanlib_use_them():
+    """Where argument and result have the same dtype; others keep PyTensor's functions."""
+    x, n = pt.vector("x", dtype="float64"), pt.vector("n", dtype="int64")
+
+    def step(x, n, y):
+        rates = pt.exp(-x) + pt.log(x) + pt.log1p(x) + pt.expm1(x) + pt.tanh(x)
+        return 0.5 * y + rates + pt.sigmoid(x) + pt.softplus(x) + pt.exp(n), pt.sin(y)
+
+    results = scanlib.scan(step, sequences=[x, n], outputs_info=[0.0, None], return_updates=False)
+    f = pytensor.function([x, n], results, mode=MODES["numba"])
+    x_value, n_value = np.array([0.5, 1e-9, 3.0, 700.0]), np.array([1, 0, -2, 3])
+    expected = np.exp(n_value.astype(float))
+    expected += np.exp(-x_value) + sum(
+        EXACT[name](x_value) for name in ("log", "log1p", "expm1", "tanh", "sigmoid", "softplus")
+    )
+    for t in range(1, 4):
+        expected[t] += 0.5 * expected[t - 1]
+    np.testing.assert_allclose(f(x_value, n_value)[0], expected, rtol=1e-14)

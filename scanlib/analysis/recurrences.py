@@ -10,6 +10,7 @@ from scanlib.analysis.dependence import components, dependences
 from scanlib.analysis.families import FAMILIES, Component, NotInFamilyError
 from scanlib.analysis.scalar_body import ScalarLoop
 from scanlib.ops.elemwise_scan import Recurrence
+from scanlib.ops.loop import Carry, State
 
 
 @dataclass
@@ -84,7 +85,7 @@ def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int,
 
 
 def _names(scalar: ScalarLoop, taps: dict[int, dict[int, Variable]]) -> dict[Variable, str]:
-    parts = [*scalar.loop.states, *scalar.loop.carries]
+    parts: list[State | Carry] = [*scalar.loop.states, *scalar.loop.carries]
     return {
         variable: parts[part].name or f"state {part}"
         for part, by_tap in taps.items()

@@ -117,10 +117,13 @@ class _Scalarizer(ScalarValues):
             *(self.port(carry.value) for carry in loop.carries),
             *whole_ports,
         ]
-        groups = (sequences, states, carries, non_sequences, [axes for _, axes, _ in results])
         layout = Layout(
-            self.ndim - len(self.dropped),
-            *(tuple(map(self.renumber, group)) for group in groups),
+            ndim=self.ndim - len(self.dropped),
+            sequences=tuple(map(self.renumber, sequences)),
+            states=tuple(map(self.renumber, states)),
+            carries=tuple(map(self.renumber, carries)),
+            non_sequences=tuple(map(self.renumber, non_sequences)),
+            outputs=tuple(self.renumber(axes) for _, axes, _ in results),
             sums=tuple(sums),
             carry_reductions=tuple(map(self.renumber_reduced, reductions)),
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
@@ -226,7 +229,7 @@ class _Scalarizer(ScalarValues):
         axes = range(ndim) if node.op.axis is None else [axis % ndim for axis in node.op.axis]
         kept = [axis for axis in range(ndim) if axis not in axes]
         whole = self.own_axes(source)
-        lost = tuple(sorted(whole[axis] for axis in axes if whole[axis] is not None))
+        lost = tuple(sorted(own for own in (whole[axis] for axis in axes) if own is not None))
         result = tuple(None if axis is None else whole[kept[axis]] for axis in order)
         value = self.with_sizes(self.convert(source, whole), source, whole)
         return _cast(value, variable.type.dtype), result, lost
@@ -298,7 +301,7 @@ def check_layout(layout: Layout) -> None:
     A kernel walks the axes one inside the other, and computes each result as far outside as
     its axes allow. A state of the last axes alone would be computed, and changed, several times.
     """
-    results = [(axes, ()) for axes in layout.states]
+    results: list[tuple[Axes, tuple[int, ...]]] = [(axes, ()) for axes in layout.states]
     results += zip(layout.carries, layout.carry_reductions, strict=True)
     results += zip(layout.outputs, layout.output_reductions, strict=True)
     for axes, reduced in results:

@@ -18,7 +18,7 @@ from scanlib.explain.names import name_parts, titled
 from scanlib.explain.parts import elementwise_shapes, general_shapes, memory_of, parts_of
 from scanlib.explain.reasons import why_not_elementwise, why_not_linear
 from scanlib.explain.runs import Setting
-from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.elemwise_scan import COMPOSED, ElemwiseScan, schedule
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
@@ -107,8 +107,11 @@ def _why(chosen: str, op: ElemwiseScan, loop: Loop, analysis: Analysis) -> str:
             "without temporaries, in which neighbouring channels are computed together"
         )
     if chosen == "steps":
+        costly = [r.family for r in op.recurrences if r.family not in COMPOSED]
         if loop.stop is not None:
             reason = "`until` may end the loop after any step"
+        elif costly:
+            reason = f"composing steps of the family {costly[0]} costs more than taking them"
         elif None in analysis.families:
             reason = "not every state and carry belongs to a recurrence family"
         else:

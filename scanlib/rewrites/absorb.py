@@ -22,30 +22,26 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop | None:
     None if there is nothing of that kind. `node` is the loop as it stands in `fgraph`.
     """
     loop = Loop.from_node(node)
-    changed = False
+    absorbed = {node}
     pending = list(loop.sequences)
     while pending:
         part = pending.pop()
-        if not _is_only_reader(fgraph, part.outer, node, loop):
+        if not _is_read_once(loop, part.outer):
+            continue
+        if any(client not in absorbed for client, _ in fgraph.clients[part.outer]):
             continue
         added = _absorb(loop, part)
         if added is not None:
-            changed = True
+            absorbed.add(part.outer.owner)
             pending += added
-    return loop if changed else None
+    return loop if len(absorbed) > 1 else None
 
 
-def _is_only_reader(fgraph: FunctionGraph, variable: Variable, node: Apply, loop: Loop) -> bool:
-    """Whether nothing but one sequence of the loop reads a variable."""
+def _is_read_once(loop: Loop, variable: Variable) -> bool:
+    """Whether a variable is one sequence of a loop, and nothing else of it."""
     if sum(part.outer is variable for part in loop.sequences) > 1:
         return False
-    if any(part.outer is variable for part in loop.non_sequences):
-        return False
-    return all(client is node or client in _absorbed(loop) for client, _ in fgraph.clients[variable])
-
-
-def _absorbed(loop: Loop) -> set[Apply]:
-    return getattr(loop, "absorbed", set())
+    return all(part.outer is not variable for part in loop.non_sequences)
 
 
 def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
@@ -59,7 +55,9 @@ def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
         return None
     if all(inp.type.broadcastable[0] for inp in producer.inputs):
         return None
-    rows, sequences, non_sequences = [], [], []
+    rows: list[Variable] = []
+    sequences: list[Sequence] = []
+    non_sequences: list[NonSequence] = []
     for inp in producer.inputs:
         if isinstance(inp, Constant) and inp.type.ndim and inp.data.size == 1:
             rows.append(pt.constant(inp.data.reshape((1,) * (inp.type.ndim - 1))))
@@ -81,7 +79,6 @@ def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
     loop.sequences = [other for other in loop.sequences if other is not part] + sequences
     loop.non_sequences += non_sequences
     loop.substitute({part.row: value})
-    loop.absorbed = _absorbed(loop) | {producer}  # type: ignore[attr-defined]
     return sequences
 
 

@@ -107,9 +107,7 @@ def _fuse(
     loop.carries.append(carry)
     results = loop.apply()
     new = results_by_part(loop, results)
-    replacements = {
-        old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)
-    }
+    replacements = {old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)}
     replacements[total.outputs[0]] = pt.cast(new[id(carry)], total.outputs[0].type.dtype)
     return replacements, results.node
 
@@ -142,7 +140,8 @@ class _Rows:
         producer = variable.owner
         if producer is None or not isinstance(producer.op, Elemwise):
             return None
-        if len(producer.outputs) > 1 or any(c is not reader for c, _ in self.fgraph.clients[variable]):
+        clients = [client for client, _ in self.fgraph.clients[variable]]
+        if len(producer.outputs) > 1 or any(client is not reader for client in clients):
             return None
         rows = [self.of(inp, producer) for inp in producer.inputs]
         if any(row is None for row in rows):
@@ -160,7 +159,8 @@ class _Rows:
         if view is None or not isinstance(view.op, Subtensor):
             return None
         for state, history in zip(self.loop.states, outputs.histories, strict=True):
-            if view.inputs[0] is history and not state.untraced and self.is_trace(view, state.depth):
+            whole = view.inputs[0] is history and not state.untraced
+            if whole and self.is_trace(view, state.depth):
                 return state.next
         return None
 

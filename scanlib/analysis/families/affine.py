@@ -60,7 +60,9 @@ def recognize(component: Component) -> Recurrence:
     for part, value in component.nexts.items():
         form = forms[part] or Form({}, value)
         keys = sorted(form.coefficients, key=lambda key: (key[0], -key[1]))
-        terms.append(tuple(Term(*key, elements.add(form.coefficients[key])) for key in keys))
+        terms.append(
+            tuple(Term(key[0], key[1], elements.add(form.coefficients[key])) for key in keys)
+        )
         constants.append(elements.add(form.constant))
     return elements.recurrence("affine", component, tuple(terms), tuple(constants))
 

@@ -9,7 +9,7 @@ conditional heteroskedasticity", 1986). With ``v = h²`` the step is ``a v + b``
 from __future__ import annotations
 
 import pytensor.scalar as ps
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.analysis.families import affine
@@ -40,9 +40,7 @@ def recognize(component: Component) -> Recurrence:
     if kind(value) != "f" or value.owner is None or not isinstance(value.owner.op, ps.Sqrt):
         raise NotInFamilyError("the next value is no square root")
     square = tap.type()
-    replacements = {
-        node.outputs[0]: square for node in toposort([value]) if _is_square(node, tap)
-    }
+    replacements = {node.outputs[0]: square for node in toposort([value]) if _is_square(node, tap)}
     (inside,) = substitute([value.owner.inputs[0]], replacements)
     if tap in ancestors([inside]) or square not in ancestors([inside]):
         raise NotInFamilyError("the state is read other than as its square")
@@ -53,7 +51,7 @@ def recognize(component: Component) -> Recurrence:
     return Recurrence(FAMILY, found.parts, found.elements, found.terms, found.constants)
 
 
-def _is_square(node, tap: Variable) -> bool:
+def _is_square(node: Apply, tap: Variable) -> bool:
     if isinstance(node.op, ps.Sqr):
         return node.inputs[0] is tap
     if isinstance(node.op, ps.Mul):

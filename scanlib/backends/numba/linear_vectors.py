@@ -13,6 +13,11 @@ whether all states it wrote are finite, and the caller repeats a block that has 
 step, with ``k = 1``. (J. Kogge and H. Stone, "A parallel algorithm for the efficient solution of a
 general class of recurrence equations", 1973, of which this is the sequential use.)
 
+Larger products, ``new = add + Σ_j coefficient_j row_j``, run over the items of the result in tiles of
+a few vectors that stay in registers while `j` runs; `combine` writes them. Every item is the sum of
+the same terms in the same order whatever the tile's place in memory, so results are the same at
+every run.
+
 The code is written as LLVM's intermediate representation, because loops over four numbers are not
 reliably turned into vectors by compilers.
 """
@@ -28,7 +33,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-VERSION = "scanlib-linear-vectors-1"
+VERSION = "scanlib-linear-vectors-2"
 WIDEST = 8  # columns longer than this do not fit the registers
 BLOCK = 64  # steps after which finiteness is checked
 
@@ -170,3 +175,123 @@ def _write_steps(
         builder.store(place, row)
         builder.store(total, check)
     return writer.all_ordered(builder.load(check))
+
+
+# Tiles of the result, from wide to narrow: how many vectors, the part of a full vector, and how
+# many terms are summed apart, so that additions need not wait for one another.
+_TILES = ((4, 1, 2), (1, 1, 4), (1, 2, 4))
+_VECTOR_BYTES = 64
+
+
+@lru_cache(maxsize=None)
+def combine(has_addend: bool) -> Callable[..., Any]:
+    """Return the function that writes a combination of rows.
+
+    Its arguments are the result and the position of its first item, the coefficients and theirs,
+    the rows, the position of the first one and their distance, the number of rows and of items of
+    each, the addend and its position (ignored without `has_addend`).
+    """
+
+    @intrinsic
+    def combined(  # type: ignore[no-untyped-def]
+        context, out, out_at, factors, factors_at, rows, rows_at, distance, count, width, add, add_at
+    ):
+        signature = types.void(
+            out, out_at, factors, factors_at, rows, rows_at, distance, count, width, add, add_at
+        )
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            number = signature.args[0].dtype
+            kind = context.get_value_type(number)
+
+            def start(array: int, position: int) -> Any:
+                made = context.make_array(signature.args[array])
+                data = made(context, builder, arguments[array]).data
+                return builder.gep(data, [arguments[position]])
+
+            add = start(9, 10) if has_addend else None
+            writer = _Combination(
+                builder, kind, number.bitwidth // 8, start(0, 1), start(2, 3), start(4, 5), add
+            )
+            writer.write(arguments[6], arguments[7], arguments[8])
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return combined
+
+
+class _Combination:
+    """Writes the code of `combine`."""
+
+    def __init__(
+        self, builder: Any, number: Any, itemsize: int, out: Any, factors: Any, rows: Any, add: Any
+    ) -> None:
+        self.builder = builder
+        self.number = number
+        self.itemsize = itemsize
+        self.out, self.factors, self.rows, self.add = out, factors, rows, add
+        self.index = ir.IntType(64)
+
+    def write(self, distance: Any, count: Any, width: Any) -> None:
+        done: Any = ir.Constant(self.index, 0)
+        full = _VECTOR_BYTES // self.itemsize
+        for vectors, part, apart in (*_TILES, (1, full, 4)):
+            done = self.tiles(done, width, distance, count, vectors, full // part, apart)
+
+    def tiles(
+        self, start: Any, width: Any, distance: Any, count: Any, vectors: int, size: int, apart: int
+    ) -> Any:
+        """Write tiles of one size as long as they fit, and return where they end."""
+        builder = self.builder
+        step = ir.Constant(self.index, vectors * size)
+        tiles = builder.sdiv(builder.sub(width, start), step)
+        end = builder.add(start, builder.mul(tiles, step))
+        with cgutils.for_range_slice(builder, start, end, step, self.index) as (place, _):
+            self.tile(place, distance, count, vectors, size, apart)
+        return end
+
+    def tile(
+        self, place: Any, distance: Any, count: Any, vectors: int, size: int, apart: int
+    ) -> None:
+        builder = self.builder
+        writer = _Writer(builder, self.number, size, self.itemsize)
+        zero = ir.Constant(writer.type, [0.0] * size)
+        places = [
+            builder.add(place, ir.Constant(self.index, v * size)) for v in range(vectors)
+        ]
+        sums = [[cgutils.alloca_once(builder, writer.type) for _ in places] for _ in range(apart)]
+        for k, row in enumerate(sums):
+            for total, at in zip(row, places, strict=True):
+                first = zero if k or self.add is None else writer.load(self.add, at)
+                builder.store(first, total)
+
+        def term(j: Any, totals: list[Any]) -> None:
+            factor = builder.load(builder.gep(self.factors, [j]))
+            single = builder.insert_element(
+                ir.Constant(writer.type, ir.Undefined), factor, ir.Constant(ir.IntType(32), 0)
+            )
+            copies = builder.shuffle_vector(
+                single,
+                ir.Constant(writer.type, ir.Undefined),
+                ir.Constant(ir.VectorType(ir.IntType(32), size), [0] * size),
+            )
+            row = builder.mul(j, distance)
+            for total, at in zip(totals, places, strict=True):
+                item = writer.load(self.rows, builder.add(row, at))
+                builder.store(writer.fma(item, copies, builder.load(total)), total)
+
+        step = ir.Constant(self.index, apart)
+        whole = builder.mul(builder.sdiv(count, step), step)
+        start = ir.Constant(self.index, 0)
+        with cgutils.for_range_slice(builder, start, whole, step, self.index) as (j, _):
+            for k, row in enumerate(sums):
+                term(builder.add(j, ir.Constant(self.index, k)), row)
+        one = ir.Constant(self.index, 1)
+        with cgutils.for_range_slice(builder, whole, count, one, self.index) as (j, _):
+            term(j, sums[0])
+        for v, at in enumerate(places):
+            parts = [builder.load(row[v]) for row in sums]
+            while len(parts) > 1:
+                parts = [builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            writer.store(parts[0], self.out, at)

@@ -250,7 +250,7 @@ class BlockWriter(ElemwiseWriter):
         depth = self.depths[part]
         squares = self.source.name("V")
         line(f"{squares} = np.empty({self.block + depth}, np.{dtype})")
-        before, first = (("n", 0) if self.reverse else (f"{depth - 1}", depth))
+        before, first = ("n", 0) if self.reverse else (f"{depth - 1}", depth)
         line(f"{squares}[{before}] = H{part}[{before}] * H{part}[{before}]")
         kernel = self.kernel(number, recurrence, squares)
         line(f"safe = safe & {kernel}")
@@ -268,9 +268,7 @@ class BlockWriter(ElemwiseWriter):
         place = -offset if self.reverse else self.depths[part] + offset
         return f"H{part}[{place}:{place} + n]"
 
-    def kernel(
-        self, number: int, recurrence: Recurrence, values: str | None = None
-    ) -> str | None:
+    def kernel(self, number: int, recurrence: Recurrence, values: str | None = None) -> str | None:
         """Return the call of a kernel for one state of depth one, None if none fits.
 
         `values` is the buffer that is scanned, if it is not the part's own.

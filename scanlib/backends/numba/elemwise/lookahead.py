@@ -11,6 +11,7 @@ far taps of a season are read as they are and belong to `F`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scanlib.backends.numba.source import Source
@@ -19,6 +20,7 @@ from scanlib.ops.elemwise_scan import Recurrence
 GROUP = 4
 
 Symbol = tuple[int, int]
+Element = Callable[[int, str], str]  # the text of an element at a step
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Lookahead:
             return f"H{part}[j + {-step}]"
         return f"H{part}[j + {self.depths[part] + step}]"
 
-    def write(self, element, dtype: str) -> None:
+    def write(self, element: Element, dtype: str) -> None:
         """Write the loop over groups of steps, and the steps that are left."""
         line = self.source.line
         line("k = 0")
@@ -64,7 +66,7 @@ class Lookahead:
                 self.write_group(element, dtype, steps)
                 line(f"k += {steps}")
 
-    def write_group(self, element, dtype: str, steps: int) -> None:
+    def write_group(self, element: Element, dtype: str, steps: int) -> None:
         forms: list[dict[int, Form]] = []
         results: list[tuple[str, str]] = []
         read: dict[Symbol, str] = {}
