@@ -1,136 +1,193 @@
-"""Time scanlib against ``pytensor.scan``, both in PyTensor's default mode, and print one table.
+"""Time scanlib against hand-written loops, ``pytensor.scan``, JAX and SciPy; print one table.
 
-Ratios below one mean that scanlib is faster. Both libraries take turns in one process (see
-``benchmarks/timing.py``) after their values were checked against loops written by hand.
+Ratios below one mean that scanlib is faster. All take turns in one process (see
+``benchmarks/timing.py``) after their values were checked against loops written by hand. Then come
+the time from graph to first result with cold and warm caches, and the errors of the discounted sum
+in single precision. JAX and matplotlib are used where they are installed.
 """
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
+from benchmarks.loops import LOOPS
+from benchmarks.machine import environment
+from benchmarks.measure import Measurement, first_line, measure
+from benchmarks.model import PASSES
+from benchmarks.numerics import ErrorRow, measure_errors
+from benchmarks.peers import OPTIONAL
+from benchmarks.report import errors_table, speed_table, starts_table, sweep_table
+from benchmarks.starts import Start, time_starts
+from benchmarks.sweep import Sweeps, run_sweep
 
-from benchmarks.cold import take_cold_turns
-from benchmarks.loops import LOOPS, OURS, THEIRS, Loop, load_library
-from benchmarks.report import HAND, Row, table
-from benchmarks.timing import take_turns
+Result = TypeVar("Result")
 
-PASSES = {False: "forward", True: "forward + gradient"}
-
-
-def largest_difference(results: Any, expected: Any) -> float:
-    """Largest difference over all results, each relative to its own largest expected entry."""
-    if not isinstance(results, list):
-        results, expected = [results], [expected]
-    differences = [
-        np.max(np.abs(result - value)) / max(float(np.max(np.abs(value))), 1e-300)
-        for result, value in zip(results, expected, strict=True)
-    ]
-    return float(max(differences))
-
-
-def check(loop: Loop, gradient: bool, name: str, results: Any, expected: Any) -> None:
-    """Raise when the results of a library are not those of the hand-written loop."""
-    if gradient and name == THEIRS and not loop.reference_gradient:
-        return
-    difference = largest_difference(results, expected)
-    if not difference <= loop.tolerance:
-        raise ValueError(
-            f"{name} disagrees with the hand-written loop on {loop.name}, {PASSES[gradient]}: "
-            f"relative difference {difference:.1e}, allowed {loop.tolerance:.0e}"
-        )
-
-
-def time_warm(loop: Loop, gradient: bool, rounds: int) -> Row:
-    """Time the compiled functions of both libraries, and the hand-written loop as a scale."""
-    data = loop.data()
-    by_hand = loop.gradient if gradient else loop.forward
-    plain = [array.item() if array.ndim == 0 else array for array in data]
-    expected = by_hand(*plain)
-    calls: dict[str, Callable[[], object]] = {}
-    for name in (THEIRS, OURS):
-        function = loop.build(load_library(name)).compile(gradient)
-        results = function(*data)
-        check(loop, gradient, name, results, expected)
-        calls[name] = partial(function, *data)
-    if loop.compiled:
-        calls[HAND] = partial(by_hand, *plain)
-    return Row(loop.title, PASSES[gradient], take_turns(calls, rounds))
-
-
-def time_cold(loop: Loop, gradient: bool, rounds: int) -> Row:
-    """Time both libraries from graph to first result with empty caches."""
-    samples = take_cold_turns(loop.name, gradient, rounds)
-    return Row(loop.title, f"cold start, {PASSES[gradient]}", samples)
-
-
-def environment() -> dict[str, str]:
-    """What the figures depend on."""
-    names = ("pytensor", "numba", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+QUICK = {"repeat": 7, "seconds": 0.2, "starts_repeat": 1}
+USUAL = {"repeat": 11, "seconds": 0.3, "starts_repeat": 2}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--loops", nargs="+", choices=LOOPS, default=list(LOOPS), help="which loops (default: all)"
+    add = parser.add_argument
+    add("--loops", nargs="+", choices=LOOPS, help="which loops (default: all)")
+    add(
+        "--peers",
+        nargs="*",
+        choices=OPTIONAL,
+        default=list(OPTIONAL),
+        help="whom to time beside scanlib and the hand-written loop (default: all)",
     )
-    parser.add_argument(
-        "--repeat", type=int, default=15, help="rounds of paired timings (default: 15)"
+    add("--repeat", type=int, help=f"rounds of paired timings (default: {USUAL['repeat']})")
+    add(
+        "--seconds",
+        type=float,
+        help="how long all samples of one peer may take; slow ones sit out some rounds "
+        f"(default: {USUAL['seconds']})",
     )
-    parser.add_argument(
-        "--cold",
+    add("--quick", action="store_true", help="one loop of each kind, fewer samples")
+    add(
+        "--starts",
+        nargs="*",
+        choices=LOOPS,
+        default=["garch"],
+        help="loops whose time from graph to first result is taken (default: garch)",
+    )
+    add("--no-starts", dest="starts", action="store_const", const=[], help="none of them")
+    add("--starts-repeat", type=int, help=f"how often (default: {USUAL['starts_repeat']})")
+    add(
+        "--numerics",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also time from graph to first result with empty caches (default: yes)",
+        help="the errors of the discounted sum in single precision (default: yes)",
     )
-    parser.add_argument(
-        "--cold-repeat", type=int, default=1, help="rounds of cold starts (default: 1)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all samples there")
+    add("--sweep", action="store_true", help="also the affine loop by length and by width")
+    add("--json", type=Path, metavar="FILE", help="write everything there, with all samples")
+    add("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, SVG or PDF)")
     options = parser.parse_args(arguments)
-    if min(options.repeat, options.cold_repeat) < 1:
-        parser.error("--repeat and --cold-repeat must be at least 1")
+    defaults = QUICK if options.quick else USUAL
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.loops is None:
+        options.loops = [name for name, loop in LOOPS.items() if loop.quick or not options.quick]
+    if min(options.repeat, options.starts_repeat) < 1:
+        parser.error("--repeat and --starts-repeat must be at least 1")
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and print the table."""
-    options = parse(arguments)
-    loops = [LOOPS[name] for name in options.loops]
-    jobs = [(time_warm, loop, gradient, options.repeat) for loop in loops for gradient in PASSES]
-    if options.cold:
-        jobs += [
-            (time_cold, loop, gradient, options.cold_repeat)
-            for loop in loops
-            if loop.cold
-            for gradient in PASSES
-        ]
-    rows: list[Row] = []
-    failures: list[str] = []
-    for measure, loop, gradient, rounds in jobs:
-        print(f"{measure.__name__} {loop.name} {PASSES[gradient]} ...", file=sys.stderr)
+class Run:
+    """The results so far, and what went wrong on the way."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.measurements: list[Measurement] = []
+        self.starts: list[Start] = []
+        self.errors: list[ErrorRow] = []
+        self.sweeps: Sweeps | None = None
+        self.failures: list[str] = []
+
+    def attempt(self, title: str, job: Callable[[], Result]) -> Result | None:
+        """Run a job; a failure is kept for the end, and the run goes on."""
+        print(f"{title} ...", file=sys.stderr, flush=True)
         try:
-            rows.append(measure(loop, gradient, rounds))
+            return job()
         except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "")  # numba's go on for pages
-            failures.append(f"{loop.name}, {PASSES[gradient]}: {type(error).__name__}: {reason}")
-    if rows:
-        print(table(rows))
-        print("\n" + ", ".join(f"{name} {number}" for name, number in environment().items()))
+            self.failures.append(f"{title}: {first_line(error)}")
+            return None
+
+    def run(self) -> None:
+        """Take all measurements that were asked for."""
+        options = self.options
+        for name in options.loops:
+            for gradient in PASSES:
+                self.measure_pass(name, gradient)
+        if options.sweep:
+            self.sweeps = self.attempt(
+                "sweep", lambda: run_sweep(options.peers, options.repeat, options.seconds)
+            )
+        if options.numerics:
+            self.errors = self.attempt("errors of the discounted sum", measure_errors) or []
+        for name in options.starts:
+            self.time_start(name)
+
+    def measure_pass(self, name: str, gradient: bool) -> None:
+        """Time one pass over one loop."""
+        options = self.options
+        result = self.attempt(
+            f"{name}, {PASSES[gradient]}",
+            lambda: measure(LOOPS[name], gradient, options.peers, options.repeat, options.seconds),
+        )
+        if result is not None:
+            self.measurements.append(result)
+
+    def time_start(self, name: str) -> None:
+        """Time from graph to first result, with the gradient."""
+        result = self.attempt(
+            f"{name}, from graph to first result",
+            lambda: time_starts(name, True, self.options.starts_repeat),
+        )
+        if result is not None:
+            self.starts.append(result)
+
+    def text(self) -> str:
+        """Everything that is printed."""
+        parts = []
+        if self.measurements:
+            parts.append(speed_table(self.measurements))
+        if self.sweeps:
+            parts.append(sweep_table(self.sweeps))
+        if self.starts:
+            parts.append(starts_table(self.starts))
+        if self.errors:
+            parts.append(errors_table(self.errors))
+        parts.append(", ".join(f"{name} {value}" for name, value in environment().items()))
+        return "\n\n".join(parts)
+
+    def record(self) -> dict[str, Any]:
+        """Everything, for the JSON file."""
+        sweeps = self.sweeps or {}
+        return {
+            "environment": environment(),
+            "speed": [measurement.record() for measurement in self.measurements],
+            "sweeps": {
+                axis: [{axis: size, **m.record()} for size, m in points]
+                for axis, points in sweeps.items()
+            },
+            "starts": [start.record() for start in self.starts],
+            "errors": [row.record() for row in self.errors],
+            "failures": self.failures,
+        }
+
+
+def save_plot(run: Run, path: Path) -> None:
+    """Draw the figure, or say why not."""
+    try:
+        from benchmarks.plot import draw_plot
+
+        draw_plot(path, run.measurements, run.sweeps)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        print("matplotlib not installed: no plot", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks and print the tables."""
+    options = parse(arguments)
+    run = Run(options)
+    run.run()
+    print(run.text())
     if options.json:
-        record = {"environment": environment(), "rows": [row.record() for row in rows]}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for failure in failures:
+        options.json.write_text(json.dumps(run.record(), indent=1) + "\n", encoding="utf-8")
+    if options.plot and (run.measurements or run.sweeps):
+        save_plot(run, options.plot)
+    for failure in run.failures:
         print(f"FAILED {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if run.failures else 0
 
 
 if __name__ == "__main__":

@@ -1,72 +1,194 @@
-"""Rows of the table, and how they are printed."""
+"""The tables that ``python -m benchmarks`` prints."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
-from typing import Any
 
-from benchmarks.loops import OURS, THEIRS
-from benchmarks.timing import Ratio, paired_ratio
+from benchmarks.measure import Measurement
+from benchmarks.model import OURS, PASSES, THEIRS
+from benchmarks.numerics import ErrorRow
+from benchmarks.peers import (
+    ASSOCIATIVE,
+    CALL,
+    COPY,
+    DIRECT,
+    FRESH,
+    HAND,
+    LAX,
+    LFILTER,
+    NEW_PAGES,
+)
+from benchmarks.starts import COLD, COLD_GOAL, TRIVIAL, WARM, WARM_GOAL_OVER_TRIVIAL, Start
+from benchmarks.timing import median
 
-HAND = "hand loop"
+LEGEND = """\
+Ratios of times, medians of paired samples; below one, scanlib is faster. `hand`: a hand-written
+numba loop on one thread into memory allocated before. `goal` and `met`: for the ratio to `hand`
+(`+ call`: after one empty call was taken off). `copy`: moving the bytes, every input once and every
+result once. `memory / hand`: allocating and touching results, from reused memory to new pages.
+`call / hand`: one call of a PyTensor function that does nothing. `Ops`: scanlib's Ops in the
+compiled function; a loop that only has `Scan` was not lowered."""
 
-HEADINGS = (
+BASES = (THEIRS, LAX, ASSOCIATIVE, LFILTER, COPY)
+
+
+def speed_rows(measurement: Measurement) -> list[list[str]]:
+    """A line for the step function, and one for the direct function if there is one."""
+    return [
+        speed_row(measurement, subject)
+        for subject in (OURS, DIRECT)
+        if subject in measurement.samples or measurement.absent.get(subject)
+    ]
+
+
+def speed_row(measurement: Measurement, subject: str) -> list[str]:
+    """The figures of one way to write one pass over one loop."""
+    loop, samples = measurement.loop, measurement.samples
+    written = "scan" if subject == OURS or loop.direct is None else loop.direct[0]
+    names = [loop.title, PASSES[measurement.gradient], written]
+    if subject not in samples:
+        return [*names, measurement.absent[subject], *[""] * (len(SPEED_HEADINGS) - 4)]
+    to_hand = measurement.ratio(subject, HAND)
+    assert to_hand is not None
+    spread = f"{show_ratio(to_hand.low)}–{show_ratio(to_hand.high)}"
+    cells = [show_ratio(to_hand.median), spread, *goal_cells(measurement, subject)]
+    for base in BASES:
+        ratio = measurement.ratio(subject, base)
+        cells.append(show_ratio(ratio.median) if ratio else measurement.absent.get(base, ""))
+    memory = [measurement.ratio(name, HAND) for name in (FRESH, NEW_PAGES)]
+    cells.append("–".join(show_ratio(ratio.median) for ratio in memory if ratio))
+    call = measurement.ratio(CALL, HAND)
+    cells.append(show_ratio(call.median) if call else "")
+    cells += [show_seconds(median(samples[HAND])), show_seconds(median(samples[subject]))]
+    return [*names, *cells, measurement.operations.get(subject) or "none"]
+
+
+SPEED_HEADINGS = (
     "loop",
     "pass",
-    f"{OURS} / {THEIRS}",
+    "by",
+    "scanlib / hand",
     "quartiles",
-    f"{OURS} / {HAND}",
-    THEIRS,
-    OURS,
+    "goal",
+    "met",
+    *(f"/ {base.replace('associative', 'assoc')}" for base in BASES),
+    "memory / hand",
+    "call / hand",
+    "hand",
+    "scanlib",
+    "Ops",
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: a loop, a pass over it, and the paired times of everybody."""
+def goal_cells(measurement: Measurement, subject: str) -> list[str]:
+    """The goal, and whether it was met."""
+    misses = measurement.misses(subject)
+    if misses is None or measurement.goal is None:
+        return ["", ""]
+    goal = f"≤ {measurement.goal:g}" + (" + call" if measurement.loop.plus_call else "")
+    if measurement.loop.lfilter_goal is not None and not measurement.gradient:
+        goal += f", lfilter ≤ {measurement.loop.lfilter_goal:g}"
+    if measurement.loop.plus_call:
+        ratio = measurement.goal_ratio(subject)
+        assert ratio is not None
+        suffix = f" ({show_ratio(ratio.median)})"
+    else:
+        suffix = f" ({', '.join(misses)})" if misses == [LFILTER] else ""
+    return [goal, ("no" if misses else "yes") + suffix]
 
-    loop: str
-    passed: str
-    samples: Mapping[str, Sequence[float]]
 
-    @property
-    def ratio(self) -> Ratio:
-        """Time of scanlib by the time of ``pytensor.scan``."""
-        return paired_ratio(self.samples[OURS], self.samples[THEIRS])
+def speed_table(measurements: Sequence[Measurement]) -> str:
+    """All loops, with the notes below."""
+    lines = [row for measurement in measurements for row in speed_rows(measurement)]
+    notes: dict[str, None] = {}
+    for measurement in measurements:
+        for note in measurement.notes:
+            notes[f"* {measurement.loop.title}: {note}"] = None
+    return "\n".join([draw(SPEED_HEADINGS, lines, left=3), "", LEGEND, *notes])
 
-    @property
-    def hand_ratio(self) -> Ratio | None:
-        """Time of scanlib by the time of the hand-written loop, where there is one."""
-        if HAND not in self.samples:
-            return None
-        return paired_ratio(self.samples[OURS], self.samples[HAND])
 
-    def cells(self) -> list[str]:
-        """The row as the table shows it."""
-        ratio, hand_ratio = self.ratio, self.hand_ratio
-        return [
-            self.loop,
-            self.passed,
-            show_ratio(ratio.median),
-            f"{show_ratio(ratio.low)} to {show_ratio(ratio.high)}",
-            show_ratio(hand_ratio.median) if hand_ratio else "",
-            show_seconds(median(self.samples[THEIRS])),
-            show_seconds(median(self.samples[OURS])),
+def starts_table(starts: Sequence[Start]) -> str:
+    """Seconds to the first result, and the goals."""
+    lines = []
+    for start in starts:
+        title = f"{start.loop}, {PASSES[start.gradient]}"
+        for subject in dict.fromkeys(name for name, _ in start.samples):
+            cold, warm = start.cost(subject, COLD), start.cost(subject, WARM)
+            over = "" if subject == TRIVIAL else f"{start.over_trivial(subject):+.2f} s"
+            line = [title, subject, f"{cold:.2f} s", "", "", f"{warm:.2f} s", over, "", ""]
+            if subject == OURS:
+                line[3:5] = [f"≤ {COLD_GOAL:g} s", yes(cold <= COLD_GOAL)]
+                met = start.over_trivial(subject) <= WARM_GOAL_OVER_TRIVIAL
+                line[7:9] = [f"≤ {WARM_GOAL_OVER_TRIVIAL:g} s", yes(met)]
+            lines.append(line)
+    headings = (
+        "from graph to first result",
+        "by",
+        "cold cache",
+        "goal",
+        "met",
+        "warm cache",
+        "over no loop",
+        "goal",
+        "met",
+    )
+    return draw(headings, lines, left=2)
+
+
+def errors_table(rows: Sequence[ErrorRow]) -> str:
+    """The largest errors of the discounted sum in single precision."""
+    lines = [
+        [
+            row.name,
+            *(f"{error:.1e}" if error is not None else row.absent for error in row.errors()),
+            "" if row.met() is None else yes(bool(row.met())),
         ]
+        for row in rows
+    ]
+    headings = (
+        "discounted sum, 10,000, float32, largest error",
+        "ones (goal ≤ 2.7e-5)",
+        "noise, first draw (goal ≤ 5.0e-6)",
+        "noise, median of draws",
+        "noise, worst draw",
+        "met",
+    )
+    return draw(headings, lines, left=1)
 
-    def record(self) -> dict[str, Any]:
-        """The row as the JSON file holds it."""
-        return {
-            "loop": self.loop,
-            "pass": self.passed,
-            "ratio": asdict(self.ratio),
-            "hand_ratio": asdict(self.hand_ratio) if self.hand_ratio else None,
-            "seconds": {name: list(times) for name, times in self.samples.items()},
-        }
+
+def sweep_table(sweeps: Mapping[str, Sequence[tuple[int, Measurement]]]) -> str:
+    """Time per element as length or width grows."""
+    tables = []
+    for axis, points in sweeps.items():
+        names = list(dict.fromkeys(name for _, m in points for name in m.samples))
+        lines = [
+            [
+                f"{size:,}",
+                *(
+                    f"{1e9 * median(m.samples[name]) / elements(m):.3g}"
+                    if name in m.samples
+                    else ""
+                    for name in names
+                ),
+            ]
+            for size, m in points
+        ]
+        tables.append(draw((f"ns per element, by {axis}", *names), lines, left=0))
+    return "\n\n".join(tables)
+
+
+def elements(measurement: Measurement) -> int:
+    """How many numbers the loop computes."""
+    return max(measurement.bytes_written // 8, 1)
+
+
+def yes(met: bool) -> str:
+    """A word for the column ``met``."""
+    return "yes" if met else "no"
 
 
 def show_ratio(ratio: float) -> str:
     """Two decimals for small ratios, fewer for large ones."""
+    if ratio < 0.0095:
+        return f"{ratio:.0e}" if ratio > 0 else f"{ratio:.2f}"
     return f"{ratio:.2f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
@@ -78,21 +200,20 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def table(rows: Sequence[Row]) -> str:
-    """All rows as one Markdown table with its columns aligned."""
-    lines = [list(HEADINGS), *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    left = 2  # the names stand left, the figures right
+def draw(headings: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> str:
+    """One Markdown table with its columns aligned, the first `left` of them to the left."""
+    rows = [list(headings), *lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
     rule = [
         "-" * width if column < left else "-" * (width - 1) + ":"
         for column, width in enumerate(widths)
     ]
 
-    def draw(cells: Sequence[str]) -> str:
+    def line(cells: Sequence[str]) -> str:
         padded = (
             cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         return "| " + " | ".join(padded) + " |"
 
-    return "\n".join([draw(lines[0]), draw(rule), *(draw(line) for line in lines[1:])])
+    return "\n".join([line(rows[0]), line(rule), *(line(row) for row in rows[1:])])

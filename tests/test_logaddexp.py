@@ -105,7 +105,7 @@ def assert_near(actual, h0, a, b, dtype):
         error, own = (np.abs(values[finite] - exact[finite]) for values in (actual, own))
         # One step rounds a shifted state, a distance and a sum; errors of a state stay in it.
         size = np.maximum(1, np.maximum.accumulate(np.abs(exact[finite])))
-        assert np.all(error <= 2 * np.maximum.accumulate(own) + 8 * unit * size)
+        assert np.all(error <= 4 * np.maximum.accumulate(own) + 8 * unit * size)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -129,11 +129,12 @@ class TestForward:
     @pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1e4])
     def test_ranges_inside_a_block(self, loops, kind, dtype, scale):
         f = loops(kind, dtype)
+        start = np.dtype(dtype).type(-scale)
         cases = [data(1500, dtype, kind, scale, seed)[1] for seed in range(3)]
         ramp = np.linspace(-scale, scale, 1500).astype(dtype)
         for b in (*cases, ramp, ramp[::-1].copy(), np.full_like(ramp, scale)):
             a, _, w = data(1500, dtype, kind, min(scale, 4.0))
-            assert_near(f(-scale, a, b, w), -scale, None if kind == "plain" else a, b, dtype)
+            assert_near(f(start, a, b, w), start, None if kind == "plain" else a, b, dtype)
 
     def test_only_minus_infinity(self, loops, kind, dtype):
         a, _, w = data(70, dtype, kind)

@@ -19,9 +19,7 @@ NEGATIVE_STEPS = "linear scan: n_steps must not be negative, got {}"
 MATRIX_ROWS = "linear scan: the matrix has {} rows in time, the recurrence takes {} steps"
 OFFSET_ROWS = "linear scan: the offset has {} rows in time, the recurrence takes {} steps"
 INITIAL_ROWS = "linear scan: the initial state needs 1 row in time, got {}"
-SHAPES = (
-    "linear scan: sizes of matrix, offset and initial state differ along one axis: {} and {}"
-)
+SHAPES = "linear scan: sizes of matrix, offset and initial state differ along one axis: {} and {}"
 
 
 def missing_steps(required: int) -> str:
@@ -101,9 +99,7 @@ def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
         elif op.side == "left":
             new = product(op.semiring, matrix, state)
         else:
-            turned = product(
-                op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2)
-            )
+            turned = product(op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2))
             new = np.swapaxes(turned, -1, -2)
         history[after] = new if parts.offset is None else new + parts.offset[t]
     if not op.untraced:

@@ -206,7 +206,8 @@ class LinearScan(Op):
         expected = 2 + self.has_offset + self.has_n_steps
         if len(inputs) != expected:
             raise ValueError(f"{self} takes {expected} inputs, got {len(inputs)}")
-        parts = Parts(*(None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs)))
+        given = (None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs))
+        parts = Parts(*given)
         parts = self._check_types(parts)
         self._check_ranks(parts)
         length = self._static_length(parts)
@@ -394,8 +395,6 @@ def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> li
     elif op.matrix_batch_rank(core.matrix.type.ndim):
         has_time = op.coefficient == "steps"
         matrix = spread("matrix", has_time, op.batch_rank(core.initial.type.ndim))
-    parts = Parts(
-        new.n_steps, matrix, spread("offset", True, 0), spread("initial", True, 0)
-    )
+    parts = Parts(new.n_steps, matrix, spread("offset", True, 0), spread("initial", True, 0))
     out = op.make_node(*op.join(parts)).outputs[0]
     return [pt.moveaxis(out, 0, count)]

@@ -37,8 +37,8 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.analysis.matrix_affine import NotAffineError, Recurrence, recognize
-from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, constant_index, is_tensor, substitute
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Carry, Loop, Output, State
@@ -70,9 +70,8 @@ class LowerLinearLoops(GraphRewriter):
                 new = lower_linear(node, read)
             except NotLinearError:
                 continue
-            replacements = {
-                old: value for old, value in zip(node.outputs, new, strict=True) if value is not None
-            }
+            pairs = zip(node.outputs, new, strict=True)
+            replacements = {old: value for old, value in pairs if value is not None}
             replace(fgraph, replacements, "scanlib_linear")
 
 

@@ -11,7 +11,6 @@ the sum.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -240,4 +239,3 @@ def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable
     if left.type.shape[1] == 1:
         return (left.mT * right).sum(axis=1)[:, None, :]
     return pt.matmul(left, right)
-

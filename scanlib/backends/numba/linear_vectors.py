@@ -13,10 +13,9 @@ whether all states it wrote are finite, and the caller repeats a block that has 
 step, with ``k = 1``. (J. Kogge and H. Stone, "A parallel algorithm for the efficient solution of a
 general class of recurrence equations", 1973, of which this is the sequential use.)
 
-Larger products, ``new = add + Σ_j coefficient_j row_j``, run over the items of the result in tiles of
-a few vectors that stay in registers while `j` runs; `combine` writes them. Every item is the sum of
-the same terms in the same order whatever the tile's place in memory, so results are the same at
-every run.
+Larger products, ``new = add + Σ_j factor_j row_j``, run over the items of the result in tiles of a
+few vectors that stay in registers while `j` runs; `combine` writes them. The order in which an
+item's terms are added depends on sizes alone, so results are the same at every run.
 
 The code is written as LLVM's intermediate representation, because loops over four numbers are not
 reliably turned into vectors by compilers.
@@ -25,7 +24,7 @@ reliably turned into vectors by compilers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -56,9 +55,7 @@ class _Writer:
         self._fma = cgutils.get_or_insert_function(builder.module, kind, name)
 
     def address(self, pointer: Any, index: Any) -> Any:
-        return self.builder.bitcast(
-            self.builder.gep(pointer, [index]), self.type.as_pointer()
-        )
+        return self.builder.bitcast(self.builder.gep(pointer, [index]), self.type.as_pointer())
 
     def load(self, pointer: Any, index: Any) -> Any:
         return self.builder.load(self.address(pointer, index), align=self.itemsize)
@@ -101,7 +98,7 @@ class _Writer:
         return self.builder.not_(result)
 
 
-@lru_cache(maxsize=None)
+@cache
 def vector_steps(size: int, ahead: int, has_offset: bool) -> Callable[..., Any]:
     """Return the function that takes `ahead` steps `n` times.
 
@@ -121,9 +118,7 @@ def vector_steps(size: int, ahead: int, has_offset: bool) -> Callable[..., Any]:
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             number = signature.args[0].dtype
-            writer = _Writer(
-                builder, context.get_value_type(number), size, number.bitwidth // 8
-            )
+            writer = _Writer(builder, context.get_value_type(number), size, number.bitwidth // 8)
             data = [
                 context.make_array(signature.args[i])(context, builder, arguments[i]).data
                 for i in range(3)
@@ -183,7 +178,7 @@ _TILES = ((4, 1, 2), (1, 1, 4), (1, 2, 4))
 _VECTOR_BYTES = 64
 
 
-@lru_cache(maxsize=None)
+@cache
 def combine(has_addend: bool) -> Callable[..., Any]:
     """Return the function that writes a combination of rows.
 
@@ -194,10 +189,10 @@ def combine(has_addend: bool) -> Callable[..., Any]:
 
     @intrinsic
     def combined(  # type: ignore[no-untyped-def]
-        context, out, out_at, factors, factors_at, rows, rows_at, distance, count, width, add, add_at
+        context, out, out_at, factors, factors_at, rows, rows_at, step, count, width, add, add_at
     ):
         signature = types.void(
-            out, out_at, factors, factors_at, rows, rows_at, distance, count, width, add, add_at
+            out, out_at, factors, factors_at, rows, rows_at, step, count, width, add, add_at
         )
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -257,9 +252,7 @@ class _Combination:
         builder = self.builder
         writer = _Writer(builder, self.number, size, self.itemsize)
         zero = ir.Constant(writer.type, [0.0] * size)
-        places = [
-            builder.add(place, ir.Constant(self.index, v * size)) for v in range(vectors)
-        ]
+        places = [builder.add(place, ir.Constant(self.index, v * size)) for v in range(vectors)]
         sums = [[cgutils.alloca_once(builder, writer.type) for _ in places] for _ in range(apart)]
         for k, row in enumerate(sums):
             for total, at in zip(row, places, strict=True):

@@ -10,6 +10,9 @@ after which lane `i` takes the state before the four steps to the state after st
 vectors are composed by their last lanes, so that only one multiplication and one addition of
 eight steps wait for the state before them. LLVM has vectors of any length on every machine and
 maps them to the registers that there are.
+
+The state between vectors is kept in double precision: single precision is rounded in sums of four
+terms only, which leaves a fraction of the error of rounding at every step.
 """
 
 from __future__ import annotations
@@ -71,6 +74,24 @@ class _Vectors:
         lane = 0 if self.reverse else LANES - 1
         return self.builder.extract_element(value, ir.Constant(_INDEX, lane))
 
+    def wide_last(self, value: Any) -> Any:
+        return self.widened(self.last(value))
+
+    def widened(self, value: Any) -> Any:
+        """Return a number as the state between vectors is kept: in double precision."""
+        if self.dtype == types.float64:
+            return value
+        return self.builder.fpext(value, ir.DoubleType())
+
+    def narrowed(self, value: Any) -> Any:
+        if self.dtype == types.float64:
+            return value
+        return self.builder.fptrunc(value, self.scalar)
+
+    def fourth_power(self, value: Any) -> Any:
+        square = self.builder.fmul(value, value)
+        return self.builder.fmul(square, square)
+
     def scan(self, a: Any, b: Any) -> tuple[Any, Any]:
         """Return the compositions of the first lanes up to each."""
         by = 1
@@ -118,11 +139,12 @@ class _Scalars:
 def _codegen(fixed: bool, reverse: bool) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, state, out, offset, place = arguments
-        if signature.args[2] == types.float64 and not fixed:
+        if signature.args[1].dtype == types.float64 and not fixed:
             scalars = _Scalars(context, builder, signature, reverse)
             middle = scalars.four_steps(arguments, 0)
             return scalars.four_steps([a, b, middle, out, offset, place], 4)
-        a_type, b_type, dtype, out_type = signature.args[:4]
+        a_type, b_type, _, out_type = signature.args[:4]
+        dtype = b_type.dtype
         vectors = _Vectors(context, builder, dtype, reverse)
         halves, places = [], []
         for half in (1, 0) if reverse else (0, 1):
@@ -132,13 +154,17 @@ def _codegen(fixed: bool, reverse: bool) -> Any:
             halves.append(vectors.scan(own_a, vectors.load(b_type, b, start)))
             places.append(builder.add(place, distance))
         (a1, b1), (a2, b2) = halves
-        a1_last, b1_last = vectors.last(a1), vectors.last(b1)
-        a2_last, b2_last = vectors.last(a2), vectors.last(b2)
+        a1_last, b1_last = vectors.wide_last(a1), vectors.wide_last(b1)
+        a2_last, b2_last = vectors.wide_last(a2), vectors.wide_last(b2)
+        if fixed and dtype != types.float64:
+            # The powers of a coefficient, each rounded, would change it for all steps.
+            a1_last = a2_last = vectors.fourth_power(vectors.widened(a))
         middle = vectors.fused(a1_last, state, b1_last)
         after_a = builder.fmul(a2_last, a1_last)
         after = vectors.fused(after_a, state, vectors.fused(a2_last, b1_last, b2_last))
-        vectors.store(vectors.fused(a1, vectors.splat(state), b1), out_type, out, places[0])
-        vectors.store(vectors.fused(a2, vectors.splat(middle), b2), out_type, out, places[1])
+        for (own_a, own_b), before, target in zip(halves, (state, middle), places, strict=True):
+            values = vectors.fused(own_a, vectors.splat(vectors.narrowed(before)), own_b)
+            vectors.store(values, out_type, out, target)
         return after
 
     return codegen
@@ -149,15 +175,15 @@ def _make(fixed: bool, reverse: bool) -> Any:
     def eight_steps(
         typingctx: Any, a: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
     ) -> Any:
-        dtype = b.dtype
-        first = dtype if fixed else a
-        signature = dtype(first, b, dtype, out, types.intp, types.intp)
+        first = b.dtype if fixed else a
+        wide = types.float64
+        signature = wide(first, b, wide, out, types.intp, types.intp)
         return signature, _codegen(fixed, reverse)
 
     return eight_steps
 
 
-# Each takes `(a, b, state, out, offset, place)`, reads the elements at `offset … offset + 7`, writes
+# Each takes `(a, b, state, out, offset, place)` with the state in double precision, reads the elements at `offset … offset + 7`, writes
 # the new states to `place … place + 7` and returns the latest. The backward ones start at the end.
 eight_steps = _make(fixed=False, reverse=False)
 eight_steps_backward = _make(fixed=False, reverse=True)

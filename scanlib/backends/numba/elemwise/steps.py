@@ -25,7 +25,7 @@ _LOWEST = {64: 2.0**-120, 32: np.float32(2.0**-15)}
 _HIGHEST = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
 _MODERATE = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 5
+VERSION = 7
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -73,22 +73,75 @@ def _is_extreme(value):
     return lambda value: False
 
 
-@njit(**_OPTIONS)
+# Real numbers are compared by their bits: without the sign, they order like the numbers, infinities
+# and NaN come last, and largest and smallest values are found in vector registers.
+_WORDS = {64: np.uint64, 32: np.uint32}
+_SIGNS = {64: np.uint64(2**63 - 1), 32: np.uint32(2**31 - 1)}
+
+
+def _bits(value: float, width: int) -> Any:
+    return {64: np.float64, 32: np.float32}[width](value).view(_WORDS[width])
+
+
 def some_extreme(a: Any, n: int) -> bool:
     """Whether products of the first `n` coefficients may leave their range."""
-    count = 0
-    for j in range(n):
-        count += is_extreme(a[j])
-    return count > 0
+    raise NotImplementedError("compiled code only")
 
 
-@njit(**_OPTIONS)
+@overload(some_extreme, jit_options=_OPTIONS)
+def _some_extreme(a, n):
+    if not isinstance(a.dtype, types.Float):
+
+        def one_by_one(a, n):
+            count = 0
+            for j in range(n):
+                count += is_extreme(a[j])
+            return count > 0
+
+        return one_by_one
+    width = a.dtype.bitwidth
+    word, mask, one = _WORDS[width], _SIGNS[width], _WORDS[width](1)
+    low, high = _bits(_LOWEST[width], width), _bits(_HIGHEST[width], width)
+
+    def by_bits(a, n):
+        bits = a.view(word)
+        smallest, largest = mask, word(0)
+        for j in range(n):
+            value = bits[j] & mask
+            largest = max(largest, value)
+            smallest = min(smallest, word(value - one))  # zero comes last
+        return largest > high or smallest < low - one
+
+    return by_bits
+
+
 def all_moderate(h: Any, start: int, n: int) -> bool:
     """Whether the `n` values from `start` on are far from overflow."""
-    count = 0
-    for j in range(n):
-        count += is_moderate(h[start + j])
-    return count == n
+    raise NotImplementedError("compiled code only")
+
+
+@overload(all_moderate, jit_options=_OPTIONS)
+def _all_moderate(h, start, n):
+    if not isinstance(h.dtype, types.Float):
+
+        def one_by_one(h, start, n):
+            count = 0
+            for j in range(n):
+                count += is_moderate(h[start + j])
+            return count == n
+
+        return one_by_one
+    width = h.dtype.bitwidth
+    word, mask, limit = _WORDS[width], _SIGNS[width], _bits(_MODERATE[width], width)
+
+    def by_bits(h, start, n):
+        bits = h[start : start + n].view(word)
+        largest = word(0)
+        for j in range(n):
+            largest = max(largest, bits[j] & mask)
+        return largest <= limit
+
+    return by_bits
 
 
 def is_nan(value: Any) -> bool:
@@ -119,7 +172,7 @@ def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
         """``h = a * h + b``."""
         if some_extreme(a, n):
             return False
-        state = h[start + n] if reverse else h[start - 1]
+        state = np.float64(h[start + n] if reverse else h[start - 1])
         done = 0
         while done + size <= n:
             j = n - size - done if reverse else done
@@ -143,7 +196,7 @@ def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
         """``h = a * h + b`` with one coefficient."""
         if is_extreme(a):
             return False
-        state = h[start + n] if reverse else h[start - 1]
+        state = np.float64(h[start + n] if reverse else h[start - 1])
         done = 0
         while done + size <= n:
             j = n - size - done if reverse else done

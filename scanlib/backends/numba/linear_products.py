@@ -1,0 +1,134 @@
+"""Kernels of real and complex products."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from scanlib.backends.numba import linear_vectors
+from scanlib.backends.numba.linear_base import LinearBase
+
+GUESSED_SIZES = (2, 3, 4)  # compiled for by vectors where the size is not known
+
+
+class ProductsWriter(LinearBase):
+    """Writes products of matrices."""
+
+    # By vectors
+
+    def by_vectors(self) -> bool:
+        return (
+            self.uses_columns()
+            and not self.op.untraced
+            and not self.batch
+            and self.dtype.kind == "f"
+            and (self.size is None or 2 <= self.size <= linear_vectors.WIDEST)
+        )
+
+    def write_by_vectors(self) -> None:
+        """Write all steps by vectors, for one size or for each of some."""
+        self.write_offset_place()
+        row = "steps * d" if self.op.reverse else "0"
+        self.line(f"row, row_step = {row}, {'-d' if self.op.reverse else 'd'}")
+        for size in GUESSED_SIZES if self.size is None else (self.size,):
+            with self.block(f"if d == {size}:"):
+                self.write_blocks(size)
+
+    def write_offset_place(self) -> None:
+        """Write where the offset's rows are, counted in items."""
+        line = self.line
+        if self.offset is None:
+            line("offset_row, offset_step = 0, 0")
+            return
+        line(f"offset_row, offset_step = {'(steps - 1) * d, -d' if self.op.reverse else '0, d'}")
+
+    def write_blocks(self, size: int) -> None:
+        line = self.line
+        ahead = linear_vectors.look_ahead(size)
+        line(f"powers = np.empty(({ahead}, {size}, {size}), number)")
+        with self.block(f"for i in range({size}):"), self.block(f"for j in range({size}):"):
+            line("powers[0, j, i] = columns[j, i]")
+        with (
+            self.block(f"for q in range(1, {ahead}):"),
+            self.block(f"for i in range({size}):"),
+            self.block(f"for j in range({size}):"),
+        ):
+            line("total = number(0)")
+            with self.block(f"for k in range({size}):"):
+                line("total += powers[q - 1, k, i] * columns[j, k]")
+            line("powers[q, j, i] = total")
+        functions = {}
+        for count in (ahead, 1):
+            steps = linear_vectors.vector_steps(size, count, self.op.has_offset)
+            identity = f"{linear_vectors.VERSION} {size} {count} {self.op.has_offset}"
+            functions[count] = self.source.function(steps, identity, "steps_by")
+        offset = self.offset or "powers"
+        places = "row, row_step, offset_row, offset_step"
+        call = f"(h, powers, {offset}, {places}, {{}})"
+        block = linear_vectors.BLOCK
+        with self.block("while done < steps:"):
+            line(f"count = min({block}, steps - done)")
+            line(f"whole = count // {ahead} if count == {block} else 0")
+            with self.block(f"if whole == 0 or not {functions[ahead]}{call.format('whole')}:"):
+                line(f"{functions[1]}{call.format('count')}")
+            line("done += count")
+            line("row += count * row_step")
+            line("offset_row += count * offset_step")
+
+    # One step
+
+    def write_product_step(self) -> None:
+        if self.dtype.kind == "c" or self.sums_along_rows():
+            with ExitStack() as stack:
+                self.write_views(stack)
+                self.write_item_by_item()
+            return
+        line = self.line
+        with self.block("for k in range(batches):"):
+            line("old_at, new_at = (before * batches + k) * cells, (after * batches + k) * cells")
+            line("add_at = (t * batches + k) * cells")
+            one = "k" if self.matrix_batched else "0"
+            several = "batches" if self.matrix_batched else "1"
+            first = one if self.fixed else f"t * {several} + {one}"
+            line(f"matrix_at = ({first}) * d * d")
+            if self.op.vector:
+                self.write_combination("new_at", "h, old_at", f"{self.rows()}, matrix_at, d, d, d")
+            elif self.op.side == "left":
+                with self.block("for i in range(d):"):
+                    factors = f"{self.rows()}, matrix_at + i * d"
+                    self.write_combination("new_at + i * m", factors, "h, old_at, m, d, m", "i * m")
+            else:
+                with self.block("for i in range(m):"):
+                    rows = f"{self.rows()}, matrix_at, d, d, d"
+                    self.write_combination("new_at + i * d", "h, old_at + i * d", rows, "i * d")
+
+    def rows(self) -> str:
+        return "columns" if self.uses_columns() else self.matrix
+
+    def sums_along_rows(self) -> bool:
+        """Whether the contiguous axis of the matrix is the one that is summed over."""
+        return self.op.vector and self.op.side == "left" and not self.fixed
+
+    def write_combination(self, target: str, factors: str, rows: str, add_at: str = "0") -> None:
+        """Write ``target = addend + Σ_j factors[j] rows[j]``."""
+        has_offset = self.offset is not None
+        function = linear_vectors.combine(has_offset)
+        name = self.source.function(
+            function, f"{linear_vectors.VERSION} combine {has_offset}", "combine"
+        )
+        addend = f"{self.offset}, add_at + {add_at}" if has_offset else "h, 0"
+        self.line(f"{name}(h, {target}, {factors}, {rows}, {addend})")
+
+    def write_item_by_item(self) -> None:
+        d, left = self.bound(), self.op.side == "left"
+        outer = [] if self.op.vector else ["c"]
+        place = ["i", *outer] if left else [*outer, "i"]
+        inner = ["j", *outer] if left else [*outer, "j"]
+        with ExitStack() as stack:
+            stack.enter_context(self.block(f"for i in range({d}):"))
+            if outer:
+                stack.enter_context(self.block("for c in range(m):"))
+            self.line("total = number(0)")
+            with self.block(f"for j in range({d}):"):
+                self.line(f"total += {self.matrix_item('i', 'j')} * old[{', '.join(inner)}]")
+            index = ", ".join(place)
+            self.line(f"new[{index}] = total + {self.added(index)}")
