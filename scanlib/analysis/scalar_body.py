@@ -9,6 +9,7 @@ channels, where their results go into accumulators and outputs alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
@@ -45,6 +46,18 @@ class ScalarLoop:
     def freeze(self):
         """Return the frozen body."""
         return freeze_graph(self.inputs, self.outputs)
+
+
+class Summed(NamedTuple):
+    """A value, perhaps to be summed over channels.
+
+    `value` is the scalar that is summed, `axes` are the channels' axes of the result and `reduced`
+    those that are summed over; there are none if the value is no sum.
+    """
+
+    value: Variable
+    axes: Axes
+    reduced: tuple[int, ...]
 
 
 def scalar_loop(loop: Loop) -> ScalarLoop:
@@ -158,9 +171,8 @@ class _Scalarizer(ScalarValues):
         shared = carry.next in rest or sum(o is carry.next for o in self.loop.body_outputs()) > 1
         return not shared and carry.value not in ancestors([*others, *rest])
 
-    def contribution(self, carry: Carry, own: Axes) -> tuple[Variable, Axes, tuple[int, ...]]:
-        """Return what a step adds to an accumulator, the channels' axes of the accumulator, and
-        those that are summed over."""
+    def contribution(self, carry: Carry, own: Axes) -> Summed:
+        """Return what a step adds to an accumulator; the axes are those of the accumulator."""
         dtype = carry.value.type.dtype
         terms = [term for term in _terms_of_sum(carry.next) if term is not carry.value]
         found = [self.summed(term, own) for term in terms]
@@ -180,7 +192,7 @@ class _Scalarizer(ScalarValues):
         total = _cast(found[0][0], dtype)
         for value, _, _ in found[1:]:
             total = ps.add(total, _cast(value, dtype))
-        return total, axes, reduced
+        return Summed(total, axes, reduced)
 
     def check_same_sizes(self, values: list[Variable], axes: tuple[int, ...]) -> None:
         """Raise if sums over `axes` may run over different numbers of channels."""
@@ -192,47 +204,75 @@ class _Scalarizer(ScalarValues):
                     raise NotElementwiseError("an accumulator adds sums of different lengths")
                 linked |= own
 
-    def output(self, output: Output) -> tuple[Variable, Axes, tuple[int, ...]]:
+    def output(self, output: Output) -> Summed:
         if not is_tensor(output.value):
             raise NotElementwiseError(f"the output {describe(output.value)} is no dense tensor")
         value, axes, reduced = self.summed(output.value, self.own_axes(output.value))
         if not reduced:
             value = self.with_sizes(value, output.value, axes)
-        return value, axes, reduced
+        return Summed(value, axes, reduced)
 
-    def summed(self, variable: Variable, own: Axes) -> tuple[Variable, Axes, tuple[int, ...]]:
-        """Return a value that may be a sum over channels: the summand, the axes of the result,
-        and the channels' axes that are summed over. `own` are the axes of what is no sum."""
-        order: list[int | None] = list(range(variable.type.ndim))
-        inner, rounded = variable, False
-        while inner.owner is not None:
-            node = inner.owner
-            if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
-                rounded = rounded or not np.can_cast(node.inputs[0].type.dtype, inner.type.dtype)
-            elif isinstance(node.op, DimShuffle):
-                order = [_before(node.op.new_order, axis) for axis in order]
-            elif isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
-                if rounded:
-                    break
-                return self.reduction(variable, node, order)
-            else:
-                break
-            inner = node.inputs[0]
-        return self.convert(variable, own), self.row_axes(variable, own), ()
+    def summed(self, variable: Variable, own: Axes) -> Summed:
+        """Return a value that may be a sum over channels; `own` are the axes of what is none."""
+        found = self.sum_inside(variable)
+        return found or Summed(self.convert(variable, own), self.row_axes(variable, own), ())
 
-    def reduction(
-        self, variable: Variable, node: Apply, order: list[int | None]
-    ) -> tuple[Variable, Axes, tuple[int, ...]]:
-        """Return the summand of a sum; `order` says which of its axes those of `variable` are."""
+    def sum_inside(self, variable: Variable) -> Summed | None:
+        """Return what a variable sums over channels; None if it is no multiple of a sum."""
+        node = variable.owner
+        if node is None:
+            return None
+        if isinstance(node.op, CAReduce):
+            return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
+        if isinstance(node.op, DimShuffle):
+            found = self.sum_inside(node.inputs[0])
+            if found is None:
+                return None
+            axes = tuple(None if old == "x" else found.axes[old] for old in node.op.new_order)
+            return found._replace(axes=axes)
+        if not isinstance(node.op, Elemwise):
+            return None
+        op, before = node.op.scalar_op, node.inputs[0].type.dtype
+        if isinstance(op, Cast):
+            if not np.can_cast(before, op.o_type.dtype):
+                return None  # a sum that is rounded is no sum of rounded terms
+            found = self.sum_inside(node.inputs[0])
+            return found and found._replace(value=_cast(found.value, op.o_type.dtype))
+        if isinstance(op, ps.Neg | ps.Mul) or (isinstance(op, ps.TrueDiv) and before[0] in "fc"):
+            return self.multiple_of_sum(node)
+        return None
+
+    def multiple_of_sum(self, node: Apply) -> Summed | None:
+        """Return a sum times factors as the sum of the products: PyTensor takes factors out."""
+        inside = [self.sum_inside(inp) for inp in node.inputs]
+        sums = [(i, found) for i, found in enumerate(inside) if found is not None]
+        if len(sums) != 1 or (isinstance(node.op.scalar_op, ps.TrueDiv) and sums[0][0] != 0):
+            return None
+        position, found = sums[0]
+        factors = [inp for i, inp in enumerate(node.inputs) if i != position]
+        for factor in factors:
+            if any(
+                axis is None and not one
+                for axis, one in zip(found.axes, factor.type.broadcastable, strict=True)
+            ):
+                return None
+        scalars = [self.convert(factor, found.axes) for factor in factors]
+        scalars.insert(position, found.value)
+        made = node.op.scalar_op.make_node(*scalars)
+        if made.outputs[0].type.dtype != node.outputs[0].type.dtype:
+            return None
+        return found._replace(value=made.outputs[0])
+
+    def reduction(self, node: Apply) -> Summed:
+        """Return the summand of a sum, the axes of the result and those that are summed over."""
         source = node.inputs[0]
         ndim = source.type.ndim
         axes = range(ndim) if node.op.axis is None else [axis % ndim for axis in node.op.axis]
-        kept = [axis for axis in range(ndim) if axis not in axes]
         whole = self.own_axes(source)
-        lost = tuple(sorted(own for own in (whole[axis] for axis in axes) if own is not None))
-        result = tuple(None if axis is None else whole[kept[axis]] for axis in order)
+        lost = tuple(sorted(whole[axis] for axis in axes if whole[axis] is not None))
+        result = tuple(whole[axis] for axis in range(ndim) if axis not in axes)
         value = self.with_sizes(self.convert(source, whole), source, whole)
-        return _cast(value, variable.type.dtype), result, lost
+        return Summed(_cast(value, node.outputs[0].type.dtype), result, lost)
 
     # Inputs that are read in several places
 
@@ -286,13 +326,6 @@ def _terms_of_sum(variable: Variable) -> list[Variable]:
     if isinstance(node.op, SpecifyShape):
         return _terms_of_sum(node.inputs[0])
     return [variable]
-
-
-def _before(new_order: tuple, axis: int | None) -> int | None:
-    """Return which axis of a dimshuffle's input an axis of its output is."""
-    if axis is None or new_order[axis] == "x":
-        return None
-    return new_order[axis]
 
 
 def check_layout(layout: Layout) -> None:

@@ -8,4 +8,10 @@ def load_numba() -> None:
     from scanlib.backends import numba  # noqa: F401
 
 
+def load_c() -> None:
+    """Register the C backend."""
+    from scanlib.backends import c  # noqa: F401
+
+
 register_loader(load_numba)
+register_loader(load_c)

@@ -1,6 +1,6 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
-from scanlib.ops import associative_batching, batching
+from scanlib.ops import associative_batching, batching, linear_batching
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.scan import Scan
@@ -18,4 +18,5 @@ __all__ = [
     "State",
     "associative_batching",
     "batching",
+    "linear_batching",
 ]

@@ -24,8 +24,9 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
-from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.op import HasInnerGraph
 
+from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.execution import runner_for
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
@@ -125,7 +126,7 @@ def schedule(op: ElemwiseScan) -> str:
     return "blocks" if op.recurrences and composed else "steps"
 
 
-class ElemwiseScan(Op, HasInnerGraph):
+class ElemwiseScan(PrintedOp, HasInnerGraph):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 
     Parameters
@@ -161,9 +162,10 @@ class ElemwiseScan(Op, HasInnerGraph):
         self.recurrences = recurrences
         self.notes = notes
         self._runners: dict[str, Any] = {}
+        self._printed = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_runners": {}}
+        return self.__dict__ | {"_runners": {}, "_printed": {}}
 
     def __str__(self) -> str:
         inside = str(self.scan)[len("Scan{") : -1]

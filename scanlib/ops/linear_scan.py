@@ -45,7 +45,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops.execution import NotCompilableError, load_backends
@@ -340,61 +339,3 @@ class LinearScan(Op):
         from scanlib.ops.linear_gradient import pushforward
 
         return pushforward(self, inputs, outputs[0], tangents)
-
-
-@_vectorize_node.register(LinearScan)
-def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> list[Variable]:
-    """Put a batch between time and row; a matrix without the batch keeps its shape."""
-    core, new = op.parts(node.inputs), op.parts(batched)
-    if new.n_steps is not None and new.n_steps.type.ndim:
-        raise NotImplementedError(f"{op}: n_steps cannot differ within a batch")
-
-    def rank(name: str) -> int:
-        old = getattr(core, name)
-        return 0 if old is None else getattr(new, name).type.ndim - old.type.ndim
-
-    count = max(rank(name) for name in ("matrix", "offset", "initial"))
-    if not count:
-        return op.make_node(*batched).outputs
-    shape = next(
-        tuple(getattr(new, name).shape)[:count]
-        for name in ("matrix", "offset", "initial")
-        if rank(name) == count
-    )
-    sizes = [
-        tuple(getattr(new, name).shape)[:count]
-        for name in ("matrix", "offset", "initial")
-        if rank(name) == count
-    ]
-    if len(sizes) > 1:
-        shape = tuple(pt.broadcast_shape(*sizes, arrays_are_shapes=True))
-
-    def spread(name: str, has_time: bool, batch_rank: int) -> Variable | None:
-        variable, old = getattr(new, name), getattr(core, name)
-        if variable is None:
-            return None
-        missing = count - rank(name)
-        variable = pt.expand_dims(variable, tuple(range(missing))) if missing else variable
-        if name == "matrix" and batch_rank < op.batch_rank(core.initial.type.ndim):
-            own = op.batch_rank(core.initial.type.ndim)
-            variable = pt.expand_dims(
-                variable, tuple(range(count + has_time, count + has_time + own))
-            )
-            core_sizes = tuple(core.initial.shape)[1 : 1 + own]
-            tail = tuple(variable.shape)
-            target = (*tail[count : count + has_time], *core_sizes, *tail[-2:])
-        else:
-            target = tuple(old.shape)
-        variable = pt.broadcast_to(variable, (*shape, *target))
-        return pt.moveaxis(variable, count, 0) if has_time else variable
-
-    matrix = new.matrix
-    if rank("matrix"):
-        has_time = op.coefficient == "steps"
-        matrix = spread("matrix", has_time, op.matrix_batch_rank(core.matrix.type.ndim))
-    elif op.matrix_batch_rank(core.matrix.type.ndim):
-        has_time = op.coefficient == "steps"
-        matrix = spread("matrix", has_time, op.batch_rank(core.initial.type.ndim))
-    parts = Parts(new.n_steps, matrix, spread("offset", True, 0), spread("initial", True, 0))
-    out = op.make_node(*op.join(parts)).outputs[0]
-    return [pt.moveaxis(out, 0, count)]

@@ -16,6 +16,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.absorb import absorb_producers
 from scanlib.rewrites.last_rows import is_loop
+from scanlib.rewrites.logs import stabilize_logs
 from scanlib.rewrites.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(
@@ -68,5 +69,6 @@ def lower_elementwise(node: Apply) -> Apply:
 def specialize_body(loop: Loop) -> None:
     """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
     fgraph = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+    stabilize_logs(fgraph)
     optdb.query(_SPECIALIZED).rewrite(fgraph)
     loop.set_body_outputs(list(fgraph.outputs))

@@ -72,6 +72,7 @@ class LoopPrinter:
             self.outputs[n:m],
             self.outputs[m:],
         )
+        self.n_loops = 0  # over channels, for which there are sizes
         self.in_ring = [self.needs_ring(i) for i in range(n)]
 
     # What a schedule says
@@ -83,6 +84,13 @@ class LoopPrinter:
     def write_run(self) -> None:
         """Write ``NODE_run``, which fills in the results."""
         raise NotImplementedError
+
+    def write_sizes(self) -> None:
+        """Write the sizes of the loops over channels, and the checks that all inputs agree."""
+
+    def row_sizes(self, i: int) -> list[str]:
+        """Return the sizes of a stacked output's row."""
+        return ["1"] * len(self.layout.outputs[i])
 
     def write_start(self) -> None:
         """Write the call of ``NODE_run``."""
@@ -121,11 +129,13 @@ class LoopPrinter:
         line = self.source.line
         with self.source.block(f"struct {NODE}_data"):
             line("npy_intp steps, taken, capacity;")
-            if self.layout.ndim:
-                ndim = self.layout.ndim
-                line(f"npy_intp size[{ndim}], low[{ndim}], high[{ndim}];")
+            if self.n_loops:
+                line(f"npy_intp size[{self.n_loops}], low[{self.n_loops}], high[{self.n_loops}];")
             for name, *_ in self.arrays():
                 line(f"char *{name}; const npy_intp *{name}_s;")
+            for i, ring in enumerate(self.in_ring):
+                if ring:
+                    line(f"npy_intp h{i}_row;")
             for name in self.grown():
                 line(f"PyArrayObject **{name};")
         self.source.lines[-1] += ";"
@@ -212,33 +222,6 @@ class LoopPrinter:
             line(f"data.{name} = (char *)PyArray_DATA({name});")
             line(f"data.{name}_s = PyArray_STRIDES({name});")
 
-    def write_sizes(self) -> None:
-        """Write the sizes of the channels' axes, and the checks that all inputs agree."""
-        line, known = self.source.line, set()
-        outer, layout = self.outer, self.layout
-        groups = [
-            *zip(outer.initials, layout.states, [1] * len(layout.states), strict=True),
-            *zip(outer.sequences, layout.sequences, [1] * len(layout.sequences), strict=True),
-            *zip(outer.carries, layout.carries, [0] * len(layout.carries), strict=True),
-            *zip(
-                outer.non_sequences,
-                layout.non_sequences,
-                [0] * len(layout.non_sequences),
-                strict=True,
-            ),
-        ]
-        for array, axes, lead in groups:
-            for own, axis in enumerate(axes):
-                if axis is None:
-                    continue
-                text = f"PyArray_DIM({array}, {own + lead})"
-                if axis in known:
-                    line(f"if (steps > 0 && {text} != data.size[{axis}])")
-                    line("  return scanlib_shapes_differ();")
-                else:
-                    line(f"data.size[{axis}] = {text};")
-                    known.add(axis)
-
     def allocate(self, name: str, dims: str, ndim: int, dtype: str) -> None:
         self.source.line(
             f"if (scanlib_output({name}, {ndim}, {dims}, {type_number(dtype)})) return -1;"
@@ -264,7 +247,7 @@ class LoopPrinter:
         self.use(f"h{i}", name)
         target, where = f"data.h{i}", f"PyArray_DIMS({initial}), PyArray_STRIDES({initial})"
         if self.in_ring[i]:
-            line(f"const npy_intp {name}_row = PyArray_NBYTES(*{name}) / {depth};")
+            line(f"const npy_intp {name}_row = data.h{i}_row = PyArray_NBYTES(*{name}) / {depth};")
             line(f"scanlib_memory {name}_ring;")
             line(f"if ({name}_ring.get({name}_row * {depth + 1})) return -1;")
             line(f"data.h{i} = {name}_ring.data;")
@@ -302,8 +285,8 @@ class LoopPrinter:
 
     def write_stack(self, i: int) -> None:
         name, axes = self.stacks[i], self.layout.outputs[i]
-        sizes = ["1" if axis is None else f"data.size[{axis}]" for axis in axes]
-        self.source.line(f"npy_intp {name}_d[] = {{{', '.join(['data.capacity', *sizes])}}};")
+        sizes = ", ".join(["data.capacity", *self.row_sizes(i)])
+        self.source.line(f"npy_intp {name}_d[] = {{{sizes}}};")
         self.allocate(name, f"{name}_d", len(axes) + 1, self.result.outputs[i].type.dtype)
         self.use(f"z{i}", name)
 

@@ -3,7 +3,7 @@
 A step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the row before and written to the next one, and
 carries are updated where they are. What is summed over inner axes is collected in a local variable,
-what is summed over outer ones in memory. A state or carry without channels lives in local
+what is summed over outer ones in memory. Results that share no array have loops of their own. A state or carry without channels lives in local
 variables; a loop without channels is this schedule with no loops inside.
 
 ``NODE_run`` is a template: with ``FAST`` the items of the innermost axis lie side by side in every
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
@@ -24,6 +23,7 @@ from scanlib.backends.c.base import REGISTER_DEPTH, LoopPrinter
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.c.source import c_type
 from scanlib.backends.c.threads import write_slices
+from scanlib.backends.numba.elemwise.channels import Place, partition
 from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
 
@@ -38,8 +38,7 @@ class Target:
     """A result of the step.
 
     `array` holds it; it is written inside `level` loops, its value is computed inside `inner`.
-    A sum over the axes `reduced` is collected in the local variable `total`, or in place. Axes in
-    `once` are those of loops around the value that it does not have: it counts there once.
+    A sum over the axes `reduced` is collected in the local variable `total`, or in place.
     """
 
     kind: str
@@ -50,7 +49,6 @@ class Target:
     level: int = 0
     inner: int = 0
     total: str | None = None
-    once: tuple[int, ...] = ()
 
     @property
     def array(self) -> str:
@@ -77,6 +75,9 @@ class NestPrinter(LoopPrinter):
         self.targets = list(self.make_targets())
         for target in self.targets:
             self.place_target(target)
+        self.loops: dict[tuple[int, int], int] = {}
+        self.axes_of_loops: list[int] = []
+        self.number_loops(self.targets, 0)
         self.local_carries = [not any(a is not None for a in axes) for axes in self.layout.carries]
 
     def is_local(self, i: int) -> bool:
@@ -120,11 +121,76 @@ class NestPrinter(LoopPrinter):
         )
         target.level = target.inner
         if target.reduced:
-            around = set(range(target.inner))
-            target.once = tuple(sorted(around - set(kept) - set(target.reduced)))
             if kept == list(range(len(kept))) and min(target.reduced) >= len(kept):
                 target.level = len(kept)
                 target.total = self.source.name("total")
+
+    # Sizes: results that share no array along an axis have loops of their own
+
+    def places(self, target: Target) -> list[Place]:
+        """Return the arrays that a result is computed from or kept in."""
+        above = set(ancestors([target.value]))
+        found = [
+            Place(array, int(variable in self.inner.rows), axes)
+            for variable, (array, axes) in self.parts.items()
+            if variable in above
+        ]
+        for i, taps in enumerate(self.inner.taps):
+            read = not above.isdisjoint(taps)
+            if read or (target.kind == "state" and target.number == i):
+                own = None if read else i
+                found.append(Place(self.outer.initials[i], 1, self.layout.states[i], own))
+        for i, carry in enumerate(self.inner.carries):
+            if carry in above or (target.kind in ("carry", "sum") and target.number == i):
+                found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
+        return found
+
+    def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
+        """Return the results inside `level` loops that share the next one."""
+        inside = [target for target in targets if target.inner > level]
+        found = partition([self.places(target) for target in inside], level)
+        return [[inside[position] for position in group] for group in found]
+
+    def number_loops(self, targets: list[Target], level: int) -> None:
+        """Give every loop over channels its number; a group without channels gets none."""
+        for group in self.groups(targets, level):
+            places = [place for target in group for place in self.places(target)]
+            if any(place.along(level) is not None for place in places):
+                self.loops.update({(id(target), level): self.n_loops for target in group})
+                self.axes_of_loops.append(level)
+                self.n_loops += 1
+            self.number_loops(group, level + 1)
+
+    def write_sizes(self) -> None:
+        for number, level in enumerate(self.axes_of_loops):
+            keys = {key for key, loop in self.loops.items() if loop == number}
+            places = [p for t in self.targets if (id(t), level) in keys for p in self.places(t)]
+            known: set[str] = set()
+            for place in sorted(places, key=lambda place: place.owned is not None):
+                along = place.along(level)
+                text = f"PyArray_DIM({place.array}, {along})"
+                if along is None or text in known:
+                    continue
+                if known:
+                    self.check_size(text, f"data.size[{number}]", place, level)
+                else:
+                    self.source.line(f"data.size[{number}] = {text};")
+                known.add(text)
+
+    def check_size(self, text: str, size: str, place: Place, level: int) -> None:
+        """Write the check that an array has as many channels as the others."""
+        error = "return scanlib_shapes_differ();"
+        if place.owned is not None:
+            message = self.messages.state_shape(place.owned, place.axes.index(level))
+            error = self.raise_error("StepShapeError", message, "0", text, size)
+        self.source.line(f"if (steps > 0 && {text} != {size}) {error}")
+
+    def row_sizes(self, i: int) -> list[str]:
+        (target,) = (t for t in self.targets if t.kind == "output" and t.number == i)
+        key = id(target)
+        return [
+            "1" if axis is None else f"data.size[{self.loops[key, axis]}]" for axis in target.axes
+        ]
 
     # Places of items
 
@@ -180,12 +246,7 @@ class NestPrinter(LoopPrinter):
                 line(f"const npy_intp {name}_{own + lead} = {stride};")
         for i, depth in enumerate(self.signature.depths):
             if self.in_ring[i]:
-                # The strides of a ring's rows are those of the result; it may have one row only.
-                size = np.dtype(self.state_dtype(i)).itemsize
-                sizes = "".join(
-                    f" * data.size[{axis}]" for axis in self.layout.states[i] if axis is not None
-                )
-                line(f"const npy_intp h{i}_row = {size}{sizes};")
+                line(f"const npy_intp h{i}_row = data.h{i}_row;")
             if not self.is_local(i):
                 continue
             dtype, initial = c_type(self.state_dtype(i)), self.outer.initials[i]
@@ -233,7 +294,7 @@ class NestPrinter(LoopPrinter):
             if target.kind == "output" and target.reduced and target.total is None:
                 self.write_clear(target)
         with self.scalars.scope():
-            self.write_level(0)
+            self.write_level(0, self.targets)
         if self.scalars.can_fail:
             line("if (failed) return -1;")
 
@@ -263,30 +324,26 @@ class NestPrinter(LoopPrinter):
         """Write zeros where a sum over outer axes will be collected."""
         dtype = target.value.type.dtype
         for axis in target.kept:
-            self.source.line(
-                f"for (npy_intp e{axis} = data.low[{axis}]; e{axis} < data.high[{axis}]; e{axis}++)"
-            )
+            self.source.line(self.loop_head(self.loops[id(target), axis], axis))
         self.source.line(f"{self.place(target)} = {c_type(dtype)}(0);")
 
-    def write_level(self, level: int) -> None:
+    def loop_head(self, number: int, axis: int) -> str:
+        low, high = f"data.low[{number}]", f"data.high[{number}]"
+        return f"for (npy_intp e{axis} = {low}; e{axis} < {high}; e{axis}++)"
+
+    def write_level(self, level: int, targets: list[Target]) -> None:
         """Write what `level` loops enclose, and the loops inside."""
         line = self.source.line
-        here = [target for target in self.targets if target.inner == level]
-        deeper = any(target.inner > level for target in self.targets)
-        self.compute(level)
+        here = [target for target in targets if target.inner == level]
+        self.compute(level, targets)
         if level == 0 and self.result.stop is not None:
             line(f"stopped = {self.scalars.text(self.result.stop)} != 0;")
-        totals = [t for t in self.targets if t.total is not None and t.level == level]
+        totals = [t for t in targets if t.total is not None and t.level == level]
         for target in totals:
             line(f"{self.wide(target)} {target.total} = {self.wide(target)}(0);")
         values = [self.scalars.text(target.value) for target in here]
-        if deeper:
-            line(f"const npy_intp low{level} = data.low[{level}], high{level} = data.high[{level}];")
-            for directive in self.directives(level):
-                line(directive)
-            head = f"for (npy_intp e{level} = low{level}; e{level} < high{level}; e{level}++)"
-            with self.source.block(head), self.scalars.scope():
-                self.write_level(level + 1)
+        for group in self.groups(targets, level):
+            self.write_loop(level, group)
         self.write_values(list(zip(here, values, strict=True)))
         for target in totals:
             dtype = target.value.type.dtype
@@ -296,6 +353,23 @@ class NestPrinter(LoopPrinter):
             else:
                 line(f"{self.place(target)} = {value};")
 
+    def write_loop(self, level: int, group: list[Target]) -> None:
+        """Write the loop over the channels of one group of results."""
+        number = self.loops.get((id(group[0]), level))
+        with self.scalars.scope():
+            if number is None:
+                self.write_level(level + 1, group)
+                return
+            with self.source.block(""):
+                head = self.loop_head(number, level)
+                for bound in ("low", "high"):
+                    self.source.line(f"const npy_intp {bound} = data.{bound}[{number}];")
+                    head = head.replace(f"data.{bound}[{number}]", bound)
+                for directive in self.directives(level, group):
+                    self.source.line(directive)
+                with self.source.block(head):
+                    self.write_level(level + 1, group)
+
     def write_values(self, values: list[tuple[Target, str]]) -> None:
         """Write what becomes of values: everything is read before anything is replaced."""
         line = self.source.line
@@ -304,8 +378,7 @@ class NestPrinter(LoopPrinter):
             dtype = target.value.type.dtype
             if target.adds:
                 place = target.total or self.place(target)
-                tests = "".join(f"if (e{axis} == 0) " for axis in target.once)
-                line(f"{tests}{place} = {added(place, value, dtype)};")
+                line(f"{place} = {added(place, value, dtype)};")
             elif target.kind == "state" and self.is_local(target.number):
                 name = self.source.name("n")
                 line(f"const {c_type(dtype)} {name} = {value};")
@@ -326,13 +399,13 @@ class NestPrinter(LoopPrinter):
         dtype = target.value.type.dtype
         return c_type("float64" if dtype == "float32" else dtype)
 
-    def directives(self, level: int) -> list[str]:
+    def directives(self, level: int, group: list[Target]) -> list[str]:
         """Return what is said to the compiler about the loop over axis `level`."""
-        if level != self.layout.ndim - 1 or self.scalars.can_fail:
+        if any(target.inner > level + 1 for target in group) or self.scalars.can_fail:
             return []
         sums = []
-        for target in self.targets:
-            if target.inner <= level or not target.adds or level in target.kept:
+        for target in group:
+            if not target.adds or level in target.kept:
                 continue
             if target.total is None or target.value.type.dtype.startswith("complex"):
                 return []  # adds to one place at every pass
@@ -340,10 +413,10 @@ class NestPrinter(LoopPrinter):
         clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
         return [f"#pragma omp simd{clause}"]
 
-    def compute(self, level: int) -> None:
+    def compute(self, level: int, targets: list[Target]) -> None:
         """Write the reads and the values that `level` loops enclose."""
-        wanted = [target.value for target in self.targets]
-        if self.result.stop is not None:
+        wanted = [target.value for target in targets]
+        if self.result.stop is not None and level == 0:
             wanted.append(self.result.stop)
         above = set(ancestors(wanted))
         for variable in self.graph.inputs:

@@ -33,7 +33,7 @@ def threads_available() -> bool:
 
 def can_slice(printer: NestPrinter) -> bool:
     """Whether slices of the channels are independent of one another."""
-    if not printer.layout.ndim or printer.signature.has_stop or printer.scalars.can_fail:
+    if not printer.n_loops or printer.signature.has_stop or printer.scalars.can_fail:
         return False
     return all(0 in target.kept or 0 in target.reduced for target in printer.targets)
 
@@ -43,8 +43,7 @@ def can_merge(printer: NestPrinter) -> bool:
     last = printer.layout.ndim - 1
     if last < 1:
         return False
-    groups = [axes for _, _, axes, _ in printer.arrays()]
-    for axes in groups:
+    for _, _, axes, _ in printer.arrays():
         both = last - 1 in axes, last in axes
         if any(both) and not (all(both) and axes.index(last) == axes.index(last - 1) + 1):
             return False
@@ -53,52 +52,67 @@ def can_merge(printer: NestPrinter) -> bool:
 
 def write_slices(printer: NestPrinter) -> None:
     """Write the call of ``NODE_run`` in ``NODE_call``."""
-    line, ndim = printer.source.line, printer.layout.ndim
-    if not ndim:
+    line, last = printer.source.line, printer.layout.ndim - 1
+    if not printer.n_loops:
         line(f"if ({NODE}_run<true>(data)) return -1;")
         return
-    last = ndim - 1
     line("int fast = 1;")
-    for stride, size in _strides(printer, last):
-        line(f"if (data.size[{last}] > 1 && {stride} != {size}) fast = 0;")
-    for axis in range(ndim):
-        line(f"data.low[{axis}] = 0;")
-        line(f"data.high[{axis}] = data.size[{axis}];")
+    for length, stride, size in _strides(printer, last):
+        line(f"if ({length} > 1 && {stride} != {size}) fast = 0;")
+    for loop in range(printer.n_loops):
+        line(f"data.low[{loop}] = 0;")
+        line(f"data.high[{loop}] = data.size[{loop}];")
     merge = can_merge(printer)
     if merge:
         line("int merged = fast;")
-        for stride, size in _strides(printer, last - 1):
-            test = f"data.size[{last - 1}] > 1 && {stride} != data.size[{last}] * {size}"
-            line(f"if ({test}) merged = 0;")
+        lengths = [length for length, *_ in _strides(printer, last)]
+        for (length, stride, size), inner in zip(_strides(printer, last - 1), lengths, strict=True):
+            line(f"if ({length} > 1 && {stride} != {inner} * {size}) merged = 0;")
         with printer.source.block("if (merged)"):
-            line(f"data.high[{last}] *= data.high[{last - 1}];")
-            line(f"data.high[{last - 1}] = 1;")
-    if threads_available() and can_slice(printer):
-        _write_threads(printer, merge)
-    line(f"if (fast ? {NODE}_run<true>(data) : {NODE}_run<false>(data)) return -1;")
-    if threads_available() and can_slice(printer):
-        printer.source.depth -= 1
-        line("}")
+            for outer, inner in _nested(printer, last):
+                line(f"data.high[{inner}] *= data.high[{outer}];")
+                line(f"data.high[{outer}] = 1;")
+    run = f"if (fast ? {NODE}_run<true>(data) : {NODE}_run<false>(data)) return -1;"
+    if not (threads_available() and can_slice(printer)):
+        line(run)
+        return
+    _write_threads(printer, merge)
+    with printer.source.block("else"):
+        line(run)
 
 
-def _strides(printer: NestPrinter, axis: int) -> list[tuple[str, int]]:
-    """Return the strides of the inputs along an axis, and the sizes of their items."""
+def _strides(printer: NestPrinter, axis: int) -> list[tuple[str, str, int]]:
+    """Return, for inputs with an axis, its length, its stride, and the size of their items."""
     found = []
     for name, dtype, axes, lead in printer.arrays():
         if axis in axes and name in printer.inputs:
-            stride = f"data.{name}_s[{axes.index(axis) + lead}]"
-            found.append((stride, np.dtype(dtype).itemsize))
+            place = axes.index(axis) + lead
+            size = np.dtype(dtype).itemsize
+            found.append((f"PyArray_DIM({name}, {place})", f"data.{name}_s[{place}]", size))
     return found
 
 
+def _nested(printer: NestPrinter, axis: int) -> list[tuple[int, int]]:
+    """Return the loops over the axis before `axis`, each with the loop over `axis` inside it."""
+    pairs = {
+        (printer.loops[key, axis - 1], loop)
+        for (key, level), loop in printer.loops.items()
+        if level == axis
+    }
+    return sorted(pairs)
+
+
 def _write_threads(printer: NestPrinter, merge: bool) -> None:
-    """Write the run in several slices; leaves open the block of the run in one."""
-    line, block, last = printer.source.line, printer.source.block, printer.layout.ndim - 1
-    channels = " * ".join(f"data.size[{axis}]" for axis in range(last + 1))
-    line(f"const int cut = {f'merged && {last - 1} == 0 ? {last} : 0' if merge else '0'};")
-    line(f"npy_intp slices = steps * {channels} / {config.scanlib__parallel_channels};")
+    """Write the run in several slices, where there is enough to do."""
+    line, block, axes = printer.source.line, printer.source.block, printer.axes_of_loops
+    line("npy_intp channels = 0;")
+    for number in (number for number, axis in enumerate(axes) if axis == 0):
+        target = next(t for t in printer.targets if printer.loops.get((id(t), 0)) == number)
+        inside = sorted({loop for (key, _), loop in printer.loops.items() if key == id(target)})
+        line(f"channels += {' * '.join(f'data.size[{loop}]' for loop in inside)};")
+    line("npy_intp slices = steps ? channels : 0;")
+    line(f"slices = slices * steps / {config.scanlib__parallel_channels};")
     line(f"if (slices > {config.scanlib__threads}) slices = {config.scanlib__threads};")
-    line("if (slices > data.high[cut]) slices = data.high[cut];")
     sums = [target for target in printer.targets if 0 in target.reduced]
     with block("if (slices > 1)"):
         for target in sums:
@@ -110,8 +124,15 @@ def _write_threads(printer: NestPrinter, merge: bool) -> None:
         line("#pragma omp parallel for num_threads((int)slices) schedule(static, 1)")
         with block("for (npy_intp k = 0; k < slices; k++)"):
             line(f"{NODE}_data own = data;")
-            line("own.low[cut] = data.high[cut] * k / slices;")
-            line("own.high[cut] = data.high[cut] * (k + 1) / slices;")
+            cut = [number for number, axis in enumerate(axes) if axis == 0]
+            if merge and printer.layout.ndim == 2:
+                # Merged loops over the first axis have length one.
+                with block("if (merged)"):
+                    _write_cuts(printer, [n for n, axis in enumerate(axes) if axis == 1])
+                with block("else"):
+                    _write_cuts(printer, cut)
+            else:
+                _write_cuts(printer, cut)
             for target in sums:
                 name = target.array
                 line(f"if (k) own.{name} = {name}_own.data + (k - 1) * {name}_bytes;")
@@ -119,8 +140,12 @@ def _write_threads(printer: NestPrinter, merge: bool) -> None:
         for target in sums:
             _write_combination(printer, target)
         line("data.taken = steps;")
-    line("else {")
-    printer.source.depth += 1
+
+
+def _write_cuts(printer: NestPrinter, loops: list[int]) -> None:
+    for loop in loops:
+        printer.source.line(f"own.low[{loop}] = data.high[{loop}] * k / slices;")
+        printer.source.line(f"own.high[{loop}] = data.high[{loop}] * (k + 1) / slices;")
 
 
 def _output(printer: NestPrinter, target: Target) -> str:

@@ -40,7 +40,7 @@ from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-2"
+VERSION = "scanlib-linear-3"
 
 
 class LinearWriter(ProductsWriter, TermsWriter):
@@ -165,13 +165,21 @@ class LinearWriter(ProductsWriter, TermsWriter):
         self.line("return result")
 
 
+def _fastmath(op: LinearScan) -> set[str] | None:
+    """Return the liberties that compilers may take; None for those PyTensor chooses.
+
+    ``a + h - m``, with `m` the largest of these sums, must not be regrouped: it is zero.
+    """
+    return None if op.semiring == "real" else {"contract"}
+
+
 @register_funcify_and_cache_key(LinearScan)
 def funcify_linear_scan(
     op: LinearScan, node: Apply, **kwargs: Any
 ) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled function of a matrix recurrence for use inside numba mode."""
     function, key = LinearWriter(op, node).write()
-    return numba_njit(function), key
+    return numba_njit(function, fastmath=_fastmath(op)), key
 
 
 @register_linear_compiler
@@ -183,7 +191,9 @@ def compile_for_perform(op: LinearScan, node: Apply) -> Callable[..., np.ndarray
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
     function, key = LinearWriter(op, node).write()
-    compiled = numba_njit(function, final_function=True, cache=key is not None)
+    compiled = numba_njit(
+        function, fastmath=_fastmath(op), final_function=True, cache=key is not None
+    )
 
     def run(*inputs: Any) -> np.ndarray:
         try:

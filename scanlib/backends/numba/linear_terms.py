@@ -44,9 +44,9 @@ class TermsWriter(LinearBase):
         """Write ``new = log(E exp(old - max) ) + max``, with rows that underflow done again."""
         line, d = self.line, self.bound()
         line("top = number(-np.inf)")
-        with self.block(f"for j in range({d}):"):
-            with self.block("if old[j] > top or old[j] != old[j]:"):
-                line("top = old[j]")
+        greater = "if old[j] > top or old[j] != old[j]:"
+        with self.block(f"for j in range({d}):"), self.block(greater):
+            line("top = old[j]")
         line("regular = np.isfinite(top)")
         with self.block("if regular:"):
             with self.block(f"for j in range({d}):"):

@@ -56,8 +56,9 @@ def write_sizes(
     axis: int,
 ) -> None:
     """Write ``name = …``, the number of channels along `axis`, and checks that all arrays agree."""
+    owned = {place.array for place in places if place.owned is not None}
     seen: list[tuple[str, int]] = []
-    for place in sorted(places, key=lambda place: place.owned is not None):
+    for place in sorted(places, key=lambda place: (place.array in owned, place.owned is None)):
         own = place.along(axis)
         if own is None or (place.array, own) in seen:
             continue

@@ -11,8 +11,9 @@ vectors are composed by their last lanes, so that only one multiplication and on
 eight steps wait for the state before them. LLVM has vectors of any length on every machine and
 maps them to the registers that there are.
 
-The state between vectors is kept in double precision: single precision is rounded in sums of four
-terms only, which leaves a fraction of the error of rounding at every step.
+With one coefficient for all steps, the state between vectors is kept in double precision: single
+precision is rounded in sums of four terms only, which leaves a fraction of the error of rounding
+at every step, and powers that are rounded would change the coefficient.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ _FUSED = ("contract",)
 class _Vectors:
     """Instructions on vectors of one dtype."""
 
-    def __init__(self, context: Any, builder: Any, dtype: Any, reverse: bool) -> None:
+    def __init__(
+        self, context: Any, builder: Any, dtype: Any, reverse: bool, state_type: Any
+    ) -> None:
         self.context, self.builder, self.dtype = context, builder, dtype
-        self.reverse = reverse
+        self.reverse, self.state_type = reverse, state_type
         self.scalar = context.get_data_type(dtype)
         self.vector = ir.VectorType(self.scalar, LANES)
         self.zeros = ir.Constant(self.vector, [0.0] * LANES)
@@ -78,13 +81,13 @@ class _Vectors:
         return self.widened(self.last(value))
 
     def widened(self, value: Any) -> Any:
-        """Return a number as the state between vectors is kept: in double precision."""
-        if self.dtype == types.float64:
+        """Return a number in the precision of the state between vectors."""
+        if self.dtype == self.state_type:
             return value
         return self.builder.fpext(value, ir.DoubleType())
 
     def narrowed(self, value: Any) -> Any:
-        if self.dtype == types.float64:
+        if self.dtype == self.state_type:
             return value
         return self.builder.fptrunc(value, self.scalar)
 
@@ -143,9 +146,9 @@ def _codegen(fixed: bool, reverse: bool) -> Any:
             scalars = _Scalars(context, builder, signature, reverse)
             middle = scalars.four_steps(arguments, 0)
             return scalars.four_steps([a, b, middle, out, offset, place], 4)
-        a_type, b_type, _, out_type = signature.args[:4]
+        a_type, b_type, state_type, out_type = signature.args[:4]
         dtype = b_type.dtype
-        vectors = _Vectors(context, builder, dtype, reverse)
+        vectors = _Vectors(context, builder, dtype, reverse, state_type)
         halves, places = [], []
         for half in (1, 0) if reverse else (0, 1):
             distance = ir.Constant(offset.type, half * LANES)
@@ -176,14 +179,14 @@ def _make(fixed: bool, reverse: bool) -> Any:
         typingctx: Any, a: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
     ) -> Any:
         first = b.dtype if fixed else a
-        wide = types.float64
+        wide = types.float64 if fixed else b.dtype
         signature = wide(first, b, wide, out, types.intp, types.intp)
         return signature, _codegen(fixed, reverse)
 
     return eight_steps
 
 
-# Each takes `(a, b, state, out, offset, place)` with the state in double precision, reads the elements at `offset … offset + 7`, writes
+# Each takes `(a, b, state, out, offset, place)`, reads the elements at `offset … offset + 7`, writes
 # the new states to `place … place + 7` and returns the latest. The backward ones start at the end.
 eight_steps = _make(fixed=False, reverse=False)
 eight_steps_backward = _make(fixed=False, reverse=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scanlib.backends.numba.elemwise import steps as kernels
 from scanlib.backends.numba.source import Source
 from scanlib.ops.elemwise_scan import Recurrence
 
@@ -45,6 +46,7 @@ class Lookahead:
         self.recurrence = recurrence
         self.depths = depths
         self.reverse = reverse
+        self.kept: set[str] = set()
 
     def at(self, step: int) -> str:
         """Return the place of a step of the group in the order of memory."""
@@ -61,6 +63,8 @@ class Lookahead:
         line = self.source.line
         line("k = 0")
         for steps in (GROUP, 1):
+            line("j = n - 1 - k" if self.reverse else "j = k")
+            self.source.mark_prelude()
             with self.source.block(f"while k + {steps} <= n:"):
                 line("j = n - 1 - k" if self.reverse else "j = k")
                 self.write_group(element, dtype, steps)
@@ -70,6 +74,8 @@ class Lookahead:
         forms: list[dict[int, Form]] = []
         results: list[tuple[str, str]] = []
         read: dict[Symbol, str] = {}
+        values: dict[Symbol, str] = {}
+        add = self.source.function(kernels.multiply_add, f"scanlib add {kernels.VERSION}")
         for u in range(steps):
             at = self.at(u)
             current: dict[int, Form] = {}
@@ -85,7 +91,7 @@ class Lookahead:
                     factor = None if term.coefficient is None else element(term.coefficient, at)
                     back = -term.tap
                     if back > u and back >= steps:
-                        free.append(_times(factor, self.past(term.part, back - u, read)))
+                        free.append(_times(factor, self.past(term.part, back - u, read, steps)))
                     elif back > u:
                         sums.setdefault((term.part, back - u), []).append(factor)
                     else:
@@ -98,22 +104,32 @@ class Lookahead:
             forms.append(current)
         for u, current in enumerate(forms):
             for part, form in current.items():
-                parts = [
-                    _times(coefficient, self.past(*symbol, read))
-                    for symbol, coefficient in form.coefficients.items()
-                ]
-                parts += [] if form.constant is None else [form.constant]
+                text = form.constant or f"{dtype}(0)"
+                # The newest values come last: they are what the next group waits for.
+                for symbol in sorted(form.coefficients, key=lambda s: -s[1]):
+                    factor = form.coefficients[symbol] or f"{dtype}(1)"
+                    text = f"{add}({factor}, {self.past(*symbol, read, steps)}, {text})"
                 name = self.source.name("y")
-                self.source.line(f"{name} = {dtype}({' + '.join(parts) or '0'})")
+                self.source.line(f"{name} = {dtype}({text})")
                 results.append((self.place(part, u), name))
+                values[part, steps - u] = name
         for place, name in results:
             self.source.line(f"{place} = {name}")
+        for symbol, name in read.items():
+            if name in self.kept:
+                self.source.line(f"{name} = {values[symbol]}")
 
-    def past(self, part: int, back: int, read: dict[Symbol, str]) -> str:
+    def past(self, part: int, back: int, read: dict[Symbol, str], steps: int) -> str:
         """Return the name of the value of a part `back` steps before the group."""
         if (part, back) not in read:
             name = read[part, back] = self.source.name("s")
-            self.source.line(f"{name} = {self.place(part, -back)}")
+            text = f"{name} = {self.place(part, -back)}"
+            if back <= steps:
+                # The group computes it for the next one: it never needs to be read again.
+                self.source.before_loop(text)
+                self.kept.add(name)
+            else:
+                self.source.line(text)
         return read[part, back]
 
     def named(self, sums: dict[Symbol, list[str | None]], free: list[str], dtype: str) -> Form:

@@ -168,6 +168,19 @@ class NestWriter(ElemwiseWriter):
             ndim = len(self.layout.states[i])
             self.copy_array(f"h{i}", (str(place),), initial, (str(row),), ndim)
 
+        if self.has_latest_row(i):
+            line(f"r{i} = np.empty({initial}.shape[1:], {initial}.dtype)")
+            self.copy_array(f"r{i}", (), initial, ("0",), len(self.layout.states[i]))
+
+    def has_latest_row(self, i: int) -> bool:
+        """Whether a state's latest row is kept apart from its history.
+
+        One row that every step reads and writes stays in the first-level cache, where a read
+        need not wait for the write to the history.
+        """
+        traced = not self.signature.untraced[i]
+        return traced and self.signature.depths[i] == 1 and bool(self.layout.states[i])
+
     def tap_row(self, i: int, offset: int) -> str:
         return "0" if self.is_in_place(i) else super().tap_row(i, offset)
 
@@ -254,6 +267,9 @@ class NestWriter(ElemwiseWriter):
                 line(f"{place} = {dtype}({place} + {value})")
             else:
                 assigned.append((self.place(target, indices), value))
+                if target.kind == "state" and self.has_latest_row(target.number):
+                    latest = self.item(f"r{target.number}", target.axes, indices)
+                    assigned.append((latest, value))
         for place, value in assigned:
             line(f"{place} = {value}")
         for target in targets:
@@ -300,6 +316,8 @@ class NestWriter(ElemwiseWriter):
             return array, axes, ["t"] if variable in self.inner.rows else []
         for i, taps in enumerate(self.inner.taps):
             for offset, tap in zip(self.signature.taps[i], taps, strict=True):
+                if tap is variable and self.has_latest_row(i):
+                    return f"r{i}", self.layout.states[i], []
                 if tap is variable:
                     return f"h{i}", self.layout.states[i], [self.tap_row(i, offset)]
         i = self.inner.carries.index(variable)

@@ -25,7 +25,7 @@ _LOWEST = {64: 2.0**-120, 32: np.float32(2.0**-15)}
 _HIGHEST = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
 _MODERATE = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 7
+VERSION = 8
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -33,6 +33,12 @@ _OPTIONS = {
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }
+
+
+@njit(**_OPTIONS)
+def multiply_add(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, which the compiler may fuse but not rearrange with what stands around it."""
+    return a * b + c
 
 
 def is_moderate(value: Any) -> bool:
@@ -172,7 +178,7 @@ def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
         """``h = a * h + b``."""
         if some_extreme(a, n):
             return False
-        state = np.float64(h[start + n] if reverse else h[start - 1])
+        state = h[start + n] if reverse else h[start - 1]
         done = 0
         while done + size <= n:
             j = n - size - done if reverse else done

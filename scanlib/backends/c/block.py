@@ -1,0 +1,384 @@
+"""Blocks of steps of one channel: elements, scan, map.
+
+A loop without channels whose parts all belong to recurrence families is run in blocks of steps:
+
+1. the elements of a recurrence are computed for all steps of the block: a loop without
+   recurrence, which compilers vectorize;
+2. a kernel scans them from the state before the block (`kernels`, `lookahead`); where composing
+   steps is not safe, the block is run step by step instead;
+3. what depends on the states (outputs, sums) is computed for all steps of the block.
+
+A state that is stored is scanned where its history is; all else is in buffers of one block, so that
+they stay in the first-level cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
+
+from scanlib._compat import thaw_graph
+from scanlib.backends.c.base import LoopPrinter
+from scanlib.backends.c.lookahead import Lookahead
+from scanlib.backends.c.nest import added
+from scanlib.backends.c.scalars import can_fail
+from scanlib.backends.c.source import c_type
+from scanlib.ops.c_code import NODE_NAME as NODE
+from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence, schedule
+
+BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is worth starting
+STACK = 2**17  # bytes of buffers that may be on the stack
+REALS = {"float32", "float64"}
+COUPLED = {"affine"}
+SINGLE = {"affine", "maximum", "minimum", "clamp"}
+
+
+def fits_blocks(op: ElemwiseScan) -> bool:
+    """Whether a loop can be run in blocks of steps by the kernels that there are."""
+    if schedule(op) != "blocks" or can_fail(thaw_graph(op.body)):
+        return False
+    inner = op.signature.split_body_inputs(op.body.inputs)
+    dtypes = [taps[0].type.dtype for taps in inner.taps] + [c.type.dtype for c in inner.carries]
+    for recurrence in op.recurrences:
+        (terms, *more) = recurrence.terms
+        single = not more and len(terms) == 1 and terms[0].tap == -1
+        if recurrence.family not in (SINGLE if single else COUPLED):
+            return False
+        if recurrence.family in COUPLED and dtypes[recurrence.parts[0]] == "bool":
+            return False
+        for part in recurrence.parts:
+            if dtypes[part].startswith("complex"):
+                return False
+    return True
+
+
+class BlockPrinter(LoopPrinter):
+    """Writes an elementwise loop of one channel in blocks of steps."""
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        super().__init__(op)
+        n = self.signature.n_states
+        recurrent = [part for r in op.recurrences for part in r.parts]
+        self.nexts: dict[int, Variable] = {
+            part: self.result.states[part] if part < n else self.result.carries[part - n]
+            for part in recurrent
+        }
+        self.taps: dict[Variable, tuple[int, int]] = {}
+        for i, taps in enumerate(self.inner.taps):
+            for offset, tap in zip(self.signature.taps[i], taps, strict=True):
+                self.taps[tap] = (i, offset)
+        for i, carry in enumerate(self.inner.carries):
+            if n + i in self.nexts:
+                self.taps[carry] = (n + i, -1)
+        self.depths = {part: self.signature.depths[part] if part < n else 1 for part in recurrent}
+        self.block = max([BLOCK, *self.depths.values()])
+        self.elements: dict[tuple[int, int], str] = {}
+        self.bytes = 0  # of buffers
+
+    def needs_ring(self, i: int) -> bool:
+        return False
+
+    def is_direct(self, part: int) -> bool:
+        """Whether a part is scanned in its history; others are in a buffer of one block."""
+        return part < self.signature.n_states and not self.signature.untraced[part]
+
+    def dtype_of(self, part: int) -> str:
+        return self.nexts[part].type.dtype
+
+    # The function
+
+    def write_run(self) -> None:
+        line = self.source.line
+        with self.source.block(f"static int {NODE}_run({NODE}_data &data)"):
+            line("const npy_intp steps = data.steps;")
+            first = len(self.source.lines)
+            self.write_storage()
+            with self.source.block(f"for (npy_intp i = 0; i < steps; i += {self.block})"):
+                line(f"const npy_intp n = steps - i < {self.block} ? steps - i : {self.block};")
+                line(f"const npy_intp low = {'steps - i - n' if self.reverse else 'i'};")
+                line("int safe = 1;")
+                self.write_views()
+                for number, recurrence in enumerate(self.op.recurrences):
+                    self.write_recurrence(number, recurrence)
+                with self.source.block("if (!safe)"):
+                    self.write_sequential()
+                self.write_map()
+                if not self.reverse:
+                    self.move_on()
+            self.write_last_values()
+            line("data.taken = steps;")
+            line("return 0;")
+            self.source.lines[first:first] = self.memory()
+
+    def memory(self) -> list[str]:
+        """Return the declaration of the buffers' memory, known when all is written."""
+        if self.bytes <= STACK:
+            return [f"  alignas(64) char memory[{max(self.bytes, 64)}];"]
+        return [
+            "  scanlib_memory buffers;",
+            f"  if (buffers.get({self.bytes})) return -1;",
+            "  char *memory = buffers.data;",
+        ]
+
+    def buffer(self, name: str, dtype: str, items: int) -> None:
+        """Write the declaration of a buffer."""
+        self.source.line(f"{c_type(dtype)} *{name} = ({c_type(dtype)} *)(memory + {self.bytes});")
+        self.bytes += -(-items * np.dtype(dtype).itemsize // 64) * 64
+
+    # Storage
+
+    def write_storage(self) -> None:
+        line, n = self.source.line, self.signature.n_states
+        for part, depth in self.depths.items():
+            dtype = self.dtype_of(part)
+            if self.is_direct(part):
+                continue
+            self.buffer(f"B{part}", dtype, self.block + depth)
+            if part >= n:
+                line(f"B{part}[0] = *(const {c_type(dtype)} *)data.c{part - n};")
+                continue
+            name = self.outer.initials[part]
+            with self.source.block(f"for (npy_intp j = 0; j < {depth}; j++)"):
+                line(f"B{part}[j] = *(const {c_type(dtype)} *)(data.{name} + j * data.{name}_s[0]);")
+        for i, carry in enumerate(self.inner.carries):
+            if n + i not in self.depths:
+                item = c_type(carry.type.dtype)
+                line(f"{item} c{i} = *(const {item} *)data.c{i};")
+        for variable in self.inner.non_sequences:
+            array, _ = self.parts[variable]
+            item = c_type(variable.type.dtype)
+            self.scalars.bind_new(variable, f"*(const {item} *)data.{array}")
+        for i, row in enumerate(self.inner.rows):
+            self.buffer(f"R{i}", row.type.dtype, self.block)
+        for number, recurrence in enumerate(self.op.recurrences):
+            self.write_buffers(number, recurrence)
+
+    def write_buffers(self, number: int, recurrence: Recurrence) -> None:
+        """Compute elements that are the same at every step; make buffers for the others."""
+        graph = thaw_graph(recurrence.elements)
+        whole = set(graph.inputs[len(graph.inputs) - self.signature.n_non_sequences :])
+        with self.scalars.scope():
+            self.bind_same(graph.inputs)
+            for k, out in enumerate(graph.outputs):
+                inputs = {v for v in ancestors([out]) if v.owner is None}
+                varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
+                name, dtype = f"E{number}_{k}", out.type.dtype
+                if not varying:
+                    self.scalars.emit([out])
+                    name = f"e{number}_{k}"
+                    text = self.scalars.text(out)
+                    self.source.line(f"const {c_type(dtype)} {name} = {text};")
+                elif out not in graph.inputs:
+                    self.buffer(name, dtype, self.block)
+                self.elements[number, k] = name
+
+    def bind_same(self, inputs: list[Variable]) -> None:
+        """Bind the non-sequences of a copy of the body's inputs."""
+        for mine, other in zip(self.graph.inputs, inputs, strict=True):
+            if mine in self.inner.non_sequences:
+                self.scalars.bind(other, self.scalars.text(mine))
+
+    # One block. `j` counts steps in the order of memory, also where the loop walks backwards.
+
+    def write_views(self) -> None:
+        """Write the parts of rows, histories and outputs that belong to the block."""
+        line = self.source.line
+        for i, row in enumerate(self.inner.rows):
+            name, item = self.outer.sequences[i], c_type(row.type.dtype)
+            line(f"const {item} *X{i} = R{i};")
+            stride = f"data.{name}_s[0]"
+            with self.source.block(f"if ({stride} == sizeof({item}))"):
+                line(f"X{i} = (const {item} *)data.{name} + low;")
+            line("else for (npy_intp j = 0; j < n; j++)")
+            line(f"  R{i}[j] = *(const {item} *)(data.{name} + (low + j) * {stride});")
+        for part, depth in self.depths.items():
+            item = c_type(self.dtype_of(part))
+            if self.is_direct(part):
+                line(f"{item} *H{part} = ({item} *)data.h{part} + low;")
+                continue
+            line(f"{item} *H{part} = B{part};")
+            if self.reverse:
+                # The newest rows of the block before come first; they move behind this block.
+                line(f"for (npy_intp j = {depth - 1}; j >= 0; j--) B{part}[n + j] = B{part}[j];")
+        for i, out in enumerate(self.result.outputs):
+            item = c_type(out.type.dtype)
+            line(f"{item} *Z{i} = ({item} *)data.z{i} + low;")
+
+    def move_on(self) -> None:
+        """Move the newest rows of the block in front of the next one."""
+        for part, depth in self.depths.items():
+            if not self.is_direct(part):
+                self.source.line(
+                    f"for (npy_intp j = 0; j < {depth}; j++) B{part}[j] = B{part}[n + j];"
+                )
+
+    def place_of(self, part: int, offset: int) -> int:
+        """Return how far from ``H[j]`` the value `offset` steps after step `j` is."""
+        return -offset if self.reverse else self.depths[part] + offset
+
+    def value(self, part: int, offset: int) -> str:
+        return f"H{part}[j + {self.place_of(part, offset)}]"
+
+    def read_inputs(self, outputs: list[Variable], copies: dict[Variable, Variable]) -> None:
+        """Write the reads of rows and past values at step `j` that `outputs` need.
+
+        `copies` maps the inputs of the graph in which they are read to the body's own.
+        """
+        blockers = set(self.scalars.values)
+        for variable in dict.fromkeys(ancestors(outputs, blockers=blockers)):
+            if variable.owner is not None or variable in blockers:
+                continue
+            own = copies.get(variable)
+            if own in self.taps:
+                self.scalars.bind_new(variable, self.value(*self.taps[own]))
+            elif own in self.inner.rows:
+                self.scalars.bind_new(variable, f"X{self.inner.rows.index(own)}[j]")
+
+    def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
+        graph = thaw_graph(recurrence.elements)
+        copies = dict(zip(graph.inputs, self.graph.inputs, strict=True))
+        computed = {}
+        for k, out in enumerate(graph.outputs):
+            name = self.elements[number, k]
+            if name[0] == "e":
+                continue
+            if out in copies:
+                self.source.line(
+                    f"const {c_type(out.type.dtype)} *{name} = {self.view(copies[out])};"
+                )
+            else:
+                computed[k] = out
+        if computed:
+            self.source.line("#pragma omp simd")
+            head = "for (npy_intp j = 0; j < n; j++)"
+            with self.source.block(head), self.scalars.scope():
+                self.bind_same(graph.inputs)
+                self.read_inputs(list(computed.values()), copies)
+                self.scalars.emit(computed.values())
+                for k, out in computed.items():
+                    name = self.elements[number, k]
+                    self.source.line(f"{name}[j] = {self.scalars.text(out)};")
+        kernel = self.kernel(number, recurrence)
+        if kernel is not None:
+            self.source.line(f"if (safe) safe = {kernel};")
+        else:
+            self.write_lookahead(number, recurrence)
+
+    def view(self, own: Variable) -> str:
+        """Return the values of a row or a past value during the block, as a pointer."""
+        if own in self.inner.rows:
+            return f"X{self.inner.rows.index(own)}"
+        part, offset = self.taps[own]
+        return f"H{part} + {self.place_of(part, offset)}"
+
+    def kernel(self, number: int, recurrence: Recurrence) -> str | None:
+        """Return the call of a kernel for one state of depth one, None if none fits."""
+        (terms, *more), (part, *_) = recurrence.terms, recurrence.parts
+        dtype, family = self.dtype_of(part), recurrence.family
+        if more or len(terms) != 1 or terms[0].tap != -1:
+            return None
+        item = c_type(dtype)
+        back = "true" if self.reverse else "false"
+        place = f"H{part} + {self.place_of(part, 0)}, n"
+        if family == "clamp":
+            names = [terms[0].coefficient, *recurrence.constants]
+            neutral = f"{item}(0)", f"{item}(-NPY_INFINITY)", f"{item}(NPY_INFINITY)"
+            pairs = zip(names, neutral, strict=True)
+            arrays = [self.array(number, k, dtype, otherwise) for k, otherwise in pairs]
+            return f"scanlib_clamp<{back}>({', '.join(arrays)}, {place})"
+        (constant, *_) = recurrence.constants
+        if family in ("maximum", "minimum"):
+            bound = self.array(number, constant, dtype, "0")
+            return f"scanlib_pick<{back}, scanlib_{family}<{item}> >({bound}, {place})"
+        if dtype not in REALS:
+            return None
+        factor = terms[0].coefficient
+        name = f"{item}(1)" if factor is None else self.elements[number, factor]
+        if constant is None and name[0] == "E":
+            return f"scanlib_product<{back}>({name}, {place})"
+        bound = self.array(number, constant, dtype, f"{item}(0)")
+        kind = "each" if name[0] == "E" else "same"
+        return f"scanlib_affine<{back}>(scanlib_{kind}<{item}>{{{name}}}, {bound}, {place})"
+
+    def array(self, number: int, element: int | None, dtype: str, otherwise: str) -> str:
+        """Return an element as an array of all steps of the block; `otherwise` if there is none."""
+        value = otherwise if element is None else self.elements[number, element]
+        if value[0] == "E":
+            return f"(const {c_type(dtype)} *){value}"
+        name = self.source.name("F")
+        self.buffer(name, dtype, self.block)
+        self.source.line(f"for (npy_intp j = 0; j < n; j++) {name}[j] = {value};")
+        return f"(const {c_type(dtype)} *){name}"
+
+    def write_lookahead(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of a coupled affine recurrence, and the check that it can be trusted."""
+        dtype = self.dtype_of(recurrence.parts[0])
+        line, real = self.source.line, np.dtype(dtype).kind == "f"
+
+        def element(k: int, at: str) -> str:
+            name = self.elements[number, k]
+            return name if name[0] == "e" else f"{name}[{at}]"
+
+        used = {term.coefficient for terms in recurrence.terms for term in terms}
+        for k in sorted(k for k in used if k is not None) if real else ():
+            name = self.elements[number, k]
+            test = f"scanlib_some_extreme({name}, n)"
+            line(f"safe &= !{test if name[0] == 'E' else f'scanlib_extreme({name})'};")
+        with self.source.block("if (safe)"):
+            item = c_type(dtype)
+            Lookahead(
+                self.source, recurrence, self.depths, self.reverse, element, item
+            ).write()
+            for part in recurrence.parts if real else ():
+                line(f"safe &= scanlib_all_moderate(H{part}, n + {self.depths[part]});")
+
+    def write_sequential(self) -> None:
+        """Write the block step by step, with the body as it is."""
+        head = "for (npy_intp k = 0; k < n; k++)"
+        with self.source.block(head), self.scalars.scope():
+            self.source.line(f"const npy_intp j = {'n - 1 - k' if self.reverse else 'k'};")
+            nexts = list(self.nexts.values())
+            self.read_inputs(nexts, {v: v for v in self.graph.inputs})
+            self.scalars.emit(nexts)
+            values = [(part, self.scalars.text(value)) for part, value in self.nexts.items()]
+            for part, name in values:
+                self.source.line(f"{self.value(part, 0)} = {name};")
+
+    def write_map(self) -> None:
+        """Write what depends on the states, for all steps of the block."""
+        sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
+        added_up = [self.result.carries[i] for i in sums]
+        values = added_up + self.result.outputs
+        if not values:
+            return
+        if not any(value.type.dtype.startswith("complex") for value in added_up):
+            clause = f" reduction(+ : {', '.join(f'c{i}' for i in sums)})" if sums else ""
+            self.source.line(f"#pragma omp simd{clause}")
+        head = "for (npy_intp j = 0; j < n; j++)"
+        with self.source.block(head), self.scalars.scope():
+            known = {v: part for part, v in self.nexts.items() if v.owner is not None}
+            used = set(ancestors(values, blockers=set(known)))
+            for value, part in known.items():
+                if value in used:
+                    self.scalars.bind_new(value, self.value(part, 0))
+            self.read_inputs(values, {v: v for v in self.graph.inputs})
+            self.scalars.emit(values)
+            for i, value in zip(sums, added_up, strict=True):
+                total = added(f"c{i}", self.scalars.text(value), value.type.dtype)
+                self.source.line(f"c{i} = {total};")
+            for i, value in enumerate(self.result.outputs):
+                self.source.line(f"Z{i}[j] = {self.scalars.text(value)};")
+
+    # After the last step
+
+    def write_last_values(self) -> None:
+        """Write what is in buffers and local variables to where the results are."""
+        line, n = self.source.line, self.signature.n_states
+        for part, depth in self.depths.items():
+            if not self.is_direct(part):
+                target = f"data.h{part}" if part < n else f"data.c{part - n}"
+                line(f"memcpy({target}, B{part}, {depth} * sizeof({c_type(self.dtype_of(part))}));")
+        for i, carry in enumerate(self.inner.carries):
+            if n + i not in self.depths:
+                line(f"*({c_type(carry.type.dtype)} *)data.c{i} = c{i};")

@@ -1,0 +1,258 @@
+"""C++ templates that scan one block of steps of one channel.
+
+Each takes the elements of `n` steps in contiguous arrays and the place `h` of the new values; the
+state before the block is ``h[-1]``, or ``h[n]`` where `BACK` says that the loop walks backwards;
+arrays are in the order of memory in both cases. The result is whether the new values can be
+trusted: composing several steps could lose what one step after the other keeps, or keep what it
+loses, where a value comes near to overflow or is not finite, or where products of coefficients may
+leave the range of their dtype. The block is then run step by step.
+
+Steps are composed four at a time (P. Kogge and H. Stone, "A parallel algorithm for the efficient
+solution of a general class of recurrence equations", 1973): only one multiplication and one
+addition of four steps wait for the state before. float32 is composed in vectors of eight lanes, by
+doubling: lanes are moved to later steps by one, by two and by four.
+"""
+
+KERNELS = r"""
+#ifndef SCANLIB_KERNELS
+#define SCANLIB_KERNELS
+template <class T> struct scanlib_bounds;
+template <> struct scanlib_bounds<npy_float64> {
+  static npy_float64 low() { return 0x1p-120; }
+  static npy_float64 high() { return 0x1p120; }
+  static npy_float64 moderate() { return 0x1p800; }
+  static npy_float64 large() { return 0x1p1000; }
+};
+template <> struct scanlib_bounds<npy_float32> {
+  static npy_float32 low() { return 0x1p-15f; }
+  static npy_float32 high() { return 0x1p15f; }
+  static npy_float32 moderate() { return 0x1p100f; }
+  static npy_float32 large() { return 0x1p120f; }
+};
+
+template <class T> static inline T scanlib_abs(T value) { return value < 0 ? -value : value; }
+
+/* Whether products of a coefficient may leave the range of its dtype, zero aside. */
+template <class T> static inline int scanlib_extreme(T a) {
+  const T size = scanlib_abs(a);
+  return !(((size >= scanlib_bounds<T>::low()) & (size <= scanlib_bounds<T>::high())) | (a == 0));
+}
+
+/* Whether a value is so far from overflow that no step from it overflows. */
+template <class T> static inline int scanlib_moderate(T value) {
+  return scanlib_abs(value) <= scanlib_bounds<T>::moderate();
+}
+
+template <class T> static int scanlib_some_extreme(const T *a, npy_intp n) {
+  int count = 0;
+#pragma omp simd reduction(+ : count)
+  for (npy_intp j = 0; j < n; j++) count += scanlib_extreme(a[j]);
+  return count > 0;
+}
+
+template <class T> static int scanlib_all_moderate(const T *h, npy_intp n) {
+  int count = 0;
+#pragma omp simd reduction(+ : count)
+  for (npy_intp j = 0; j < n; j++) count += scanlib_moderate(h[j]);
+  return count == n;
+}
+
+template <class T> static int scanlib_some_nan(const T *b, npy_intp n) {
+  int count = 0;
+#pragma omp simd reduction(+ : count)
+  for (npy_intp j = 0; j < n; j++) count += b[j] != b[j];
+  return count > 0;
+}
+
+template <class T> static int scanlib_some_large(const T *a, npy_intp n) {
+  int count = 0;
+#pragma omp simd reduction(+ : count)
+  for (npy_intp j = 0; j < n; j++) count += !(scanlib_abs(a[j]) < scanlib_bounds<T>::large());
+  return count > 0;
+}
+
+/* The coefficients of an affine recurrence: one for each step, or the same for all. */
+template <class T> struct scanlib_each {
+  const T *values;
+  T operator[](npy_intp j) const { return values[j]; }
+  int extreme(npy_intp n) const { return scanlib_some_extreme(values, n); }
+};
+template <class T> struct scanlib_same {
+  T value;
+  T operator[](npy_intp) const { return value; }
+  int extreme(npy_intp) const { return scanlib_extreme(value); }
+};
+
+/* h = a * h + b, four steps at a time; returns the state after the last whole group. */
+template <bool BACK, class T, class A>
+static inline T scanlib_affine_groups(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
+                                      npy_intp *done) {
+  const npy_intp sign = BACK ? -1 : 1;
+  npy_intp k = 0;
+  for (; k + 4 <= n; k += 4) {
+    const npy_intp j0 = BACK ? n - 1 - k : k, j1 = j0 + sign, j2 = j1 + sign, j3 = j2 + sign;
+    const T a0 = a[j0], a1 = a[j1], a2 = a[j2], a3 = a[j3];
+    const T b0 = b[j0], b1 = b[j1], b2 = b[j2], b3 = b[j3];
+    const T a01 = a1 * a0, b01 = a1 * b0 + b1;
+    const T a23 = a3 * a2, b23 = a3 * b2 + b3;
+    const T a03 = a23 * a01, b03 = a23 * b01 + b23;
+    const T second = a01 * state + b01;
+    h[j0] = a0 * state + b0;
+    h[j1] = second;
+    h[j2] = a2 * second + b2;
+    state = a03 * state + b03;
+    h[j3] = state;
+  }
+  *done = k;
+  return state;
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define SCANLIB_LANES
+typedef npy_float32 scanlib_v __attribute__((vector_size(32)));
+typedef npy_int32 scanlib_m __attribute__((vector_size(32)));
+
+template <bool BACK> static inline scanlib_v scanlib_load(const npy_float32 *p) {
+  scanlib_v v;
+  memcpy(&v, p, sizeof v);
+  const scanlib_m turned = {7, 6, 5, 4, 3, 2, 1, 0};
+  return BACK ? __builtin_shuffle(v, turned) : v;
+}
+
+template <bool BACK> static inline void scanlib_store(npy_float32 *p, scanlib_v v) {
+  const scanlib_m turned = {7, 6, 5, 4, 3, 2, 1, 0};
+  if (BACK) v = __builtin_shuffle(v, turned);
+  memcpy(p, &v, sizeof v);
+}
+
+/* Composes each lane with those before it. */
+static inline void scanlib_scan(scanlib_v &a, scanlib_v &b) {
+  const scanlib_v zeros = {0, 0, 0, 0, 0, 0, 0, 0}, ones = {1, 1, 1, 1, 1, 1, 1, 1};
+  const scanlib_m by1 = {8, 0, 1, 2, 3, 4, 5, 6}, by2 = {8, 9, 0, 1, 2, 3, 4, 5},
+                  by4 = {8, 9, 10, 11, 0, 1, 2, 3};
+  b = a * __builtin_shuffle(b, zeros, by1) + b;
+  a = a * __builtin_shuffle(a, ones, by1);
+  b = a * __builtin_shuffle(b, zeros, by2) + b;
+  a = a * __builtin_shuffle(a, ones, by2);
+  b = a * __builtin_shuffle(b, zeros, by4) + b;
+  a = a * __builtin_shuffle(a, ones, by4);
+}
+
+template <bool BACK, class A> struct scanlib_coefficients;
+template <bool BACK> struct scanlib_coefficients<BACK, scanlib_each<npy_float32> > {
+  static inline scanlib_v at(scanlib_each<npy_float32> a, npy_intp j) {
+    return scanlib_load<BACK>(a.values + j);
+  }
+};
+template <bool BACK> struct scanlib_coefficients<BACK, scanlib_same<npy_float32> > {
+  static inline scanlib_v at(scanlib_same<npy_float32> a, npy_intp) {
+    return a.value - (scanlib_v){0, 0, 0, 0, 0, 0, 0, 0};
+  }
+};
+
+template <bool BACK, class A>
+static inline npy_float32 scanlib_affine_groups(A a, const npy_float32 *b,
+                                                npy_float32 *__restrict__ h, npy_intp n,
+                                                npy_float32 state, npy_intp *done) {
+  npy_intp k = 0;
+  for (; k + 8 <= n; k += 8) {
+    const npy_intp j = BACK ? n - 8 - k : k;
+    scanlib_v va = scanlib_coefficients<BACK, A>::at(a, j), vb = scanlib_load<BACK>(b + j);
+    scanlib_scan(va, vb);
+    scanlib_store<BACK>(h + j, va * state + vb);
+    state = va[7] * state + vb[7];
+  }
+  *done = k;
+  return state;
+}
+#endif
+
+/* h = a * h + b. */
+template <bool BACK, class T, class A>
+static int scanlib_affine(A a, const T *b, T *__restrict__ h, npy_intp n) {
+  if (a.extreme(n)) return 0;
+  npy_intp k;
+  T state = scanlib_affine_groups<BACK>(a, b, h, n, BACK ? h[n] : h[-1], &k);
+  for (; k < n; k++) {
+    const npy_intp j = BACK ? n - 1 - k : k;
+    h[j] = state = a[j] * state + b[j];
+  }
+  return scanlib_all_moderate(BACK ? h : h - 1, n + 1);
+}
+
+/* h = a * h. */
+template <bool BACK, class T> static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n) {
+  if (scanlib_some_extreme(a, n)) return 0;
+  const npy_intp sign = BACK ? -1 : 1;
+  npy_intp j = BACK ? n - 1 : 0, k = 0;
+  T state = h[j - sign];
+  for (; k + 4 <= n; k += 4, j += 4 * sign) {
+    const T a0 = a[j], a1 = a[j + sign], a2 = a[j + 2 * sign], a3 = a[j + 3 * sign];
+    const T a01 = a0 * a1, a02 = a01 * a2, a03 = a01 * (a2 * a3);
+    h[j] = a0 * state;
+    h[j + sign] = a01 * state;
+    h[j + 2 * sign] = a02 * state;
+    h[j + 3 * sign] = state = a03 * state;
+  }
+  for (; k < n; k++, j += sign) h[j] = state = a[j] * state;
+  return scanlib_all_moderate(BACK ? h : h - 1, n + 1);
+}
+
+template <class T> struct scanlib_maximum {
+  static inline T pick(T a, T b) { return a > b ? a : b; }
+};
+template <class T> struct scanlib_minimum {
+  static inline T pick(T a, T b) { return a < b ? a : b; }
+};
+
+/* h = max(b, h) or min(b, h); a comparison would lose a NaN. */
+template <bool BACK, class P, class T> static int scanlib_pick(const T *b, T *__restrict__ h, npy_intp n) {
+  const npy_intp sign = BACK ? -1 : 1;
+  npy_intp j = BACK ? n - 1 : 0, k = 0;
+  T state = h[j - sign];
+  if (state != state || scanlib_some_nan(b, n)) return 0;
+  for (; k + 4 <= n; k += 4, j += 4 * sign) {
+    const T b0 = b[j], b1 = b[j + sign], b2 = b[j + 2 * sign], b3 = b[j + 3 * sign];
+    const T b01 = P::pick(b0, b1), b02 = P::pick(b01, b2), b03 = P::pick(b01, P::pick(b2, b3));
+    h[j] = P::pick(b0, state);
+    h[j + sign] = P::pick(b01, state);
+    h[j + 2 * sign] = P::pick(b02, state);
+    h[j + 3 * sign] = state = P::pick(b03, state);
+  }
+  for (; k < n; k++, j += sign) h[j] = state = P::pick(b[j], state);
+  return 1;
+}
+
+template <class T> static inline T scanlib_clamped(T value, T low, T high) {
+  return scanlib_minimum<T>::pick(scanlib_maximum<T>::pick(value, low), high);
+}
+
+/* h = min(max(h + a, low), high). */
+template <bool BACK, class T>
+static int scanlib_clamp(const T *a, const T *low, const T *high, T *__restrict__ h, npy_intp n) {
+  const npy_intp sign = BACK ? -1 : 1;
+  npy_intp j = BACK ? n - 1 : 0, k = 0;
+  T state = h[j - sign];
+  if (state != state || scanlib_some_large(a, n) || scanlib_some_nan(low, n) ||
+      scanlib_some_nan(high, n))
+    return 0;
+  for (; k + 4 <= n; k += 4, j += 4 * sign) {
+    const npy_intp j1 = j + sign, j2 = j1 + sign, j3 = j2 + sign;
+    const T a01 = a[j] + a[j1], a23 = a[j2] + a[j3];
+    const T low01 = scanlib_maximum<T>::pick(low[j] + a[j1], low[j1]);
+    const T high01 = scanlib_clamped(high[j] + a[j1], low[j1], high[j1]);
+    const T low23 = scanlib_maximum<T>::pick(low[j2] + a[j3], low[j3]);
+    const T high23 = scanlib_clamped(high[j2] + a[j3], low[j3], high[j3]);
+    const T low03 = scanlib_maximum<T>::pick(low01 + a23, low23);
+    const T high03 = scanlib_clamped(high01 + a23, low23, high23);
+    const T second = scanlib_clamped(state + a01, low01, high01);
+    h[j] = scanlib_clamped(state + a[j], low[j], high[j]);
+    h[j1] = second;
+    h[j2] = scanlib_clamped(second + a[j2], low[j2], high[j2]);
+    h[j3] = state = scanlib_clamped(state + (a01 + a23), low03, high03);
+  }
+  for (; k < n; k++, j += sign) h[j] = state = scanlib_clamped(state + a[j], low[j], high[j]);
+  return 1;
+}
+#endif
+"""
