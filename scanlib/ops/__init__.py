@@ -2,6 +2,7 @@
 
 from scanlib.ops import associative_batching, batching, linear_batching
 from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
@@ -9,6 +10,7 @@ from scanlib.ops.signature import Signature
 __all__ = [
     "AssociativeScan",
     "Carry",
+    "ElemwiseScan",
     "Loop",
     "NonSequence",
     "Output",

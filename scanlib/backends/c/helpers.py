@@ -23,7 +23,7 @@ static int scanlib_raise(const char *kind, const char *text, int count, npy_intp
 }
 
 static int scanlib_shapes_differ() {
-  PyErr_SetString(PyExc_ValueError, "Incompatible Elemwise input shapes in a scan");
+  PyErr_SetString(PyExc_ValueError, "Incompatible Elemwise input shapes inside a scan");
   return -1;
 }
 

@@ -120,7 +120,8 @@ class NestWriter(ElemwiseWriter):
         """Write the check that an array has as many channels as the others."""
         with self.source.block(f"if steps > 0 and {text} != {size}:"):
             if place.owned is None:
-                self.source.line("raise ValueError('Incompatible Elemwise input shapes in a scan')")
+                message = "Incompatible Elemwise input shapes inside a scan"
+                self.source.line(f"raise ValueError('{message}')")
             else:
                 axis = place.axes.index(level)
                 message = self.messages.state_shape(place.owned, axis)
