@@ -21,11 +21,11 @@ from numba.extending import overload
 from scanlib.backends.numba.elemwise import lanes, logs
 
 # Bounds of coefficients, by the bits of a real number: products of eight are normal numbers.
-_LOWEST = {64: 2.0**-120, 32: np.float32(2.0**-15)}
-_HIGHEST = {64: 2.0**120, 32: np.float32(2.0**15)}
+_LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
+_HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
-_MODERATE = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 8
+_MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
+VERSION = 9
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -121,26 +121,16 @@ def _some_extreme(a, n):
     return by_bits
 
 
-def all_moderate(h: Any, start: int, n: int) -> bool:
-    """Whether the `n` values from `start` on are far from overflow."""
+def below(h: Any, start: int, n: int, limit: Any) -> bool:
+    """Whether the sizes of `n` values from `start` on are at most a limit: its bits, for reals."""
     raise NotImplementedError("compiled code only")
 
 
-@overload(all_moderate, jit_options=_OPTIONS)
-def _all_moderate(h, start, n):
-    if not isinstance(h.dtype, types.Float):
+@overload(below, jit_options=_OPTIONS)
+def _below(h, start, n, limit):
+    word, mask = _WORDS[h.dtype.bitwidth], _SIGNS[h.dtype.bitwidth]
 
-        def one_by_one(h, start, n):
-            count = 0
-            for j in range(n):
-                count += is_moderate(h[start + j])
-            return count == n
-
-        return one_by_one
-    width = h.dtype.bitwidth
-    word, mask, limit = _WORDS[width], _SIGNS[width], _bits(_MODERATE[width], width)
-
-    def by_bits(h, start, n):
+    def by_bits(h, start, n, limit):
         bits = h[start : start + n].view(word)
         largest = word(0)
         for j in range(n):
@@ -148,6 +138,26 @@ def _all_moderate(h, start, n):
         return largest <= limit
 
     return by_bits
+
+
+def all_moderate(h: Any, start: int, n: int) -> bool:
+    """Whether the `n` values from `start` on are far from overflow."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(all_moderate, jit_options=_OPTIONS)
+def _all_moderate(h, start, n):
+    if isinstance(h.dtype, types.Float):
+        limit = _bits(_MODERATE[h.dtype.bitwidth], h.dtype.bitwidth)
+        return lambda h, start, n: below(h, start, n, limit)
+
+    def one_by_one(h, start, n):
+        count = 0
+        for j in range(n):
+            count += is_moderate(h[start + j])
+        return count == n
+
+    return one_by_one
 
 
 def is_nan(value: Any) -> bool:
@@ -162,12 +172,17 @@ def _is_nan(value):
     return lambda value: False
 
 
-@njit(**_OPTIONS)
-def _some_nan(b: Any, n: int) -> bool:
-    count = 0
-    for j in range(n):
-        count += is_nan(b[j])
-    return count > 0
+def some_nan(b: Any, n: int) -> bool:
+    """Whether one of the first `n` values is not a number."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(some_nan, jit_options=_OPTIONS)
+def _some_nan(b, n):
+    if isinstance(b.dtype, types.Float):
+        infinite = _bits(np.inf, b.dtype.bitwidth)
+        return lambda b, n: not below(b, 0, n, infinite)
+    return lambda b, n: False
 
 
 def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
@@ -266,7 +281,7 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
         """``h = max(h, b)`` or `min`, four steps at a time; a comparison would lose a NaN."""
         j = n - 1 if reverse else 0
         state = h[start + j - sign]
-        if is_nan(state) or _some_nan(b, n):
+        if is_nan(state) or some_nan(b, n):
             return False
         for _ in range(n // 4):
             b1 = b[j]
@@ -288,26 +303,18 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
     return extreme
 
 
-_LARGE_64, _LARGE_32 = 2.0**1000, np.float32(2.0**120)
+_LARGE = {64: 2.0**1000, 32: np.float32(2.0**120)}
 
 
-def is_large(value: Any) -> bool:
-    """Whether the sum of a few such numbers may overflow; NaN counts."""
-    return not abs(value) < _LARGE_64
+def some_large(a: Any, n: int) -> bool:
+    """Whether sums of a few of the first `n` shifts may overflow; NaN counts."""
+    raise NotImplementedError("compiled code only")
 
 
-@overload(is_large)
-def _is_large(value):
-    limit = _LARGE_64 if value.bitwidth == 64 else _LARGE_32
-    return lambda value: not (abs(value) < limit)
-
-
-@njit(**_OPTIONS)
-def _some_large(a: Any, n: int) -> bool:
-    count = 0
-    for j in range(n):
-        count += is_large(a[j])
-    return count > 0
+@overload(some_large, jit_options=_OPTIONS)
+def _some_large(a, n):
+    limit = _bits(_LARGE[a.dtype.bitwidth], a.dtype.bitwidth)
+    return lambda a, n: not below(a, 0, n, limit)
 
 
 @njit(**_OPTIONS)
@@ -323,7 +330,7 @@ def _clamp(reverse: bool) -> Callable[..., bool]:
         """``h = min(max(h + a, low), high)``, four steps at a time."""
         j = n - 1 if reverse else 0
         state = h[start + j - sign]
-        if is_nan(state) or _some_large(a, n) or _some_nan(low, n) or _some_nan(high, n):
+        if is_nan(state) or some_large(a, n) or some_nan(low, n) or some_nan(high, n):
             return False
         for _ in range(n // 4):
             j2, j3, j4 = j + sign, j + 2 * sign, j + 3 * sign
