@@ -128,6 +128,11 @@ def loops(function: Any) -> list:
     return [node.op for node in nodes if isinstance(node.op, Scan | ElemwiseScan)]
 
 
+def kernels(backend: str) -> Any:
+    """Have lowered loops run by the kernels of one backend, ``numba`` or ``C``, in C mode."""
+    return pytensor.config.change_flags(scanlib__perform="auto" if backend == "C" else backend)
+
+
 def assert_lowered(function: Any, at_least: int = 1) -> list[ElemwiseScan]:
     """Return the loops of a compiled function, all of which are `ElemwiseScan`s."""
     found = loops(function)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import scanlib
-from tests.families import assert_lowered
+from tests.families import assert_lowered, kernels
 from tests.modes import MODES
 
 # Sums of few of these do not cancel just below the largest number, where rounding decides.
@@ -31,6 +31,12 @@ VALUES = [
 ]  # fmt: skip
 LENGTHS = (1, 2, 3, 5, 8, 9, 16, 33, 64)
 TINY = {"float64": 5e-324, "float32": 1.4e-45}
+
+
+@pytest.fixture(params=["numba", "C"], autouse=True, scope="module")
+def backend(request):
+    with kernels(request.param):
+        yield request.param
 
 
 def compiled(step, n_sequences, dtype="float64", starts=1, taps=None):
@@ -47,22 +53,22 @@ def compiled(step, n_sequences, dtype="float64", starts=1, taps=None):
 
 
 @pytest.fixture(scope="module")
-def affine():
+def affine(backend):
     return compiled(lambda a, b, h: a * h + b, 2)
 
 
 @pytest.fixture(scope="module")
-def affine32():
+def affine32(backend):
     return compiled(lambda a, b, h: a * h + b, 2, "float32")
 
 
 @pytest.fixture(scope="module")
-def product():
+def product(backend):
     return compiled(lambda a, h: a * h, 1)
 
 
 @pytest.fixture(scope="module")
-def fixed():
+def fixed(backend):
     x, w, h = pt.vector("x"), pt.scalar("w"), pt.scalar("h")
     trace = scanlib.scan(lambda x, h, w: w * h + x, x, h, w, return_updates=False)
     function = pytensor.function([x, w, h], trace, mode=MODES["c"])
@@ -71,12 +77,12 @@ def fixed():
 
 
 @pytest.fixture(scope="module")
-def second_order():
+def second_order(backend):
     return compiled(lambda a, b, x, h1, h2: a * h1 + b * h2 + x, 3, taps=[-1, -2])
 
 
 @pytest.fixture(scope="module")
-def backwards():
+def backwards(backend):
     """The gradient of an affine loop: its cotangents, walking from the last step to the first."""
     a, h0, w = pt.vector("a"), pt.scalar("h0"), pt.vector("w")
     trace = scanlib.scan(lambda a, h: a * h, a, h0, return_updates=False)
@@ -262,7 +268,7 @@ def test_extremes_keep_nan(running_extremes, x, h):
 
 
 @pytest.fixture(scope="module")
-def running_extremes():
+def running_extremes(backend):
     step = lambda x, h, g: [pt.maximum(h, x), pt.minimum(g, x)]  # noqa: E731
     return compiled(step, 1, starts=2)
 

@@ -7,7 +7,7 @@ import pytest
 
 import scanlib
 from tests.checks import assert_derivatives
-from tests.families import FAMILIES, LENGTHS, assert_close, assert_lowered, both
+from tests.families import FAMILIES, LENGTHS, assert_close, assert_lowered, both, kernels
 from tests.modes import MODES
 
 SHORT = (0, 1, 2, 3, 5, 8, 9, 33)
@@ -18,6 +18,13 @@ FLOATS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def backend(request):
+    with kernels(getattr(request, "param", "numba")):
+        yield
+
+
+@pytest.mark.parametrize("backend", ["numba", "C"], indirect=True)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_values(name):
     case = FAMILIES[name]
@@ -137,6 +144,50 @@ def test_arrays_that_are_not_contiguous():
         size = min(map(len, pair))
         values = [pair[0][:size], pair[1][:size], h]
         assert_close(function(*values)[0], case.reference(values)[0])
+
+
+@pytest.mark.parametrize("backend", ["numba", "C"], indirect=True)
+def test_a_maximum_of_a_state_is_one_of_its_values():
+    """What later recurrences read of a state is what the loop returns, to the last digit."""
+    x = pt.vector("x")
+
+    def step(x, total, highest):
+        total = total + x
+        return [total, pt.maximum(highest, total)]
+
+    total, highest = scanlib.scan(step, x, [0.0, 0.0], return_updates=False)
+    gradient = pytensor.grad(highest.sum(), x)
+    function, plain = both([x], [total, highest, gradient], MODES["c"])
+    assert_lowered(function, 2)
+    value = np.random.default_rng(0).normal(size=2000)
+    actual, expected = function(value), plain(value)
+    np.testing.assert_array_equal(actual[1], np.maximum.accumulate(np.r_[0.0, actual[0]])[1:])
+    for mine, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", ["numba", "C"], indirect=True)
+def test_gradients_of_clamped_sums(backend):
+    """Derivatives of extremes ask which operand they are equal to."""
+    x = pt.vector("x")
+    trace = scanlib.scan(lambda x, h: pt.maximum(h + x, 0.0), x, 0.0, return_updates=False)
+    function, plain = both([x], [trace, pytensor.grad(trace.sum(), x)], MODES["c"])
+    assert_lowered(function, 2)
+    value = np.random.default_rng(0).normal(size=3000)
+    for mine, wanted in zip(function(value), plain(value), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_clips_with_bounds_out_of_order():
+    """A clip compares with its lower bound first; it is then no minimum of a maximum."""
+    x, high = pt.vector("x"), pt.scalar("high")
+    trace = scanlib.scan(
+        lambda x, h, high: pt.clip(h + x, -1.0, high), x, 0.0, high, return_updates=False
+    )
+    function, plain = both([x, high], trace, MODES["c"])
+    value = np.random.default_rng(0).normal(size=99)
+    for bound in (-2.0, 0.5):
+        np.testing.assert_allclose(function(value, bound), plain(value, bound), atol=1e-14)
 
 
 def test_switched_off():

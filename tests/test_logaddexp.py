@@ -193,13 +193,108 @@ class TestGradient:
     @pytest.mark.slow
     def test_second_order(self, kind, mode):
         h0, a, b = pt.scalar("h0"), pt.vector("a"), pt.vector("b")
-        step = (lambda a, b, h: logaddexp(h, b) if kind == "plain" else logaddexp(h + a, b))  # fmt: skip
-        h = trace(step, [a, b], h0)
+        h0_value, (a_value, b_value, _) = np.float64(0.3), data(9, "float64", kind)
+        if kind == "plain":
+            h = trace(lambda b, h: logaddexp(h, b), [b], h0)
+            inputs = {h0: h0_value, b: b_value}
+        else:
+            h = trace(lambda a, b, h: logaddexp(h + a, b), [a, b], h0)
+            inputs = {h0: h0_value, a: a_value, b: b_value}
 
-        def reference(h0, a, b):
-            return float(np.sin(loop(h0, None if kind == "plain" else a, b)).sum())
+        def reference(h0, *rows):
+            return float(np.sin(loop(h0, None if kind == "plain" else rows[0], rows[-1])).sum())
 
-        values = data(9, "float64", kind)[:2]
-        inputs = dict(zip([h0, a, b], [np.float64(0.3), *values], strict=True))
-        cost = pt.sin(h).sum() + (0.0 * a).sum()
-        assert_derivatives(cost, inputs, reference, mode)
+        assert_derivatives(pt.sin(h).sum(), inputs, reference, mode)
+
+
+SPELLINGS = {
+    "logaddexp": lambda h, a, b: pt.logaddexp(h + a, b),
+    "log of a sum": lambda h, a, b: pt.log(pt.exp(b) + pt.exp(h + a)),
+    "logsumexp of a stack": lambda h, a, b: pt.logsumexp(pt.stack([h + a, b])),
+    "three terms": lambda h, a, b: pt.logaddexp(h + a, b, b - 800),
+    "nested": lambda h, a, b: pt.logaddexp(pt.logaddexp(h + a, b), b - 800),
+}
+
+
+def in_parts(h0, rows, step, outputs, mode):
+    """Compile what `outputs` makes of the trace of a loop."""
+    h = trace(lambda a, b, h: step(h, a, b), rows, h0)
+    return pytensor.function([h0, *rows], outputs(h), mode=mode, on_unused_input="ignore")
+
+
+class TestSpellings:
+    """Logarithms of sums as PyTensor writes them, with numbers whose exponentials overflow."""
+
+    @pytest.mark.parametrize("name", SPELLINGS)
+    def test_values_and_gradients(self, name, fast_mode):
+        h0, a, b = pt.scalar("h0"), pt.vector("a"), pt.vector("b")
+        f = in_parts(
+            h0,
+            [a, b],
+            SPELLINGS[name],
+            lambda h: [h, *pytensor.grad(h.sum(), [h0, a, b])],
+            fast_mode,
+        )
+        families = {r.family for op in lowered(f) for r in op.recurrences}
+        assert families == {"log-affine", "affine"}
+        for start, scale in ((0.5, 1.0), (-INF, 1.0), (1000.0, 1000.0), (-5000.0, 10.0)):
+            shifts, entries, _ = data(40, "float64", "shifted", scale)
+            entries[3] = -INF
+            states, *actual = f(start, shifts, entries)
+            assert_near(states, start, shifts, entries, "float64")
+            with np.errstate(invalid="ignore"):
+                expected = gradients(start, shifts, entries, np.ones(40))
+            for value, wanted in zip(actual, expected, strict=True):
+                np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-9)
+
+    def test_channels(self, fast_mode):
+        h0, b = pt.vector("h0"), pt.matrix("b")
+        h = trace(lambda b, h: pt.logaddexp(h, b), [b], h0)
+        f = pytensor.function([h0, b], [h, pytensor.grad(h.sum(), b)], mode=fast_mode)
+        value = np.random.default_rng(0).normal(scale=1000, size=(30, 3))
+        states, by_b = f(np.zeros(3), value)
+        for c in range(3):
+            column = value[:, c]
+            np.testing.assert_allclose(states[:, c], loop(0.0, None, column), rtol=1e-14)
+            expected = gradients(0.0, None, column, np.ones(30))[2]
+            np.testing.assert_allclose(by_b[:, c], expected, rtol=1e-10, atol=1e-10)
+
+    @pytest.mark.parametrize("name", ["logaddexp", "logsumexp of a stack"])
+    def test_second_derivatives(self, name, fast_mode):
+        """Those of scanlib's own operation, also for large numbers."""
+        h0, a, b = pt.scalar("h0"), pt.vector("a"), pt.vector("b")
+
+        def curvature(h):
+            first = pytensor.grad(pt.sin(h).sum(), [h0, a, b])
+            weighted = sum((g * pt.cos(g)).sum() for g in first)
+            return pytensor.grad(weighted, [h0, a, b])
+
+        def own_step(h, a, b):
+            return logaddexp(h + a, b)
+
+        given = in_parts(h0, [a, b], SPELLINGS[name], curvature, fast_mode)
+        own = in_parts(h0, [a, b], own_step, curvature, fast_mode)
+        for offset in (0.0, 900.0):
+            shifts, entries, _ = data(20, "float64", "shifted")
+            actual = given(offset, shifts, entries + offset)
+            expected = own(offset, shifts, entries + offset)
+            for value, wanted in zip(actual, expected, strict=True):
+                np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-10)
+
+    def test_what_is_no_logarithm_of_exponentials_stays(self, fast_mode):
+        """A term that is no exponential, and a ratio with another sum."""
+        x = pt.vector("x")
+        for step, expected in (
+            (lambda h, x: pt.log(pt.exp(x) + 2 + h**2), lambda h, x: np.log(np.exp(x) + 2 + h**2)),
+            (
+                lambda h, x: pt.exp(h) / (pt.exp(x) + pt.exp(2 * x)),
+                lambda h, x: np.exp(h) / (np.exp(x) + np.exp(2 * x)),
+            ),
+        ):
+            h = trace(lambda x, h, step=step: step(h, x), [x], np.float64(0.0))
+            value = np.random.default_rng(2).uniform(1, 2, size=12)
+            actual = pytensor.function([x], h, mode=fast_mode)(value)
+            state = 0.0
+            for t in range(12):
+                state = expected(state, value[t])
+                np.testing.assert_allclose(actual[t], state, rtol=1e-13)

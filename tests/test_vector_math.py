@@ -30,7 +30,7 @@ EXACT = {
     "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
     "tanh": np.tanh,
 }
-UNITS = {name: 2.5 for name in EXACT} | {"tanh": 3}
+UNITS = dict.fromkeys(EXACT, 2.5) | {"tanh": 3}
 DTYPES = ("float64", "float32")
 SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 50.0, 400.0)
 ZEROS = [0.0, -0.0]
@@ -107,7 +107,9 @@ def test_overflow_and_underflow(loops, name, dtype):
     """Results and arguments among the subnormal numbers, and the last before infinity."""
     info = np.finfo(dtype)
     low, high = np.log(float(info.smallest_subnormal)), np.log(float(info.max))
-    edges = np.concatenate([np.linspace(low - 2, low + 40, 5000), np.linspace(-1, 1e-3, 999) + high])
+    edges = np.concatenate(
+        [np.linspace(low - 2, low + 40, 5000), np.linspace(-1, 1e-3, 999) + high]
+    )
     if name.startswith("log"):
         tiny = float(info.smallest_subnormal)
         edges = np.concatenate([tiny * np.arange(1, 999), np.linspace(0.1, 1, 999) * info.max])

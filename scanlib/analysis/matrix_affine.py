@@ -11,9 +11,6 @@ where ``s'`` picks, for every axis of `h`, the axis of `v` that runs along it (`
 where it does not vary, and then `i` and `j`. Elementwise sums and scalings, axes moved, added or
 removed, matrix products, and sums of elementwise products over an axis of the state all lead from
 forms to forms; anything else ends in `NotAffineError`, which names the variable.
-
-In the log and tropical semirings the next value is ``⊕_j (A[i, j] + h[j]) + c[i]``; there the form
-of the terms is ``h`` along one axis plus ``A`` along two, and the reduction over it is looked for.
 """
 
 from __future__ import annotations
@@ -22,17 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Dot, Max, Min
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import SpecifyShape
-
-from scanlib.ops.graph import depends_on
+from pytensor.tensor.variable import TensorConstant
 
 
 class NotAffineError(Exception):
@@ -56,80 +53,23 @@ class Form:
         return len(self.axes)
 
 
-@dataclass
-class Recurrence:
-    """A recognized recurrence of body variables.
-
-    Attributes
-    ----------
-    semiring : str
-    axis : int
-        The axis of the state along which the matrix acts.
-    matrix : Variable
-        One axis for each other axis of the state, then `i` and `j`.
-    offset : Variable or None
-        What is added, in the layout of the state, to be broadcast.
-    """
-
-    semiring: str
-    axis: int
-    matrix: Variable
-    offset: Variable | None
-
-
-def recognize(state: Variable, following: Variable) -> Recurrence:
-    """Return the recurrence of a state's next value.
-
-    Parameters
-    ----------
-    state, following : Variable
-        The body's variable of the state, and the one of its next value.
-
-    Raises
-    ------
-    NotAffineError
-        If the next value is of another form.
-    """
-    dependent = depends_on([following], [state])
-    if following not in dependent:
-        raise NotAffineError(f"{_name(following)} does not depend on the state before it")
-    found = _in_other_semiring(state, following, dependent)
-    if found is not None:
-        return found
-    form = _Propagation(state, dependent).form(following)
-    if form.axes != tuple(range(state.type.ndim)):
-        raise NotAffineError(f"{_name(following)} has the state's axes in another order")
-    if not form.terms:
-        raise NotAffineError(f"{_name(following)} is elementwise in the state")
-    if len(form.terms) > 1:
-        raise NotAffineError(f"{_name(following)} has matrices on both sides of the state")
-    ((axis, matrix),) = form.terms.items()
-    if form.weight is not None:
-        matrix = matrix + _diagonal(form.weight, axis, matrix, state)
-    return Recurrence("real", axis, matrix, form.offset)
-
-
-def _diagonal(weight: Any, axis: int, matrix: Variable, state: Variable) -> Variable:
-    """Return an elementwise factor as a matrix along one axis of the state."""
-    eye = pt.eye(matrix.shape[-1], dtype=state.type.dtype)
-    if isinstance(weight, int):
-        return weight * eye
-    others = [k for k in range(weight.type.ndim) if k != axis]
-    return eye * weight.dimshuffle(*others, axis, "x")
-
-
-def _name(variable: Variable) -> str:
+def name_of(variable: Variable) -> str:
     if variable.name:
         return f"`{variable.name}`"
     op = variable.owner.op if variable.owner is not None else variable.type
     return f"the result of {op}"
 
 
-def _broadcasts(variable: Any, axis: int) -> bool:
+def is_minus_one(variable: Variable) -> bool:
+    """Whether a factor is the constant -1, which is how canonical bodies write a sign."""
+    return isinstance(variable, TensorConstant) and bool(np.all(variable.data == -1))
+
+
+def broadcasts(variable: Any, axis: int) -> bool:
     return isinstance(variable, int) or variable.type.shape[axis] == 1
 
 
-class _Propagation:
+class Propagation:
     """Computes forms of the variables above a next value."""
 
     def __init__(self, state: Variable, dependent: set[Variable]) -> None:
@@ -147,7 +87,7 @@ class _Propagation:
     def of_node(self, node: Apply) -> Form:
         op = node.op
         if len(node.outputs) > 1:
-            raise NotAffineError(f"{_name(node.outputs[0])} reads the state")
+            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
         if isinstance(op, DimShuffle):
             return self.dimshuffle(node)
         if isinstance(op, SpecifyShape) and node.inputs[0] in self.forms:
@@ -159,7 +99,7 @@ class _Propagation:
         core = op.core_op if isinstance(op, Blockwise) else op
         if isinstance(core, Dot):
             return self.dot(node)
-        raise NotAffineError(f"{_name(node.outputs[0])} reads the state")
+        raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
 
     # Axes
 
@@ -168,7 +108,7 @@ class _Propagation:
         form = self.forms[node.inputs[0]]
         lost = set(range(form.ndim)) - {k for k in order if k != "x"}
         if any(form.axes[k] is not None for k in lost):
-            raise NotAffineError(f"{_name(node.outputs[0])} drops an axis of the state")
+            raise NotAffineError(f"{name_of(node.outputs[0])} drops an axis of the state")
         axes = tuple(None if k == "x" else form.axes[k] for k in order)
 
         def move(part: Any) -> Any:
@@ -181,7 +121,7 @@ class _Propagation:
     def elemwise(self, node: Apply) -> Form:
         scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
         if out.type.dtype != self.state.type.dtype:
-            raise NotAffineError(f"{_name(out)} has another dtype than the state")
+            raise NotAffineError(f"{name_of(out)} has another dtype than the state")
         if isinstance(scalar, ps.Add):
             return self.total([(1, inp) for inp in inputs], out)
         if isinstance(scalar, ps.Sub):
@@ -192,14 +132,14 @@ class _Propagation:
         if isinstance(scalar, ps.Mul) and len(varying) == 1:
             others = [inp for inp in inputs if inp is not varying[0]]
             factor = others[0] if len(others) == 1 else pt.mul(*others)
+            if is_minus_one(factor):
+                return self.scale(self.forms[varying[0]], lambda part: -part, None, out)
             factor = pt.cast(factor, self.state.type.dtype)
-            if inputs.count(varying[0]) > 1:
-                raise NotAffineError(f"{_name(out)} is nonlinear in the state")
             return self.scale(self.forms[varying[0]], lambda part: part * factor, factor, out)
         if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
             factor = inputs[1]
             return self.scale(self.forms[inputs[0]], lambda part: part / factor, 1 / factor, out)
-        raise NotAffineError(f"{_name(out)} is nonlinear in the state")
+        raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
 
     def total(self, summands: list[tuple[int, Variable]], out: Variable) -> Form:
         result: Form | None = None
@@ -211,17 +151,17 @@ class _Propagation:
                     form = self.scale(form, lambda part: -part, None, out)
                 result = form if result is None else self.plus(result, form, out)
             else:
-                constant = _plus(constant, inp if sign > 0 else -inp)
+                constant = plus(constant, inp if sign > 0 else -inp)
         assert result is not None
-        return replace(result, offset=_plus(result.offset, constant))
+        return replace(result, offset=plus(result.offset, constant))
 
     def plus(self, one: Form, two: Form, out: Variable) -> Form:
         if one.axes != two.axes:
-            raise NotAffineError(f"{_name(out)} adds the state to itself along another axis")
+            raise NotAffineError(f"{name_of(out)} adds the state to itself along another axis")
         terms = dict(one.terms)
         for axis, matrix in two.terms.items():
-            terms[axis] = _plus(terms.get(axis), matrix)
-        return Form(one.axes, _plus(one.weight, two.weight), terms, _plus(one.offset, two.offset))
+            terms[axis] = plus(terms.get(axis), matrix)
+        return Form(one.axes, plus(one.weight, two.weight), terms, plus(one.offset, two.offset))
 
     def scale(
         self, form: Form, apply: Callable[[Any], Any], factor: Variable | None, out: Variable
@@ -248,8 +188,8 @@ class _Propagation:
             for k in [*(k for k in range(n) if k != axis), axis]:
                 order.append(form.axes.index(k))
             free = [f for f in range(form.ndim) if form.axes[f] is None]
-            if any(not _broadcasts(factor, f) for f in free):
-                raise NotAffineError(f"{_name(out)} spreads a product of the state over new axes")
+            if any(not broadcasts(factor, f) for f in free):
+                raise NotAffineError(f"{name_of(out)} spreads a product of the state over new axes")
             terms[axis] = matrix * factor.dimshuffle(*order, "x")
         return Form(form.axes, weight, terms, on(form.offset))
 
@@ -262,7 +202,7 @@ class _Propagation:
         reduced = list(range(form.ndim)) if axes is None else list(axes)
         for axis in sorted(reduced, reverse=True):
             if out.type.dtype != self.state.type.dtype:
-                raise NotAffineError(f"{_name(out)} has another dtype than the state")
+                raise NotAffineError(f"{name_of(out)} has another dtype than the state")
             form = self.sum_one(form, axis, inp, out)
         return form
 
@@ -270,20 +210,20 @@ class _Propagation:
         state_axis = form.axes[axis]
         keep = [k for k in range(form.ndim) if k != axis]
         if form.terms or state_axis is None or isinstance(form.weight, int | None):
-            raise NotAffineError(f"{_name(out)} sums the state itself")
+            raise NotAffineError(f"{name_of(out)} sums the state itself")
         weight = form.weight
-        free = [k for k in keep if form.axes[k] is None and not _broadcasts(weight, k)]
-        if len(free) != 1 or _broadcasts(weight, axis):
-            raise NotAffineError(f"{_name(out)} is no product of a matrix and the state")
+        free = [k for k in keep if form.axes[k] is None and not broadcasts(weight, k)]
+        if len(free) != 1 or broadcasts(weight, axis):
+            raise NotAffineError(f"{name_of(out)} is no product of a matrix and the state")
         (row,) = free
         n = self.state.type.ndim
         order = [form.axes.index(k) for k in range(n) if k != state_axis]
-        if any(k not in (row, axis, *order) and not _broadcasts(weight, k) for k in keep):
-            raise NotAffineError(f"{_name(out)} spreads a product of the state over new axes")
+        if any(k not in (row, axis, *order) and not broadcasts(weight, k) for k in keep):
+            raise NotAffineError(f"{name_of(out)} spreads a product of the state over new axes")
         matrix = weight.dimshuffle(*order, row, axis)
         offset = form.offset
         if offset is not None:
-            if _broadcasts(offset, axis):
+            if broadcasts(offset, axis):
                 offset = offset * inp.shape[axis].astype(self.state.type.dtype)
             offset = offset.sum(axis=axis)
         axes = tuple(state_axis if k == row else form.axes[k] for k in keep)
@@ -293,9 +233,9 @@ class _Propagation:
         left, right = node.inputs
         out = node.outputs[0]
         if left in self.dependent and right in self.dependent:
-            raise NotAffineError(f"{_name(out)} is nonlinear in the state")
+            raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
         if out.type.dtype != self.state.type.dtype:
-            raise NotAffineError(f"{_name(out)} has another dtype than the state")
+            raise NotAffineError(f"{name_of(out)} has another dtype than the state")
         if right in self.dependent:
             form, matrix = self.forms[right], left
             contracted = max(form.ndim - 2, 0)
@@ -308,9 +248,9 @@ class _Propagation:
                 matrix = matrix.mT
         state_axis = form.axes[contracted]
         if state_axis is None or matrix.type.ndim < 2:
-            raise NotAffineError(f"{_name(out)} is no product of a matrix and the state")
+            raise NotAffineError(f"{name_of(out)} is no product of a matrix and the state")
         if any(axis != state_axis for axis in form.terms):
-            raise NotAffineError(f"{_name(out)} has matrices on both sides of the state")
+            raise NotAffineError(f"{name_of(out)} has matrices on both sides of the state")
         matrix = self.spread(matrix, form, state_axis, out)
         result = []
         if form.weight is not None:
@@ -335,8 +275,8 @@ class _Propagation:
             place = form.axes.index(k)
             order.append(place if place < batch else "x")
         dropped = [k for k in range(batch) if k not in order]
-        if any(not _broadcasts(matrix, k) for k in dropped):
-            raise NotAffineError(f"{_name(out)} spreads a product of the state over new axes")
+        if any(not broadcasts(matrix, k) for k in dropped):
+            raise NotAffineError(f"{name_of(out)} spreads a product of the state over new axes")
         return matrix.dimshuffle(*order, batch, batch + 1)
 
     def weighted(
@@ -347,88 +287,13 @@ class _Propagation:
         if isinstance(weight, int):
             return matrix if weight == 1 else matrix * weight
         free = [k for k in range(form.ndim) if form.axes[k] is None]
-        if any(not _broadcasts(weight, k) for k in free):
-            raise NotAffineError(f"{_name(out)} sums the state over new axes")
+        if any(not broadcasts(weight, k) for k in free):
+            raise NotAffineError(f"{name_of(out)} sums the state over new axes")
         others = [form.axes.index(k) for k in range(self.state.type.ndim) if k != state_axis]
         return matrix * weight.dimshuffle(*others, "x", contracted)
 
 
-def _plus(one: Any, two: Any) -> Any:
+def plus(one: Any, two: Any) -> Any:
     if one is None or two is None:
         return two if one is None else one
     return one + two
-
-
-# The other semirings
-
-
-def _in_other_semiring(
-    state: Variable, following: Variable, dependent: set[Variable]
-) -> Recurrence | None:
-    """Return ``⊕_j (A[i, j] + h[j]) + c[i]`` if the next value is that, else None."""
-    variable, offset = following, None
-    while True:
-        node = variable.owner
-        if node is None:
-            return None
-        if isinstance(node.op, SpecifyShape):
-            variable = node.inputs[0]
-            continue
-        scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
-        if isinstance(scalar, ps.Add | ps.Sub):
-            varying = [inp for inp in node.inputs if inp in dependent]
-            if len(varying) != 1:
-                return None
-            if isinstance(scalar, ps.Sub):
-                if varying[0] is not node.inputs[0]:
-                    return None
-                offset = _plus(offset, -node.inputs[1])
-            else:
-                for inp in node.inputs:
-                    offset = offset if inp is varying[0] else _plus(offset, inp)
-            variable = varying[0]
-            continue
-        break
-    semiring, terms, axis = _reduction(node)
-    if terms is None or axis is None or variable.type.ndim != state.type.ndim:
-        return None
-    try:
-        form = _Propagation(state, dependent).form(terms)
-    except NotAffineError:
-        return None
-    last = state.type.ndim - 1
-    if form.terms or form.weight != 1 or form.axes[axis] != last or form.offset is None:
-        return None
-    rest = [place for k, place in enumerate(form.axes) if k != axis]
-    wanted = [*range(last), None]
-    if rest != wanted or form.offset.type.dtype != state.type.dtype:
-        return None
-    others = [form.axes.index(k) for k in range(last)]
-    row = next(k for k, place in enumerate(form.axes) if place is None)
-    if _broadcasts(form.offset, row) or _broadcasts(form.offset, axis):
-        return None
-    return Recurrence(semiring, last, form.offset.dimshuffle(*others, row, axis), offset)
-
-
-def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
-    """Return the semiring, terms and axis of a reduction."""
-    op = node.op
-    semiring = "log"
-    if isinstance(op, Elemwise) and isinstance(op.scalar_op, ps.Log):
-        above = node.inputs[0].owner
-        if above is None or not isinstance(above.op, TensorSum):
-            return semiring, None, None
-        exponential = above.inputs[0].owner
-        if exponential is None or not isinstance(exponential.op, Elemwise):
-            return semiring, None, None
-        if not isinstance(exponential.op.scalar_op, ps.Exp):
-            return semiring, None, None
-        node, terms = above, exponential.inputs[0]
-    elif isinstance(op, Max | Min):
-        semiring = "max" if isinstance(op, Max) else "min"
-        terms = node.inputs[0]
-    else:
-        return semiring, None, None
-    axes = node.op.axis if isinstance(node.op, CAReduce) else None
-    axes = tuple(range(terms.type.ndim)) if axes is None else tuple(axes)
-    return semiring, terms, axes[0] if len(axes) == 1 else None

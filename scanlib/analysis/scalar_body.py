@@ -269,10 +269,10 @@ class _Scalarizer(ScalarValues):
         ndim = source.type.ndim
         axes = range(ndim) if node.op.axis is None else [axis % ndim for axis in node.op.axis]
         whole = self.own_axes(source)
-        lost = tuple(sorted(whole[axis] for axis in axes if whole[axis] is not None))
+        reduced = tuple(sorted(axis for axis in (whole[i] for i in axes) if axis is not None))
         result = tuple(whole[axis] for axis in range(ndim) if axis not in axes)
         value = self.with_sizes(self.convert(source, whole), source, whole)
-        return Summed(_cast(value, node.outputs[0].type.dtype), result, lost)
+        return Summed(_cast(value, node.outputs[0].type.dtype), result, reduced)
 
     # Inputs that are read in several places
 

@@ -63,31 +63,45 @@ def register_c_printer(printer: Printer) -> Printer:
 class PrintedOp(COp):
     """An Op whose C code a registered printer writes."""
 
-    _printed: dict[Hashable, CCode | None]
+    _printed: dict[Hashable, CCode | NoCCodeError]
 
-    def printed(self) -> CCode | None:
-        """Return the C code of this loop, None if it has none or is not wanted."""
+    def print_code(self) -> CCode:
+        """Return the C code of this loop.
+
+        Raises
+        ------
+        NoCCodeError
+            If it has none, or is not wanted.
+        """
         if not _printers or config.scanlib__perform != "auto":
-            return None
+            raise NoCCodeError(f"{self} runs through perform")
         key = (config.scanlib__threads, config.scanlib__parallel_channels)
         if key not in self._printed:
             try:
                 self._printed[key] = _printers[0](self)
-            except NoCCodeError:
-                self._printed[key] = None
-        return self._printed[key]
+            except NoCCodeError as error:
+                self._printed[key] = error
+        code = self._printed[key]
+        if isinstance(code, NoCCodeError):
+            raise NoCCodeError(*code.args)
+        return code
+
+    def printed(self) -> CCode | None:
+        """Return the C code of this loop, None if it has none or is not wanted."""
+        try:
+            return self.print_code()
+        except NoCCodeError:
+            return None
 
     def make_c_thunk(self, *arguments: Any, **options: Any) -> Any:
         # A module of an earlier compilation would be found without asking for the code.
-        if self.printed() is None:
-            raise NotImplementedError(f"{self} has no C code")
+        self.print_code()
         return super().make_c_thunk(*arguments, **options)
 
     def c_code(
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
     ) -> str:
-        if self.printed() is None:
-            raise NotImplementedError(f"{self} has no C code")
+        self.print_code()
         arguments = ", ".join([*inputs, *(f"&{out}" for out in outputs)])
         return f"if ({name}_call({arguments})) {{ {sub['fail']} }}"
 

@@ -25,7 +25,9 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import ancestors
 
+from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.execution import runner_for
 from scanlib.ops.scan import Scan
@@ -171,6 +173,41 @@ class ElemwiseScan(PrintedOp, HasInnerGraph):
         inside = str(self.scan)[len("Scan{") : -1]
         families = ", ".join(dict.fromkeys(r.family for r in self.recurrences))
         return f"ElemwiseScan{{{inside}{': ' + families if families else ''}}}"
+
+    def elements_of(
+        self, number: int
+    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
+        """Return a graph of the elements of one recurrence, for a kernel.
+
+        Parameters
+        ----------
+        number : int
+            The position of the recurrence.
+
+        Returns
+        -------
+        inputs, outputs : list of Variable
+            The inputs of the body and the elements.
+        scanned : dict of Variable to int
+            Values in the graph that are next values of parts of earlier recurrences. A kernel
+            has to read them where it stored them: computed anew they would differ by rounding,
+            and a running maximum of a state would not be equal to any of its values.
+        """
+        elements = self.recurrences[number].elements
+        results = self.signature.split_body_outputs(self.body.outputs)
+        nexts = [*results.states, *results.carries]
+        above = set(ancestors(elements.outputs))
+        known = [
+            part
+            for recurrence in self.recurrences[:number]
+            for part in recurrence.parts
+            if nexts[part] in above and nexts[part].owner is not None
+        ]
+        values = [*elements.outputs, *(nexts[part] for part in known)]
+        graph = thaw_graph(freeze_graph(elements.inputs, values))
+        count = len(elements.outputs)
+        scanned = dict(zip(graph.outputs[count:], known, strict=True))
+        return list(graph.inputs), list(graph.outputs[:count]), scanned
 
     @property
     def signature(self) -> Signature:

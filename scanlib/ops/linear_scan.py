@@ -211,8 +211,8 @@ class LinearScan(Op):
         self._check_ranks(parts)
         length = self._static_length(parts)
         initial = parts.initial.type
-        known = length is not None and initial.shape[0] == 1 and not self.untraced
-        rows = length + 1 if known else None
+        known = initial.shape[0] == 1 and not self.untraced
+        rows = length + 1 if known and length is not None else None
         out = TensorType(initial.dtype, shape=(rows, *initial.shape[1:]))()
         return Apply(self, self.join(parts), [out])
 

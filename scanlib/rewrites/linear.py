@@ -1,7 +1,7 @@
 """Loops around one matrix recurrence become a `LinearScan` and batches.
 
 A loop is lowered if its recurrent part is one state (or carry) of depth one whose next value
-`scanlib.analysis.matrix_affine` recognizes; all else that a step computes must be maps of the
+`scanlib.analysis.matrix_recurrence` recognizes; all else that a step computes must be maps of the
 step's inputs and that state, stacked as outputs or added up in accumulators ``c ← c + f``. Then
 
 1. the coefficients and offsets of all steps are evaluated as a batch (`scanlib.rewrites.peel`);
@@ -19,7 +19,6 @@ Loops with `until` stay, as do those with more than one recurrent part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytensor.tensor as pt
@@ -30,29 +29,28 @@ from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.analysis.matrix_affine import NotAffineError, Recurrence, recognize
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import conform, constant_index, is_tensor, substitute
+from scanlib.ops.graph import conform, substitute
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.ops.scan import Scan
 from scanlib.rewrites.last_rows import is_loop
-from scanlib.rewrites.peel import NotPeelableError, OverTime
+from scanlib.rewrites.lengths import row_count
+from scanlib.rewrites.linear_parts import (
+    NotLinearError,
+    Parts,
+    canonical_loop,
+    shifted,
+    sort_parts,
+    value_of,
+)
+from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.simplify import replace
 
-_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
-
-
-class NotLinearError(Exception):
-    """A loop is not a matrix recurrence with maps around it; the text says why."""
 
 
 class LowerLinearLoops(GraphRewriter):
@@ -78,7 +76,7 @@ class LowerLinearLoops(GraphRewriter):
 def explain_linear(loop: Loop) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        _parts(loop)
+        sort_parts(loop)
     except NotLinearError as error:
         return str(error)
     return None
@@ -92,11 +90,11 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     NotLinearError
         If the loop is of another form.
     """
-    loop = _canonical_loop(node)
-    parts = _shifted(loop)
+    loop = canonical_loop(node)
+    parts = shifted(loop)
     if parts is None:
-        loop = _canonical_loop(node)
-        parts = _parts(loop)
+        loop = canonical_loop(node)
+        parts = sort_parts(loop)
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
@@ -111,209 +109,6 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     return [None if value is None else next(made) for value in results]
 
 
-def _canonical_loop(node: Apply) -> Loop:
-    loop = Loop.from_node(node)
-    if not config.scanlib__simplify:
-        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        optdb.query(_CANONICAL).rewrite(body)
-        loop.set_body_outputs(list(body.outputs))
-    return loop
-
-
-def row_count(variable: Variable) -> tuple[Variable, int]:
-    """Return a variable and a number: the first has so many rows fewer than the given one.
-
-    Loops read views of histories, whose lengths differ by constants from those of their
-    sequences; equal results of this function mean equal lengths.
-    """
-    node, more = variable.owner, 0
-    while node is not None:
-        op = node.op
-        if isinstance(op, Scan | LinearScan | ElemwiseScan):
-            source, rows = _length_of_loop(node, variable)
-        elif isinstance(op, Subtensor):
-            source, rows = node.inputs[0], _rows_cut(node)
-        elif isinstance(op, Elemwise):
-            source = next((i for i in node.inputs if i.type.ndim and i.type.shape[0] != 1), None)
-            rows = 0
-        else:
-            break
-        if source is None or rows is None:
-            break
-        variable, more, node = source, more + rows, source.owner
-    return variable, more
-
-
-def _length_of_loop(node: Apply, out: Variable) -> tuple[Variable | None, int | None]:
-    """Return a sequence of a loop and how many rows more a history of it has."""
-    if isinstance(node.op, LinearScan):
-        parts = node.op.parts(node.inputs)
-        timed = parts.offset if node.op.coefficient == "fixed" else parts.matrix
-        return (None if node.op.untraced else timed), 1
-    signature = node.op.signature
-    position = node.outputs.index(out)
-    inputs = signature.split_inputs(node.inputs)
-    if signature.has_stop or not inputs.sequences:
-        return None, None
-    if position >= signature.n_states:
-        stacked = position >= signature.n_states + signature.n_carries
-        return (inputs.sequences[0] if stacked else None), 0
-    untraced = signature.untraced[position]
-    return (None if untraced else inputs.sequences[0]), signature.depths[position]
-
-
-def _rows_cut(node: Apply) -> int | None:
-    """Return by how many rows an index changes the length; None if not by a constant."""
-    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-    first = indices[0]
-    if not isinstance(first, slice) or first.step is not None:
-        return None
-    start = 0 if first.start is None else constant_index(first.start)
-    stop = 0 if first.stop is None else constant_index(first.stop)
-    if start is None or stop is None or start < 0 or (first.stop is not None and stop >= 0):
-        return None
-    # A history has at least as many rows as are cut off one end of it.
-    source = node.inputs[0].owner
-    if start - stop > 1 and (source is None or not isinstance(source.op, Scan)):
-        return None
-    return stop - start
-
-
-@dataclass
-class _Parts:
-    """The roles of a loop's parts."""
-
-    recurrent: State | Carry
-    recurrence: Recurrence
-    sums: list[tuple[Carry, Variable]]
-    shift: Variable | None = None
-
-
-def _value(part: State | Carry) -> Variable:
-    return part.taps[-1] if isinstance(part, State) else part.value
-
-
-def _parts(loop: Loop) -> _Parts:
-    """Sort a loop's parts."""
-    if loop.stop is not None:
-        raise NotLinearError("the loop may stop early")
-    if loop.truncate_gradient != -1:
-        raise NotLinearError("its gradient is truncated")
-    sums, rest = [], []
-    for carry in loop.carries:
-        added = _addend(carry, loop)
-        if added is None:
-            rest.append(carry)
-        else:
-            sums.append((carry, added))
-    recurrent: list[Any] = [*loop.states, *rest]
-    if not recurrent:
-        raise NotLinearError("no state depends on the one before it")
-    if len(recurrent) > 1:
-        raise NotLinearError(f"{len(recurrent)} parts of the loop are recurrent, not one")
-    (part,) = recurrent
-    if isinstance(part, State) and set(part.taps) != {-1}:
-        raise NotLinearError(f"the state reads more than one row back: taps {list(part.taps)}")
-    value = _value(part)
-    dtype = getattr(value.type, "dtype", "")
-    if not is_tensor(value) or not dtype.startswith(("float", "complex")):
-        raise NotLinearError("the state holds no floating-point numbers")
-    if value.type.ndim == 0:
-        raise NotLinearError("the state is a scalar")
-    try:
-        recurrence = recognize(value, part.next)
-    except NotAffineError as error:
-        raise NotLinearError(str(error)) from error
-    if recurrence.matrix.type.dtype != dtype:
-        raise NotLinearError("the matrix has another dtype than the state")
-    varying = {sequence.row: sequence.outer for sequence in loop.sequences}
-    fixed = {part.inner: part.outer for part in loop.non_sequences}
-    known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
-    needed = [recurrence.matrix, *(added for _, added in sums)]
-    needed += [output.value for output in loop.outputs]
-    needed += [] if recurrence.offset is None else [recurrence.offset]
-    try:
-        known.check(needed)
-    except NotPeelableError as error:
-        raise NotLinearError(str(error)) from error
-    return _Parts(part, recurrence, sums)
-
-
-def _shifted(loop: Loop) -> _Parts | None:
-    """Let a loop whose steps read a carry `c` only in ``u = c + g`` be one of `u`.
-
-    Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
-    With ``c' = M u``, the recurrence is ``u' = M u + g'`` with the `g` of the step that follows:
-    all values of `u`, which outputs and sums read, come from the recurrence, and ``M g`` is not
-    computed. The loop is changed to have `u` in the place of `c`, and `shift` is `g`.
-    """
-    part = _parts(loop).recurrent
-    if isinstance(part, State):
-        return None
-    outputs = loop.body_outputs()
-    shift = _added_to(part.value, outputs)
-    if shift is None:
-        return None
-    size = len(list(toposort(outputs)))
-    new = part.value.type()
-    outputs = substitute(outputs, {part.value: new - shift})
-    part.value = new
-    body = FunctionGraph(loop.body_inputs(), [*outputs, shift], clone=False)
-    optdb.query(_CANONICAL).rewrite(body)
-    *outputs, shift = body.outputs
-    loop.set_body_outputs(outputs)
-    if len(list(toposort(outputs))) >= size:
-        return None  # the subtraction did not cancel
-    try:
-        parts = _parts(loop)
-    except NotLinearError:
-        return None
-    parts.shift = shift
-    return parts
-
-
-def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
-    """Return what is added to a variable where it is read first, in its own layout."""
-    for node in toposort(outputs):
-        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
-            continue
-        for place, inp in enumerate(node.inputs):
-            order = tuple(range(value.type.ndim))
-            if inp is not value:
-                above = inp.owner
-                if above is None or not isinstance(above.op, DimShuffle):
-                    continue
-                if above.inputs[0] is not value:
-                    continue
-                order = above.op.new_order
-            others = [other for k, other in enumerate(node.inputs) if k != place]
-            shift = others[0] if len(others) == 1 else pt.add(*others)
-            added = [k for k, axis in enumerate(order) if axis == "x"]
-            if any(shift.type.shape[k] != 1 for k in added) or len(order) != shift.type.ndim:
-                continue
-            if value in ancestors([shift]):
-                continue
-            return shift.dimshuffle(*(order.index(k) for k in range(value.type.ndim)))
-    return None
-
-
-def _addend(carry: Carry, loop: Loop) -> Variable | None:
-    """Return what a step adds to a carry that only adds up, else None."""
-    node = carry.next.owner
-    if not is_tensor(carry.value) or node is None or not isinstance(node.op, Elemwise):
-        return None
-    if not isinstance(node.op.scalar_op, ps.Add) or node.inputs.count(carry.value) != 1:
-        return None
-    others = [inp for inp in node.inputs if inp is not carry.value]
-    roots = [out for out in loop.body_outputs() if out is not carry.next]
-    if carry.value in set(ancestors([*others, *roots], blockers=[carry.next])):
-        return None
-    if carry.next in roots:
-        return None
-    added = others[0] if len(others) == 1 else pt.add(*others)
-    return added if added.type.ndim == carry.value.type.ndim else None
-
-
 def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
     def new(variable: Variable) -> Variable:
         return replacements[variable]
@@ -321,7 +116,8 @@ def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
     loop.n_steps = None if loop.n_steps is None else new(loop.n_steps)
     for sequence in loop.sequences:
         sequence.outer = new(sequence.outer)
-    for part in [*loop.states, *loop.carries]:
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in recurrent:
         part.initial = new(part.initial)
     for whole in loop.non_sequences:
         whole.outer = new(whole.outer)
@@ -331,7 +127,7 @@ class _Lowering:
     """Builds what replaces a loop's outputs."""
 
     def __init__(
-        self, loop: Loop, parts: _Parts, read: list[bool], lengths: dict[Variable, object]
+        self, loop: Loop, parts: Parts, read: list[bool], lengths: dict[Variable, Any]
     ) -> None:
         self.loop = loop
         self.lengths = lengths
@@ -366,17 +162,17 @@ class _Lowering:
 
     def results(self) -> list[Variable | None]:
         loop, over_time = self.loop, self.over_time
-        history, last = self.run() if self.parts.shift is None else self.run_shifted()
+        history, last = self.run() if self.parts.shift is None else self.runshifted()
         if self.parts.shift is not None:
             assert history is not None
-            over_time.add(_value(self.part), history)
+            over_time.add(value_of(self.part), history)
             last = self.last_carry(history)
         elif history is not None:
             before, after = history[:-1], history[1:]
             if loop.reverse:
                 before, after = after, before
-            over_time.add(_value(self.part), before)
-            if self.part.next is not _value(self.part):
+            over_time.add(value_of(self.part), before)
+            if self.part.next is not value_of(self.part):
                 over_time.add(self.part.next, after)
         added = {id(carry): value for carry, value in self.parts.sums}
         values: list[Variable | None] = []
@@ -397,7 +193,7 @@ class _Lowering:
 
     def reads_states(self) -> bool:
         """Whether anything but the recurrence reads the states."""
-        state = [_value(self.part), self.part.next]
+        state = [value_of(self.part), self.part.next]
         fixed = [whole.inner for whole in self.loop.non_sequences]
         others = [value for _, value in self.parts.sums]
         others += [output.value for output in self.loop.outputs]
@@ -408,7 +204,7 @@ class _Lowering:
         """Return the history, if it is needed, and the state's last value or row."""
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
-        traced = (is_state and not part.untraced) or self.reads_states()
+        traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
         op, matrix, offset = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
         inputs = [matrix] if offset is None else [matrix, offset]
@@ -421,8 +217,8 @@ class _Lowering:
         rows = out[:1] if loop.reverse else out[-1:]
         return out, rows if is_state else out[index]
 
-    def run_shifted(self) -> tuple[Variable, None]:
-        """Return all values of ``u = c + g``; see `_shifted`."""
+    def runshifted(self) -> tuple[Variable, None]:
+        """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
         assert self.parts.shift is not None
         op, matrix, offset = self.operation(True)
         shift = self.full_rows(self.parts.shift)
@@ -444,13 +240,13 @@ class _Lowering:
             self.over_time_fixed,
             {inner: values[row] for inner, values in self.sequence_values.items()},
         )
-        here.add(_value(self.part), history[row])
+        here.add(value_of(self.part), history[row])
         last = here.rows(self.part.next)
         return pt.concatenate([last, self.part.initial[None]])[0]
 
     def operation(self, traced: bool) -> tuple[LinearScan, Variable, Variable | None]:
         """Choose the Op for a recurrence, and lay out its matrix and offset."""
-        recurrence, ndim = self.parts.recurrence, _value(self.part).type.ndim
+        recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
         matrix, has_time = self.over_time.value(recurrence.matrix)
         lead = int(has_time)
         others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
@@ -506,7 +302,7 @@ class _Lowering:
 
     def full_rows(self, offset: Variable) -> Variable:
         """Return the values of a body variable at all steps, of the state's shape."""
-        ndim = _value(self.part).type.ndim
+        ndim = value_of(self.part).type.ndim
         if offset.type.ndim != ndim:
             raise NotLinearError("the offset has another rank than the state")
         value, has_time = self.over_time.value(offset)
@@ -515,7 +311,7 @@ class _Lowering:
         row = value.type.shape[1:] if has_time else value.type.shape
         full = all(a != 1 or b == 1 for a, b in zip(row, state, strict=True))
         if has_time and full:
-            return pt.cast(value, _value(self.part).type.dtype)
+            return pt.cast(value, value_of(self.part).type.dtype)
         value = value if has_time else value[None]
         return pt.broadcast_to(value, (self.loop.length(), *self.part_sizes()))
 

@@ -11,8 +11,9 @@ A body has them in the forms
 
 which are right for all numbers, and the first of which is known to be closed under composition:
 see `scanlib.ops.logaddexp` and `scanlib.analysis.families.logaffine`. The second derivative has
-products of shares, ``exp x exp y / (exp x + exp y)²``, which are read in the same way. So that
-``logsumexp([x, y])`` is one of them too, vectors that a step makes of a few numbers are taken apart.
+products of shares in sums that PyTensor factors, ``exp x (c - (c exp x + d exp y) / s) / s``;
+these are multiplied out first. So that ``logsumexp([x, y])`` is one of them too, vectors that
+a step makes of a few numbers are taken apart.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import MakeVector
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum as TensorSum
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.elemwise import Elemwise
 
+from scanlib._compat import LOG_ADD_EXP, LOG_SUM_EXP
 from scanlib.ops.logaddexp import logaddexp
+from scanlib.rewrites.stacks import stack_items, stack_size, take_apart_stacks
 
-_LARGEST_STACK = 8  # vectors of more numbers are better left whole
+# What is multiplied, and what is divided by.
+Product = tuple[tuple[Variable, ...], tuple[Variable, ...]]
+_MOST_PRODUCTS = 32
 
 
 def stabilize_logs(fgraph: FunctionGraph) -> None:
@@ -40,9 +43,8 @@ def stabilize_logs(fgraph: FunctionGraph) -> None:
     To be run before PyTensor's own stabilization, which writes ``log(exp x + exp y)`` with
     a maximum, and its specialization, which makes ``exp x exp y`` one exponential.
     """
-    nodes = fgraph.apply_nodes
-    if any(isinstance(node.op, MakeVector) for node in nodes):
-        _take_apart_stacks(fgraph)
+    _open_log_ops(fgraph)
+    take_apart_stacks(fgraph)
     if not any(_is(node, ps.Exp) for node in fgraph.apply_nodes):
         return
     MergeOptimizer().rewrite(fgraph)
@@ -99,23 +101,28 @@ def _exponents(variable: Variable) -> list[Variable] | None:
 
 
 def _shares(node: Apply) -> Variable | None:
-    """Return a product with its exponentials over sums of them as shares, None without any."""
-    factors, divisors = _parts_of_product(node.outputs[0])
-    found = []
-    kept = []
-    for divisor in divisors:
-        terms = _exponents(divisor) or []
-        numerator = next((factor for factor in factors if _exponent_in(factor, terms)), None)
-        if numerator is None:
-            kept.append(divisor)
-            continue
-        factors.remove(numerator)
-        terms.remove(numerator.owner.inputs[0])
-        found.append(share(numerator.owner.inputs[0], terms))
-    if not found:
+    """Return a product written with shares, None if that leaves a sum of exponentials."""
+    products = _expanded(node.outputs[0])
+    if products is None or not any(_sums(product) for product in products):
         return None
-    result = pt.mul(*factors, *found) if len(factors) + len(found) > 1 else found[0]
-    return result / pt.mul(*kept) if kept else result
+    results = []
+    for multiplied, divisors in products:
+        factors: list[Variable] = list(multiplied)
+        kept: list[Variable] = []
+        for divisor in divisors:
+            terms = _exponents(divisor)
+            if terms is None:
+                kept.append(divisor)
+                continue
+            numerator = next((factor for factor in factors if _exponent_in(factor, terms)), None)
+            if numerator is None:
+                return None
+            factors.remove(numerator)
+            terms.remove(numerator.owner.inputs[0])
+            factors.append(share(numerator.owner.inputs[0], terms))
+        result = pt.mul(*factors) if len(factors) > 1 else factors[0]
+        results.append(result / pt.mul(*kept) if kept else result)
+    return pt.add(*results) if len(results) > 1 else results[0]
 
 
 def share(term: Variable, others: Sequence[Variable]) -> Variable:
@@ -132,79 +139,113 @@ def _exponent_in(factor: Variable, terms: list[Variable]) -> bool:
     return _is(factor.owner, ps.Exp) and factor.owner.inputs[0] in terms
 
 
-def _parts_of_product(variable: Variable) -> tuple[list[Variable], list[Variable]]:
-    """Return what is multiplied, and what is divided by, in products inside products too."""
+def _sums(product: Product) -> bool:
+    return any(_exponents(divisor) is not None for divisor in product[1])
+
+
+def _expanded(variable: Variable) -> list[Product] | None:
+    """Return the products whose sum an expression is, None if there are too many.
+
+    Sums are multiplied out where one of their terms has an exponential or a sum of them below it.
+    """
     node = variable.owner
     if _is(node, ps.Mul):
-        parts = [_parts_of_product(inp) for inp in node.inputs]
-        return [f for fs, _ in parts for f in fs], [d for _, ds in parts for d in ds]
-    if _is(node, ps.TrueDiv):
-        factors, divisors = _parts_of_product(node.inputs[0])
-        more, less = _parts_of_product(node.inputs[1])
-        return factors + less, divisors + more
-    if _is(node, ps.Reciprocal):
-        factors, divisors = _parts_of_product(node.inputs[0])
-        return divisors, factors
+        return _multiplied([_expanded(inp) for inp in node.inputs])
     if _is(node, ps.Sqr):
-        factors, divisors = _parts_of_product(node.inputs[0])
-        return factors * 2, divisors * 2
-    return [variable], []
+        return _multiplied([_expanded(node.inputs[0])] * 2)
+    if _is(node, (ps.TrueDiv, ps.Reciprocal)):
+        *above, below = node.inputs
+        divisor = _expanded_divisor(below)
+        return _multiplied([*(_expanded(inp) for inp in above), [divisor]])
+    if _is(node, ps.Neg):
+        minus = pt.constant(-1, dtype=variable.type.dtype)
+        return _multiplied([[((minus,), ())], _expanded(node.inputs[0])])
+    if _is(node, ps.Add):
+        terms = [_expanded(inp) for inp in node.inputs]
+        products = [product for term in terms for product in term or ()]
+        if all(terms) and any(_matters(product) for product in products):
+            return products if len(products) <= _MOST_PRODUCTS else None
+    return [((variable,), ())]
 
 
-# Vectors made of a few numbers
+def _expanded_divisor(variable: Variable) -> Product:
+    """Return the product of one over each factor of a divisor, whose sums are left whole."""
+    node = variable.owner
+    if _is(node, ps.Mul):
+        parts = [_expanded_divisor(inp) for inp in node.inputs]
+    elif _is(node, ps.Sqr):
+        parts = [_expanded_divisor(node.inputs[0])] * 2
+    else:
+        parts = [((), (variable,))]
+    return tuple(f for fs, _ in parts for f in fs), tuple(d for _, ds in parts for d in ds)
 
 
-def _take_apart_stacks(fgraph: FunctionGraph) -> None:
-    """Replace items and sums of vectors that a step makes of numbers."""
-    known: dict[tuple[Variable, int], Variable | None] = {}
+def _multiplied(sums: list[list[Product] | None]) -> list[Product] | None:
+    result: list[Product] = [((), ())]
+    for products in sums:
+        if products is None or len(result) * len(products) > _MOST_PRODUCTS:
+            return None
+        result = [
+            (factors + more, divisors + less)
+            for factors, divisors in result
+            for more, less in products
+        ]
+    return result
+
+
+def _matters(product: Product) -> bool:
+    return _sums(product) or any(_is(factor.owner, ps.Exp) for factor in product[0])
+
+
+# Ops that later releases of PyTensor have
+
+
+def _open_log_ops(fgraph: FunctionGraph) -> None:
+    """Replace PyTensor's own Ops for logarithms of sums, and those of their derivatives."""
     for node in fgraph.toposort():
-        if node not in fgraph.apply_nodes or not isinstance(node.op, Subtensor | TensorSum):
+        terms = _terms_of_op(node.op, node.inputs)
+        if terms is not None:
+            _replace(fgraph, node.outputs[0], log_of_sum(terms))
             continue
-        vector, out = node.inputs[0], node.outputs[0]
-        size = vector.type.shape[0] if vector.type.ndim == 1 else None
-        if size is None or not 0 < size <= _LARGEST_STACK or out.type.ndim > 0:
-            continue
-        places = list(range(size))
-        if isinstance(node.op, Subtensor):
-            (place,) = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-            if not isinstance(place, Constant | int):
-                continue
-            number = int(place.data) if isinstance(place, Constant) else place
-            if not -size <= number < size:
-                continue
-            places = [places[number]]
-        items = [_item(vector, place, known) for place in places]
-        if all(item is not None for item in items):
-            new = pt.add(*items) if len(items) > 1 else items[0]
-            _replace(fgraph, out, pt.cast(new, out.type.dtype))
+        derivative = _derivative_of_op(node)
+        if derivative is not None:
+            for old, new in zip(node.outputs, derivative, strict=True):
+                _replace(fgraph, old, new)
 
 
-def _item(
-    vector: Variable, place: int, known: dict[tuple[Variable, int], Variable | None]
-) -> Variable | None:
-    """Return one item of a vector as an expression of numbers, None if there is none."""
-    key = (vector, place)
-    if key not in known:
-        known[key] = _find_item(vector, place, known)
-    return known[key]
+def _terms_of_op(op: object, inputs: Sequence[Variable]) -> list[Variable] | None:
+    """Return the numbers of whose exponentials an Op sums, None for any other Op."""
+    if LOG_ADD_EXP is not None and isinstance(op, LOG_ADD_EXP) and len(inputs) > 1:
+        alike = {(x.type.dtype, x.type.broadcastable) for x in inputs}
+        return list(inputs) if len(alike) == 1 else None
+    if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
+        size = stack_size(inputs[0])
+        return None if size is None else stack_items(inputs[0], range(size))
+    return None
 
 
-def _find_item(
-    vector: Variable, place: int, known: dict[tuple[Variable, int], Variable | None]
-) -> Variable | None:
-    node = vector.owner
-    if isinstance(vector, Constant):
-        return pt.constant(vector.data[place])
-    if node is None:
+def _derivative_of_op(node: Apply) -> list[Variable] | None:
+    """Return the cotangents that a node computes for one of these Ops, None if it is another."""
+    n = len(node.outputs)
+    if LOG_ADD_EXP is None or type(node.op) is not OpFromGraph or len(node.inputs) != n + 2:
         return None
-    if isinstance(node.op, MakeVector):
-        return pt.cast(node.inputs[place], vector.type.dtype)
-    if isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 0:
-        return node.inputs[0]
-    if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
+    *inputs, _, cotangent = node.inputs
+    op = LOG_ADD_EXP() if n > 1 else LOG_SUM_EXP(axis=(0,))
+    if n == 1 and stack_size(inputs[0]) is None:
         return None
-    places = [0 if inp.type.broadcastable[0] else place for inp in node.inputs]
-    items = [_item(inp, at, known) for inp, at in zip(node.inputs, places, strict=True)]
-    if any(item is None for item in items):
+    if not all(getattr(inp.type, "dtype", "").startswith("float") for inp in inputs):
         return None
-    return Elemwise(node.op.scalar_op)(*items)
+    dummies = [inp.type() for inp in inputs]
+    out = op(*dummies)
+    if out.type.ndim != cotangent.type.ndim:
+        return None
+    expected = out.owner.op.pullback(dummies, [out], [out.type()])
+    if expected[0].owner is None or expected[0].owner.op != node.op:
+        return None
+    terms = _terms_of_op(out.owner.op, inputs)
+    if terms is None:
+        return None
+    parts = [
+        cotangent * share(term, [*terms[:k], *terms[k + 1 :]]) for k, term in enumerate(terms)
+    ]
+    return parts if n > 1 else [pt.stack(parts)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytensor.scalar as ps
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 
 from scanlib.analysis.families.form import (
     Component,
@@ -87,8 +87,14 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
         return [form.at_least(free[0])]
     if isinstance(op, ps.ScalarMinimum):
         return [form.at_most(free[0])]
-    if isinstance(op, ps.Clip) and given[0] is not None:
+    if isinstance(op, ps.Clip) and given[0] is not None and _are_in_order(*free):
         return [form.at_least(free[0]).at_most(free[1])]
     if isinstance(op, ps.Identity):
         return [form]
     raise NotInFamilyError(f"{op} clamps no shift")
+
+
+def _are_in_order(low: Variable, high: Variable) -> bool:
+    """Whether bounds are known to be in order; otherwise a clip is no minimum of a maximum."""
+    known = isinstance(low, Constant) and isinstance(high, Constant)
+    return known and bool(low.data <= high.data)

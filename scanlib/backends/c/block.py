@@ -21,7 +21,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import thaw_graph
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.lookahead import Lookahead
-from scanlib.backends.c.nest import added
+from scanlib.backends.c.nest import added, is_reducible
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.c.source import c_type
 from scanlib.ops.c_code import NODE_NAME as NODE
@@ -352,7 +352,7 @@ class BlockPrinter(LoopPrinter):
         values = added_up + self.result.outputs
         if not values:
             return
-        if not any(value.type.dtype.startswith("complex") for value in added_up):
+        if all(is_reducible(value.type.dtype) for value in added_up):
             clause = f" reduction(+ : {', '.join(f'c{i}' for i in sums)})" if sums else ""
             self.source.line(f"#pragma omp simd{clause}")
         head = "for (npy_intp j = 0; j < n; j++)"

@@ -91,3 +91,25 @@ struct scanlib_memory {
 };
 #endif
 """
+
+THREADS = r"""
+#ifndef SCANLIB_THREADS
+#define SCANLIB_THREADS
+#include <system_error>
+#include <thread>
+#include <vector>
+/* Calls walk(0) ... walk(slices - 1), each in a thread of its own where there can be one. */
+template <class Walk> static void scanlib_in_threads(npy_intp slices, const Walk &walk) {
+  std::vector<std::thread> threads;
+  npy_intp k = 1;
+  try {
+    threads.reserve(slices);
+    for (; k < slices; k++) threads.emplace_back(walk, k);
+  } catch (const std::exception &) {
+  }
+  walk(0);
+  for (; k < slices; k++) walk(k);
+  for (std::thread &thread : threads) thread.join();
+}
+#endif
+"""

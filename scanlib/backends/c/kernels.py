@@ -9,8 +9,9 @@ leave the range of their dtype. The block is then run step by step.
 
 Steps are composed four at a time (P. Kogge and H. Stone, "A parallel algorithm for the efficient
 solution of a general class of recurrence equations", 1973): only one multiplication and one
-addition of four steps wait for the state before. float32 is composed in vectors of eight lanes, by
-doubling: lanes are moved to later steps by one, by two and by four.
+addition of four steps wait for the state before. Where the coefficient is the same for all steps,
+and in float32, steps are composed in vectors, by doubling: lanes are moved to later steps by one,
+by two, by four.
 """
 
 KERNELS = r"""
@@ -43,18 +44,28 @@ template <class T> static inline int scanlib_moderate(T value) {
   return scanlib_abs(value) <= scanlib_bounds<T>::moderate();
 }
 
+/* NaN does not count: it shows in the values. */
 template <class T> static int scanlib_some_extreme(const T *a, npy_intp n) {
-  int count = 0;
-#pragma omp simd reduction(+ : count)
-  for (npy_intp j = 0; j < n; j++) count += scanlib_extreme(a[j]);
-  return count > 0;
+  T least = 1, most = 0;
+#pragma omp simd reduction(min : least) reduction(max : most)
+  for (npy_intp j = 0; j < n; j++) {
+    const T size = scanlib_abs(a[j]), other = size == 0 ? T(1) : size;
+    least = other < least ? other : least;
+    most = size > most ? size : most;
+  }
+  return least < scanlib_bounds<T>::low() || most > scanlib_bounds<T>::high();
 }
 
 template <class T> static int scanlib_all_moderate(const T *h, npy_intp n) {
-  int count = 0;
-#pragma omp simd reduction(+ : count)
-  for (npy_intp j = 0; j < n; j++) count += scanlib_moderate(h[j]);
-  return count == n;
+  /* Zero times a value is zero, or NaN if the value is infinite or NaN. */
+  T most = 0, zero = 0;
+#pragma omp simd reduction(max : most) reduction(+ : zero)
+  for (npy_intp j = 0; j < n; j++) {
+    const T size = scanlib_abs(h[j]);
+    most = size > most ? size : most;
+    zero += 0 * size;
+  }
+  return most <= scanlib_bounds<T>::moderate() && zero == 0;
 }
 
 template <class T> static int scanlib_some_nan(const T *b, npy_intp n) {
@@ -108,62 +119,103 @@ static inline T scanlib_affine_groups(A a, const T *b, T *__restrict__ h, npy_in
 }
 
 #if defined(__GNUC__) && !defined(__clang__)
-#define SCANLIB_LANES
-typedef npy_float32 scanlib_v __attribute__((vector_size(32)));
-typedef npy_int32 scanlib_m __attribute__((vector_size(32)));
+/* Vectors of 64 bytes; smaller machines hold one in several registers. */
+typedef npy_float32 scanlib_v32 __attribute__((vector_size(64)));
+typedef npy_float64 scanlib_v64 __attribute__((vector_size(64)));
+typedef npy_int32 scanlib_m32 __attribute__((vector_size(64)));
+typedef npy_int64 scanlib_m64 __attribute__((vector_size(64)));
 
-template <bool BACK> static inline scanlib_v scanlib_load(const npy_float32 *p) {
-  scanlib_v v;
+template <class T> struct scanlib_lanes;
+template <> struct scanlib_lanes<npy_float32> {
+  typedef scanlib_v32 V;
+  enum { N = 16 };
+  static inline V turned(V v) {
+    const scanlib_m32 places = {15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0};
+    return __builtin_shuffle(v, places);
+  }
+  /* Moves lanes to later steps, and composes each with the one that came there. */
+  static inline void compose(V &a, V &b, scanlib_m32 places) {
+    const V zeros = {}, ones = zeros + 1;
+    b = a * __builtin_shuffle(b, zeros, places) + b;
+    a = a * __builtin_shuffle(a, ones, places);
+  }
+  static inline void scan(V &a, V &b) {
+    const scanlib_m32 by1 = {16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14},
+                      by2 = {16, 17, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
+                      by4 = {16, 17, 18, 19, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+                      by8 = {16, 17, 18, 19, 20, 21, 22, 23, 0, 1, 2, 3, 4, 5, 6, 7};
+    compose(a, b, by1);
+    compose(a, b, by2);
+    compose(a, b, by4);
+    compose(a, b, by8);
+  }
+};
+template <> struct scanlib_lanes<npy_float64> {
+  typedef scanlib_v64 V;
+  enum { N = 8 };
+  static inline V turned(V v) {
+    const scanlib_m64 places = {7, 6, 5, 4, 3, 2, 1, 0};
+    return __builtin_shuffle(v, places);
+  }
+  static inline void compose(V &a, V &b, scanlib_m64 places) {
+    const V zeros = {}, ones = zeros + 1;
+    b = a * __builtin_shuffle(b, zeros, places) + b;
+    a = a * __builtin_shuffle(a, ones, places);
+  }
+  static inline void scan(V &a, V &b) {
+    const scanlib_m64 by1 = {8, 0, 1, 2, 3, 4, 5, 6}, by2 = {8, 9, 0, 1, 2, 3, 4, 5},
+                      by4 = {8, 9, 10, 11, 0, 1, 2, 3};
+    compose(a, b, by1);
+    compose(a, b, by2);
+    compose(a, b, by4);
+  }
+};
+
+template <bool BACK, class T>
+static inline typename scanlib_lanes<T>::V scanlib_load(const T *p) {
+  typename scanlib_lanes<T>::V v;
   memcpy(&v, p, sizeof v);
-  const scanlib_m turned = {7, 6, 5, 4, 3, 2, 1, 0};
-  return BACK ? __builtin_shuffle(v, turned) : v;
+  return BACK ? scanlib_lanes<T>::turned(v) : v;
+}
+template <bool BACK, class T>
+static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_each<T> a, npy_intp j) {
+  return scanlib_load<BACK>(a.values + j);
+}
+template <bool BACK, class T>
+static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_same<T> a, npy_intp) {
+  const typename scanlib_lanes<T>::V zeros = {};
+  return zeros + a.value;
 }
 
-template <bool BACK> static inline void scanlib_store(npy_float32 *p, scanlib_v v) {
-  const scanlib_m turned = {7, 6, 5, 4, 3, 2, 1, 0};
-  if (BACK) v = __builtin_shuffle(v, turned);
-  memcpy(p, &v, sizeof v);
-}
-
-/* Composes each lane with those before it. */
-static inline void scanlib_scan(scanlib_v &a, scanlib_v &b) {
-  const scanlib_v zeros = {0, 0, 0, 0, 0, 0, 0, 0}, ones = {1, 1, 1, 1, 1, 1, 1, 1};
-  const scanlib_m by1 = {8, 0, 1, 2, 3, 4, 5, 6}, by2 = {8, 9, 0, 1, 2, 3, 4, 5},
-                  by4 = {8, 9, 10, 11, 0, 1, 2, 3};
-  b = a * __builtin_shuffle(b, zeros, by1) + b;
-  a = a * __builtin_shuffle(a, ones, by1);
-  b = a * __builtin_shuffle(b, zeros, by2) + b;
-  a = a * __builtin_shuffle(a, ones, by2);
-  b = a * __builtin_shuffle(b, zeros, by4) + b;
-  a = a * __builtin_shuffle(a, ones, by4);
-}
-
-template <bool BACK, class A> struct scanlib_coefficients;
-template <bool BACK> struct scanlib_coefficients<BACK, scanlib_each<npy_float32> > {
-  static inline scanlib_v at(scanlib_each<npy_float32> a, npy_intp j) {
-    return scanlib_load<BACK>(a.values + j);
-  }
-};
-template <bool BACK> struct scanlib_coefficients<BACK, scanlib_same<npy_float32> > {
-  static inline scanlib_v at(scanlib_same<npy_float32> a, npy_intp) {
-    return a.value - (scanlib_v){0, 0, 0, 0, 0, 0, 0, 0};
-  }
-};
-
-template <bool BACK, class A>
-static inline npy_float32 scanlib_affine_groups(A a, const npy_float32 *b,
-                                                npy_float32 *__restrict__ h, npy_intp n,
-                                                npy_float32 state, npy_intp *done) {
+template <bool BACK, class T, class A>
+static inline T scanlib_affine_lanes(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
+                                     npy_intp *done) {
+  typedef scanlib_lanes<T> L;
   npy_intp k = 0;
-  for (; k + 8 <= n; k += 8) {
-    const npy_intp j = BACK ? n - 8 - k : k;
-    scanlib_v va = scanlib_coefficients<BACK, A>::at(a, j), vb = scanlib_load<BACK>(b + j);
-    scanlib_scan(va, vb);
-    scanlib_store<BACK>(h + j, va * state + vb);
-    state = va[7] * state + vb[7];
+  for (; k + L::N <= n; k += L::N) {
+    const npy_intp j = BACK ? n - L::N - k : k;
+    typename L::V va = scanlib_load<BACK>(a, j), vb = scanlib_load<BACK>(b + j);
+    L::scan(va, vb);
+    typename L::V values = va * state + vb;
+    state = va[L::N - 1] * state + vb[L::N - 1];
+    if (BACK) values = L::turned(values);
+    memcpy(h + j, &values, sizeof values);
   }
   *done = k;
   return state;
+}
+
+/* For float64 with a coefficient for each step, moving lanes costs more than it saves. */
+template <bool BACK>
+static inline npy_float32 scanlib_affine_groups(scanlib_each<npy_float32> a, const npy_float32 *b,
+                                                npy_float32 *__restrict__ h, npy_intp n,
+                                                npy_float32 state, npy_intp *done) {
+  return scanlib_affine_lanes<BACK>(a, b, h, n, state, done);
+}
+template <bool BACK, class T>
+static inline T scanlib_affine_groups(scanlib_same<T> a, const T *b, T *__restrict__ h,
+                                      npy_intp n, T state, npy_intp *done) {
+  return scanlib_affine_lanes<BACK>(a, b, h, n, state, done);
 }
 #endif
 

@@ -407,7 +407,7 @@ class NestPrinter(LoopPrinter):
         for target in group:
             if not target.adds or level in target.kept:
                 continue
-            if target.total is None or target.value.type.dtype.startswith("complex"):
+            if target.total is None or not is_reducible(target.value.type.dtype):
                 return []  # adds to one place at every pass
             sums.append(target.total)
         clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
@@ -466,3 +466,8 @@ def added(place: str, value: str, dtype: str) -> str:
     if dtype == "bool":
         return f"({place} || {value})"
     return f"({c_type(dtype)})({place} + {value})"
+
+
+def is_reducible(dtype: str) -> bool:
+    """Whether OpenMP knows how to add up numbers of a dtype in lanes."""
+    return dtype != "bool" and not dtype.startswith("complex")

@@ -6,14 +6,14 @@ from pytensor.configdefaults import config
 
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.block import BlockPrinter, fits_blocks
-from scanlib.backends.c.helpers import HELPERS
+from scanlib.backends.c.helpers import HELPERS, THREADS
 from scanlib.backends.c.kernels import KERNELS
 from scanlib.backends.c.nest import NestPrinter
 from scanlib.backends.c.threads import threads_available
 from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
-VERSION = 1  # of everything in this folder that changes the code
+VERSION = 2  # of everything in this folder that changes the code
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 ARGUMENTS = ("-fopenmp-simd", "-fwrapv", "-fno-fast-math", "-ffp-contract=fast")
 
@@ -38,13 +38,13 @@ def print_loop(op: ElemwiseScan) -> CCode:
     threads = config.scanlib__threads if threads_available() else 1
     own = ("scanlib", VERSION, threads, config.scanlib__parallel_channels)
     versions = printer.scalars.version()
-    helpers = [HELPERS, *printer.scalars.support_code()]
+    helpers = [HELPERS, *([THREADS] if threads > 1 else []), *printer.scalars.support_code()]
     if isinstance(printer, BlockPrinter):
         helpers.append(KERNELS)
     return CCode(
         helpers="\n".join(helpers),
         functions=functions,
         scalar_ops=scalar_ops,
-        compile_args=ARGUMENTS + (("-fopenmp",) if threads > 1 else ()),
+        compile_args=ARGUMENTS + (("-pthread",) if threads > 1 else ()),
         version=(own, versions) if versions or not scalar_ops else (),
     )

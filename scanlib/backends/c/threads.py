@@ -121,8 +121,7 @@ def _write_threads(printer: NestPrinter, merge: bool) -> None:
             line(f"scanlib_memory {name}_own;")
             line(f"if ({name}_own.get((slices - 1) * {name}_bytes)) return -1;")
             line(f"memset({name}_own.data, 0, (slices - 1) * {name}_bytes);")
-        line("#pragma omp parallel for num_threads((int)slices) schedule(static, 1)")
-        with block("for (npy_intp k = 0; k < slices; k++)"):
+        with block("const auto walk = [&](npy_intp k)"):
             line(f"{NODE}_data own = data;")
             cut = [number for number, axis in enumerate(axes) if axis == 0]
             if merge and printer.layout.ndim == 2:
@@ -137,6 +136,8 @@ def _write_threads(printer: NestPrinter, merge: bool) -> None:
                 name = target.array
                 line(f"if (k) own.{name} = {name}_own.data + (k - 1) * {name}_bytes;")
             line(f"if (fast) {NODE}_run<true>(own); else {NODE}_run<false>(own);")
+        printer.source.lines[-1] += ";"
+        line("scanlib_in_threads(slices, walk);")
         for target in sums:
             _write_combination(printer, target)
         line("data.taken = steps;")

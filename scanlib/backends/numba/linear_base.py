@@ -21,11 +21,11 @@ def contiguous(array: Any) -> Any:
 
 
 @overload(contiguous)
-def _contiguous(array):  # type: ignore[no-untyped-def]
+def _contiguous(array):
     if array.layout == "C":
         return lambda array: array
 
-    def copied(array):  # type: ignore[no-untyped-def]
+    def copied(array):
         result = np.empty(array.shape, array.dtype)
         for index in np.ndindex(array.shape):
             result[index] = array[index]

@@ -109,9 +109,7 @@ def vector_steps(size: int, ahead: int, has_offset: bool) -> Callable[..., Any]:
     """
 
     @intrinsic
-    def steps(  # type: ignore[no-untyped-def]
-        context, history, powers, offset, row, row_step, offset_row, offset_step, n
-    ):
+    def steps(context, history, powers, offset, row, row_step, offset_row, offset_step, n):
         signature = types.boolean(
             history, powers, offset, row, row_step, offset_row, offset_step, n
         )
@@ -188,7 +186,7 @@ def combine(has_addend: bool) -> Callable[..., Any]:
     """
 
     @intrinsic
-    def combined(  # type: ignore[no-untyped-def]
+    def combined(
         context, out, out_at, factors, factors_at, rows, rows_at, step, count, width, add, add_at
     ):
         signature = types.void(

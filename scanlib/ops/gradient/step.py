@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytensor.gradient as pg
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Variable
@@ -105,7 +106,9 @@ class StepPullback:
         """Read next states and outputs where the forward loop stored them.
 
         `stored` then maps each placeholder to the state or output it stands for. Values of
-        another type than what was stored (a more specific shape) are computed again.
+        another type than what was stored (a more specific shape) are computed again. So are
+        maxima and minima: their derivatives ask which operand they are equal to, and a lowered
+        loop stores what equals its step up to rounding.
         """
         candidates: list[tuple[Variable, tuple[str, int]]] = []
         for i, state in enumerate(self.loop.states):
@@ -121,11 +124,16 @@ class StepPullback:
         merged = merge_equal([*values, *(value for value, _ in candidates)])
         replacements: dict[Variable, Variable] = {}
         for value, (_, where) in zip(merged[len(values) :], candidates, strict=True):
-            if value not in replacements and value.owner is not None:
+            if value not in replacements and value.owner is not None and not _is_extreme(value):
                 replacements[value] = placeholder = value.type()
                 self.stored[placeholder] = where
         values = substitute(merged[: len(values)], replacements)
         self.results.update(zip(keys, values, strict=True))
+
+
+def _is_extreme(value: Variable) -> bool:
+    op = getattr(value.owner.op, "scalar_op", None)
+    return isinstance(op, ps.ScalarMaximum | ps.ScalarMinimum)
 
 
 def loose_type(value: Variable) -> Any:

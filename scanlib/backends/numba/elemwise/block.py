@@ -215,10 +215,10 @@ class BlockWriter(ElemwiseWriter):
         ]
 
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
-        graph = thaw_graph(recurrence.elements)
-        copies = dict(zip(graph.inputs, self.graph.inputs, strict=True))
+        inputs, outputs, scanned = self.lowered.elements_of(number)
+        copies = dict(zip(inputs, self.graph.inputs, strict=True))
         computed = {}
-        for k, out in enumerate(graph.outputs):
+        for k, out in enumerate(outputs):
             name = self.elements[number, k]
             if name[0] == "e":
                 continue
@@ -228,8 +228,9 @@ class BlockWriter(ElemwiseWriter):
                 computed[k] = out
         if computed:
             with self.source.block("for j in range(n):"), self.scope():
-                self.bind_same(graph.inputs)
-                self.write_rows(self.needed(list(computed.values()), set()), copies)
+                self.bind_same(inputs)
+                self.bind_scanned(scanned)
+                self.write_rows(self.needed(list(computed.values()), set(scanned)), copies)
                 self.emit(list(computed.values()))
                 for k, out in computed.items():
                     name = self.elements[number, k]
@@ -242,6 +243,13 @@ class BlockWriter(ElemwiseWriter):
             self.source.line(f"safe = safe & {kernel}")
         else:
             self.write_lookahead(number, recurrence)
+
+    def bind_scanned(self, scanned: dict[Variable, int]) -> None:
+        """Write the reads of next values that have been scanned."""
+        for value, part in scanned.items():
+            name = self.source.name("s")
+            self.source.line(f"{name} = {self.value(part, 0)}")
+            self.emitter.bind_scalar(value, name)
 
     def write_squares(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of a state's square, and the roots."""

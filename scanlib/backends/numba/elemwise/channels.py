@@ -33,7 +33,7 @@ class Place:
 
 def partition(places: Sequence[Sequence[Place]], axis: int) -> list[list[int]]:
     """Return groups of positions in `places` whose results share an array along `axis`."""
-    groups: list[tuple[set[tuple[str, int]], list[int]]] = []
+    groups: list[tuple[set[tuple[str, int | None]], list[int]]] = []
     for position, own in enumerate(places):
         keys = {(p.array, p.along(axis)) for p in own if p.along(axis) is not None}
         members = [position]

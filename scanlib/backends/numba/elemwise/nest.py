@@ -64,7 +64,7 @@ class NestWriter(ElemwiseWriter):
             self.levels[variable] = _depth(axes)
         for node in self.graph.toposort():
             level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
-            self.levels.update({out: level for out in node.outputs})
+            self.levels.update(dict.fromkeys(node.outputs, level))
 
     def _make_targets(self):
         layout, result = self.layout, self.result

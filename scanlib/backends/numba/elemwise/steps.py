@@ -81,12 +81,13 @@ def _is_extreme(value):
 
 # Real numbers are compared by their bits: without the sign, they order like the numbers, infinities
 # and NaN come last, and largest and smallest values are found in vector registers.
-_WORDS = {64: np.uint64, 32: np.uint32}
-_SIGNS = {64: np.uint64(2**63 - 1), 32: np.uint32(2**31 - 1)}
+_WORDS: dict[int, Any] = {64: np.uint64, 32: np.uint32}
+_SIGNS: dict[int, Any] = {64: np.uint64(2**63 - 1), 32: np.uint32(2**31 - 1)}
 
 
 def _bits(value: float, width: int) -> Any:
-    return {64: np.float64, 32: np.float32}[width](value).view(_WORDS[width])
+    number: Any = np.float64(value) if width == 64 else np.float32(value)
+    return number.view(_WORDS[width])
 
 
 def some_extreme(a: Any, n: int) -> bool:
@@ -303,7 +304,7 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
     return extreme
 
 
-_LARGE = {64: 2.0**1000, 32: np.float32(2.0**120)}
+_LARGE: dict[int, Any] = {64: 2.0**1000, 32: np.float32(2.0**120)}
 
 
 def some_large(a: Any, n: int) -> bool:

@@ -1,0 +1,246 @@
+"""The parts of a loop around one matrix recurrence, each with its role.
+
+See `scanlib.rewrites.linear` for what such a loop becomes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar import basic as ps
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Sum
+from pytensor.tensor.special import softmax
+
+from scanlib.analysis.matrix_affine import NotAffineError
+from scanlib.analysis.matrix_recurrence import Recurrence, recognize
+from scanlib.ops.graph import is_tensor, substitute
+from scanlib.ops.loop import Carry, Loop, State
+from scanlib.rewrites.peel import NotPeelableError, OverTime
+
+_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+
+
+class NotLinearError(Exception):
+    """A loop is not a matrix recurrence with maps around it; the text says why."""
+
+
+def canonical_loop(node: Apply) -> Loop:
+    loop = Loop.from_node(node)
+    if not config.scanlib__simplify:
+        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+        optdb.query(_CANONICAL).rewrite(body)
+        loop.set_body_outputs(list(body.outputs))
+    loop.substitute(_softmaxes(loop.body_outputs()))
+    return loop
+
+
+def _softmaxes(outputs: list[Variable]) -> dict[Variable, Variable]:
+    """Return products ``x / sum(exp(z)) * exp(z)`` with the softmax of `z` in them.
+
+    The derivative of the logarithm of a sum comes in this order, which PyTensor does not see as
+    a softmax; written so, it is 0/0 where all exponentials are too small.
+    """
+    found = {}
+    for node in toposort(outputs):
+        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
+            continue
+        for quotient in node.inputs:
+            above = quotient.owner
+            if above is None or not isinstance(above.op, Elemwise):
+                continue
+            if not isinstance(above.op.scalar_op, ps.TrueDiv):
+                continue
+            numerator, total = above.inputs
+            for exponential in node.inputs:
+                axis = _summed_axis(total, exponential)
+                if axis is not None:
+                    z = exponential.owner.inputs[0]
+                    rest = [v for v in node.inputs if v is not quotient and v is not exponential]
+                    found[node.outputs[0]] = pt.mul(numerator, softmax(z, axis=axis), *rest)
+    return found
+
+
+def _summed_axis(total: Variable, exponential: Variable) -> int | None:
+    """Return the axis along which a variable is the kept sum of an exponential, if it is one."""
+    node, spread = exponential.owner, total.owner
+    if node is None or not isinstance(node.op, Elemwise):
+        return None
+    if not isinstance(node.op.scalar_op, ps.Exp):
+        return None
+    if spread is None or not isinstance(spread.op, DimShuffle):
+        return None
+    above = spread.inputs[0].owner
+    if above is None or not isinstance(above.op, Sum) or above.inputs[0] is not exponential:
+        return None
+    ndim = exponential.type.ndim
+    axes = tuple(range(ndim)) if above.op.axis is None else tuple(above.op.axis)
+    if len(axes) != 1:
+        return None
+    kept = iter(range(ndim - 1))
+    order = tuple("x" if k == axes[0] else next(kept) for k in range(ndim))
+    return axes[0] if tuple(spread.op.new_order) == order else None
+
+
+@dataclass
+class Parts:
+    """The roles of a loop's parts."""
+
+    recurrent: State | Carry
+    recurrence: Recurrence
+    sums: list[tuple[Carry, Variable]]
+    shift: Variable | None = None
+
+
+def value_of(part: State | Carry) -> Variable:
+    return part.taps[-1] if isinstance(part, State) else part.value
+
+
+def sort_parts(loop: Loop) -> Parts:
+    """Sort a loop's parts."""
+    if loop.stop is not None:
+        raise NotLinearError("the loop may stop early")
+    if loop.truncate_gradient != -1:
+        raise NotLinearError("its gradient is truncated")
+    sums, rest = [], []
+    for carry in loop.carries:
+        added = _addend(carry, loop)
+        if added is None:
+            rest.append(carry)
+        else:
+            sums.append((carry, added))
+    recurrent: list[Any] = [*loop.states, *rest]
+    if not recurrent:
+        raise NotLinearError("no state depends on the one before it")
+    if len(recurrent) > 1:
+        raise NotLinearError(f"{len(recurrent)} parts of the loop are recurrent, not one")
+    (part,) = recurrent
+    if isinstance(part, State) and set(part.taps) != {-1}:
+        raise NotLinearError(f"the state reads more than one row back: taps {list(part.taps)}")
+    value = value_of(part)
+    dtype = getattr(value.type, "dtype", "")
+    if not is_tensor(value) or not dtype.startswith(("float", "complex")):
+        raise NotLinearError("the state holds no floating-point numbers")
+    if value.type.ndim == 0:
+        raise NotLinearError("the state is a scalar")
+    try:
+        recurrence = recognize(value, part.next)
+    except NotAffineError as error:
+        raise NotLinearError(str(error)) from error
+    if recurrence.matrix.type.dtype != dtype:
+        raise NotLinearError("the matrix has another dtype than the state")
+    varying = {sequence.row: sequence.outer for sequence in loop.sequences}
+    fixed = {part.inner: part.outer for part in loop.non_sequences}
+    known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
+    needed = [recurrence.matrix, *(added for _, added in sums)]
+    needed += [output.value for output in loop.outputs]
+    needed += [] if recurrence.offset is None else [recurrence.offset]
+    try:
+        known.check(needed)
+    except NotPeelableError as error:
+        raise NotLinearError(str(error)) from error
+    return Parts(part, recurrence, sums)
+
+
+def shifted(loop: Loop) -> Parts | None:
+    """Let a loop whose steps read a carry `c` only in ``u = c + g`` be one of `u`.
+
+    Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
+    With ``c' = M u``, the recurrence is ``u' = M u + g'`` with the `g` of the step that follows:
+    all values of `u`, which outputs and sums read, come from the recurrence, and ``M g`` is not
+    computed. The loop is changed to have `u` in the place of `c`, and `shift` is `g`.
+    """
+    part = sort_parts(loop).recurrent
+    if isinstance(part, State):
+        return None
+    outputs = loop.body_outputs()
+    shift = _added_to(part.value, outputs)
+    if shift is None:
+        return None
+    size = len(list(toposort(outputs)))
+    new = part.value.type()
+    outputs = substitute(outputs, {part.value: new - shift})
+    part.value = new
+    body = FunctionGraph(loop.body_inputs(), [*outputs, shift], clone=False)
+    optdb.query(_CANONICAL).rewrite(body)
+    *outputs, shift = body.outputs
+    loop.set_body_outputs(outputs)
+    if len(list(toposort(outputs))) >= size:
+        return None  # the subtraction did not cancel
+    try:
+        parts = sort_parts(loop)
+    except NotLinearError:
+        return None
+    parts.shift = shift
+    return parts
+
+
+def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
+    """Return what is added to a variable where it is read first, in its own layout."""
+    for node in toposort(outputs):
+        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+            continue
+        for place, inp in enumerate(node.inputs):
+            order: tuple[Any, ...] = tuple(range(value.type.ndim))
+            if inp is not value:
+                above = inp.owner
+                if above is None or not isinstance(above.op, DimShuffle):
+                    continue
+                if above.inputs[0] is not value:
+                    continue
+                order = above.op.new_order
+            others = [other for k, other in enumerate(node.inputs) if k != place]
+            shift = others[0] if len(others) == 1 else pt.add(*others)
+            added = [k for k, axis in enumerate(order) if axis == "x"]
+            if any(shift.type.shape[k] != 1 for k in added) or len(order) != shift.type.ndim:
+                continue
+            if value in ancestors([shift]):
+                continue
+            return shift.dimshuffle(*(order.index(k) for k in range(value.type.ndim)))
+    return None
+
+
+def _addend(carry: Carry, loop: Loop) -> Variable | None:
+    """Return what a step adds to a carry that only adds up, else None."""
+    if not is_tensor(carry.value):
+        return None
+    summands = _summands(carry.next, carry.value)
+    if sum(variable is carry.value and sign > 0 for sign, variable in summands) != 1:
+        return None
+    others = [(sign, variable) for sign, variable in summands if variable is not carry.value]
+    if len(others) != len(summands) - 1 or not others:
+        return None
+    roots = [out for out in loop.body_outputs() if out is not carry.next]
+    if carry.next in roots:
+        return None
+    above = ancestors([*(variable for _, variable in others), *roots], blockers=[carry.next])
+    if carry.value in set(above):
+        return None
+    added = None
+    for sign, variable in others:
+        if added is None:
+            added = variable if sign > 0 else -variable
+        else:
+            added = added + variable if sign > 0 else added - variable
+    assert added is not None
+    return added if added.type.ndim == carry.value.type.ndim else None
+
+
+def _summands(variable: Variable, value: Variable) -> list[tuple[int, Variable]]:
+    """Take the sums and differences apart in which a value may stand."""
+    node = variable.owner
+    if variable is value or node is None or not isinstance(node.op, Elemwise):
+        return [(1, variable)]
+    if isinstance(node.op.scalar_op, ps.Add):
+        return [part for inp in node.inputs for part in _summands(inp, value)]
+    if isinstance(node.op.scalar_op, ps.Sub):
+        return [*_summands(node.inputs[0], value), (-1, node.inputs[1])]
+    return [(1, variable)]
