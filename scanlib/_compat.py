@@ -7,6 +7,12 @@ from collections.abc import Sequence
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.tensor import special
+
+# Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
+# are plain graphs.
+LOG_ADD_EXP = getattr(special, "LogAddExp", None)
+LOG_SUM_EXP = getattr(special, "LogSumExp", None)
 
 
 def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> FrozenFunctionGraph:

@@ -20,6 +20,7 @@ from pytensor.tensor.math import Max, Min
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import SpecifyShape
 
+from scanlib._compat import LOG_SUM_EXP
 from scanlib.analysis.matrix_affine import (
     NotAffineError,
     Propagation,
@@ -159,6 +160,8 @@ def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
     """Return the semiring, terms and axis of a reduction."""
     op = node.op
     semiring = "log"
+    if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
+        return semiring, node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, ps.Log):
         above = node.inputs[0].owner
         if above is None or not isinstance(above.op, TensorSum):

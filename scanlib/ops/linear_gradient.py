@@ -5,8 +5,8 @@ cotangent of the history, the cotangent of a row together with all later ones is
 
     Λ[t] = Aᵀ_t Λ[t+1] + g[t],    Λ[T] = g[T]
 
-which is again a `LinearScan`: the other direction, the other side, the same `A`, offset
-``g[:-1]`` and initial row ``g[-1:]``. From it
+which is again a `LinearScan` in the other direction, with offset ``g[:-1]`` and initial row
+``g[-1:]``; for vectors with the same `A` on the other side. From it
 
     dA_t = Λ[t+1] H[t]ᵀ,    db_t = Λ[t+1],    dh_init = Λ[0].
 
@@ -72,9 +72,14 @@ def _stepwise(op: LinearScan, matrix: Variable, batch: int) -> Variable:
 
 def _adjoint(op: LinearScan, matrix: Variable, cotangent: Variable, parts: Parts) -> Variable:
     """Return Λ with the layout of a history."""
+    side = op.side
+    if op.vector:
+        side = "right" if op.side == "left" else "left"
+    else:
+        matrix = matrix.mT
     adjoint = op.with_options(
         semiring="real",
-        side="right" if op.side == "left" else "left",
+        side=side,
         reverse=not op.reverse,
         has_offset=not op.untraced,
         has_n_steps=op.untraced and op.coefficient == "fixed",

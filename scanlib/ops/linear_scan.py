@@ -30,8 +30,8 @@ Shapes, with any number of batch dimensions ``*batch``:
   with `reverse`), so that a `LinearScan` takes the place of a loop's history as it is. With
   `untraced` it is the last row alone.
 
-The adjoint of the real recurrence is the same recurrence in the other direction on the other side
-(see `scanlib.ops.linear_gradient`): nothing is transposed or flipped in memory. Matrix
+The adjoint of the real recurrence is a recurrence of the same kind in the other direction (see
+`scanlib.ops.linear_gradient`): nothing is flipped in memory. Matrix
 recurrences as prefix scans: G. Blelloch, "Prefix sums and their applications", 1990; the
 log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 """

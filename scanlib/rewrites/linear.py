@@ -99,7 +99,10 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     stand_ins = [variable.type() for variable in outer]
     _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
     lengths = {new: row_count(old) for old, new in zip(outer, stand_ins, strict=True)}
-    results = _Lowering(loop, parts, read, lengths).results()
+    try:
+        results = _Lowering(loop, parts, read, lengths).results()
+    except NotImplementedError as error:
+        raise NotLinearError(f"a step cannot be evaluated as a batch: {error}") from error
     chosen = [value for value in results if value is not None]
     # What is new has missed the rewrites of this phase: the batches hold, for one, the naive
     # forms of logarithms of sums.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
@@ -20,6 +21,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from pytensor.tensor.special import softmax
 
+from scanlib._compat import LOG_SUM_EXP
 from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
@@ -51,6 +53,9 @@ def _softmaxes(outputs: list[Variable]) -> dict[Variable, Variable]:
     """
     found = {}
     for node in toposort(outputs):
+        opened = _derivative_of_op(node)
+        if opened is not None:
+            found[node.outputs[0]] = opened
         if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
             continue
         for quotient in node.inputs:
@@ -67,6 +72,27 @@ def _softmaxes(outputs: list[Variable]) -> dict[Variable, Variable]:
                     rest = [v for v in node.inputs if v is not quotient and v is not exponential]
                     found[node.outputs[0]] = pt.mul(numerator, softmax(z, axis=axis), *rest)
     return found
+
+
+def _derivative_of_op(node: Apply) -> Variable | None:
+    """Return the cotangent that a node computes for PyTensor's `LogSumExp`, if it does that.
+
+    Later releases keep it in an Op of its own, in which no structure can be seen.
+    """
+    if LOG_SUM_EXP is None or type(node.op) is not OpFromGraph or len(node.inputs) != 3:
+        return None
+    terms, _, cotangent = node.inputs
+    if any(not is_tensor(inp) for inp in node.inputs):
+        return None
+    for axis in range(terms.type.ndim):
+        stand_in = terms.type()
+        out = LOG_SUM_EXP(axis=(axis,))(stand_in)
+        if out.type.ndim != cotangent.type.ndim or len(node.outputs) != 1:
+            return None
+        expected = out.owner.op.pullback([stand_in], [out], [cotangent.type()])[0]
+        if expected.owner is not None and expected.owner.op == node.op:
+            return pt.expand_dims(cotangent, axis) * softmax(terms, axis=axis)
+    return None
 
 
 def _summed_axis(total: Variable, exponential: Variable) -> int | None:

@@ -13,7 +13,8 @@ which are right for all numbers, and the first of which is known to be closed un
 see `scanlib.ops.logaddexp` and `scanlib.analysis.families.logaffine`. The second derivative has
 products of shares in sums that PyTensor factors, ``exp x (c - (c exp x + d exp y) / s) / s``;
 these are multiplied out first. So that ``logsumexp([x, y])`` is one of them too, vectors that
-a step makes of a few numbers are taken apart.
+a step makes of a few numbers are taken apart (`stacks`). Later releases of PyTensor have Ops for
+the first form, and others for their derivatives, which become the same.
 """
 
 from __future__ import annotations
@@ -227,7 +228,12 @@ def _terms_of_op(op: object, inputs: Sequence[Variable]) -> list[Variable] | Non
 def _derivative_of_op(node: Apply) -> list[Variable] | None:
     """Return the cotangents that a node computes for one of these Ops, None if it is another."""
     n = len(node.outputs)
-    if LOG_ADD_EXP is None or type(node.op) is not OpFromGraph or len(node.inputs) != n + 2:
+    if (
+        LOG_ADD_EXP is None
+        or LOG_SUM_EXP is None
+        or type(node.op) is not OpFromGraph
+        or len(node.inputs) != n + 2
+    ):
         return None
     *inputs, _, cotangent = node.inputs
     op = LOG_ADD_EXP() if n > 1 else LOG_SUM_EXP(axis=(0,))
@@ -243,9 +249,7 @@ def _derivative_of_op(node: Apply) -> list[Variable] | None:
     if expected[0].owner is None or expected[0].owner.op != node.op:
         return None
     terms = _terms_of_op(out.owner.op, inputs)
-    if terms is None:
+    if terms is None or len(terms) < 2:
         return None
-    parts = [
-        cotangent * share(term, [*terms[:k], *terms[k + 1 :]]) for k, term in enumerate(terms)
-    ]
+    parts = [cotangent * share(term, [*terms[:k], *terms[k + 1 :]]) for k, term in enumerate(terms)]
     return parts if n > 1 else [pt.stack(parts)]

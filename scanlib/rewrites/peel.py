@@ -26,8 +26,10 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib._compat import LOG_SUM_EXP
+
 # Operations that a batch computes in one pass over memory, as the steps did.
-_CHEAP = (
+_CHEAP: tuple[type, ...] = (
     Alloc,
     Argmax,
     CAReduce,
@@ -45,6 +47,10 @@ _CHEAP = (
     SpecifyShape,
     Subtensor,
 )
+
+
+if LOG_SUM_EXP is not None:
+    _CHEAP = (*_CHEAP, LOG_SUM_EXP)
 
 
 class NotPeelableError(Exception):
@@ -124,6 +130,10 @@ class OverTime:
                 return
         if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
             self.varying[node.outputs[0]] = self._changed_part(node)
+            return
+        if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
+            axes = [axis + 1 for axis in node.op.axis]
+            self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
             return
         made = _vectorize_node(node.op, node, *values)
         outputs = made.outputs if isinstance(made, Apply) else made

@@ -174,6 +174,8 @@ class LoopPrinter:
                 self.write_carry(i)
             for i in range(self.signature.n_outputs):
                 self.write_stack(i)
+            for name in self.grown():
+                line(f"data.{name} = {name};")
             self.write_start()
             self.write_results()
             line("return 0;")

@@ -31,7 +31,7 @@ BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is w
 STACK = 2**17  # bytes of buffers that may be on the stack
 REALS = {"float32", "float64"}
 COUPLED = {"affine"}
-SINGLE = {"affine", "maximum", "minimum", "clamp"}
+SINGLE = {"affine", "maximum", "minimum", "clamp", "affine in squares"}
 
 
 def fits_blocks(op: ElemwiseScan) -> bool:
@@ -45,7 +45,10 @@ def fits_blocks(op: ElemwiseScan) -> bool:
         single = not more and len(terms) == 1 and terms[0].tap == -1
         if recurrence.family not in (SINGLE if single else COUPLED):
             return False
-        if recurrence.family in COUPLED and dtypes[recurrence.parts[0]] == "bool":
+        dtype = dtypes[recurrence.parts[0]]
+        if recurrence.family in COUPLED and dtype == "bool":
+            return False
+        if recurrence.family == "affine in squares" and dtype not in REALS:
             return False
         for part in recurrence.parts:
             if dtypes[part].startswith("complex"):
@@ -236,10 +239,10 @@ class BlockPrinter(LoopPrinter):
                 self.scalars.bind_new(variable, f"X{self.inner.rows.index(own)}[j]")
 
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
-        graph = thaw_graph(recurrence.elements)
-        copies = dict(zip(graph.inputs, self.graph.inputs, strict=True))
+        inputs, outputs, scanned = self.op.elements_of(number)
+        copies = dict(zip(inputs, self.graph.inputs, strict=True))
         computed = {}
-        for k, out in enumerate(graph.outputs):
+        for k, out in enumerate(outputs):
             name = self.elements[number, k]
             if name[0] == "e":
                 continue
@@ -253,17 +256,39 @@ class BlockPrinter(LoopPrinter):
             self.source.line("#pragma omp simd")
             head = "for (npy_intp j = 0; j < n; j++)"
             with self.source.block(head), self.scalars.scope():
-                self.bind_same(graph.inputs)
+                self.bind_same(inputs)
+                for value, part in scanned.items():
+                    self.scalars.bind_new(value, self.value(part, 0))
                 self.read_inputs(list(computed.values()), copies)
                 self.scalars.emit(computed.values())
                 for k, out in computed.items():
                     name = self.elements[number, k]
                     self.source.line(f"{name}[j] = {self.scalars.text(out)};")
+        if recurrence.family == "affine in squares":
+            self.write_squares(number, recurrence)
+            return
         kernel = self.kernel(number, recurrence)
         if kernel is not None:
             self.source.line(f"if (safe) safe = {kernel};")
         else:
             self.write_lookahead(number, recurrence)
+
+    def write_squares(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of a state's square, and the roots."""
+        line, (part,) = self.source.line, recurrence.parts
+        squares, first = self.source.name("V"), 0 if self.reverse else 1
+        self.buffer(squares, self.dtype_of(part), self.block + 1)
+        before = self.value(part, -1).replace("j + ", "n - 1 + " if self.reverse else "")
+        line(f"{squares}[{'n' if self.reverse else '0'}] = {before} * {before};")
+        line(f"if (safe) safe = {self.kernel(number, recurrence, f'{squares} + {first}')};")
+        with self.source.block("if (safe)"):
+            line("int negative = 0;")
+            line("#pragma omp simd reduction(+ : negative)")
+            with self.source.block("for (npy_intp j = 0; j < n; j++)"):
+                line(f"const {c_type(self.dtype_of(part))} square = {squares}[j + {first}];")
+                line("negative += !(square >= 0);")
+                line(f"{self.value(part, 0)} = sqrt(square);")
+            line("safe = !negative;")
 
     def view(self, own: Variable) -> str:
         """Return the values of a row or a past value during the block, as a pointer."""
@@ -272,15 +297,20 @@ class BlockPrinter(LoopPrinter):
         part, offset = self.taps[own]
         return f"H{part} + {self.place_of(part, offset)}"
 
-    def kernel(self, number: int, recurrence: Recurrence) -> str | None:
-        """Return the call of a kernel for one state of depth one, None if none fits."""
+    def kernel(
+        self, number: int, recurrence: Recurrence, values: str | None = None
+    ) -> str | None:
+        """Return the call of a kernel for one state of depth one, None if none fits.
+
+        `values` is where the new values go, if not where the part's are.
+        """
         (terms, *more), (part, *_) = recurrence.terms, recurrence.parts
         dtype, family = self.dtype_of(part), recurrence.family
         if more or len(terms) != 1 or terms[0].tap != -1:
             return None
         item = c_type(dtype)
         back = "true" if self.reverse else "false"
-        place = f"H{part} + {self.place_of(part, 0)}, n"
+        place = f"{values or f'H{part} + {self.place_of(part, 0)}'}, n"
         if family == "clamp":
             names = [terms[0].coefficient, *recurrence.constants]
             neutral = f"{item}(0)", f"{item}(-NPY_INFINITY)", f"{item}(NPY_INFINITY)"

@@ -93,13 +93,21 @@ class ProductsWriter(LinearBase):
             if self.op.vector:
                 self.write_combination("new_at", "h, old_at", f"{self.rows()}, matrix_at, d, d, d")
             elif self.op.side == "left":
-                with self.block("for i in range(d):"):
-                    factors = f"{self.rows()}, matrix_at + i * d"
-                    self.write_combination("new_at + i * m", factors, "h, old_at, m, d, m", "i * m")
+                self.write_lines("d", f"{self.rows()}, matrix_at", "h, old_at, m, d, m", "m")
             else:
-                with self.block("for i in range(m):"):
-                    rows = f"{self.rows()}, matrix_at, d, d, d"
-                    self.write_combination("new_at + i * d", "h, old_at + i * d", rows, "i * d")
+                rows = f"{self.rows()}, matrix_at, d, d, d"
+                self.write_lines("m", "h, old_at", rows, "d")
+
+    def write_lines(self, count: str, factors: str, rows: str, width: str) -> None:
+        """Write the lines of a matrix, several at a time."""
+        several = linear_vectors.LINES
+        for lines, places in (
+            (several, f"0, {count} // {several} * {several}, {several}"),
+            (1, f"{count} // {several} * {several}, {count}"),
+        ):
+            with self.block(f"for i in range({places}):"):
+                line = f"i * {width}"
+                self.write_combination(f"new_at + {line}", f"{factors} + i * d", rows, line, lines)
 
     def rows(self) -> str:
         return "columns" if self.uses_columns() else self.matrix
@@ -108,12 +116,14 @@ class ProductsWriter(LinearBase):
         """Whether the contiguous axis of the matrix is the one that is summed over."""
         return self.op.vector and self.op.side == "left" and not self.fixed
 
-    def write_combination(self, target: str, factors: str, rows: str, add_at: str = "0") -> None:
+    def write_combination(
+        self, target: str, factors: str, rows: str, add_at: str = "0", lines: int = 1
+    ) -> None:
         """Write ``target = addend + Σ_j factors[j] rows[j]``."""
         has_offset = self.offset is not None
-        function = linear_vectors.combine(has_offset)
+        function = linear_vectors.combine(lines, has_offset)
         name = self.source.function(
-            function, f"{linear_vectors.VERSION} combine {has_offset}", "combine"
+            function, f"{linear_vectors.VERSION} combine {lines} {has_offset}", "combine"
         )
         addend = f"{self.offset}, add_at + {add_at}" if has_offset else "h, 0"
         self.line(f"{name}(h, {target}, {factors}, {rows}, {addend})")

@@ -24,6 +24,7 @@ reliably turned into vectors by compilers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -32,7 +33,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-VERSION = "scanlib-linear-vectors-2"
+VERSION = "scanlib-linear-vectors-3"
 WIDEST = 8  # columns longer than this do not fit the registers
 BLOCK = 64  # steps after which finiteness is checked
 
@@ -74,6 +75,13 @@ class _Writer:
             self.builder.shuffle_vector(vector, undefined, ir.Constant(masks, [j] * self.size))
             for j in range(self.size)
         ]
+
+    def repeated(self, number: Any) -> Any:
+        """Return a vector that repeats a number."""
+        undefined = ir.Constant(self.type, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), self.size), [0] * self.size)
+        return self.builder.shuffle_vector(first, undefined, mask)
 
     def product(self, columns: list[Any], items: list[Any], start: Any) -> Any:
         """Return ``start + Σ_j columns[j] items[j]``, in two chains."""
@@ -170,19 +178,23 @@ def _write_steps(
     return writer.all_ordered(builder.load(check))
 
 
-# Tiles of the result, from wide to narrow: how many vectors, the part of a full vector, and how
-# many terms are summed apart, so that additions need not wait for one another.
+# Tiles of one line of the result, from wide to narrow: how many vectors, the part of a full
+# vector, and how many terms are summed apart, so that additions need not wait for one another.
 _TILES = ((4, 1, 2), (1, 1, 4), (1, 2, 4))
+# Tiles of several lines: each row that is read serves all of them.
+_TILES_OF_LINES = ((2, 1, 1), (1, 1, 1), (1, 2, 1))
+LINES = 4
 _VECTOR_BYTES = 64
 
 
 @cache
-def combine(has_addend: bool) -> Callable[..., Any]:
-    """Return the function that writes a combination of rows.
+def combine(lines: int, has_addend: bool) -> Callable[..., Any]:
+    """Return the function that writes combinations of rows, for some lines of a result at once.
 
-    Its arguments are the result and the position of its first item, the coefficients and theirs,
-    the rows, the position of the first one and their distance, the number of rows and of items of
-    each, the addend and its position (ignored without `has_addend`).
+    Its arguments are the result and the position of its first item, the factors and theirs, the
+    rows, the position of the first one and their distance, the number of rows and of items of
+    each, the addend and its position (ignored without `has_addend`); a line of the result, and of
+    the addend, starts `width` items after the one before, a line of factors `count` items.
     """
 
     @intrinsic
@@ -195,18 +207,25 @@ def combine(has_addend: bool) -> Callable[..., Any]:
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             number = signature.args[0].dtype
-            kind = context.get_value_type(number)
 
             def start(array: int, position: int) -> Any:
                 made = context.make_array(signature.args[array])
                 data = made(context, builder, arguments[array]).data
                 return builder.gep(data, [arguments[position]])
 
-            add = start(9, 10) if has_addend else None
-            writer = _Combination(
-                builder, kind, number.bitwidth // 8, start(0, 1), start(2, 3), start(4, 5), add
-            )
-            writer.write(arguments[6], arguments[7], arguments[8])
+            _Combination(
+                builder=builder,
+                number=context.get_value_type(number),
+                itemsize=number.bitwidth // 8,
+                lines=lines,
+                out=start(0, 1),
+                factors=start(2, 3),
+                rows=start(4, 5),
+                add=start(9, 10) if has_addend else None,
+                distance=arguments[6],
+                count=arguments[7],
+                width=arguments[8],
+            ).write()
             return context.get_dummy_value()
 
         return signature, codegen
@@ -214,75 +233,83 @@ def combine(has_addend: bool) -> Callable[..., Any]:
     return combined
 
 
+@dataclass
 class _Combination:
     """Writes the code of `combine`."""
 
-    def __init__(
-        self, builder: Any, number: Any, itemsize: int, out: Any, factors: Any, rows: Any, add: Any
-    ) -> None:
-        self.builder = builder
-        self.number = number
-        self.itemsize = itemsize
-        self.out, self.factors, self.rows, self.add = out, factors, rows, add
-        self.index = ir.IntType(64)
+    builder: Any
+    number: Any
+    itemsize: int
+    lines: int
+    out: Any
+    factors: Any
+    rows: Any
+    add: Any
+    distance: Any
+    count: Any
+    width: Any
 
-    def write(self, distance: Any, count: Any, width: Any) -> None:
-        done: Any = ir.Constant(self.index, 0)
+    def integer(self, value: int) -> Any:
+        return ir.Constant(ir.IntType(64), value)
+
+    def write(self) -> None:
+        done: Any = self.integer(0)
         full = _VECTOR_BYTES // self.itemsize
-        for vectors, part, apart in (*_TILES, (1, full, 4)):
-            done = self.tiles(done, width, distance, count, vectors, full // part, apart)
+        tiles = _TILES if self.lines == 1 else _TILES_OF_LINES
+        for vectors, part, apart in (*tiles, (1, full, 4 if self.lines == 1 else 1)):
+            done = self.tiles(done, vectors, full // part, apart)
 
-    def tiles(
-        self, start: Any, width: Any, distance: Any, count: Any, vectors: int, size: int, apart: int
-    ) -> Any:
+    def tiles(self, start: Any, vectors: int, size: int, apart: int) -> Any:
         """Write tiles of one size as long as they fit, and return where they end."""
         builder = self.builder
-        step = ir.Constant(self.index, vectors * size)
-        tiles = builder.sdiv(builder.sub(width, start), step)
+        step = self.integer(vectors * size)
+        tiles = builder.sdiv(builder.sub(self.width, start), step)
         end = builder.add(start, builder.mul(tiles, step))
-        with cgutils.for_range_slice(builder, start, end, step, self.index) as (place, _):
-            self.tile(place, distance, count, vectors, size, apart)
+        with cgutils.for_range_slice(builder, start, end, step, step.type) as (place, _):
+            self.tile(place, vectors, size, apart)
         return end
 
-    def tile(
-        self, place: Any, distance: Any, count: Any, vectors: int, size: int, apart: int
-    ) -> None:
-        builder = self.builder
+    def tile(self, place: Any, vectors: int, size: int, apart: int) -> None:
+        """Write one tile; its sums are ``[part][line][vector]``."""
+        builder, lines = self.builder, range(self.lines)
         writer = _Writer(builder, self.number, size, self.itemsize)
         zero = ir.Constant(writer.type, [0.0] * size)
-        places = [builder.add(place, ir.Constant(self.index, v * size)) for v in range(vectors)]
-        sums = [[cgutils.alloca_once(builder, writer.type) for _ in places] for _ in range(apart)]
-        for k, row in enumerate(sums):
-            for total, at in zip(row, places, strict=True):
-                first = zero if k or self.add is None else writer.load(self.add, at)
-                builder.store(first, total)
+        columns = [builder.add(place, self.integer(v * size)) for v in range(vectors)]
+        places = [
+            [builder.add(builder.mul(self.width, self.integer(k)), at) for at in columns]
+            for k in lines
+        ]
+        sums = [
+            [[cgutils.alloca_once(builder, writer.type) for _ in columns] for _ in lines]
+            for _ in range(apart)
+        ]
+        for part, totals in enumerate(sums):
+            for line in lines:
+                for total, at in zip(totals[line], places[line], strict=True):
+                    first = zero if part or self.add is None else writer.load(self.add, at)
+                    builder.store(first, total)
+        whole = builder.mul(builder.sdiv(self.count, self.integer(apart)), self.integer(apart))
+        step, one = self.integer(apart), self.integer(1)
+        with cgutils.for_range_slice(builder, self.integer(0), whole, step, one.type) as (j, _):
+            for part, totals in enumerate(sums):
+                self.term(writer, builder.add(j, self.integer(part)), columns, totals)
+        with cgutils.for_range_slice(builder, whole, self.count, one, one.type) as (j, _):
+            self.term(writer, j, columns, sums[0])
+        for line in lines:
+            for v, at in enumerate(places[line]):
+                parts = [builder.load(totals[line][v]) for totals in sums]
+                while len(parts) > 1:
+                    pairs = zip(parts[::2], parts[1::2], strict=True)
+                    parts = [builder.fadd(a, b) for a, b in pairs]
+                writer.store(parts[0], self.out, at)
 
-        def term(j: Any, totals: list[Any]) -> None:
-            factor = builder.load(builder.gep(self.factors, [j]))
-            single = builder.insert_element(
-                ir.Constant(writer.type, ir.Undefined), factor, ir.Constant(ir.IntType(32), 0)
-            )
-            copies = builder.shuffle_vector(
-                single,
-                ir.Constant(writer.type, ir.Undefined),
-                ir.Constant(ir.VectorType(ir.IntType(32), size), [0] * size),
-            )
-            row = builder.mul(j, distance)
-            for total, at in zip(totals, places, strict=True):
-                item = writer.load(self.rows, builder.add(row, at))
-                builder.store(writer.fma(item, copies, builder.load(total)), total)
-
-        step = ir.Constant(self.index, apart)
-        whole = builder.mul(builder.sdiv(count, step), step)
-        start = ir.Constant(self.index, 0)
-        with cgutils.for_range_slice(builder, start, whole, step, self.index) as (j, _):
-            for k, row in enumerate(sums):
-                term(builder.add(j, ir.Constant(self.index, k)), row)
-        one = ir.Constant(self.index, 1)
-        with cgutils.for_range_slice(builder, whole, count, one, self.index) as (j, _):
-            term(j, sums[0])
-        for v, at in enumerate(places):
-            parts = [builder.load(row[v]) for row in sums]
-            while len(parts) > 1:
-                parts = [builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            writer.store(parts[0], self.out, at)
+    def term(self, writer: _Writer, j: Any, columns: list[Any], totals: list[list[Any]]) -> None:
+        """Write the addition of row `j` times its factors."""
+        builder = self.builder
+        row = builder.mul(j, self.distance)
+        items = [writer.load(self.rows, builder.add(row, at)) for at in columns]
+        for line, own in enumerate(totals):
+            at = builder.add(builder.mul(self.count, self.integer(line)), j)
+            factor = writer.repeated(builder.load(builder.gep(self.factors, [at])))
+            for item, total in zip(items, own, strict=True):
+                builder.store(writer.fma(item, factor, builder.load(total)), total)
