@@ -38,8 +38,8 @@ config.add(
 )
 config.add(
     "scanlib__threads",
-    "Threads for loops over many channels, in code of the C linker where the compiler knows "
-    "OpenMP. Results are the same, bit by bit, at every run with as many threads.",
+    "Threads for loops over many channels, in the code for the C linker. Results are the same, bit "
+    "by bit, at every run with as many threads.",
     IntParam(1, lambda threads: threads >= 1),
     in_c_key=False,
 )

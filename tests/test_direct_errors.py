@@ -39,7 +39,11 @@ class TestErrors:
         with pytest.raises(ValueError, match="is a scalar"):
             function(1.0)
 
-    @pytest.mark.parametrize("value", ["text", None, object(), [[1.0], [1.0, 2.0]]], ids=repr)
+    @pytest.mark.parametrize(
+        "value",
+        ["text", None, object(), [[1.0], [1.0, 2.0]]],
+        ids=lambda value: type(value).__name__,
+    )
     def test_no_numbers(self, value):
         with pytest.raises(TypeError, match=r"cummax: x must"):
             scanlib.cummax(value)

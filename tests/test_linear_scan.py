@@ -164,11 +164,12 @@ KERNELS = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("linker", ["numba", "c"])
 @pytest.mark.parametrize("name", KERNELS)
-def test_numba_kernel(name):
+def test_kernel(name, linker):
     op, options = KERNELS[name]
     made = {key: value for key, value in options.items() if key != "tolerance"}
-    function = compile_op(op, make_values(op, 1, 2, **made), MODES["numba"])
+    function = compile_op(op, make_values(op, 1, 2, **made), MODES[linker])
     for steps, size in itertools.product(LENGTHS, SIZES):
         check(op, function, steps, size, **options)
 
@@ -186,6 +187,15 @@ def test_known_sizes(size, reverse):
     np.testing.assert_array_equal(
         function(matrix, spread, initial), function(matrix, offset, initial)
     )
+
+
+@pytest.mark.parametrize("size, side", [(5, "left"), (8, "left"), (7, "right")])
+def test_known_sizes_with_a_matrix_per_step(size, side):
+    op = LinearScan("real", "steps", side)
+    shapes = [(None, size, size), (None, size), (None, size)]
+    function = compile_op(op, make_values(op, 1, size), MODES["numba"], shapes)
+    for steps in LENGTHS:
+        check(op, function, steps, size)
 
 
 @pytest.mark.parametrize("linker", ["numba", "c"])
@@ -209,9 +219,10 @@ def test_composing_makes_no_infinity(linker):
 
 @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
-def test_extreme_values(semiring, coefficient):
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_extreme_values(semiring, coefficient, linker):
     op = LinearScan(semiring, coefficient)
-    function = compile_op(op, make_values(op, 1, 3), MODES["numba"])
+    function = compile_op(op, make_values(op, 1, 3), MODES[linker])
     for special in (0.0, 1e-310, 1e300, -1e300, np.inf, -np.inf, np.nan):
         matrix, offset, initial = make_values(op, 12, 3)
         for place in range(3):
@@ -223,10 +234,11 @@ def test_extreme_values(semiring, coefficient):
             np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-300)
 
 
-def test_log_of_far_apart_numbers():
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_log_of_far_apart_numbers(linker):
     """The exponential form underflows; the kernel must notice."""
     op = LinearScan("log", "fixed")
-    function = compile_op(op, make_values(op, 1, 3), MODES["numba"])
+    function = compile_op(op, make_values(op, 1, 3), MODES[linker])
     matrix = np.array([[0.0, -900.0, -np.inf], [-np.inf, -2.0, -800.0], [-900.0, 3.0, -np.inf]])
     offset = np.random.default_rng(0).normal(size=(30, 3)) * 400
     initial = np.array([[0.0, -1000.0, -2000.0]])

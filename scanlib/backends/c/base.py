@@ -112,7 +112,7 @@ class LoopPrinter:
         return self.inner.taps[i][0].type.dtype
 
     def arrays(self) -> Iterator[tuple[str, str, Axes, int]]:
-        """Yield all arrays of ``NODE_data``: name, dtype, channels' axes, and how many axes lead."""
+        """Yield the arrays of ``NODE_data``: name, dtype, channels' axes, number of axes before."""
         layout = self.layout
         for i, (name, axes) in enumerate(zip(self.outer.initials, layout.states, strict=True)):
             yield name, self.state_dtype(i), axes, 1

@@ -230,7 +230,8 @@ static int scanlib_affine(A a, const T *b, T *__restrict__ h, npy_intp n) {
 }
 
 /* h = a * h. */
-template <bool BACK, class T> static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n) {
+template <bool BACK, class T>
+static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n) {
   if (scanlib_some_extreme(a, n)) return 0;
   const npy_intp sign = BACK ? -1 : 1;
   npy_intp j = BACK ? n - 1 : 0, k = 0;
@@ -255,7 +256,8 @@ template <class T> struct scanlib_minimum {
 };
 
 /* h = max(b, h) or min(b, h); a comparison would lose a NaN. */
-template <bool BACK, class P, class T> static int scanlib_pick(const T *b, T *__restrict__ h, npy_intp n) {
+template <bool BACK, class P, class T>
+static int scanlib_pick(const T *b, T *__restrict__ h, npy_intp n) {
   const npy_intp sign = BACK ? -1 : 1;
   npy_intp j = BACK ? n - 1 : 0, k = 0;
   T state = h[j - sign];

@@ -2,9 +2,10 @@
 
 A step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the row before and written to the next one, and
-carries are updated where they are. What is summed over inner axes is collected in a local variable,
-what is summed over outer ones in memory. Results that share no array have loops of their own. A state or carry without channels lives in local
-variables; a loop without channels is this schedule with no loops inside.
+carries are updated where they are. What is summed over inner axes is collected in a local
+variable, what is summed over outer ones in memory. Results that share no array have loops of their
+own. A state or carry without channels lives in local variables; a loop without channels is this
+schedule with no loops inside.
 
 ``NODE_run`` is a template: with ``FAST`` the items of the innermost axis lie side by side in every
 array, so that compilers vectorize; without, strides are read. Where the last two axes are one in
@@ -13,72 +14,19 @@ memory, they are walked as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.backends.c.base import REGISTER_DEPTH, LoopPrinter
-from scanlib.backends.c.scalars import can_fail
-from scanlib.backends.c.source import c_type
+from scanlib.backends.c.base import REGISTER_DEPTH
+from scanlib.backends.c.channels import ChannelsPrinter, Target
+from scanlib.backends.c.source import added, c_type, is_reducible
 from scanlib.backends.c.threads import write_slices
-from scanlib.backends.numba.elemwise.channels import Place, partition
 from scanlib.ops.c_code import NODE_NAME as NODE
-from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.elemwise_scan import Axes
 
 
-def depth_of(axes: Axes) -> int:
-    """Return how many loops enclose what has these axes."""
-    return max((axis + 1 for axis in axes if axis is not None), default=0)
-
-
-@dataclass
-class Target:
-    """A result of the step.
-
-    `array` holds it; it is written inside `level` loops, its value is computed inside `inner`.
-    A sum over the axes `reduced` is collected in the local variable `total`, or in place.
-    """
-
-    kind: str
-    number: int
-    value: Variable
-    axes: Axes
-    reduced: tuple[int, ...] = ()
-    level: int = 0
-    inner: int = 0
-    total: str | None = None
-
-    @property
-    def array(self) -> str:
-        letter = {"state": "h", "output": "z"}.get(self.kind, "c")
-        return f"{letter}{self.number}"
-
-    @property
-    def kept(self) -> list[int]:
-        return [axis for axis in self.axes if axis is not None]
-
-    @property
-    def adds(self) -> bool:
-        return self.kind == "sum" or bool(self.reduced)
-
-
-class NestPrinter(LoopPrinter):
+class NestPrinter(ChannelsPrinter):
     """Writes an elementwise loop with time outside and channels inside."""
-
-    def __init__(self, op: ElemwiseScan) -> None:
-        super().__init__(op)
-        self.levels: dict[Variable, int] = {}
-        self.place_values()
-        self.scalars.can_fail = can_fail(self.graph)
-        self.targets = list(self.make_targets())
-        for target in self.targets:
-            self.place_target(target)
-        self.loops: dict[tuple[int, int], int] = {}
-        self.axes_of_loops: list[int] = []
-        self.number_loops(self.targets, 0)
-        self.local_carries = [not any(a is not None for a in axes) for axes in self.layout.carries]
 
     def is_local(self, i: int) -> bool:
         """Whether a state lives in local variables."""
@@ -87,110 +35,6 @@ class NestPrinter(LoopPrinter):
 
     def needs_ring(self, i: int) -> bool:
         return self.signature.untraced[i] and not self.is_local(i)
-
-    def place_values(self) -> None:
-        """Find how many loops must enclose each value."""
-        for variable, (_, axes) in self.parts.items():
-            self.levels[variable] = depth_of(axes)
-        for taps, axes in zip(self.inner.taps, self.layout.states, strict=True):
-            self.levels.update({tap: depth_of(axes) for tap in taps})
-        for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
-            self.levels[variable] = depth_of(axes)
-        for node in self.graph.toposort():
-            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
-            self.levels.update({out: level for out in node.outputs})
-
-    def make_targets(self) -> Iterator[Target]:
-        layout, result = self.layout, self.result
-        for i, value in enumerate(result.states):
-            yield Target("state", i, value, layout.states[i])
-        for i, value in enumerate(result.carries):
-            kind = "sum" if layout.sums[i] else "carry"
-            yield Target(kind, i, value, layout.carries[i], layout.carry_reductions[i])
-        for i, value in enumerate(result.outputs):
-            yield Target("output", i, value, layout.outputs[i], layout.output_reductions[i])
-
-    def place_target(self, target: Target) -> None:
-        """Decide where a result is computed and written."""
-        kept = target.kept
-        target.inner = max(
-            self.levels.get(target.value, 0),
-            depth_of(target.axes),
-            *(axis + 1 for axis in target.reduced),
-            0,
-        )
-        target.level = target.inner
-        if target.reduced:
-            if kept == list(range(len(kept))) and min(target.reduced) >= len(kept):
-                target.level = len(kept)
-                target.total = self.source.name("total")
-
-    # Sizes: results that share no array along an axis have loops of their own
-
-    def places(self, target: Target) -> list[Place]:
-        """Return the arrays that a result is computed from or kept in."""
-        above = set(ancestors([target.value]))
-        found = [
-            Place(array, int(variable in self.inner.rows), axes)
-            for variable, (array, axes) in self.parts.items()
-            if variable in above
-        ]
-        for i, taps in enumerate(self.inner.taps):
-            read = not above.isdisjoint(taps)
-            if read or (target.kind == "state" and target.number == i):
-                own = None if read else i
-                found.append(Place(self.outer.initials[i], 1, self.layout.states[i], own))
-        for i, carry in enumerate(self.inner.carries):
-            if carry in above or (target.kind in ("carry", "sum") and target.number == i):
-                found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
-        return found
-
-    def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
-        """Return the results inside `level` loops that share the next one."""
-        inside = [target for target in targets if target.inner > level]
-        found = partition([self.places(target) for target in inside], level)
-        return [[inside[position] for position in group] for group in found]
-
-    def number_loops(self, targets: list[Target], level: int) -> None:
-        """Give every loop over channels its number; a group without channels gets none."""
-        for group in self.groups(targets, level):
-            places = [place for target in group for place in self.places(target)]
-            if any(place.along(level) is not None for place in places):
-                self.loops.update({(id(target), level): self.n_loops for target in group})
-                self.axes_of_loops.append(level)
-                self.n_loops += 1
-            self.number_loops(group, level + 1)
-
-    def write_sizes(self) -> None:
-        for number, level in enumerate(self.axes_of_loops):
-            keys = {key for key, loop in self.loops.items() if loop == number}
-            places = [p for t in self.targets if (id(t), level) in keys for p in self.places(t)]
-            known: set[str] = set()
-            for place in sorted(places, key=lambda place: place.owned is not None):
-                along = place.along(level)
-                text = f"PyArray_DIM({place.array}, {along})"
-                if along is None or text in known:
-                    continue
-                if known:
-                    self.check_size(text, f"data.size[{number}]", place, level)
-                else:
-                    self.source.line(f"data.size[{number}] = {text};")
-                known.add(text)
-
-    def check_size(self, text: str, size: str, place: Place, level: int) -> None:
-        """Write the check that an array has as many channels as the others."""
-        error = "return scanlib_shapes_differ();"
-        if place.owned is not None:
-            message = self.messages.state_shape(place.owned, place.axes.index(level))
-            error = self.raise_error("StepShapeError", message, "0", text, size)
-        self.source.line(f"if (steps > 0 && {text} != {size}) {error}")
-
-    def row_sizes(self, i: int) -> list[str]:
-        (target,) = (t for t in self.targets if t.kind == "output" and t.number == i)
-        key = id(target)
-        return [
-            "1" if axis is None else f"data.size[{self.loops[key, axis]}]" for axis in target.axes
-        ]
 
     # Places of items
 
@@ -305,7 +149,7 @@ class NestPrinter(LoopPrinter):
             line(f"const char *{name}_t = {name} + t * {name}_0;")
         for i in range(signature.n_outputs):
             line(f"char *z{i}_w = z{i} + t * z{i}_0;")
-        for i, depth in enumerate(signature.depths):
+        for i in range(signature.n_states):
             if not (self.is_local(i) and signature.untraced[i]):
                 line(f"char *h{i}_w = h{i} + {self.row_of(i, 0)};")
             if self.is_local(i):
@@ -459,15 +303,3 @@ class NestPrinter(LoopPrinter):
 
     def write_start(self) -> None:
         write_slices(self)
-
-
-def added(place: str, value: str, dtype: str) -> str:
-    """Return the sum of two numbers of a dtype."""
-    if dtype == "bool":
-        return f"({place} || {value})"
-    return f"({c_type(dtype)})({place} + {value})"
-
-
-def is_reducible(dtype: str) -> bool:
-    """Whether OpenMP knows how to add up numbers of a dtype in lanes."""
-    return dtype != "bool" and not dtype.startswith("complex")

@@ -83,9 +83,21 @@ def literal(value: Any, dtype: str) -> str:
         number, suffix = int(value), _INTEGER_SUFFIX[kind]
         text = f"({number + 1}LL - 1)" if number == -(2**63) else f"{number}{suffix}"
         return f"(({c_type(dtype)}){text})"
-    number = float(value)
-    if np.isnan(number):
+    real = float(value)
+    if np.isnan(real):
         return f"(({c_type(dtype)})NPY_NAN)"
-    if np.isinf(number):
-        return f"(({c_type(dtype)}){'-' if number < 0 else ''}NPY_INFINITY)"
-    return f"(({c_type(dtype)}){number!r})"
+    if np.isinf(real):
+        return f"(({c_type(dtype)}){'-' if real < 0 else ''}NPY_INFINITY)"
+    return f"(({c_type(dtype)}){real!r})"
+
+
+def added(place: str, value: str, dtype: str) -> str:
+    """Return the sum of two numbers of a dtype."""
+    if dtype == "bool":
+        return f"({place} || {value})"
+    return f"({c_type(dtype)})({place} + {value})"
+
+
+def is_reducible(dtype: str) -> bool:
+    """Whether OpenMP knows how to add up numbers of a dtype in lanes."""
+    return dtype != "bool" and not dtype.startswith("complex")

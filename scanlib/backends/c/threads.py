@@ -5,40 +5,52 @@ the end. Slices are cut along the first axis (along both last ones where they ar
 That takes results which all have this axis, or are sums over it: each slice then has sums of its
 own, which are added in the order of the slices. How many slices there are depends on the flags and
 the sizes alone, and so does, bit by bit, what comes out.
+
+The threads are those of the C++ standard library, started for each call. OpenMP would keep its own
+between calls; its waiting threads hold on to their cores, which stalls loops for milliseconds where
+another program needs one, and they do not survive a fork.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pytensor.configdefaults import config
-from pytensor.link.c.op import OpenMPOp
+from pytensor.link.c.cmodule import GCC_compiler
 
-from scanlib.backends.c.source import c_type
+from scanlib.backends.c.source import added, c_type
 from scanlib.ops.c_code import NODE_NAME as NODE
 
 if TYPE_CHECKING:
-    from scanlib.backends.c.nest import NestPrinter, Target
+    from scanlib.backends.c.channels import ChannelsPrinter, Target
+
+
+@cache
+def compiler_has_threads() -> bool:
+    """Whether the C++ compiler finds the standard library's threads."""
+    source = "#include <thread>\nint main() { std::thread([] {}).join(); return 0; }"
+    return bool(
+        GCC_compiler.try_compile_tmp(
+            source, tmp_prefix="scanlib_threads_", flags=["-pthread"], try_run=False
+        )
+    )
 
 
 def threads_available() -> bool:
-    """Whether threads are asked for, and the C compiler knows OpenMP."""
-    if config.scanlib__threads <= 1:
-        return False
-    if OpenMPOp.gxx_support_openmp is None:
-        OpenMPOp.gxx_support_openmp = OpenMPOp.test_gxx_support()
-    return bool(OpenMPOp.gxx_support_openmp)
+    """Whether threads are asked for, and the compiler has them."""
+    return config.scanlib__threads > 1 and compiler_has_threads()
 
 
-def can_slice(printer: NestPrinter) -> bool:
+def can_slice(printer: ChannelsPrinter) -> bool:
     """Whether slices of the channels are independent of one another."""
     if not printer.n_loops or printer.signature.has_stop or printer.scalars.can_fail:
         return False
     return all(0 in target.kept or 0 in target.reduced for target in printer.targets)
 
 
-def can_merge(printer: NestPrinter) -> bool:
+def can_merge(printer: ChannelsPrinter) -> bool:
     """Whether every array and every sum has both of the last two axes or none of them."""
     last = printer.layout.ndim - 1
     if last < 1:
@@ -50,7 +62,7 @@ def can_merge(printer: NestPrinter) -> bool:
     return all((last in t.reduced) == (last - 1 in t.reduced) for t in printer.targets)
 
 
-def write_slices(printer: NestPrinter) -> None:
+def write_slices(printer: ChannelsPrinter) -> None:
     """Write the call of ``NODE_run`` in ``NODE_call``."""
     line, last = printer.source.line, printer.layout.ndim - 1
     if not printer.n_loops:
@@ -69,9 +81,9 @@ def write_slices(printer: NestPrinter) -> None:
         for (length, stride, size), inner in zip(_strides(printer, last - 1), lengths, strict=True):
             line(f"if ({length} > 1 && {stride} != {inner} * {size}) merged = 0;")
         with printer.source.block("if (merged)"):
-            for outer, inner in _nested(printer, last):
-                line(f"data.high[{inner}] *= data.high[{outer}];")
-                line(f"data.high[{outer}] = 1;")
+            for around, inside in _nested(printer, last):
+                line(f"data.high[{inside}] *= data.high[{around}];")
+                line(f"data.high[{around}] = 1;")
     run = f"if (fast ? {NODE}_run<true>(data) : {NODE}_run<false>(data)) return -1;"
     if not (threads_available() and can_slice(printer)):
         line(run)
@@ -81,7 +93,7 @@ def write_slices(printer: NestPrinter) -> None:
         line(run)
 
 
-def _strides(printer: NestPrinter, axis: int) -> list[tuple[str, str, int]]:
+def _strides(printer: ChannelsPrinter, axis: int) -> list[tuple[str, str, int]]:
     """Return, for inputs with an axis, its length, its stride, and the size of their items."""
     found = []
     for name, dtype, axes, lead in printer.arrays():
@@ -92,7 +104,7 @@ def _strides(printer: NestPrinter, axis: int) -> list[tuple[str, str, int]]:
     return found
 
 
-def _nested(printer: NestPrinter, axis: int) -> list[tuple[int, int]]:
+def _nested(printer: ChannelsPrinter, axis: int) -> list[tuple[int, int]]:
     """Return the loops over the axis before `axis`, each with the loop over `axis` inside it."""
     pairs = {
         (printer.loops[key, axis - 1], loop)
@@ -102,7 +114,7 @@ def _nested(printer: NestPrinter, axis: int) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def _write_threads(printer: NestPrinter, merge: bool) -> None:
+def _write_threads(printer: ChannelsPrinter, merge: bool) -> None:
     """Write the run in several slices, where there is enough to do."""
     line, block, axes = printer.source.line, printer.source.block, printer.axes_of_loops
     line("npy_intp channels = 0;")
@@ -143,21 +155,19 @@ def _write_threads(printer: NestPrinter, merge: bool) -> None:
         line("data.taken = steps;")
 
 
-def _write_cuts(printer: NestPrinter, loops: list[int]) -> None:
+def _write_cuts(printer: ChannelsPrinter, loops: list[int]) -> None:
     for loop in loops:
         printer.source.line(f"own.low[{loop}] = data.high[{loop}] * k / slices;")
         printer.source.line(f"own.high[{loop}] = data.high[{loop}] * (k + 1) / slices;")
 
 
-def _output(printer: NestPrinter, target: Target) -> str:
+def _output(printer: ChannelsPrinter, target: Target) -> str:
     group = printer.stacks if target.kind == "output" else printer.finals
     return group[target.number]
 
 
-def _write_combination(printer: NestPrinter, target: Target) -> None:
+def _write_combination(printer: ChannelsPrinter, target: Target) -> None:
     """Write the sum of the slices' sums, in their order."""
-    from scanlib.backends.c.nest import added
-
     dtype, name = target.value.type.dtype, target.array
     item = c_type(dtype)
     with printer.source.block("for (npy_intp k = 1; k < slices; k++)"):

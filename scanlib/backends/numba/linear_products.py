@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from scanlib.backends.numba import linear_vectors
+from scanlib.backends.numba import linear_combine, linear_vectors
 from scanlib.backends.numba.linear_base import LinearBase
 
 GUESSED_SIZES = (2, 3, 4)  # compiled for by vectors where the size is not known
@@ -17,7 +17,8 @@ class ProductsWriter(LinearBase):
 
     def by_vectors(self) -> bool:
         return (
-            self.uses_columns()
+            self.op.semiring == "real"
+            and self.op.vector
             and not self.op.untraced
             and not self.batch
             and self.dtype.kind == "f"
@@ -31,7 +32,25 @@ class ProductsWriter(LinearBase):
         self.line(f"row, row_step = {row}, {'-d' if self.op.reverse else 'd'}")
         for size in GUESSED_SIZES if self.size is None else (self.size,):
             with self.block(f"if d == {size}:"):
-                self.write_blocks(size)
+                if self.fixed:
+                    self.write_blocks(size)
+                else:
+                    self.write_matrix_steps(size)
+
+    def write_matrix_steps(self, size: int) -> None:
+        """Write all steps with a matrix for each."""
+        turned, has_offset = self.op.side == "left", self.offset is not None
+        function = linear_vectors.matrix_steps(size, turned, has_offset)
+        identity = f"{linear_vectors.VERSION} steps {size} {turned} {has_offset}"
+        name = self.source.function(function, identity, "steps_by")
+        items = size * size
+        place = f"(steps - 1) * {items}, -{items}" if self.op.reverse else f"0, {items}"
+        offset = self.offset or "h"
+        self.line(
+            f"{name}(h, {self.matrix}, {offset}, row, row_step, {place}, "
+            "offset_row, offset_step, steps)"
+        )
+        self.line("done = steps")
 
     def write_offset_place(self) -> None:
         """Write where the offset's rows are, counted in items."""
@@ -100,7 +119,7 @@ class ProductsWriter(LinearBase):
 
     def write_lines(self, count: str, factors: str, rows: str, width: str) -> None:
         """Write the lines of a matrix, several at a time."""
-        several = linear_vectors.LINES
+        several = linear_combine.LINES
         for lines, places in (
             (several, f"0, {count} // {several} * {several}, {several}"),
             (1, f"{count} // {several} * {several}, {count}"),
@@ -121,15 +140,15 @@ class ProductsWriter(LinearBase):
     ) -> None:
         """Write ``target = addend + Σ_j factors[j] rows[j]``."""
         has_offset = self.offset is not None
-        function = linear_vectors.combine(lines, has_offset)
+        function = linear_combine.combine(lines, has_offset)
         name = self.source.function(
-            function, f"{linear_vectors.VERSION} combine {lines} {has_offset}", "combine"
+            function, f"{linear_combine.VERSION} combine {lines} {has_offset}", "combine"
         )
         addend = f"{self.offset}, add_at + {add_at}" if has_offset else "h, 0"
         self.line(f"{name}(h, {target}, {factors}, {rows}, {addend})")
 
     def write_item_by_item(self) -> None:
-        d, left = self.bound(), self.op.side == "left"
+        d, left = "d", self.op.side == "left"  # compilers do worse with sizes they know
         outer = [] if self.op.vector else ["c"]
         place = ["i", *outer] if left else [*outer, "i"]
         inner = ["j", *outer] if left else [*outer, "j"]

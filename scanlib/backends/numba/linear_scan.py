@@ -2,11 +2,11 @@
 
 How one step is computed:
 
-* a real recurrence of vectors with a fixed matrix and at most `linear_vectors.WIDEST` items, when
-  there is no batch: by vectors, several steps at once (`linear_vectors`). Where the size is not
+* a real recurrence of vectors of at most `linear_vectors.WIDEST` items, when there is no batch: by
+  vectors, with a fixed matrix several steps at once (`linear_vectors`). Where the size is not
   known when the function is compiled, sizes 2 to 4 are compiled beside the general code;
 * other real products are combinations of rows that are contiguous in memory, by vectors
-  (`linear_vectors.combine`); a fixed matrix that multiplies vectors is laid out once so that this
+  (`linear_combine`); a fixed matrix that multiplies vectors is laid out once so that this
   is so. Where a matrix per step has its other axis contiguous (a vector at its right), and for
   complex numbers, items are summed one by one;
 * the log semiring with a fixed matrix works with ``exp(A - its row's maximum)``, computed once:
@@ -33,14 +33,14 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from scanlib.backends.numba import linear_vectors
+from scanlib.backends.numba import linear_combine, linear_vectors
 from scanlib.backends.numba.linear_products import ProductsWriter
 from scanlib.backends.numba.linear_terms import TermsWriter
 from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-3"
+VERSION = "scanlib-linear-4"
 
 
 class LinearWriter(ProductsWriter, TermsWriter):
@@ -56,7 +56,7 @@ class LinearWriter(ProductsWriter, TermsWriter):
             with self.block("for n in range(done, steps):"):
                 self.write_step()
         self.write_return()
-        version = f"{VERSION} {linear_vectors.VERSION} {self.dtype}"
+        version = f"{VERSION} {linear_vectors.VERSION} {linear_combine.VERSION} {self.dtype}"
         return self.source.compile("linear_scan", self.arguments, version)
 
     # Before the first step

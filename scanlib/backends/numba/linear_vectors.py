@@ -13,10 +13,6 @@ whether all states it wrote are finite, and the caller repeats a block that has 
 step, with ``k = 1``. (J. Kogge and H. Stone, "A parallel algorithm for the efficient solution of a
 general class of recurrence equations", 1973, of which this is the sequential use.)
 
-Larger products, ``new = add + Σ_j factor_j row_j``, run over the items of the result in tiles of a
-few vectors that stay in registers while `j` runs; `combine` writes them. The order in which an
-item's terms are added depends on sizes alone, so results are the same at every run.
-
 The code is written as LLVM's intermediate representation, because loops over four numbers are not
 reliably turned into vectors by compilers.
 """
@@ -24,7 +20,6 @@ reliably turned into vectors by compilers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -33,7 +28,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-VERSION = "scanlib-linear-vectors-3"
+VERSION = "scanlib-linear-vectors-4"
 WIDEST = 8  # columns longer than this do not fit the registers
 BLOCK = 64  # steps after which finiteness is checked
 
@@ -43,7 +38,7 @@ def look_ahead(size: int) -> int:
     return 4 if size <= 4 else 2
 
 
-class _Writer:
+class VectorWriter:
     """Writes vector code of one function."""
 
     def __init__(self, builder: Any, number: Any, size: int, itemsize: int) -> None:
@@ -82,6 +77,33 @@ class _Writer:
         first = self.builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
         mask = ir.Constant(ir.VectorType(ir.IntType(32), self.size), [0] * self.size)
         return self.builder.shuffle_vector(first, undefined, mask)
+
+    def transposed(self, rows: list[Any]) -> list[Any]:
+        """Return the columns of a matrix given by rows."""
+        builder, size = self.builder, self.size
+        masks = ir.VectorType(ir.IntType(32), size)
+        if size & (size - 1):
+            lanes = [ir.Constant(ir.IntType(32), k) for k in range(size)]
+            columns = []
+            for j in range(size):
+                column = ir.Constant(self.type, ir.Undefined)
+                for i, row in enumerate(rows):
+                    item = builder.extract_element(row, lanes[j])
+                    column = builder.insert_element(column, item, lanes[i])
+                columns.append(column)
+            return columns
+        rows, block = list(rows), 1
+        while block < size:
+            # Blocks off the diagonal change places.
+            low = [k if not k & block else size + k - block for k in range(size)]
+            high = [k + block if not k & block else size + k for k in range(size)]
+            for i in range(size):
+                if not i & block:
+                    one, two = rows[i], rows[i + block]
+                    rows[i] = builder.shuffle_vector(one, two, ir.Constant(masks, low))
+                    rows[i + block] = builder.shuffle_vector(one, two, ir.Constant(masks, high))
+            block *= 2
+        return rows
 
     def product(self, columns: list[Any], items: list[Any], start: Any) -> Any:
         """Return ``start + Σ_j columns[j] items[j]``, in two chains."""
@@ -124,7 +146,9 @@ def vector_steps(size: int, ahead: int, has_offset: bool) -> Callable[..., Any]:
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             number = signature.args[0].dtype
-            writer = _Writer(builder, context.get_value_type(number), size, number.bitwidth // 8)
+            writer = VectorWriter(
+                builder, context.get_value_type(number), size, number.bitwidth // 8
+            )
             data = [
                 context.make_array(signature.args[i])(context, builder, arguments[i]).data
                 for i in range(3)
@@ -137,7 +161,7 @@ def vector_steps(size: int, ahead: int, has_offset: bool) -> Callable[..., Any]:
 
 
 def _write_steps(
-    writer: _Writer, data: list[Any], places: Any, ahead: int, has_offset: bool
+    writer: VectorWriter, data: list[Any], places: Any, ahead: int, has_offset: bool
 ) -> Any:
     history, powers, offset = data
     first_row, row_step, first_offset, offset_step, count = places
@@ -178,138 +202,61 @@ def _write_steps(
     return writer.all_ordered(builder.load(check))
 
 
-# Tiles of one line of the result, from wide to narrow: how many vectors, the part of a full
-# vector, and how many terms are summed apart, so that additions need not wait for one another.
-_TILES = ((4, 1, 2), (1, 1, 4), (1, 2, 4))
-# Tiles of several lines: each row that is read serves all of them.
-_TILES_OF_LINES = ((2, 1, 1), (1, 1, 1), (1, 2, 1))
-LINES = 4
-_VECTOR_BYTES = 64
-
-
 @cache
-def combine(lines: int, has_addend: bool) -> Callable[..., Any]:
-    """Return the function that writes combinations of rows, for some lines of a result at once.
+def matrix_steps(size: int, turned: bool, has_offset: bool) -> Callable[..., Any]:
+    """Return the function that takes `n` steps, each with a matrix of its own.
 
-    Its arguments are the result and the position of its first item, the factors and theirs, the
-    rows, the position of the first one and their distance, the number of rows and of items of
-    each, the addend and its position (ignored without `has_addend`); a line of the result, and of
-    the addend, starts `width` items after the one before, a line of factors `count` items.
+    The rows of a matrix are the columns of the product, unless `turned`. The arguments are the
+    history, the matrices, the offset, then positions in items and distances: of the row before
+    the first step, of the matrix, and of the row of the offset; and `n`.
     """
 
     @intrinsic
-    def combined(
-        context, out, out_at, factors, factors_at, rows, rows_at, step, count, width, add, add_at
+    def steps(
+        context, history, matrices, offset, row, row_step, place, place_step, add, add_step, n
     ):
         signature = types.void(
-            out, out_at, factors, factors_at, rows, rows_at, step, count, width, add, add_at
+            history, matrices, offset, row, row_step, place, place_step, add, add_step, n
         )
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             number = signature.args[0].dtype
-
-            def start(array: int, position: int) -> Any:
-                made = context.make_array(signature.args[array])
-                data = made(context, builder, arguments[array]).data
-                return builder.gep(data, [arguments[position]])
-
-            _Combination(
-                builder=builder,
-                number=context.get_value_type(number),
-                itemsize=number.bitwidth // 8,
-                lines=lines,
-                out=start(0, 1),
-                factors=start(2, 3),
-                rows=start(4, 5),
-                add=start(9, 10) if has_addend else None,
-                distance=arguments[6],
-                count=arguments[7],
-                width=arguments[8],
-            ).write()
+            writer = VectorWriter(
+                builder, context.get_value_type(number), size, number.bitwidth // 8
+            )
+            data = [
+                context.make_array(signature.args[i])(context, builder, arguments[i]).data
+                for i in range(3)
+            ]
+            _write_matrix_steps(writer, data, arguments[3:], turned, has_offset)
             return context.get_dummy_value()
 
         return signature, codegen
 
-    return combined
+    return steps
 
 
-@dataclass
-class _Combination:
-    """Writes the code of `combine`."""
-
-    builder: Any
-    number: Any
-    itemsize: int
-    lines: int
-    out: Any
-    factors: Any
-    rows: Any
-    add: Any
-    distance: Any
-    count: Any
-    width: Any
-
-    def integer(self, value: int) -> Any:
-        return ir.Constant(ir.IntType(64), value)
-
-    def write(self) -> None:
-        done: Any = self.integer(0)
-        full = _VECTOR_BYTES // self.itemsize
-        tiles = _TILES if self.lines == 1 else _TILES_OF_LINES
-        for vectors, part, apart in (*tiles, (1, full, 4 if self.lines == 1 else 1)):
-            done = self.tiles(done, vectors, full // part, apart)
-
-    def tiles(self, start: Any, vectors: int, size: int, apart: int) -> Any:
-        """Write tiles of one size as long as they fit, and return where they end."""
-        builder = self.builder
-        step = self.integer(vectors * size)
-        tiles = builder.sdiv(builder.sub(self.width, start), step)
-        end = builder.add(start, builder.mul(tiles, step))
-        with cgutils.for_range_slice(builder, start, end, step, step.type) as (place, _):
-            self.tile(place, vectors, size, apart)
-        return end
-
-    def tile(self, place: Any, vectors: int, size: int, apart: int) -> None:
-        """Write one tile; its sums are ``[part][line][vector]``."""
-        builder, lines = self.builder, range(self.lines)
-        writer = _Writer(builder, self.number, size, self.itemsize)
-        zero = ir.Constant(writer.type, [0.0] * size)
-        columns = [builder.add(place, self.integer(v * size)) for v in range(vectors)]
-        places = [
-            [builder.add(builder.mul(self.width, self.integer(k)), at) for at in columns]
-            for k in lines
+def _write_matrix_steps(
+    writer: VectorWriter, data: list[Any], places: Any, turned: bool, has_offset: bool
+) -> None:
+    history, matrices, offset = data
+    builder, size = writer.builder, writer.size
+    state = cgutils.alloca_once_value(builder, writer.load(history, places[0]))
+    row, matrix, add = (cgutils.alloca_once_value(builder, places[k]) for k in (0, 2, 4))
+    with cgutils.for_range(builder, places[6]):
+        start = ir.Constant(writer.type, [0.0] * size)
+        if has_offset:
+            start = writer.load(offset, builder.load(add))
+            builder.store(builder.add(builder.load(add), places[5]), add)
+        at = builder.load(matrix)
+        columns = [
+            writer.load(matrices, builder.add(at, ir.Constant(at.type, j * size)))
+            for j in range(size)
         ]
-        sums = [
-            [[cgutils.alloca_once(builder, writer.type) for _ in columns] for _ in lines]
-            for _ in range(apart)
-        ]
-        for part, totals in enumerate(sums):
-            for line in lines:
-                for total, at in zip(totals[line], places[line], strict=True):
-                    first = zero if part or self.add is None else writer.load(self.add, at)
-                    builder.store(first, total)
-        whole = builder.mul(builder.sdiv(self.count, self.integer(apart)), self.integer(apart))
-        step, one = self.integer(apart), self.integer(1)
-        with cgutils.for_range_slice(builder, self.integer(0), whole, step, one.type) as (j, _):
-            for part, totals in enumerate(sums):
-                self.term(writer, builder.add(j, self.integer(part)), columns, totals)
-        with cgutils.for_range_slice(builder, whole, self.count, one, one.type) as (j, _):
-            self.term(writer, j, columns, sums[0])
-        for line in lines:
-            for v, at in enumerate(places[line]):
-                parts = [builder.load(totals[line][v]) for totals in sums]
-                while len(parts) > 1:
-                    pairs = zip(parts[::2], parts[1::2], strict=True)
-                    parts = [builder.fadd(a, b) for a, b in pairs]
-                writer.store(parts[0], self.out, at)
-
-    def term(self, writer: _Writer, j: Any, columns: list[Any], totals: list[list[Any]]) -> None:
-        """Write the addition of row `j` times its factors."""
-        builder = self.builder
-        row = builder.mul(j, self.distance)
-        items = [writer.load(self.rows, builder.add(row, at)) for at in columns]
-        for line, own in enumerate(totals):
-            at = builder.add(builder.mul(self.count, self.integer(line)), j)
-            factor = writer.repeated(builder.load(builder.gep(self.factors, [at])))
-            for item, total in zip(items, own, strict=True):
-                builder.store(writer.fma(item, factor, builder.load(total)), total)
+        if turned:
+            columns = writer.transposed(columns)
+        new = writer.product(columns, writer.copies(builder.load(state)), start)
+        builder.store(builder.add(at, places[3]), matrix)
+        builder.store(builder.add(builder.load(row), places[1]), row)
+        writer.store(new, history, builder.load(row))
+        builder.store(new, state)

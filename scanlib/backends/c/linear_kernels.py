@@ -1,0 +1,249 @@
+"""C++ functions of `LinearScan`: the recurrences of `scanlib.ops.linear_scan`, for all its options.
+
+The schedules are those of the numba backend (`scanlib.backends.numba.linear_scan`). Arrays are
+contiguous; the history holds ``steps + 1`` rows, or two where only the last row is wanted. Options
+are constants of the template, so that what a recurrence does not need is not compiled.
+"""
+
+LINEAR_KERNELS = r"""
+#ifndef SCANLIB_LINEAR
+#define SCANLIB_LINEAR
+#include <limits>
+#include <vector>
+
+enum { SCANLIB_REAL, SCANLIB_LOG, SCANLIB_MAX, SCANLIB_MIN };
+
+/* out = add + sum of factors[j] times row j; add may be missing. */
+template <class T>
+static void scanlib_combine(T *__restrict out, const T *factors, const T *rows, npy_intp count,
+                            npy_intp width, const T *add) {
+  for (npy_intp i = 0; i < width; i++) out[i] = add ? add[i] : T(0);
+  npy_intp j = 0;
+  for (; j + 4 <= count; j += 4) {
+    const T f0 = factors[j], f1 = factors[j + 1], f2 = factors[j + 2], f3 = factors[j + 3];
+    const T *r0 = rows + j * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
+    for (npy_intp i = 0; i < width; i++)
+      out[i] += (f0 * r0[i] + f1 * r1[i]) + (f2 * r2[i] + f3 * r3[i]);
+  }
+  for (; j < count; j++) {
+    const T f = factors[j], *r = rows + j * width;
+    for (npy_intp i = 0; i < width; i++) out[i] += f * r[i];
+  }
+}
+
+/* The sum of products, with parts that do not wait for one another. */
+template <class T> static T scanlib_dot(const T *a, const T *b, npy_intp count) {
+  T parts[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  npy_intp j = 0;
+  for (; j + 8 <= count; j += 8)
+    for (int k = 0; k < 8; k++) parts[k] += a[j + k] * b[j + k];
+  T total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
+            ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+  for (; j < count; j++) total += a[j] * b[j];
+  return total;
+}
+
+/* The extreme, or the logarithm of the sum of exponentials, of a[j * a_step] + b[j * b_step]. */
+template <class T, int SEMIRING>
+static T scanlib_terms(const T *a, npy_intp a_step, const T *b, npy_intp b_step, npy_intp count) {
+  const T infinity = std::numeric_limits<T>::infinity();
+  T best = SEMIRING == SCANLIB_MIN ? infinity : -infinity;
+  for (npy_intp j = 0; j < count; j++) {
+    const T term = a[j * a_step] + b[j * b_step];
+    if ((SEMIRING == SCANLIB_MIN ? term < best : term > best) || term != term) best = term;
+  }
+  if (SEMIRING != SCANLIB_LOG || !std::isfinite(best)) return best;
+  T total = 0;
+  for (npy_intp j = 0; j < count; j++)
+    total += std::exp(a[j * a_step] + b[j * b_step] - best);
+  return best + std::log(total);
+}
+
+/* Steps of a small fixed matrix, AHEAD at once: columns in vectors. See the numba backend. */
+template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
+  enum { LANES = SIZE <= 2 ? 2 : SIZE <= 4 ? 4 : 8 };
+  typedef T vec __attribute__((vector_size(LANES * sizeof(T))));
+
+  static vec load(const T *from) {
+    vec result = {};
+    memcpy(&result, from, SIZE * sizeof(T));
+    return result;
+  }
+  static vec product(const vec *columns, const vec &state, const vec &start) {
+    vec first = start, second = {};
+    for (int j = 0; j < SIZE / 2; j++) first += columns[j] * state[j];
+    for (int j = SIZE / 2; j < SIZE; j++) second += columns[j] * state[j];
+    return first + second;
+  }
+  /* Takes n times AHEAD steps from `row`; returns whether all states are finite. */
+  static bool run(T *row, npy_intp step, const vec (*powers)[SIZE], const T *offset,
+                  npy_intp offset_step, npy_intp n) {
+    vec state = load(row), check = {};
+    for (npy_intp k = 0; k < n; k++) {
+      vec constants[AHEAD];
+      for (int q = 0; q < AHEAD; q++) {
+        const vec zero = {};
+        constants[q] = zero;
+        if (!OFFSET) continue;
+        const vec own = load(offset);
+        offset += offset_step;
+        constants[q] = q ? product(powers[0], constants[q - 1], own) : own;
+      }
+      vec next = state;
+      for (int q = 0; q < AHEAD; q++) {
+        row += step;
+        next = product(powers[q], state, constants[q]);
+        memcpy(row, &next, SIZE * sizeof(T));
+        check += next * T(0);
+      }
+      state = next;
+    }
+    for (int i = 0; i < SIZE; i++)
+      if (check[i] != check[i]) return false;
+    return true;
+  }
+  static void all(T *row, npy_intp step, const T *columns, const T *offset, npy_intp offset_step,
+                  npy_intp steps) {
+    vec powers[AHEAD][SIZE];
+    for (int j = 0; j < SIZE; j++) powers[0][j] = load(columns + j * SIZE);
+    for (int q = 1; q < AHEAD; q++)
+      for (int j = 0; j < SIZE; j++) {
+        const vec zero = {};
+        powers[q][j] = product(powers[q - 1], powers[0][j], zero);
+      }
+    const npy_intp block = 64;
+    for (npy_intp done = 0; done < steps; done += block) {
+      const npy_intp count = steps - done < block ? steps - done : block;
+      if (count < block || !run(row, step, powers, offset, offset_step, block / AHEAD))
+        scanlib_small<T, SIZE, 1, OFFSET>::run(row, step, powers, offset, offset_step, count);
+      row += count * step;
+      if (OFFSET) offset += count * offset_step;
+    }
+  }
+};
+
+template <class T, int SEMIRING, bool FIXED, bool LEFT, bool VECTOR, bool REVERSE, bool UNTRACED,
+          bool OFFSET, bool SHARED>
+struct scanlib_linear {
+  T *history;
+  const T *matrix, *offset;
+  npy_intp steps, batches, d, m;
+  std::vector<T> columns, largest, weights;
+
+  const T *matrix_at(npy_intp t, npy_intp k) const {
+    return matrix + ((FIXED ? 0 : t * (SHARED ? 1 : batches)) + (SHARED ? 0 : k)) * d * d;
+  }
+  /* The columns of fixed matrices, or of the exponentials of matrices, as rows. */
+  void lay_out() {
+    const npy_intp count = SHARED ? 1 : batches;
+    columns.resize(count * d * d);
+    if (SEMIRING == SCANLIB_LOG) {
+      largest.resize(count * d);
+      weights.resize(d);
+    }
+    for (npy_intp k = 0; k < count; k++) {
+      const T *a = matrix_at(0, k);
+      const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d;
+      for (npy_intp i = 0; i < d; i++) {
+        T top = 0;
+        if (SEMIRING == SCANLIB_LOG) {
+          const T zero = 0;
+          top = scanlib_terms<T, SCANLIB_MAX>(a + i * row, column, &zero, 0, d);
+          if (!std::isfinite(top)) top = 0;
+          largest[k * d + i] = top;
+        }
+        for (npy_intp j = 0; j < d; j++) {
+          const T item = a[i * row + j * column];
+          columns[(k * d + j) * d + i] = SEMIRING == SCANLIB_LOG ? std::exp(item - top) : item;
+        }
+      }
+    }
+  }
+  void real_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
+    const T *a = matrix_at(t, k);
+    if (VECTOR && FIXED)
+      scanlib_combine<T>(after, before, &columns[SHARED ? 0 : k * d * d], d, d, add);
+    else if (VECTOR && !LEFT)
+      scanlib_combine<T>(after, before, a, d, d, add);
+    else if (VECTOR)
+      for (npy_intp i = 0; i < d; i++)
+        after[i] = scanlib_dot<T>(a + i * d, before, d) + (OFFSET ? add[i] : T(0));
+    else if (LEFT)
+      for (npy_intp i = 0; i < d; i++)
+        scanlib_combine<T>(after + i * m, a + i * d, before, d, m, OFFSET ? add + i * m : NULL);
+    else
+      for (npy_intp i = 0; i < m; i++)
+        scanlib_combine<T>(after + i * d, before + i * d, a, d, d, OFFSET ? add + i * d : NULL);
+  }
+  void terms_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
+    const T *a = matrix_at(t, k);
+    const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d, others = VECTOR ? 1 : m;
+    const npy_intp along = VECTOR || !LEFT ? 1 : m, across = LEFT ? 1 : d;
+    for (npy_intp i = 0; i < d; i++)
+      for (npy_intp c = 0; c < others; c++) {
+        const npy_intp place = i * along + c * across;
+        after[place] = scanlib_terms<T, SEMIRING>(a + i * row, column, before + c * across, along,
+                                                  d) + (OFFSET ? add[place] : T(0));
+      }
+  }
+  void log_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
+    const T zero = 0, infinity = std::numeric_limits<T>::infinity();
+    const T top = scanlib_terms<T, SCANLIB_MAX>(before, 1, &zero, 0, d);
+    if (!std::isfinite(top)) return terms_step(after, before, add, t, k);
+    const T *a = matrix_at(t, k), *tops = &largest[SHARED ? 0 : k * d];
+    const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d;
+    const T epsilon = std::numeric_limits<T>::epsilon();
+    const T smallest = std::numeric_limits<T>::min() / (epsilon * epsilon);
+    for (npy_intp j = 0; j < d; j++) weights[j] = std::exp(before[j] - top);
+    scanlib_combine<T>(after, weights.data(), &columns[SHARED ? 0 : k * d * d], d, d, NULL);
+    for (npy_intp i = 0; i < d; i++) {
+      const T sum = after[i];
+      after[i] = sum > smallest && sum < infinity
+                     ? std::log(sum) + (top + tops[i])
+                     : scanlib_terms<T, SEMIRING>(a + i * row, column, before, 1, d);
+      if (OFFSET) after[i] += add[i];
+    }
+  }
+  void run() {
+    const bool laid_out = FIXED && VECTOR && (SEMIRING == SCANLIB_REAL || SEMIRING == SCANLIB_LOG);
+    const npy_intp cells = VECTOR ? d : d * m;
+    if (!cells || !batches || !steps) return;
+    if (laid_out) lay_out();
+    if (laid_out && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1) {
+      T *row = history + (REVERSE ? steps * d : 0);
+      const T *add = OFFSET && REVERSE ? offset + (steps - 1) * d : offset;
+      const npy_intp step = REVERSE ? -d : d;
+      switch (d) {
+#define SCANLIB_CASE(SIZE, AHEAD)                                                             \
+  case SIZE:                                                                                  \
+    return scanlib_small<T, SIZE, AHEAD, OFFSET>::all(row, step, columns.data(), add, step, steps);
+        SCANLIB_CASE(2, 4)
+        SCANLIB_CASE(3, 4)
+        SCANLIB_CASE(4, 4)
+        SCANLIB_CASE(5, 2)
+        SCANLIB_CASE(6, 2)
+        SCANLIB_CASE(7, 2)
+        SCANLIB_CASE(8, 2)
+#undef SCANLIB_CASE
+      }
+    }
+    for (npy_intp n = 0; n < steps; n++) {
+      const npy_intp t = REVERSE ? steps - 1 - n : n;
+      const npy_intp before = UNTRACED ? n % 2 : REVERSE ? t + 1 : t;
+      const npy_intp after = UNTRACED ? 1 - n % 2 : REVERSE ? t : t + 1;
+      for (npy_intp k = 0; k < batches; k++) {
+        T *to = history + (after * batches + k) * cells;
+        const T *from = history + (before * batches + k) * cells;
+        const T *add = OFFSET ? offset + (t * batches + k) * cells : NULL;
+        if (SEMIRING == SCANLIB_REAL)
+          real_step(to, from, add, t, k);
+        else if (laid_out)
+          log_step(to, from, add, t, k);
+        else
+          terms_step(to, from, add, t, k);
+      }
+    }
+  }
+};
+#endif
+"""
