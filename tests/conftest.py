@@ -1,5 +1,7 @@
 """Fixtures for compilation modes, and Hypothesis profiles."""
 
+from zlib import crc32
+
 import pytensor
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,3 +33,51 @@ def mode(request):
 def fast_mode():
     """One linker, for what is known before a linker sees it."""
     return MODES["c"]
+
+
+# Modules whose tests run on every linker. Outside numba mode a loop is the same compiled function,
+# without the function around it; compiling that takes most of their time.
+SAMPLED = {
+    "test_associative",
+    "test_associative_op",
+    "test_cumulative",
+    "test_direct_functions",
+    "test_direct_matrices",
+    "test_elemwise_scan",
+    "test_extreme_values",
+    "test_families",
+    "test_lfilter",
+    "test_linear_lowering",
+    "test_linear_scan",
+    "test_logaddexp",
+    "test_more_families",
+}
+SHARE = 4
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-modes",
+        action="store_true",
+        help=f"run all tests in numba mode; by default one in {SHARE} of the modules that are long",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out most numba-mode repetitions of tests that run on other linkers as well."""
+    if config.getoption("--all-modes"):
+        return
+
+    def is_left_out(item):
+        module = item.nodeid.split("::")[0].rsplit("/")[-1].removesuffix(".py")
+        parameters = getattr(item, "callspec", None)
+        if module not in SAMPLED or parameters is None:
+            return False
+        in_numba = "numba" in map(str, parameters.params.values())
+        return in_numba and crc32(item.nodeid.encode()) % SHARE != 0
+
+    left_out = [item for item in items if is_left_out(item)]
+    if left_out:
+        kept = set(items).difference(left_out)
+        items[:] = [item for item in items if item in kept]
+        config.hook.pytest_deselected(items=left_out)
