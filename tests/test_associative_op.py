@@ -13,10 +13,10 @@ from pytensor.link.vm import VMLinker
 
 import scanlib
 from scanlib.ops import AssociativeScan, Scan
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.associative_scan import as_loop
 from scanlib.ops.associative_tree import associative_tree
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.one_row import OneRow
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.combine import affine, argmax, data, running, running_one, variables

@@ -54,6 +54,11 @@ class Setting:
             return True
         return self.linker in ("C", "Python") and not _runs_in_python(node)
 
+    def has_c_code(self, node: Apply) -> bool:
+        """Whether the C linker runs code that scanlib writes for the loop."""
+        printed = getattr(node.op, "printed", None)
+        return self.linker == "C" and printed is not None and printed() is not None
+
     def other_schedule(self) -> str:
         """Return the schedule of loops that the numba backend does not write."""
         if self.linker in ("C", "Python"):
@@ -68,6 +73,8 @@ class Setting:
             return f"through the {self.linker} linker"
         if config.scanlib__perform == "python":
             return "in plain Python, because the flag scanlib__perform is python"
+        if self.has_c_code(node):
+            return "as C code of its own"
         if _runs_in_python(node):
             return "in plain Python, because numba could not compile it"
         return "as a function of its own, compiled by numba at the first call"

@@ -84,7 +84,7 @@ def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
 
 def _absorb_constant(loop: Loop, part: Sequence, producer: Apply) -> list[Sequence] | None:
     """Replace a sequence that holds one number everywhere."""
-    value, *sizes = producer.inputs
+    value = producer.inputs[0]
     if part.row.type.ndim or value.type.ndim > 1 or len(loop.sequences) == 1:
         return None
     if value.type.ndim and not value.type.broadcastable[0]:

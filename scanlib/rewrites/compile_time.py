@@ -17,7 +17,8 @@ from scanlib.ops.scan import Scan
 
 def _feeds_only_loops(fgraph: FunctionGraph, variable: Variable) -> bool:
     clients = fgraph.clients.get(variable, ())
-    return bool(clients) and all(isinstance(client.op, Scan | ElemwiseScan) for client, _ in clients)
+    loops = Scan | ElemwiseScan
+    return bool(clients) and all(isinstance(client.op, loops) for client, _ in clients)
 
 
 @node_rewriter([Alloc])

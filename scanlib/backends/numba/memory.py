@@ -49,9 +49,7 @@ def advise(typingctx: Any, array: Any) -> Any:
         word = fields.nitems.type
         size = builder.mul(fields.nitems, fields.itemsize)
         with builder.if_then(builder.icmp_signed(">=", size, ir.Constant(word, HUGE))):
-            first = builder.add(
-                builder.ptrtoint(fields.data, word), ir.Constant(word, _PAGE - 1)
-            )
+            first = builder.add(builder.ptrtoint(fields.data, word), ir.Constant(word, _PAGE - 1))
             start = builder.and_(first, ir.Constant(word, -_PAGE))
             code = ir.IntType(32)
             madvise = cgutils.get_or_insert_function(

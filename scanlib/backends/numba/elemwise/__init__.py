@@ -1,8 +1,8 @@
 """Numba code of `ElemwiseScan`.
 
 `nest` walks time outside and channels inside; `block` works on blocks of steps of one channel,
-with the kernels of `steps`, `lanes`, `logs` and `lookahead`. A loop of one channel that belongs to no
-recurrence family is written as any other loop: its states are local variables already.
+with the kernels of `steps`, `lanes`, `logs` and `lookahead`. A loop of one channel that belongs
+to no recurrence family is written as any other loop: its states are local variables already.
 """
 
 from __future__ import annotations

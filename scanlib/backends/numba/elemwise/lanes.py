@@ -186,8 +186,9 @@ def _make(fixed: bool, reverse: bool) -> Any:
     return eight_steps
 
 
-# Each takes `(a, b, state, out, offset, place)`, reads the elements at `offset … offset + 7`, writes
-# the new states to `place … place + 7` and returns the latest. The backward ones start at the end.
+# Each takes `(a, b, state, out, offset, place)`, reads the elements at `offset … offset + 7`,
+# writes the new states to `place … place + 7` and returns the latest. The backward ones start at
+# the end.
 eight_steps = _make(fixed=False, reverse=False)
 eight_steps_backward = _make(fixed=False, reverse=True)
 eight_steps_fixed = _make(fixed=True, reverse=False)
