@@ -397,9 +397,11 @@ def test_a_loop_that_numba_gave_up():
     inputs = [v for v in pytensor.graph.traversal.graph_inputs([y]) if v.name]
     f = pytensor.function(inputs, y, mode=MODES["c"])
     (op,) = [n.op for n in f.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
-    assert "numba at the first call" in scanlib.explain(f).loops[0].runs
-    op._runners["auto"] = SimpleNamespace(run=python_loop(op))
-    (loop,) = scanlib.explain(f).loops
+    assert scanlib.explain(f).loops[0].runs == "as C code of its own"
+    with pytensor.config.change_flags(scanlib__perform="numba"):
+        assert "numba at the first call" in scanlib.explain(f).loops[0].runs
+        op._runners["numba"] = SimpleNamespace(run=python_loop(op))
+        (loop,) = scanlib.explain(f).loops
     assert loop.schedule == "one Python call per step"
     assert "numba could not compile it" in loop.runs
 
