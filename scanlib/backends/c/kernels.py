@@ -115,64 +115,70 @@ static inline T scanlib_affine_groups(A a, const T *b, T *__restrict__ h, npy_in
   return state;
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-/* Vectors of 64 bytes; smaller machines hold one in several registers. */
-typedef npy_float32 scanlib_v32 __attribute__((vector_size(64)));
-typedef npy_float64 scanlib_v64 __attribute__((vector_size(64)));
-typedef npy_int32 scanlib_m32 __attribute__((vector_size(64)));
-typedef npy_int64 scanlib_m64 __attribute__((vector_size(64)));
+/* Vectors as long as the machine's: compilers take longer ones apart number by number. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__)
+#define SCANLIB_BYTES 64
+#elif defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__)
+#define SCANLIB_BYTES 32
+#endif
+
+#ifdef SCANLIB_BYTES
+/* Where lanes come from that move to later steps by 1, 2, 4, 8; N and more: from what enters. */
+template <class M, int N> struct scanlib_places;
+template <class M> struct scanlib_places<M, 4> {
+  static inline M by1() { return (M){4, 0, 1, 2}; }
+  static inline M by2() { return (M){4, 5, 0, 1}; }
+  static inline M by4() { return (M){4, 5, 6, 7}; }
+  static inline M by8() { return by4(); }
+  static inline M turned() { return (M){3, 2, 1, 0}; }
+};
+template <class M> struct scanlib_places<M, 8> {
+  static inline M by1() { return (M){8, 0, 1, 2, 3, 4, 5, 6}; }
+  static inline M by2() { return (M){8, 9, 0, 1, 2, 3, 4, 5}; }
+  static inline M by4() { return (M){8, 9, 10, 11, 0, 1, 2, 3}; }
+  static inline M by8() { return (M){8, 9, 10, 11, 12, 13, 14, 15}; }
+  static inline M turned() { return (M){7, 6, 5, 4, 3, 2, 1, 0}; }
+};
+template <class M> struct scanlib_places<M, 16> {
+  static inline M by1() { return (M){16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}; }
+  static inline M by2() { return (M){16, 17, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}; }
+  static inline M by4() { return (M){16, 17, 18, 19, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}; }
+  static inline M by8() { return (M){16, 17, 18, 19, 20, 21, 22, 23, 0, 1, 2, 3, 4, 5, 6, 7}; }
+  static inline M turned() { return (M){15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0}; }
+};
 
 template <class T> struct scanlib_lanes;
 template <> struct scanlib_lanes<npy_float32> {
-  typedef scanlib_v32 V;
-  enum { N = 16 };
-  static inline V turned(V v) {
-    const scanlib_m32 places = {15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0};
-    return __builtin_shuffle(v, places);
-  }
-  /* Moves lanes to later steps, and composes each with the one that came there. */
-  static inline void compose(V &a, V &b, scanlib_m32 places) {
-    const V zeros = {}, ones = zeros + 1;
-    b = a * __builtin_shuffle(b, zeros, places) + b;
-    a = a * __builtin_shuffle(a, ones, places);
-  }
-  static inline void scan(V &a, V &b) {
-    const scanlib_m32 by1 = {16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14},
-                      by2 = {16, 17, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
-                      by4 = {16, 17, 18, 19, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
-                      by8 = {16, 17, 18, 19, 20, 21, 22, 23, 0, 1, 2, 3, 4, 5, 6, 7};
-    compose(a, b, by1);
-    compose(a, b, by2);
-    compose(a, b, by4);
-    compose(a, b, by8);
-  }
+  typedef npy_float32 V __attribute__((vector_size(SCANLIB_BYTES)));
+  typedef npy_int32 M __attribute__((vector_size(SCANLIB_BYTES)));
+  enum { N = SCANLIB_BYTES / 4 };
+  typedef scanlib_places<M, N> places;
 };
 template <> struct scanlib_lanes<npy_float64> {
-  typedef scanlib_v64 V;
-  enum { N = 8 };
-  static inline V turned(V v) {
-    const scanlib_m64 places = {7, 6, 5, 4, 3, 2, 1, 0};
-    return __builtin_shuffle(v, places);
-  }
-  static inline void compose(V &a, V &b, scanlib_m64 places) {
-    const V zeros = {}, ones = zeros + 1;
-    b = a * __builtin_shuffle(b, zeros, places) + b;
-    a = a * __builtin_shuffle(a, ones, places);
-  }
-  static inline void scan(V &a, V &b) {
-    const scanlib_m64 by1 = {8, 0, 1, 2, 3, 4, 5, 6}, by2 = {8, 9, 0, 1, 2, 3, 4, 5},
-                      by4 = {8, 9, 10, 11, 0, 1, 2, 3};
-    compose(a, b, by1);
-    compose(a, b, by2);
-    compose(a, b, by4);
-  }
+  typedef npy_float64 V __attribute__((vector_size(SCANLIB_BYTES)));
+  typedef npy_int64 M __attribute__((vector_size(SCANLIB_BYTES)));
+  enum { N = SCANLIB_BYTES / 8 };
+  typedef scanlib_places<M, N> places;
 };
+
+/* Composes each lane of `steps` with all lanes before it. */
+template <class L, class S> static inline void scanlib_scan(S &steps) {
+  steps.compose(L::places::by1());
+  steps.compose(L::places::by2());
+  if (L::N > 4) steps.compose(L::places::by4());
+  if (L::N > 8) steps.compose(L::places::by8());
+}
 
 template <bool BACK, class T>
 static inline typename scanlib_lanes<T>::V scanlib_load(const T *p) {
   typename scanlib_lanes<T>::V v;
   memcpy(&v, p, sizeof v);
-  return BACK ? scanlib_lanes<T>::turned(v) : v;
+  return BACK ? __builtin_shuffle(v, scanlib_lanes<T>::places::turned()) : v;
+}
+template <bool BACK, class T>
+static inline void scanlib_store(T *p, typename scanlib_lanes<T>::V v) {
+  if (BACK) v = __builtin_shuffle(v, scanlib_lanes<T>::places::turned());
+  memcpy(p, &v, sizeof v);
 }
 template <bool BACK, class T>
 static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_each<T> a, npy_intp j) {
@@ -184,6 +190,15 @@ static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_same<T> a, npy_i
   return zeros + a.value;
 }
 
+template <class V, class M> struct scanlib_affine_steps {
+  V a, b;
+  inline void compose(M places) {
+    const V zeros = {}, ones = zeros + 1;
+    b = a * __builtin_shuffle(b, zeros, places) + b;
+    a = a * __builtin_shuffle(a, ones, places);
+  }
+};
+
 template <bool BACK, class T, class A>
 static inline T scanlib_affine_lanes(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
                                      npy_intp *done) {
@@ -191,12 +206,11 @@ static inline T scanlib_affine_lanes(A a, const T *b, T *__restrict__ h, npy_int
   npy_intp k = 0;
   for (; k + L::N <= n; k += L::N) {
     const npy_intp j = BACK ? n - L::N - k : k;
-    typename L::V va = scanlib_load<BACK>(a, j), vb = scanlib_load<BACK>(b + j);
-    L::scan(va, vb);
-    typename L::V values = va * state + vb;
-    state = va[L::N - 1] * state + vb[L::N - 1];
-    if (BACK) values = L::turned(values);
-    memcpy(h + j, &values, sizeof values);
+    scanlib_affine_steps<typename L::V, typename L::M> steps = {scanlib_load<BACK>(a, j),
+                                                                scanlib_load<BACK>(b + j)};
+    scanlib_scan<L>(steps);
+    scanlib_store<BACK>(h + j, steps.a * state + steps.b);
+    state = steps.a[L::N - 1] * state + steps.b[L::N - 1];
   }
   *done = k;
   return state;
@@ -248,20 +262,60 @@ static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n) {
   return scanlib_all_moderate(BACK ? h : h - 1, n + 1);
 }
 
-template <class T> struct scanlib_maximum {
-  static inline T pick(T a, T b) { return a > b ? a : b; }
+struct scanlib_maximum {
+  template <class T> static inline T pick(T a, T b) { return a > b ? a : b; }
 };
-template <class T> struct scanlib_minimum {
-  static inline T pick(T a, T b) { return a < b ? a : b; }
+struct scanlib_minimum {
+  template <class T> static inline T pick(T a, T b) { return a < b ? a : b; }
 };
+
+/* Steps that are done in lanes, of types that have vectors: returns how many. */
+template <bool BACK, class P, class T>
+static inline npy_intp scanlib_pick_lanes(const T *, T *, npy_intp, T *) {
+  return 0;
+}
+#ifdef SCANLIB_BYTES
+template <class P, class V, class M> struct scanlib_pick_steps {
+  V b;
+  inline void compose(M places) { b = P::pick(b, __builtin_shuffle(b, b, places)); }
+};
+
+template <bool BACK, class P, class T>
+static inline npy_intp scanlib_pick_vectors(const T *b, T *h, npy_intp n, T *state) {
+  typedef scanlib_lanes<T> L;
+  const typename L::V zeros = {};
+  typename L::V before = zeros + *state;
+  const typename L::M last = ((typename L::M){}) + (L::N - 1);
+  npy_intp k = 0;
+  for (; k + L::N <= n; k += L::N) {
+    const npy_intp j = BACK ? n - L::N - k : k;
+    scanlib_pick_steps<P, typename L::V, typename L::M> steps = {scanlib_load<BACK>(b + j)};
+    scanlib_scan<L>(steps);
+    scanlib_store<BACK>(h + j, P::pick(steps.b, before));
+    before = P::pick(__builtin_shuffle(steps.b, last), before);
+  }
+  *state = before[0];
+  return k;
+}
+template <bool BACK, class P>
+static inline npy_intp scanlib_pick_lanes(const npy_float64 *b, npy_float64 *h, npy_intp n,
+                                          npy_float64 *state) {
+  return scanlib_pick_vectors<BACK, P>(b, h, n, state);
+}
+template <bool BACK, class P>
+static inline npy_intp scanlib_pick_lanes(const npy_float32 *b, npy_float32 *h, npy_intp n,
+                                          npy_float32 *state) {
+  return scanlib_pick_vectors<BACK, P>(b, h, n, state);
+}
+#endif
 
 /* h = max(b, h) or min(b, h); a comparison would lose a NaN. */
 template <bool BACK, class P, class T>
 static int scanlib_pick(const T *b, T *__restrict__ h, npy_intp n) {
   const npy_intp sign = BACK ? -1 : 1;
-  npy_intp j = BACK ? n - 1 : 0, k = 0;
-  T state = h[j - sign];
+  T state = BACK ? h[n] : h[-1];
   if (state != state || scanlib_some_nan(b, n)) return 0;
+  npy_intp k = scanlib_pick_lanes<BACK, P>(b, h, n, &state), j = BACK ? n - 1 - k : k;
   for (; k + 4 <= n; k += 4, j += 4 * sign) {
     const T b0 = b[j], b1 = b[j + sign], b2 = b[j + 2 * sign], b3 = b[j + 3 * sign];
     const T b01 = P::pick(b0, b1), b02 = P::pick(b01, b2), b03 = P::pick(b01, P::pick(b2, b3));
@@ -275,34 +329,48 @@ static int scanlib_pick(const T *b, T *__restrict__ h, npy_intp n) {
 }
 
 template <class T> static inline T scanlib_clamped(T value, T low, T high) {
-  return scanlib_minimum<T>::pick(scanlib_maximum<T>::pick(value, low), high);
+  return scanlib_minimum::pick(scanlib_maximum::pick(value, low), high);
 }
+
+#ifdef SCANLIB_BYTES
+template <class V, class M> struct scanlib_clamp_steps {
+  V a, low, high;
+  inline void compose(M places) {
+    const V zeros = {}, most = zeros + NPY_INFINITYF;
+    const V low1 = __builtin_shuffle(low, -most, places) + a;
+    const V high1 = __builtin_shuffle(high, most, places) + a;
+    high = scanlib_clamped(high1, low, high);
+    low = scanlib_maximum::pick(low1, low);
+    a = __builtin_shuffle(a, zeros, places) + a;
+  }
+};
+#endif
 
 /* h = min(max(h + a, low), high). */
 template <bool BACK, class T>
 static int scanlib_clamp(const T *a, const T *low, const T *high, T *__restrict__ h, npy_intp n) {
-  const npy_intp sign = BACK ? -1 : 1;
-  npy_intp j = BACK ? n - 1 : 0, k = 0;
-  T state = h[j - sign];
+  T state = BACK ? h[n] : h[-1];
   if (state != state || scanlib_some_large(a, n) || scanlib_some_nan(low, n) ||
       scanlib_some_nan(high, n))
     return 0;
-  for (; k + 4 <= n; k += 4, j += 4 * sign) {
-    const npy_intp j1 = j + sign, j2 = j1 + sign, j3 = j2 + sign;
-    const T a01 = a[j] + a[j1], a23 = a[j2] + a[j3];
-    const T low01 = scanlib_maximum<T>::pick(low[j] + a[j1], low[j1]);
-    const T high01 = scanlib_clamped(high[j] + a[j1], low[j1], high[j1]);
-    const T low23 = scanlib_maximum<T>::pick(low[j2] + a[j3], low[j3]);
-    const T high23 = scanlib_clamped(high[j2] + a[j3], low[j3], high[j3]);
-    const T low03 = scanlib_maximum<T>::pick(low01 + a23, low23);
-    const T high03 = scanlib_clamped(high01 + a23, low23, high23);
-    const T second = scanlib_clamped(state + a01, low01, high01);
-    h[j] = scanlib_clamped(state + a[j], low[j], high[j]);
-    h[j1] = second;
-    h[j2] = scanlib_clamped(second + a[j2], low[j2], high[j2]);
-    h[j3] = state = scanlib_clamped(state + (a01 + a23), low03, high03);
+  npy_intp k = 0;
+#ifdef SCANLIB_BYTES
+  typedef scanlib_lanes<T> L;
+  for (; k + L::N <= n; k += L::N) {
+    const npy_intp j = BACK ? n - L::N - k : k;
+    scanlib_clamp_steps<typename L::V, typename L::M> steps = {scanlib_load<BACK>(a + j),
+                                                               scanlib_load<BACK>(low + j),
+                                                               scanlib_load<BACK>(high + j)};
+    scanlib_scan<L>(steps);
+    const typename L::V values = scanlib_clamped(steps.a + state, steps.low, steps.high);
+    scanlib_store<BACK>(h + j, values);
+    state = values[L::N - 1];
   }
-  for (; k < n; k++, j += sign) h[j] = state = scanlib_clamped(state + a[j], low[j], high[j]);
+#endif
+  for (; k < n; k++) {
+    const npy_intp j = BACK ? n - 1 - k : k;
+    h[j] = state = scanlib_clamped(state + a[j], low[j], high[j]);
+  }
   return 1;
 }
 #endif

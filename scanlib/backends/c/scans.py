@@ -77,7 +77,7 @@ class BlockScans(LoopPrinter):
         (constant, *_) = recurrence.constants
         if family in ("maximum", "minimum"):
             bound = self.array(number, constant, dtype, "0")
-            return f"scanlib_pick<{back}, scanlib_{family}<{item}> >({bound}, {place})"
+            return f"scanlib_pick<{back}, scanlib_{family}>({bound}, {place})"
         if dtype not in REALS:
             return None
         factor = terms[0].coefficient
