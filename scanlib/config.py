@@ -5,8 +5,9 @@ from pytensor.configparser import BoolParam, EnumStr, IntParam
 
 config.add(
     "scanlib__perform",
-    "How loops run outside numba mode (C linker, FAST_COMPILE, debug mode): compiled with "
-    "numba where possible (auto), compiled or an error (numba), or in plain Python (python).",
+    "How loops run outside numba mode (C linker, FAST_COMPILE, debug mode): as C code under the "
+    "C linker where there is some, else compiled with numba where possible (auto), compiled with "
+    "numba or an error (numba), or in plain Python (python).",
     EnumStr("auto", ["numba", "python"]),
     in_c_key=False,
 )

@@ -194,8 +194,8 @@ class TestOneChannel:
         h = trace(lambda a, b, h: a * h + b, sequences=[a, b], outputs_info=np.float64(1.0))
         m = trace(lambda b, m: pt.maximum(b, m), sequences=b, outputs_info=np.float64(-1.0))
         call = compiled([a, b], [h, m])
-        special = [np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 1e-300, 0.0, -0.0]
         rng = np.random.default_rng(0)
+        special = [np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, -0.0]
         for seed in range(60):
             steps = int(rng.integers(1, 40))
             av, bv = uniform(steps, seed=seed), uniform(steps, seed=seed + 100)
@@ -210,8 +210,7 @@ class TestOneChannel:
                 largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
                 np.testing.assert_allclose(actual, wanted, rtol=1e-12, atol=1e-15 * largest)
 
-    def test_a_reset_after_growth(self):
-        """Products of 20,000 coefficients overflow; the loop never multiplies them."""
+    def test_a_reset_after_growth(self):  # products of all coefficients would overflow
         a = np.full(20_000, 1.05)
         a[::50] = 0.0
         b = np.full(20_000, 1e-12)
@@ -289,7 +288,6 @@ class TestChannels:
         assert_same(call(view), expected, atol=1e-13)
 
     def test_sums_of_every_kind(self):
-        """Over the inner axis, over the outer one, over both, over time."""
         x, start = pt.tensor3("x", dtype="float32"), pt.matrix("start", dtype="float32")
         y, inner, outer, both = scanlib.scan(
             lambda x, y: [pt.tanh(x * y), pt.sum(x, axis=1), pt.sum(y, axis=0), pt.sum(x * y)],

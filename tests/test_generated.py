@@ -140,6 +140,16 @@ def test_values_of_the_compiled_loop(shard):
     explore(loops(), lambda case: assert_values(case, ("c", "numba")), shard, 10)
 
 
+@pytest.mark.parametrize("shard", range(400, 402))
+def test_values_of_c_code(shard):
+    """What the C linker runs: C code where a loop has some."""
+    explore(loops(), lambda case: assert_values(case, ("c", "auto")), shard, 12)
+
+
+def test_gradients_of_c_code():
+    explore(FLOAT_LOOPS, lambda case: assert_gradients(case, ("c", "auto")), 402, 6)
+
+
 @pytest.mark.parametrize("shard", range(200, 210))
 def test_gradients(shard):
     linkers = ("py", "python"), ("c", "python")
