@@ -16,10 +16,10 @@ from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Loop, NonSequence, Sequence
 
 
-def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop | None:
+def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
     """Return a loop whose step computes what elementwise Ops made for it alone.
 
-    None if there is nothing of that kind. `node` is the loop as it stands in `fgraph`.
+    `node` is the loop as it stands in `fgraph`.
     """
     loop = Loop.from_node(node)
     absorbed = {node}
@@ -34,7 +34,7 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop | None:
         if added is not None:
             absorbed.add(part.outer.owner)
             pending += added
-    return loop if len(absorbed) > 1 else None
+    return loop
 
 
 def _is_read_once(loop: Loop, variable: Variable) -> bool:

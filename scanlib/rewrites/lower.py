@@ -36,10 +36,7 @@ class LowerElementwiseLoops(GraphRewriter):
             return
         for node in [node for node in fgraph.toposort() if is_loop(node)]:
             try:
-                new = lower_elementwise(node)
-                absorbed = absorb_producers(fgraph, node)
-                if absorbed is not None:
-                    new = lower_elementwise(absorbed.apply().node)
+                new = lower_elementwise(absorb_producers(fgraph, node))
             except NotElementwiseError:
                 continue
             replace(
@@ -47,15 +44,14 @@ class LowerElementwiseLoops(GraphRewriter):
             )
 
 
-def lower_elementwise(node: Apply) -> Apply:
-    """Return the `ElemwiseScan` node of a loop.
+def lower_elementwise(loop: Loop) -> Apply:
+    """Return the `ElemwiseScan` node of a loop, which is edited on the way.
 
     Raises
     ------
     NotElementwiseError
         If its body is not elementwise.
     """
-    loop = Loop.from_node(node)
     specialize_body(loop)
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)

@@ -21,12 +21,12 @@ from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
-from scanlib.analysis.scalar_body import NotElementwiseError
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import constant_index, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
-from scanlib.rewrites.lower import lower_elementwise
+from scanlib.rewrites.lower import specialize_body
 from scanlib.rewrites.simplify import replace
 
 
@@ -39,15 +39,11 @@ class SumsIntoLoops(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
-        for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            if node.op.signature.has_stop:
-                continue
-            found = [total for total in _total_sums(fgraph) if node in _loops_below(total)]
-            if not found:
-                continue
-            try:
-                lower_elementwise(node)
-            except NotElementwiseError:
+        loops = [node for node in fgraph.toposort() if is_loop(node)]
+        sums = [(total, _loops_below(total)) for total in _total_sums(fgraph)] if loops else []
+        for node in loops:
+            found = [total for total, below in sums if node in below]
+            if not found or node.op.signature.has_stop or not _is_elementwise(node):
                 continue
             current = node
             for total in found:
@@ -55,6 +51,16 @@ class SumsIntoLoops(GraphRewriter):
                 if fused is not None:
                     replacements, current = fused
                     replace(fgraph, replacements, "scanlib_sums")
+
+
+def _is_elementwise(node: Apply) -> bool:
+    loop = Loop.from_node(node)
+    specialize_body(loop)
+    try:
+        scalar_loop(loop)
+    except NotElementwiseError:
+        return False
+    return True
 
 
 def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
