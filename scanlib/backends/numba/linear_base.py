@@ -6,32 +6,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from numba.extending import overload
 from pytensor.graph.basic import Apply
 
+from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
 from scanlib.ops import errors
 from scanlib.ops.linear_scan import LinearScan
-
-
-def contiguous(array: Any) -> Any:
-    """Return an array whose items are next to one another: itself or a copy."""
-    return np.ascontiguousarray(array)
-
-
-@overload(contiguous)
-def _contiguous(array):
-    if array.layout == "C":
-        return lambda array: array
-
-    def copied(array):
-        result = np.empty(array.shape, array.dtype)
-        for index in np.ndindex(array.shape):
-            result[index] = array[index]
-        return result
-
-    return copied
 
 
 class LinearBase:

@@ -40,7 +40,7 @@ from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-4"
+VERSION = "scanlib-linear-5"
 
 
 class LinearWriter(ProductsWriter, TermsWriter):
