@@ -29,11 +29,12 @@ from pytensor.configdefaults import config
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
-from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.op import Op
 from pytensor.graph.type import Type
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib._compat import thaw_graph
+from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Loop, NonSequence, Results, State
@@ -50,7 +51,7 @@ class CombineInputs(NamedTuple):
     non_sequences: list
 
 
-class AssociativeScan(Op, HasInnerGraph):
+class AssociativeScan(Op, HasFrozenBody):
     """All running combinations of rows under an associative function.
 
     Parameters
@@ -111,28 +112,6 @@ class AssociativeScan(Op, HasInnerGraph):
         flags = ["reverse"] * self.reverse
         return f"AssociativeScan{{{', '.join([self.name or 'combine', *flags])}}}"
 
-    # The body, as PyTensor's printing and traversal expect it.
-
-    @property
-    def fgraph(self) -> FrozenFunctionGraph:
-        return self.body
-
-    @property
-    def inner_inputs(self) -> list[Variable]:
-        return list(self.body.inputs)
-
-    @property
-    def inner_outputs(self) -> list[Variable]:
-        return list(self.body.outputs)
-
-    @property
-    def fn(self) -> Any:
-        """None: there is no compiled function of the body alone."""
-        return None
-
-    def clone(self) -> AssociativeScan:
-        return self
-
     def split_body_inputs(self, flat: Sequence) -> CombineInputs:
         """Split the flat inputs of the body."""
         n = self.n_elems
@@ -179,10 +158,6 @@ class AssociativeScan(Op, HasInnerGraph):
         return list(arguments[-1][: self.n_elems])
 
     # Values
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Scans are compiled with the function they are part of, not run while it is built."""
-        return False
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         elems, rest = inputs[: self.n_elems], inputs[self.n_elems :]

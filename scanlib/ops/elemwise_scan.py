@@ -24,10 +24,10 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
-from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.execution import runner_for
 from scanlib.ops.scan import Scan
@@ -128,7 +128,7 @@ def schedule(op: ElemwiseScan) -> str:
     return "blocks" if op.recurrences and composed else "steps"
 
 
-class ElemwiseScan(PrintedOp, HasInnerGraph):
+class ElemwiseScan(PrintedOp, HasFrozenBody):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 
     Parameters
@@ -213,25 +213,6 @@ class ElemwiseScan(PrintedOp, HasInnerGraph):
     def signature(self) -> Signature:
         return self.scan.signature
 
-    @property
-    def fgraph(self) -> FrozenFunctionGraph:
-        return self.body
-
-    @property
-    def inner_inputs(self) -> list[Variable]:
-        return list(self.body.inputs)
-
-    @property
-    def inner_outputs(self) -> list[Variable]:
-        return list(self.body.outputs)
-
-    @property
-    def fn(self) -> Any:
-        return None
-
-    def clone(self) -> ElemwiseScan:
-        return self
-
     # The rules: what the canonical loop says, except for how values are computed.
 
     def make_node(self, *inputs: Variable) -> Apply:
@@ -240,9 +221,6 @@ class ElemwiseScan(PrintedOp, HasInnerGraph):
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
         return self.scan.infer_shape(*arguments)
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        return False
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         from pytensor.configdefaults import config

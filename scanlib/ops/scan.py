@@ -18,12 +18,13 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
-from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.op import Op
 from pytensor.graph.type import Type
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops import gradient
+from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.execution import load_backends, runner_for
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Labels
@@ -31,7 +32,7 @@ from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import OuterInputs, Signature
 
 
-class Scan(Op, HasInnerGraph):
+class Scan(Op, HasFrozenBody):
     """A symbolic loop in canonical form.
 
     Parameters
@@ -89,28 +90,6 @@ class Scan(Op, HasInnerGraph):
     def __str__(self) -> str:
         flags = ["reverse"] * self.signature.reverse + ["until"] * self.signature.has_stop
         return f"Scan{{{', '.join([self.name or 'loop', *flags])}}}"
-
-    # The body, as PyTensor's printing and traversal expect it.
-
-    @property
-    def fgraph(self) -> FrozenFunctionGraph:
-        return self.body
-
-    @property
-    def inner_inputs(self) -> list[Variable]:
-        return list(self.body.inputs)
-
-    @property
-    def inner_outputs(self) -> list[Variable]:
-        return list(self.body.outputs)
-
-    @property
-    def fn(self) -> Any:
-        """None: a loop is compiled whole, there is no function of its body alone."""
-        return None
-
-    def clone(self) -> Scan:
-        return self
 
     # Types
 
@@ -218,10 +197,6 @@ class Scan(Op, HasInnerGraph):
         return result
 
     # Values
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Loops are compiled with the function they are part of, not run while it is built."""
-        return False
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         from pytensor.configdefaults import config
