@@ -253,6 +253,21 @@ class TestCompiledFunctions:
         for actual, wanted in zip(results, expected, strict=True):
             np.testing.assert_allclose(actual, wanted)
 
+    @pytest.mark.parametrize(
+        "graph",
+        [
+            lambda x: scanlib.scan(lambda x, h: 0.5 * h + x, x, np.float64(0), return_updates=False),
+            lambda x: scanlib.scan(lambda x, h: pt.sort(h) + x, x, np.zeros(2), return_updates=False),
+            lambda x: scanlib.linear_scan(np.eye(2), x[:, None] + np.ones(2), matrix=True),
+            lambda x: scanlib.associative_scan(pt.maximum, x),
+        ],
+        ids=["elementwise", "general", "matrix", "associative"],
+    )
+    def test_loops_of_constants_are_compiled(self, graph):
+        result = graph(pt.constant(rng.normal(size=5)))
+        compiled = pytensor.function([], result, mode=get_mode("FAST_RUN").excluding("fusion"))
+        assert any("Scan" in str(node.op) for node in compiled.maker.fgraph.apply_nodes)
+
     def test_freeing_and_copying(self):
         x = pt.vector("x")
         h = scanlib.scan(lambda x, h: h + x, x, 0.0, return_updates=False)

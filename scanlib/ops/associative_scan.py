@@ -51,7 +51,7 @@ class CombineInputs(NamedTuple):
     non_sequences: list
 
 
-class AssociativeScan(Op, HasFrozenBody):
+class AssociativeScan(HasFrozenBody, Op):
     """All running combinations of rows under an associative function.
 
     Parameters

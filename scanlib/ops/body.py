@@ -10,7 +10,10 @@ from pytensor.graph.op import HasInnerGraph
 
 
 class HasFrozenBody(HasInnerGraph):
-    """The `body` of an Op, as PyTensor's printing and traversal expect it."""
+    """The `body` of an Op, as PyTensor's printing and traversal expect it.
+
+    Comes before `Op` among the bases: it replaces methods of it.
+    """
 
     body: FrozenFunctionGraph
 

@@ -128,7 +128,7 @@ def schedule(op: ElemwiseScan) -> str:
     return "blocks" if op.recurrences and composed else "steps"
 
 
-class ElemwiseScan(PrintedOp, HasFrozenBody):
+class ElemwiseScan(HasFrozenBody, PrintedOp):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 
     Parameters

@@ -32,7 +32,7 @@ from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import OuterInputs, Signature
 
 
-class Scan(Op, HasFrozenBody):
+class Scan(HasFrozenBody, Op):
     """A symbolic loop in canonical form.
 
     Parameters
