@@ -18,10 +18,11 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.c.base import REGISTER_DEPTH
-from scanlib.backends.c.channels import ChannelsPrinter, Target
+from scanlib.backends.c.channels import ChannelsPrinter
 from scanlib.backends.c.source import added, c_type, is_reducible
 from scanlib.backends.c.threads import write_slices
 from scanlib.ops.c_code import NODE_NAME as NODE
+from scanlib.ops.channels import Target
 from scanlib.ops.elemwise_scan import Axes
 
 
@@ -134,11 +135,11 @@ class NestPrinter(ChannelsPrinter):
     def write_step(self) -> None:
         line = self.source.line
         self.write_rows()
-        for target in self.targets:
+        for target in self.plan.targets:
             if target.kind == "output" and target.reduced and target.total is None:
                 self.write_clear(target)
         with self.scalars.scope():
-            self.write_level(0, self.targets)
+            self.write_level(0, self.plan.targets)
         if self.scalars.can_fail:
             line("if (failed) return -1;")
 
@@ -186,7 +187,7 @@ class NestPrinter(ChannelsPrinter):
         for target in totals:
             line(f"{self.wide(target)} {target.total} = {self.wide(target)}(0);")
         values = [self.scalars.text(target.value) for target in here]
-        for group in self.groups(targets, level):
+        for group in self.plan.groups(targets, level):
             self.write_loop(level, group)
         self.write_values(list(zip(here, values, strict=True)))
         for target in totals:
@@ -264,13 +265,13 @@ class NestPrinter(ChannelsPrinter):
             wanted.append(self.result.stop)
         above = set(ancestors(wanted))
         for variable in self.graph.inputs:
-            if variable in above and self.levels[variable] == level:
+            if variable in above and self.plan.levels[variable] == level:
                 self.read(variable)
         self.scalars.emit(
             out
             for node in self.graph.toposort()
             for out in node.outputs
-            if self.levels[out] == level and out in above
+            if self.plan.levels[out] == level and out in above
         )
 
     def read(self, variable: Variable) -> None:
