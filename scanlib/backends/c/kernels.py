@@ -217,9 +217,10 @@ static inline npy_float32 scanlib_affine_groups(scanlib_each<npy_float32> a, con
                                                 npy_float32 state, npy_intp *done) {
   return scanlib_affine_lanes<BACK>(a, b, h, n, state, done);
 }
+
 /* One coefficient for all steps: its powers are computed once. In single precision, powers that are
- * rounded at each product would change it, and states that are rounded at each vector add up errors:
- * both are in double precision. */
+ * rounded at each product would change it, and states that are rounded at each vector add up
+ * errors: both are in double precision. */
 template <bool BACK, class T>
 static inline T scanlib_affine_groups(scanlib_same<T> a, const T *b, T *__restrict__ h, npy_intp n,
                                       T start, npy_intp *done) {
