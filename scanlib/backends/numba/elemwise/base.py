@@ -18,7 +18,7 @@ from scanlib.ops.messages import Messages
 class ElemwiseWriter(LoopWriter):
     """Writes the function of one elementwise loop."""
 
-    version = "scanlib-elemwise-4"
+    version = "scanlib-elemwise-5"
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.start(op.scan)

@@ -61,12 +61,13 @@ class NestWriter(ElemwiseWriter):
             rows = "1" if depth == 1 else f"{depth + 1}"
         line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
         line(f"advise(h{i})")
-        for row in range(depth):
-            # A ring holds rows in the order of iteration, the latest one last.
-            flipped = self.reverse and untraced
-            place = depth - 1 - row if flipped else f"steps + {row}" if self.reverse else row
-            ndim = len(self.layout.states[i])
-            self.copy_array(f"h{i}", (str(place),), initial, (str(row),), ndim)
+        # A ring holds rows in the order of iteration, the latest one last.
+        row = self.source.name("row")
+        place = f"steps + {row}" if self.reverse else row
+        if self.reverse and untraced:
+            place = f"{depth - 1} - {row}"
+        with self.source.block(f"for {row} in range({depth}):"):
+            self.copy_array(f"h{i}", (place,), initial, (row,), len(self.layout.states[i]))
 
         if self.has_latest_row(i):
             line(f"r{i} = np.empty({initial}.shape[1:], {initial}.dtype)")
@@ -239,11 +240,11 @@ class NestWriter(ElemwiseWriter):
             return f"h{i}"
         initial = self.outer.initials[i]
         self.source.line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
-        for k in range(1, depth + 1):
-            row = k - 1 if self.reverse else depth - k
-            ring = f"(i + {depth - k}) % {depth + 1}"
-            ndim = len(self.layout.states[i])
-            self.copy_array(f"o{i}", (str(row),), f"h{i}", (ring,), ndim)
+        back = self.source.name("back")
+        row = f"{back} - 1" if self.reverse else f"{depth} - {back}"
+        ring = f"(i + {depth} - {back}) % {depth + 1}"
+        with self.source.block(f"for {back} in range(1, {depth + 1}):"):
+            self.copy_array(f"o{i}", (row,), f"h{i}", (ring,), len(self.layout.states[i]))
         return f"o{i}"
 
     def final_carry(self, i: int) -> str:
