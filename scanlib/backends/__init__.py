@@ -1,5 +1,6 @@
 """How PyTensor's linkers run scanlib's Ops. Each backend loads with the first loop."""
 
+from scanlib.backends import torch_hook  # noqa: F401 -- registers what loads the PyTorch backend
 from scanlib.ops.execution import register_loader
 
 

@@ -46,7 +46,8 @@ def count_steps(op: LinearScan, parts: Parts) -> int:
     return steps
 
 
-def _check_shapes(op: LinearScan, parts: Parts) -> None:
+def check_shapes(op: LinearScan, parts: Parts) -> None:
+    """Raise a `LoopError` if sizes of matrix, offset and initial state differ."""
     row = parts.initial.shape[1:]
     batch = op.batch_rank(parts.initial.ndim)
     size = row[-1] if op.vector or op.side == "right" else row[-2]
@@ -81,7 +82,7 @@ def product(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
 def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
     """Run the recurrence, one product per step."""
     steps = count_steps(op, parts)
-    _check_shapes(op, parts)
+    check_shapes(op, parts)
     dtype = parts.initial.dtype
     if not len(parts.initial):
         return np.empty(parts.initial.shape, dtype)
