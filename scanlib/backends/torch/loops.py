@@ -22,9 +22,11 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 
-def _to_tensor(value: Any) -> torch.Tensor:
+def _to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return a result as a tensor of its own: torch takes operators at their word on that."""
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
-    return torch.from_numpy(array.copy() if array.base is not None else array)
+    shared = any(np.may_share_memory(array, other) for other in others)
+    return torch.from_numpy(array.copy() if shared else array)
 
 
 def kernel(op: Any, node: Apply) -> Run:
@@ -34,7 +36,10 @@ def kernel(op: Any, node: Apply) -> Run:
         values = [tensor.detach().resolve_conj().resolve_neg().numpy() for tensor in inputs]
         storage: list[list[Any]] = [[None] for _ in node.outputs]
         op.perform(node, values, storage)
-        return [_to_tensor(cell[0]) for cell in storage]
+        results: list[torch.Tensor] = []
+        for (value,) in storage:
+            results.append(_to_tensor(value, [*values, *(r.numpy() for r in results)]))
+        return results
 
     return run
 
