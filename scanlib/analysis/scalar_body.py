@@ -20,15 +20,12 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import freeze_graph
-from scanlib.analysis.scalar_values import (
-    NotElementwiseError,
-    ScalarValues,
-    describe,
-    new_scalar,
-)
+from scanlib.analysis.indexed_values import IndexedValues, check_order
+from scanlib.analysis.scalar_values import NotElementwiseError, describe, new_scalar
 from scanlib.ops.elemwise_scan import Axes, Layout
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
+from scanlib.ops.positions import has_positions
 
 __all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]
 
@@ -94,7 +91,7 @@ def _is_array(variable: Constant) -> bool:
     return np.asarray(variable.data).size != 1
 
 
-class _Scalarizer(ScalarValues):
+class _Scalarizer(IndexedValues):
     """Reads the parts of a loop: what they are, which axes they have, what is summed."""
 
     def run(self) -> ScalarLoop:
@@ -142,6 +139,11 @@ class _Scalarizer(ScalarValues):
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
         )
         check_layout(layout)
+        if has_positions(values):
+            taps = [axes for axes, s in zip(layout.states, loop.states, strict=True) for _ in s.taps]
+            axes = [*layout.sequences, *taps, *layout.carries, *layout.non_sequences]
+            recurrent = set(inputs[len(row_ports) : len(inputs) - len(whole_ports)])
+            check_order(values, dict(zip(inputs, axes, strict=True)), recurrent)
         return ScalarLoop(loop, inputs, values, layout)
 
     def renumber_reduced(self, axes: tuple[int, ...]) -> tuple[int, ...]:

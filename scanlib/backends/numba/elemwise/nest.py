@@ -17,8 +17,10 @@ from pytensor.graph.traversal import ancestors
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.channels import Place, partition, write_sizes
+from scanlib.backends.numba.elemwise.positions import PositionalCode
 from scanlib.backends.numba.loop import FIRST_CAPACITY
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.positions import Hidden, inputs_read, loaded, node_level
 
 
 def _depth(axes: Axes) -> int:
@@ -50,6 +52,8 @@ class NestWriter(ElemwiseWriter):
         super().__init__(op)
         self.levels: dict[Variable, int] = {}
         self.source.object("contiguous", contiguous)
+        self.positional = PositionalCode(self.source, self.emitter, self.messages, self.source_of)
+        self.indices: list[str] = []
         self._place_values()
         self.targets = list(self._make_targets())
         self.sizes: dict[tuple[int, int], str] = {}
@@ -63,8 +67,7 @@ class NestWriter(ElemwiseWriter):
         for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
             self.levels[variable] = _depth(axes)
         for node in self.graph.toposort():
-            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
-            self.levels.update(dict.fromkeys(node.outputs, level))
+            self.levels.update(dict.fromkeys(node.outputs, node_level(node, self.levels)))
 
     def _make_targets(self):
         layout, result = self.layout, self.result
@@ -80,12 +83,14 @@ class NestWriter(ElemwiseWriter):
 
     def places(self, target: Target) -> list[Place]:
         """Return the arrays that a result is computed from or kept in."""
-        above = set(ancestors([target.value]))
+        reads = inputs_read([target.value])
+        above = {variable for variable, hidden in reads.items() if None in hidden}
         found = [
             Place(array, 1 if variable in self.inner.rows else 0, axes)
             for variable, (array, axes) in self.parts.items()
             if variable in above
         ]
+        found += self.read_at_positions(reads)
         for i, taps in enumerate(self.inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):
@@ -94,6 +99,22 @@ class NestWriter(ElemwiseWriter):
         for i, carry in enumerate(self.inner.carries):
             if carry in above or (target.kind in ("carry", "sum") and target.number == i):
                 found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
+        return found
+
+    def read_at_positions(self, reads: dict[Variable, set[Hidden | None]]) -> list[Place]:
+        """Return the arrays that are read at positions, with their other axes."""
+        found = []
+        for variable, ways in reads.items():
+            for hidden in ways - {None}:
+                array, axes, _ = self.source_of(variable)
+                shown = tuple(None if k in hidden else axis for k, axis in enumerate(axes))
+                lead = 1 if variable in self.inner.rows else 0
+                for i, taps in enumerate(self.inner.taps):
+                    if variable in taps:
+                        array, lead = self.outer.initials[i], 1
+                if variable in self.inner.carries:
+                    array = self.outer.carries[self.inner.carries.index(variable)]
+                found.append(Place(array, lead, shown))
         return found
 
     def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
@@ -303,10 +324,14 @@ class NestWriter(ElemwiseWriter):
             if self.levels[out] == level
         ]
         above = set(ancestors(wanted))
+        self.indices = indices
         self.emit([out for out in ready if out in above])
 
+    def write_positional(self, node: Apply) -> None:
+        self.positional.write(node, self.indices)
+
     def _read(self, wanted: list[Variable]) -> list[Variable]:
-        above = set(ancestors(wanted))
+        above = loaded(wanted)
         inputs = [v for v in self.graph.inputs if v in above]
         return [v for v in inputs if not isinstance(v, Constant)]
 

@@ -1,0 +1,354 @@
+"""Rows that a body reads and writes at computed places, as scalars.
+
+``h[i]`` reads one channel of a row, and ``set_subtensor(h[i], v)`` changes one. Along an axis that is
+read at an index, a value has a *position* in the place of the channels' axis (see
+`scanlib.ops.positions`); positions travel down through elementwise operations as axes do, and the
+rows at the bottom are read there. A row with one item replaced is
+
+    h'[c] = v if c = i else h[c]
+
+so that every channel has a formula again. With index arrays, as in ``h[arange(n), i]``, the axes
+that are counted through run along with the channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
+
+from scanlib.analysis.scalar_values import (
+    READS,
+    WRITES,
+    Axes,
+    NotElementwiseError,
+    ScalarValues,
+    describe,
+)
+from scanlib.analysis.sizes import BodySizes, Names, measured
+from scanlib.ops.positions import Channel, Item, Position, node_level
+
+__all__ = ["IndexedValues"]
+
+FULL = slice(None)
+
+
+@dataclass
+class Place:
+    """What an index says of one axis of a row.
+
+    `out` is the axis of the result that the axis becomes, `index` the variable that it is read at,
+    with `along` the axes of the result that the index array runs along.
+    """
+
+    out: int | None = None
+    index: Variable | None = None
+    along: tuple[int, ...] = ()
+
+
+@dataclass
+class IndexedValues(ScalarValues):
+    """Turns values of a body into scalars, indexing included."""
+
+    positions: list[tuple[Variable, Names, Variable]] = field(default_factory=list)
+    # In the value that is written at a position: the channels' axis that lies there.
+    same: dict[Variable, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sizes = BodySizes(self.loop)
+
+    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        core = op.core_op if isinstance(op, Blockwise) else op
+        if isinstance(core, READS):
+            places, _ = self.places(node)
+            return self.convert_read(node, places, axes)
+        if isinstance(core, WRITES) and core is op:
+            return self.convert_write(node, axes)
+        return super().convert_node(op, node, variable, axes)
+
+    # What an index says
+
+    def places(self, node: Apply) -> tuple[list[Place], int]:
+        """Return the place of every axis of the indexed row, and the rank of what is read there."""
+        op = node.op
+        batch = op.batch_ndim(node) if isinstance(op, Blockwise) else 0
+        core = op.core_op if isinstance(op, Blockwise) else op
+        source = node.inputs[0]
+        first = 2 if isinstance(core, WRITES) else 1
+        if isinstance(core, AdvancedSubtensor1 | AdvancedIncSubtensor1):
+            indices: Sequence[Any] = [node.inputs[first]]
+        else:
+            indices = indices_from_subtensor(node.inputs[first:], core.idx_list)
+        indices = [*indices, *[FULL] * (source.type.ndim - batch - len(indices))]
+        if len(indices) != source.type.ndim - batch:
+            raise NotElementwiseError(f"{op} adds axes to what it reads", node.outputs[0])
+        for index in indices:
+            self.check_index(node, index)
+        places = [Place(out=k) for k in range(batch)]
+        advanced = [k for k, index in enumerate(indices) if not isinstance(index, slice)]
+        ndims = [self.index_ndim(indices[k]) - batch * (batch > 0) for k in advanced]
+        joint = max([*ndims, 0])
+        together = advanced == list(range(advanced[0], advanced[-1] + 1)) if advanced else True
+        if not together and joint:
+            raise NotElementwiseError(f"{op} mixes slices and index arrays", node.outputs[0])
+        out = batch
+        for k, index in enumerate(indices):
+            if isinstance(index, slice):
+                places.append(Place(out=out))
+                out += 1
+                continue
+            if k == advanced[0]:
+                start, out = out, out + joint
+            ndim = self.index_ndim(index)
+            along = tuple(range(batch)) if batch else tuple(range(start + joint - ndim, start + joint))
+            places.append(self.aligned(source, batch + k, Place(None, index, along)))
+        return places, out
+
+    @staticmethod
+    def index_ndim(index: Any) -> int:
+        return index.type.ndim if isinstance(index, Variable) and hasattr(index.type, "ndim") else 0
+
+    def check_index(self, node: Apply, index: Any) -> None:
+        if isinstance(index, slice):
+            if index != FULL:
+                raise NotElementwiseError(f"{node.op} takes a part of a row", node.outputs[0])
+        elif isinstance(index, Variable):
+            dtype = getattr(index.type, "dtype", None)
+            if dtype is None or np.dtype(dtype).kind not in "iu":
+                raise NotElementwiseError(f"{node.op} adds or selects axes", node.outputs[0])
+
+    def aligned(self, source: Variable, axis: int, place: Place) -> Place:
+        """Return a place along which an index array just counts as an axis of the result."""
+        index, along = place.index, place.along
+        assert index is not None
+        if not isinstance(index, Variable) or not along:
+            return place
+        node = index.owner
+        if node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 1:
+            if set(node.op.new_order) <= {0, "x"} and 0 in node.op.new_order:
+                along = (along[node.op.new_order.index(0)],)
+                index = node.inputs[0]
+        if index.type.ndim != 1:
+            return place
+        counted = self.sizes.of_range(index)
+        if counted is None or counted.isdisjoint(self.sizes.of_axis(source, axis)):
+            return place
+        return Place(out=along[0])
+
+    # Positions
+
+    def position(self, source: Variable, axis: int, place: Place, axes: Axes) -> Variable:
+        """Return the position at which an axis of a row is read; `axes` are those of the result."""
+        if isinstance(place.index, Variable):
+            along = tuple(axes[k] for k in place.along)
+            index = self.convert(place.index, along)
+        else:
+            index = ps.constant(np.int64(place.index))
+        leaf, own = self.measured_input(source, axis)
+        names = self.sizes.of_axis(leaf, own)
+        for known, lengths, position in self.positions:
+            if known is index and not lengths.isdisjoint(names):
+                return position
+        position = Position(own).make_node(self.any_port(leaf), index).outputs[0]
+        self.positions.append((index, names, position))
+        return position
+
+    def any_port(self, leaf: Variable) -> Variable:
+        """Return the scalar that stands for an input of which an array is needed."""
+        if leaf not in self.ports:
+            self.bind(leaf, (None,) * leaf.type.ndim)
+        return self.ports[leaf][0][1]
+
+    def measured_input(self, variable: Variable, axis: int) -> tuple[Variable, int]:
+        """Return an input of the body and an axis of it that is as long as one of a variable."""
+        if variable in self.read_whole:
+            return variable, axis
+        node = variable.owner
+        op = None if node is None else node.op
+        if isinstance(op, DimShuffle) and op.new_order[axis] != "x":
+            return self.measured_input(node.inputs[0], op.new_order[axis])
+        if isinstance(op, (SpecifyShape, *WRITES)):
+            return self.measured_input(node.inputs[0], axis)
+        if isinstance(op, Elemwise):
+            longer = [inp for inp in node.inputs if not inp.type.broadcastable[axis]]
+            return self.measured_input([*longer, node.inputs[0]][0], axis)
+        if isinstance(op, Alloc):
+            found = measured(node.inputs[1 + axis])
+            if found is not None:
+                return self.measured_input(*found)
+        if isinstance(op, READS):
+            places, _ = self.places(node)
+            for k, place in enumerate(places):
+                if place.out == axis and place.index is None:
+                    return self.measured_input(node.inputs[0], k)
+        raise NotElementwiseError(f"the length of {describe(variable)} is not known", variable)
+
+    # Reading
+
+    def convert_read(self, node: Apply, places: list[Place], axes: Axes) -> Variable:
+        source = node.inputs[0]
+        own: list[Any] = []
+        checks = []
+        for k, place in enumerate(places):
+            if place.index is None:
+                own.append(axes[place.out])
+                continue
+            position = self.position(source, k, place, axes)
+            if source.type.broadcastable[k]:
+                checks.append(position)
+                own.append(None)
+            else:
+                own.append(self.same.get(position, position))
+        value = self.convert(source, tuple(own))
+        for position in checks:
+            value = ps.second(position, value)
+        return value
+
+    def read(self, variable: Variable, axes: Axes) -> Variable:
+        positions = [axis for axis in axes if isinstance(axis, Variable)]
+        if not positions:
+            return super().read(variable, axes)
+        visible = tuple(None if isinstance(axis, Variable) else axis for axis in axes)
+        if variable in self.recurrent:
+            known, port = self.ports[variable][0]
+            for axis, own in zip(axes, known, strict=True):
+                if not isinstance(axis, Variable) and axis != own:
+                    raise NotElementwiseError(
+                        f"{describe(variable)} is read along two different axes"
+                    )
+        else:
+            port = super().read(variable, visible)
+        places = tuple(
+            "at" if isinstance(axis, Variable) else None if axis is None else self.number(axis)
+            for axis in axes
+        )
+        return Item(places).make_node(port, *positions).outputs[0]
+
+    def number(self, axis: int) -> int:
+        """Return an axis of the channels as kernels count them, without those of length one."""
+        return axis - sum(other < axis for other in self.dropped)
+
+    # Writing
+
+    def convert_write(self, node: Apply, axes: Axes) -> Variable:
+        op, (row, new) = node.op, node.inputs[:2]
+        dtype = row.type.dtype
+        places, ndim = self.places(node)
+        if not op.set_instead_of_inc and dtype == "bool":
+            raise NotElementwiseError(f"{op} adds truth values", node.outputs[0])
+        inner: list[Any] = [None] * ndim
+        for place, axis in zip(places, axes, strict=True):
+            if place.index is None:
+                inner[place.out] = axis
+        covered = {place.out for place in places if place.index is None}
+        if any(k not in covered for place in places for k in place.along):
+            raise NotElementwiseError(f"{op} writes several items at once", node.outputs[0])
+        base = self.convert(row, axes)
+        mask: Variable | None = None
+        found: dict[Variable, int] = {}
+        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
+            if place.index is None:
+                continue
+            position = self.position(row, k, place, tuple(inner))
+            if isinstance(axis, int):
+                found[position] = axis
+            here = self.here(axis)
+            hit = ps.eq(here, position)
+            mask = hit if mask is None else ps.and_(mask, hit)
+        assert mask is not None
+        with self.written_at(found, inner):
+            start = ndim - new.type.ndim
+            value = self.convert(new, tuple(inner[start:]))
+        if value.type.dtype != dtype:
+            value = ps.cast(value, dtype)
+        if not op.set_instead_of_inc and not _is_zero(base):
+            value = ps.add(base, value)
+        if value.type.dtype != dtype:
+            raise NotElementwiseError(f"{op} computes in another dtype on scalars")
+        return ps.switch(mask, value, base)
+
+    def here(self, axis: Any) -> Variable:
+        """Return where the channel lies along an axis."""
+        if isinstance(axis, Variable):
+            return axis
+        if axis is None:
+            return ps.constant(np.int64(0))
+        return Channel(self.number(axis)).make_node().outputs[0]
+
+    @contextmanager
+    def written_at(self, found: dict[Variable, int], inner: list[Any]):
+        """Read rows, inside, at the channel where they are read at the position that is written.
+
+        This is for rows of a matrix, ``h[i] = f(h[i])``: what is read lies in the same channels as
+        what is written. A single item is read once, outside the loop over channels.
+        """
+        deepest = max((axis for axis in inner if isinstance(axis, int)), default=-1)
+        if not any(axis < deepest for axis in found.values()):
+            yield
+            return
+        before, self.same = self.same, {**self.same, **found}
+        memo, self.memo = self.memo, {}
+        try:
+            yield
+        finally:
+            self.same, self.memo = before, memo
+
+
+def _is_zero(value: Variable) -> bool:
+    return isinstance(value, Constant) and not np.asarray(value.data).any()
+
+
+def check_order(
+    outputs: Sequence[Variable], axes: Mapping[Variable, Axes], recurrent: Set[Variable]
+) -> None:
+    """Raise if an item of a past value may be read after its channel has been overwritten.
+
+    Kernels overwrite rows in place, channel by channel. An item read inside the loop over the axis
+    that it is picked from would be old or new, as it comes.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+        The results of a step, scalars.
+    axes : mapping of Variable to Axes
+        The channels' axes of the inputs.
+    recurrent : set of Variable
+        The past values among the inputs.
+
+    Raises
+    ------
+    NotElementwiseError
+    """
+    levels = {
+        port: max((axis + 1 for axis in own if axis is not None), default=0)
+        for port, own in axes.items()
+    }
+    for node in toposort(outputs):
+        level = node_level(node, levels)
+        levels.update(dict.fromkeys(node.outputs, level))
+        if not isinstance(node.op, Item) or node.inputs[0] not in recurrent:
+            continue
+        own = axes[node.inputs[0]]
+        if any(own[k] is not None and own[k] < level for k in node.op.hidden):
+            raise NotElementwiseError("a step reads a row at a place that it may have overwritten")
