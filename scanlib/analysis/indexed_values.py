@@ -22,7 +22,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -30,22 +30,17 @@ from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
     AdvancedIncSubtensor1,
-    AdvancedSubtensor,
     AdvancedSubtensor1,
-    IncSubtensor,
-    Subtensor,
     indices_from_subtensor,
 )
 
 from scanlib.analysis.scalar_values import (
-    READS,
-    WRITES,
     Axes,
     NotElementwiseError,
     ScalarValues,
     describe,
 )
-from scanlib.analysis.sizes import BodySizes, Names, measured
+from scanlib.analysis.sizes import READS, WRITES, BodySizes, Names, measured
 from scanlib.ops.positions import Channel, Item, Position, node_level
 
 __all__ = ["IndexedValues"]
@@ -287,6 +282,54 @@ class IndexedValues(ScalarValues):
         if value.type.dtype != dtype:
             raise NotElementwiseError(f"{op} computes in another dtype on scalars")
         return ps.switch(mask, value, base)
+
+    # Rows of a matrix that go into an output
+
+    def row_at_position(self, variable: Variable) -> tuple[Variable, Axes, tuple[int, ...]] | None:
+        """Return a function of one row as a sum over all rows, of which only that one counts.
+
+        Returns
+        -------
+        tuple or None
+            The summand, the axes of the result and those that are summed over; None if `variable`
+            reads no row of a past value at a position.
+        """
+        node = self.first_read(variable)
+        if node is None or variable.type.dtype == "bool":
+            return None
+        source = node.inputs[0]
+        places, ndim = self.places(node)
+        if ndim != variable.type.ndim:
+            return None
+        axes = self.row_axes(source, tuple(range(self.ndim - source.type.ndim, self.ndim)))
+        inner: list[Any] = [None] * ndim
+        for place, axis in zip(places, axes, strict=True):
+            if place.index is None:
+                inner[place.out] = axis
+        found: dict[Variable, int] = {}
+        mask: Variable | None = None
+        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
+            if place.index is not None:
+                position = self.position(source, k, place, tuple(inner))
+                if not isinstance(axis, int):
+                    return None
+                found[position] = axis
+                hit = ps.eq(self.here(axis), position)
+                mask = hit if mask is None else ps.and_(mask, hit)
+        assert mask is not None
+        with self.written_at(found, inner):
+            value = self.convert(variable, tuple(inner))
+        zero = ps.constant(np.zeros((), variable.type.dtype))
+        return ps.switch(mask, value, zero), tuple(inner), tuple(sorted(found.values()))
+
+    def first_read(self, variable: Variable) -> Apply | None:
+        """Return an indexing of past values that a variable depends on."""
+        for node in toposort([variable]):
+            core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+            past = self.recurrent.intersection(ancestors(node.inputs[:1]))
+            if isinstance(core, READS) and past:
+                return node
+        return None
 
     def here(self, axis: Any) -> Variable:
         """Return where the channel lies along an axis."""

@@ -40,6 +40,13 @@ class ScalarLoop:
     outputs: list[Variable]
     layout: Layout
 
+    def axes(self) -> dict[Variable, Axes]:
+        """Return the channels' axes of the inputs."""
+        layout, states = self.layout, zip(self.layout.states, self.loop.states, strict=True)
+        past = [axes for axes, state in states for _ in state.taps]
+        axes = [*layout.sequences, *past, *layout.carries, *layout.non_sequences]
+        return dict(zip(self.inputs, axes, strict=True))
+
     def freeze(self):
         """Return the frozen body."""
         return freeze_graph(self.inputs, self.outputs)
@@ -139,12 +146,11 @@ class _Scalarizer(IndexedValues):
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
         )
         check_layout(layout)
+        found = ScalarLoop(loop, inputs, values, layout)
         if has_positions(values):
-            taps = [axes for axes, s in zip(layout.states, loop.states, strict=True) for _ in s.taps]
-            axes = [*layout.sequences, *taps, *layout.carries, *layout.non_sequences]
             recurrent = set(inputs[len(row_ports) : len(inputs) - len(whole_ports)])
-            check_order(values, dict(zip(inputs, axes, strict=True)), recurrent)
-        return ScalarLoop(loop, inputs, values, layout)
+            check_order(values, found.axes(), recurrent)
+        return found
 
     def renumber_reduced(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for axis in self.renumber(axes) if axis is not None)
@@ -217,7 +223,15 @@ class _Scalarizer(IndexedValues):
     def summed(self, variable: Variable, own: Axes) -> Summed:
         """Return a value that may be a sum over channels; `own` are the axes of what is none."""
         found = self.sum_inside(variable)
-        return found or Summed(self.convert(variable, own), self.row_axes(variable, own), ())
+        if found is not None:
+            return found
+        try:
+            return Summed(self.convert(variable, own), self.row_axes(variable, own), ())
+        except NotElementwiseError:
+            row = self.row_at_position(variable)
+            if row is None:
+                raise
+            return Summed(*row)
 
     def sum_inside(self, variable: Variable) -> Summed | None:
         """Return what a variable sums over channels; None if it is no multiple of a sum."""

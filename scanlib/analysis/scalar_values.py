@@ -21,16 +21,8 @@ from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
-    IncSubtensor,
-    Subtensor,
-)
 
-from scanlib.analysis.sizes import measured
+from scanlib.analysis.sizes import READS, measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.positions import inputs_read
@@ -38,8 +30,6 @@ from scanlib.ops.positions import inputs_read
 # Along every axis of a value: the channels' axis, None where it has length one, or the scalar that
 # says where the value is read (see `indexed_values`).
 Axes = tuple[Any, ...]
-READS = (Subtensor, AdvancedSubtensor, AdvancedSubtensor1)
-WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
 
 
 class NotElementwiseError(Exception):

@@ -14,7 +14,15 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.basic import Alloc, ARange, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
 
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import constant_index, is_tensor
@@ -22,6 +30,8 @@ from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 
 Names = frozenset[Hashable]
+READS = (Subtensor, AdvancedSubtensor, AdvancedSubtensor1)
+WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
 
 
 def measured(size: Variable) -> tuple[Variable, int] | None:
@@ -38,6 +48,9 @@ def measured(size: Variable) -> tuple[Variable, int] | None:
             known = constant_index(index[0])
             if known is not None:
                 return shape.inputs[0], known % shape.inputs[0].type.ndim
+    if isinstance(node.op, DimShuffle) and not size.type.ndim and node.inputs[0].owner is not None:
+        shape = node.inputs[0].owner  # the shape of a vector, without its axis
+        return (shape.inputs[0], 0) if isinstance(shape.op, Shape) else None
     if isinstance(node.op, TensorFromScalar | ScalarFromTensor) or (
         isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
     ):
@@ -75,7 +88,7 @@ def _from_node(node: Apply, variable: Variable, axis: int) -> Names:
     if isinstance(op, DimShuffle):
         old = op.new_order[axis]
         return none if old == "x" else axis_names(node.inputs[0], old)
-    if isinstance(op, SpecifyShape):
+    if isinstance(op, (SpecifyShape, *WRITES)):
         return axis_names(node.inputs[0], axis)
     if isinstance(op, Alloc):
         return number_names(node.inputs[1 + axis])
@@ -159,7 +172,7 @@ class BodySizes:
         for name in names:
             if isinstance(name, tuple) and name[1] in self.outer:
                 outer, lead = self.outer[name[1]]
-                if name[0] == "axis" and is_tensor(outer):
+                if name[0] == "axis" and is_tensor(outer) and name[2] + lead < outer.type.ndim:
                     found |= axis_names(outer, name[2] + lead)
                 elif name[0] == "number":
                     found |= number_names(outer)

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.numba.elemwise.channels import Place, partition
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.positions import inputs_read, node_level
 
 
 def depth_of(axes: Axes) -> int:
@@ -78,8 +78,7 @@ class ChannelsPrinter(LoopPrinter):
         for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
             self.levels[variable] = depth_of(axes)
         for node in self.graph.toposort():
-            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
-            self.levels.update(dict.fromkeys(node.outputs, level))
+            self.levels.update(dict.fromkeys(node.outputs, node_level(node, self.levels)))
 
     def make_targets(self) -> Iterator[Target]:
         layout, result = self.layout, self.result
@@ -110,12 +109,18 @@ class ChannelsPrinter(LoopPrinter):
 
     def places(self, target: Target) -> list[Place]:
         """Return the arrays that a result is computed from or kept in."""
-        above = set(ancestors([target.value]))
+        reads = inputs_read([target.value])
+        above = {variable for variable, hidden in reads.items() if None in hidden}
         found = [
             Place(array, int(variable in self.inner.rows), axes)
             for variable, (array, axes) in self.parts.items()
             if variable in above
         ]
+        for variable, ways in reads.items():
+            for hidden in ways - {None}:
+                array, lead, axes = self.array_of(variable)
+                shown = tuple(None if k in hidden else axis for k, axis in enumerate(axes))
+                found.append(Place(array, lead, shown))
         for i, taps in enumerate(self.inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):
@@ -125,6 +130,17 @@ class ChannelsPrinter(LoopPrinter):
             if carry in above or (target.kind in ("carry", "sum") and target.number == i):
                 found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
         return found
+
+    def array_of(self, variable: Variable) -> tuple[str, int, Axes]:
+        """Return the loop's input that holds an input of the body first, and its axes."""
+        if variable in self.parts:
+            array, axes = self.parts[variable]
+            return array, int(variable in self.inner.rows), axes
+        for i, taps in enumerate(self.inner.taps):
+            if variable in taps:
+                return self.outer.initials[i], 1, self.layout.states[i]
+        i = self.inner.carries.index(variable)
+        return self.outer.carries[i], 0, self.layout.carries[i]
 
     def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
         """Return the results inside `level` loops that share the next one."""
