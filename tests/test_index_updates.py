@@ -366,16 +366,12 @@ def test_last_rows_and_reversed_order():
     i, x, h = pt.lvector("i"), pt.vector("x"), pt.vector("h")
     step = CASES["reads-what-it-wrote"].step
     for backwards in (False, True):
-        traces = scanlib.scan(
-            step, [i, x], [h, None], go_backwards=backwards, return_updates=False
-        )
+        traces = scanlib.scan(step, [i, x], [h, None], go_backwards=backwards, return_updates=False)
         function = pytensor.function([i, x, h], [traces[0][-1], traces[1]], mode=MODES["c"])
         assert_lowered(function)
         values = draw_values(CASES["reads-what-it-wrote"], 8, 3, 1, 0)
         plain = CASES["reads-what-it-wrote"].plain
-        wanted = reference_scan(
-            plain, values[:2], [values[2], None], go_backwards=backwards
-        )
+        wanted = reference_scan(plain, values[:2], [values[2], None], go_backwards=backwards)
         for actual, e in zip(function(*values), [wanted[0][-1], wanted[1]], strict=True):
             np.testing.assert_allclose(actual, e, rtol=1e-12)
 
@@ -387,9 +383,7 @@ def test_deeper_taps_and_until():
         new = pt.set_subtensor(h1[i], h3[i] + x)
         return new, scanlib.until(new[i] > 3.0)
 
-    trace = scanlib.scan(
-        step, [i, x], [{"initial": h, "taps": [-1, -3]}], return_updates=False
-    )
+    trace = scanlib.scan(step, [i, x], [{"initial": h, "taps": [-1, -3]}], return_updates=False)
     function = pytensor.function([i, x, h], trace, mode=MODES["c"])
     assert_lowered(function)
 
@@ -437,7 +431,5 @@ def test_what_is_left_alone(name):
     assert [type(op) for op in loops(function)] == [Scan]
     for seed in range(4):
         values = draw_values(CASES["overwrite"], 9, 4, 1, seed)
-        (wanted,) = reference_scan(
-            lambda *a: [plain(*a)], values[:2], [values[2]]
-        )
+        (wanted,) = reference_scan(lambda *a: [plain(*a)], values[:2], [values[2]])
         np.testing.assert_allclose(function(*values), wanted, rtol=1e-12)

@@ -1,7 +1,7 @@
 """Rows that a body reads and writes at computed places, as scalars.
 
-``h[i]`` reads one channel of a row, and ``set_subtensor(h[i], v)`` changes one. Along an axis that is
-read at an index, a value has a *position* in the place of the channels' axis (see
+``h[i]`` reads one channel of a row, and ``set_subtensor(h[i], v)`` changes one. Along an axis that
+is read at an index, a value has a *position* in the place of the channels' axis (see
 `scanlib.ops.positions`); positions travel down through elementwise operations as axes do, and the
 rows at the bottom are read there. A row with one item replaced is
 
@@ -13,7 +13,7 @@ that are counted through run along with the channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +27,8 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor1,
-    indices_from_subtensor,
-)
 
+from scanlib.analysis.index_places import Place, index_places
 from scanlib.analysis.scalar_values import (
     Axes,
     NotElementwiseError,
@@ -45,21 +40,6 @@ from scanlib.ops.positions import Channel, Item, Position, node_level
 
 __all__ = ["IndexedValues"]
 
-FULL = slice(None)
-
-
-@dataclass
-class Place:
-    """What an index says of one axis of a row.
-
-    `out` is the axis of the result that the axis becomes, `index` the variable that it is read at,
-    with `along` the axes of the result that the index array runs along.
-    """
-
-    out: int | None = None
-    index: Variable | None = None
-    along: tuple[int, ...] = ()
-
 
 @dataclass
 class IndexedValues(ScalarValues):
@@ -68,6 +48,10 @@ class IndexedValues(ScalarValues):
     positions: list[tuple[Variable, Names, Variable]] = field(default_factory=list)
     # In the value that is written at a position: the channels' axis that lies there.
     same: dict[Variable, int] = field(default_factory=dict)
+    # Axes of the channels after those of the body's own values.
+    extra: int = 0
+    scattered: dict[Apply, Apply] = field(default_factory=dict)
+    zeros: dict[Variable, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,84 +66,16 @@ class IndexedValues(ScalarValues):
             return self.convert_write(node, axes)
         return super().convert_node(op, node, variable, axes)
 
-    # What an index says
-
     def places(self, node: Apply) -> tuple[list[Place], int]:
-        """Return the place of every axis of the indexed row, and the rank of what is read there."""
-        op = node.op
-        batch = op.batch_ndim(node) if isinstance(op, Blockwise) else 0
-        core = op.core_op if isinstance(op, Blockwise) else op
-        source = node.inputs[0]
-        first = 2 if isinstance(core, WRITES) else 1
-        if isinstance(core, AdvancedSubtensor1 | AdvancedIncSubtensor1):
-            indices: Sequence[Any] = [node.inputs[first]]
-        else:
-            indices = indices_from_subtensor(node.inputs[first:], core.idx_list)
-        indices = [*indices, *[FULL] * (source.type.ndim - batch - len(indices))]
-        if len(indices) != source.type.ndim - batch:
-            raise NotElementwiseError(f"{op} adds axes to what it reads", node.outputs[0])
-        for index in indices:
-            self.check_index(node, index)
-        places = [Place(out=k) for k in range(batch)]
-        advanced = [k for k, index in enumerate(indices) if not isinstance(index, slice)]
-        ndims = [self.index_ndim(indices[k]) - batch * (batch > 0) for k in advanced]
-        joint = max([*ndims, 0])
-        together = advanced == list(range(advanced[0], advanced[-1] + 1)) if advanced else True
-        if not together and joint:
-            raise NotElementwiseError(f"{op} mixes slices and index arrays", node.outputs[0])
-        out = batch
-        for k, index in enumerate(indices):
-            if isinstance(index, slice):
-                places.append(Place(out=out))
-                out += 1
-                continue
-            if k == advanced[0]:
-                start, out = out, out + joint
-            ndim = self.index_ndim(index)
-            along = tuple(range(batch)) if batch else tuple(range(start + joint - ndim, start + joint))
-            places.append(self.aligned(source, batch + k, Place(None, index, along)))
-        return places, out
-
-    @staticmethod
-    def index_ndim(index: Any) -> int:
-        return index.type.ndim if isinstance(index, Variable) and hasattr(index.type, "ndim") else 0
-
-    def check_index(self, node: Apply, index: Any) -> None:
-        if isinstance(index, slice):
-            if index != FULL:
-                raise NotElementwiseError(f"{node.op} takes a part of a row", node.outputs[0])
-        elif isinstance(index, Variable):
-            dtype = getattr(index.type, "dtype", None)
-            if dtype is None or np.dtype(dtype).kind not in "iu":
-                raise NotElementwiseError(f"{node.op} adds or selects axes", node.outputs[0])
-
-    def aligned(self, source: Variable, axis: int, place: Place) -> Place:
-        """Return a place along which an index array just counts as an axis of the result."""
-        index, along = place.index, place.along
-        assert index is not None
-        if not isinstance(index, Variable) or not along:
-            return place
-        node = index.owner
-        if node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 1:
-            if set(node.op.new_order) <= {0, "x"} and 0 in node.op.new_order:
-                along = (along[node.op.new_order.index(0)],)
-                index = node.inputs[0]
-        if index.type.ndim != 1:
-            return place
-        counted = self.sizes.of_range(index)
-        if counted is None or counted.isdisjoint(self.sizes.of_axis(source, axis)):
-            return place
-        return Place(out=along[0])
+        """Return the place of every axis of the indexed row, and the rank of the items."""
+        return index_places(node, self.sizes)
 
     # Positions
 
     def position(self, source: Variable, axis: int, place: Place, axes: Axes) -> Variable:
         """Return the position at which an axis of a row is read; `axes` are those of the result."""
-        if isinstance(place.index, Variable):
-            along = tuple(axes[k] for k in place.along)
-            index = self.convert(place.index, along)
-        else:
-            index = ps.constant(np.int64(place.index))
+        assert place.index is not None
+        index = self.convert(place.index, tuple(axes[k] for k in place.along))
         leaf, own = self.measured_input(source, axis)
         names = self.sizes.of_axis(leaf, own)
         for known, lengths, position in self.positions:
@@ -322,6 +238,60 @@ class IndexedValues(ScalarValues):
         zero = ps.constant(np.zeros((), variable.type.dtype))
         return ps.switch(mask, value, zero), tuple(inner), tuple(sorted(found.values()))
 
+    # Items added at several places: sums over the places
+
+    def is_scattered(self, variable: Variable) -> bool:
+        """Whether a value is a row to which items are added at several places at once."""
+        node = variable.owner
+        if node is None or not isinstance(node.op, WRITES) or node.op.set_instead_of_inc:
+            return False
+        if getattr(node.op, "ignore_duplicates", False):
+            return False
+        places, _ = self.places(node)
+        covered = {place.out for place in places if place.index is None}
+        return any(k not in covered for place in places for k in place.along)
+
+    def scattered_term(self, node: Apply, total: Variable) -> Variable:
+        """Return what is added to an accumulator `total`, as items added to a row of zeros."""
+        for known, source in self.scattered.items():
+            if source is node:
+                return known.outputs[0]
+        zeros = node.inputs[0].type()
+        self.zeros[zeros] = total
+        new = node.op.make_node(zeros, *node.inputs[1:])
+        self.scattered[new] = node
+        return new.outputs[0]
+
+    def scatter(self, node: Apply) -> tuple[Variable, Axes, tuple[int, ...]]:
+        """Return the items added to a row as a sum over the channels that they come from.
+
+            z[k] = Σ_c (y[c] if k = i[c] else 0)
+
+        `k` runs along an axis of the channels of its own.
+
+        Returns
+        -------
+        tuple
+            The summand, the axes of the row and those that are summed over.
+        """
+        row, new = node.inputs[:2]
+        places, ndim = self.places(node)
+        indices = [place for place in places if place.index is not None]
+        if len(indices) != 1 or row.type.ndim != 1 or row.type.dtype == "bool":
+            raise NotElementwiseError(f"{node.op} writes several items at once", node.outputs[0])
+        inner = self.own_axes(indices[0].index)
+        if len(inner) != ndim or self.ndim - len(self.dropped) > ndim or None in inner:
+            raise NotElementwiseError(f"{node.op} writes several items at once", node.outputs[0])
+        self.extra = 1
+        axis = self.ndim
+        position = self.position(self.zeros[row], 0, indices[0], inner)
+        value = self.convert(new, inner[ndim - new.type.ndim :])
+        if value.type.dtype != row.type.dtype:
+            value = ps.cast(value, row.type.dtype)
+        zero = ps.constant(np.zeros((), row.type.dtype))
+        value = ps.switch(ps.eq(self.here(axis), position), value, zero)
+        return value, (axis,), tuple(inner)
+
     def first_read(self, variable: Variable) -> Apply | None:
         """Return an indexing of past values that a variable depends on."""
         for node in toposort([variable]):
@@ -340,7 +310,7 @@ class IndexedValues(ScalarValues):
         return Channel(self.number(axis)).make_node().outputs[0]
 
     @contextmanager
-    def written_at(self, found: dict[Variable, int], inner: list[Any]):
+    def written_at(self, found: dict[Variable, int], inner: list[Any]) -> Iterator[None]:
         """Read rows, inside, at the channel where they are read at the position that is written.
 
         This is for rows of a matrix, ``h[i] = f(h[i])``: what is read lies in the same channels as

@@ -1,8 +1,9 @@
 """Updates at an index, seen from the channel that is updated.
 
 ``h'[c] = f(h[i]) if c = i else h[c]`` reads one channel in all of them, but where the item counts,
-it is the channel's own: ``f(h[c]) if c = i else h[c]`` is the same function, with a coefficient that
-is one-hot. Kernels prefer the first form, which computes `f` once; families are found in the second.
+it is the channel's own: ``f(h[c]) if c = i else h[c]`` is the same function, with a coefficient
+that is one-hot. Kernels prefer the first form, which computes `f` once; families are found in the
+second.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.ops.elemwise_scan import Axes
 from scanlib.ops.graph import substitute
-from scanlib.ops.positions import Channel, Item
+from scanlib.ops.positions import Item, places_compared
 
 
 def per_channel(outputs: Sequence[Variable], axes: Mapping[Variable, Axes]) -> list[Variable]:
@@ -32,7 +33,7 @@ def per_channel(outputs: Sequence[Variable], axes: Mapping[Variable, Axes]) -> l
     for node in toposort(list(outputs)):
         if not isinstance(node.op, ps.Switch):
             continue
-        here = _places_of(node.inputs[0])
+        here = {position: axis for axis, position in places_compared(node.inputs[0]).items()}
         if not here:
             continue
         own = {
@@ -47,21 +48,6 @@ def per_channel(outputs: Sequence[Variable], axes: Mapping[Variable, Axes]) -> l
             new = node.op.make_node(node.inputs[0], value, node.inputs[2])
             replacements[node.outputs[0]] = new.outputs[0]
     return substitute(list(outputs), replacements) if replacements else list(outputs)
-
-
-def _places_of(condition: Variable) -> dict[Variable, int]:
-    """Return the positions that a condition compares the channel with, and the channels' axes."""
-    node = condition.owner
-    if node is None:
-        return {}
-    if isinstance(node.op, ps.AND):
-        left, right = (_places_of(inp) for inp in node.inputs)
-        return {**left, **right} if left and right else {}
-    if isinstance(node.op, ps.EQ):
-        channel, position = node.inputs
-        if channel.owner is not None and isinstance(channel.owner.op, Channel):
-            return {position: channel.owner.op.axis}
-    return {}
 
 
 def _is_own(item: Variable, here: Mapping[Variable, int], axes: Mapping[Variable, Axes]) -> bool:

@@ -135,7 +135,7 @@ class _Scalarizer(IndexedValues):
             *whole_ports,
         ]
         layout = Layout(
-            ndim=self.ndim - len(self.dropped),
+            ndim=self.ndim + self.extra - len(self.dropped),
             sequences=tuple(map(self.renumber, sequences)),
             states=tuple(map(self.renumber, states)),
             carries=tuple(map(self.renumber, carries)),
@@ -164,12 +164,25 @@ class _Scalarizer(IndexedValues):
         return axes
 
     def renumber(self, axes: Axes) -> Axes:
-        kept = [axis for axis in range(self.ndim) if axis not in self.dropped]
+        kept = [axis for axis in range(self.ndim + self.extra) if axis not in self.dropped]
         return tuple(kept.index(axis) if axis in kept else None for axis in axes)
+
+    def terms_of(self, carry: Carry) -> list[Variable]:
+        """Return what a next value is the sum of; items added at several places are a term."""
+        terms: list[Variable] = []
+        pending = _terms_of_sum(carry.next)
+        while pending:
+            term = pending.pop(0)
+            if self.is_scattered(term):
+                terms.append(self.scattered_term(term.owner, carry.value))
+                pending = [*_terms_of_sum(term.owner.inputs[0]), *pending]
+            else:
+                terms.append(term)
+        return terms
 
     def is_sum(self, carry: Carry) -> bool:
         """Whether a step only adds to a carry, and nothing else reads it."""
-        terms = _terms_of_sum(carry.next)
+        terms = self.terms_of(carry)
         if carry.value not in terms or not is_tensor(carry.value):
             return False
         others = [term for term in terms if term is not carry.value]
@@ -182,7 +195,7 @@ class _Scalarizer(IndexedValues):
     def contribution(self, carry: Carry, own: Axes) -> Summed:
         """Return what a step adds to an accumulator; the axes are those of the accumulator."""
         dtype = carry.value.type.dtype
-        terms = [term for term in _terms_of_sum(carry.next) if term is not carry.value]
+        terms = [term for term in self.terms_of(carry) if term is not carry.value]
         found = [self.summed(term, own) for term in terms]
         places = {(axes, reduced) if reduced else (own, ()) for _, axes, reduced in found}
         if len(places) > 1:
@@ -238,6 +251,8 @@ class _Scalarizer(IndexedValues):
         node = variable.owner
         if node is None:
             return None
+        if node in self.scattered:
+            return Summed(*self.scatter(node))
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):

@@ -173,13 +173,13 @@ class ScalarValues:
 
     def alloc_witness(self, node: Apply, axes: Axes, axis: int) -> Variable | None:
         value, *sizes = node.inputs
-        measured = measured(sizes[axes.index(axis)])
-        candidates = [] if measured is None else [measured]
+        known = measured(sizes[axes.index(axis)])
+        candidates = [] if known is None else [known]
         fixed = node.outputs[0].type.shape[axes.index(axis)]
         candidates += [
             (variable, variable.type.shape.index(fixed))
             for variable in self.loop.body_inputs()
-            if measured is None and self.is_size(fixed, variable)
+            if known is None and self.is_size(fixed, variable)
         ]
         for source, position in candidates:
             if source.type.ndim > self.ndim:

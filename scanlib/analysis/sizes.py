@@ -122,7 +122,7 @@ def _from_view(node: Apply, axis: int) -> Names:
 
 
 def range_names(variable: Variable) -> Names | None:
-    """Return the names of `n` if a variable is ``0, 1, …, n-1``; None if it may be something else."""
+    """Return the names of `n` if a variable is ``0, 1, …, n-1``; None if it may be otherwise."""
     if isinstance(variable, Constant):
         data = np.asarray(variable.data)
         plain = data.ndim == 1 and data.dtype.kind in "iu"

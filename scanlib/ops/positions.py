@@ -1,15 +1,15 @@
 """Scalar operations that read a row at a computed place, in the body of an elementwise loop.
 
-The body of an `ElemwiseScan` is a graph of scalars, one channel at a time. Three Ops step out of the
-channel:
+The body of an `ElemwiseScan` is a graph of scalars, one channel at a time. Three Ops step out of
+the channel:
 
     Channel(a)                 c_a, where the channel lies along axis `a`
     Position(v, i; k)          i mod n, where n is the length of axis `k` of the row `v`
     Item(v, p_1 … p_m)         v[…], at positions along some axes, at the channel along the others
 
-`v` is an input of the body that stands for the whole row: a kernel reads the array it comes from, and
-never loads the item of its own channel for it. An index is a number from ``-n`` to ``n - 1``; anything
-else raises an IndexError at the step that computes it, as NumPy's indexing does.
+`v` is an input of the body that stands for the whole row: a kernel reads the array it comes from,
+and never loads the item of its own channel for it. An index is a number from ``-n`` to ``n - 1``;
+anything else raises an IndexError at the step that computes it, as NumPy's indexing does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytensor.scalar as ps
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 
 Hidden = frozenset[int]
@@ -112,9 +112,9 @@ def inputs_read(outputs: Iterable[Variable]) -> dict[Variable, set[Hidden | None
     Returns
     -------
     dict
-        For each variable without owner, how it is read: None where the item of the channel is loaded,
-        else the axes of the row that are read at positions. A `Position` alone, which needs a length,
-        is no read of any axis and gives no entry of its own.
+        For each variable without owner, how it is read: None where the item of the channel is
+        loaded, else the axes of the row that are read at positions. A `Position` alone needs a
+        length and reads nothing.
     """
     found: dict[Variable, set[Hidden | None]] = {}
     seen: set[Variable] = set()
@@ -141,6 +141,54 @@ def inputs_read(outputs: Iterable[Variable]) -> dict[Variable, set[Hidden | None
 def loaded(outputs: Iterable[Variable]) -> set[Variable]:
     """Return the inputs whose item of the channel is loaded."""
     return {variable for variable, reads in inputs_read(outputs).items() if None in reads}
+
+
+def places_compared(condition: Variable) -> dict[int, Variable]:
+    """Return, for axes of the channels, the position that a condition compares the channel with.
+
+    Empty if the condition is anything but a conjunction of such comparisons.
+    """
+    node = condition.owner
+    if node is None:
+        return {}
+    if isinstance(node.op, ps.AND):
+        left, right = (places_compared(inp) for inp in node.inputs)
+        return {**left, **right} if left and right else {}
+    if isinstance(node.op, ps.EQ):
+        channel, position = node.inputs
+        if channel.owner is not None and isinstance(channel.owner.op, Channel):
+            return {channel.owner.op.axis: position}
+    return {}
+
+
+def only_place(value: Variable, kept: Variable | int | None, axis: int) -> Variable | None:
+    """Return the only position along an axis where a step may change something.
+
+    Parameters
+    ----------
+    value : Variable
+        A next value, or what is added to a sum. ``v if c_a = p else w`` is `w` but for the channel
+        at position `p` along axis `a`.
+    kept : Variable or int or None
+        The value that `w` must be for nothing to change: the past value, or zero; None if what is
+        not changed has to be written as well.
+    axis : int
+        An axis of the channels.
+
+    Returns
+    -------
+    Variable or None
+        The position, None if all channels may change.
+    """
+    node = value.owner
+    if kept is None or node is None or not isinstance(node.op, ps.Switch):
+        return None
+    other = node.inputs[2]
+    if isinstance(kept, Variable):
+        same = other is kept
+    else:
+        same = isinstance(other, Constant) and other.data == kept
+    return places_compared(node.inputs[0]).get(axis) if same else None
 
 
 def has_positions(outputs: Iterable[Variable]) -> bool:

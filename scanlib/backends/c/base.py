@@ -147,9 +147,10 @@ class LoopPrinter:
         """Return the inputs whose lengths the steps need: they index them."""
         if not has_positions(self.graph.outputs):
             return []
+        rows = [name for name, _ in self.parts.values()]
         return [
             name
-            for name in [*self.outer.initials, *self.outer.carries, *(name for name, _ in self.parts.values())]
+            for name in [*self.outer.initials, *self.outer.carries, *rows]
             if isinstance(self.types[self.inputs.index(name)], TensorType)
         ]
 

@@ -12,7 +12,7 @@ from pytensor.graph.basic import Variable
 
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.scalars import can_fail
-from scanlib.backends.numba.elemwise.channels import Place, partition
+from scanlib.backends.numba.elemwise.channels import Place, partition, places_at_positions
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.positions import inputs_read, node_level
 
@@ -116,11 +116,7 @@ class ChannelsPrinter(LoopPrinter):
             for variable, (array, axes) in self.parts.items()
             if variable in above
         ]
-        for variable, ways in reads.items():
-            for hidden in ways - {None}:
-                array, lead, axes = self.array_of(variable)
-                shown = tuple(None if k in hidden else axis for k, axis in enumerate(axes))
-                found.append(Place(array, lead, shown))
+        found += places_at_positions(self, reads)
         for i, taps in enumerate(self.inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):
@@ -130,17 +126,6 @@ class ChannelsPrinter(LoopPrinter):
             if carry in above or (target.kind in ("carry", "sum") and target.number == i):
                 found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
         return found
-
-    def array_of(self, variable: Variable) -> tuple[str, int, Axes]:
-        """Return the loop's input that holds an input of the body first, and its axes."""
-        if variable in self.parts:
-            array, axes = self.parts[variable]
-            return array, int(variable in self.inner.rows), axes
-        for i, taps in enumerate(self.inner.taps):
-            if variable in taps:
-                return self.outer.initials[i], 1, self.layout.states[i]
-        i = self.inner.carries.index(variable)
-        return self.outer.carries[i], 0, self.layout.carries[i]
 
     def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
         """Return the results inside `level` loops that share the next one."""

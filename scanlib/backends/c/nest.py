@@ -22,9 +22,10 @@ from scanlib.backends.c.channels import ChannelsPrinter, Target
 from scanlib.backends.c.positions import PositionalCode, Row
 from scanlib.backends.c.source import added, c_type, is_reducible
 from scanlib.backends.c.threads import write_slices
+from scanlib.backends.numba.elemwise.channels import array_of
 from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
-from scanlib.ops.positions import Position, loaded
+from scanlib.ops.positions import Position, loaded, only_place
 
 
 class NestPrinter(ChannelsPrinter):
@@ -212,13 +213,28 @@ class NestPrinter(ChannelsPrinter):
                 return
             with self.source.block(""):
                 head = self.loop_head(number, level)
-                for bound in ("low", "high"):
-                    self.source.line(f"const npy_intp {bound} = data.{bound}[{number}];")
+                only = self.only_place(group, level)
+                bounds = [f"data.low[{number}]", f"data.high[{number}]"]
+                if only is not None:
+                    bounds = [only, f"{only} + 1"]
+                for bound, value in zip(("low", "high"), bounds, strict=True):
+                    self.source.line(f"const npy_intp {bound} = {value};")
                     head = head.replace(f"data.{bound}[{number}]", bound)
                 for directive in self.directives(level, group):
                     self.source.line(directive)
                 with self.source.block(head):
                     self.write_level(level + 1, group)
+
+    def only_place(self, group: list[Target], level: int) -> str | None:
+        """Return the only position along an axis where results may change, None if all may."""
+        kept = {"sum": lambda _: 0, "carry": self.inner.carries.__getitem__}
+        found = {
+            only_place(t.value, kept[t.kind](t.number) if t.kind in kept else None, level)
+            for t in group
+        }
+        (place, *more) = found
+        known = not more and place is not None and place in self.scalars.values
+        return self.scalars.text(place) if known else None
 
     def write_values(self, values: list[tuple[Target, str]]) -> None:
         """Write what becomes of values: everything is read before anything is replaced."""
@@ -314,7 +330,7 @@ class NestPrinter(ChannelsPrinter):
 
     def indexed_row(self, variable: Variable) -> Row:
         """Return where the row is that an input of the body stands for."""
-        array, lead, _ = self.array_of(variable)
+        array, lead, _ = array_of(self, variable)
         base, strides = array, array
         if variable in self.inner.rows:
             base = f"{array}_t"

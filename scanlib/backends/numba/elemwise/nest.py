@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
-from scanlib.backends.numba.elemwise.channels import Place, partition, write_sizes
+from scanlib.backends.numba.elemwise.channels import (
+    Place,
+    partition,
+    places_at_positions,
+    write_sizes,
+)
 from scanlib.backends.numba.elemwise.positions import PositionalCode
 from scanlib.backends.numba.loop import FIRST_CAPACITY
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
-from scanlib.ops.positions import Hidden, inputs_read, loaded, node_level
+from scanlib.ops.positions import inputs_read, loaded, node_level, only_place
 
 
 def _depth(axes: Axes) -> int:
@@ -90,7 +95,7 @@ class NestWriter(ElemwiseWriter):
             for variable, (array, axes) in self.parts.items()
             if variable in above
         ]
-        found += self.read_at_positions(reads)
+        found += places_at_positions(self, reads)
         for i, taps in enumerate(self.inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):
@@ -99,22 +104,6 @@ class NestWriter(ElemwiseWriter):
         for i, carry in enumerate(self.inner.carries):
             if carry in above or (target.kind in ("carry", "sum") and target.number == i):
                 found.append(Place(self.outer.carries[i], 0, self.layout.carries[i]))
-        return found
-
-    def read_at_positions(self, reads: dict[Variable, set[Hidden | None]]) -> list[Place]:
-        """Return the arrays that are read at positions, with their other axes."""
-        found = []
-        for variable, ways in reads.items():
-            for hidden in ways - {None}:
-                array, axes, _ = self.source_of(variable)
-                shown = tuple(None if k in hidden else axis for k, axis in enumerate(axes))
-                lead = 1 if variable in self.inner.rows else 0
-                for i, taps in enumerate(self.inner.taps):
-                    if variable in taps:
-                        array, lead = self.outer.initials[i], 1
-                if variable in self.inner.carries:
-                    array = self.outer.carries[self.inner.carries.index(variable)]
-                found.append(Place(array, lead, shown))
         return found
 
     def groups(self, targets: list[Target], level: int) -> list[list[Target]]:
@@ -277,7 +266,8 @@ class NestWriter(ElemwiseWriter):
         values = {id(target): self.emitter.scalar(target.value) for target in here}
         for group in self.groups(targets, level):
             index, size = self.source.name("j"), self.sizes[id(group[0]), level]
-            with self.source.block(f"for {index} in range({size}):"), self.scope():
+            passes = self.passes(group, level, size)
+            with self.source.block(f"for {index} in {passes}:"), self.scope():
                 self.write_level(level + 1, [*indices, index], group)
         assigned = []
         for target in here:
@@ -299,6 +289,23 @@ class NestWriter(ElemwiseWriter):
                 place, dtype = self.place(target, indices), self.emitter._dtype(target.value)
                 before = f"{place} + " if target.kind == "sum" else ""
                 line(f"{place} = {dtype}({before}{dtype}({target.total}))")
+
+    def passes(self, group: list[Target], level: int, size: str) -> str:
+        """Return what the loop over one axis runs through: one place, if nothing else changes."""
+        places = {only_place(target.value, self.kept(target), level) for target in group}
+        place = places.pop()
+        if places or place is None or place not in self.emitter.values:
+            return f"range({size})"
+        only = self.emitter.scalar(place)
+        return f"range({only}, {only} + 1)"
+
+    def kept(self, target: Target) -> Variable | int | None:
+        """Return what a result is where a step does not change it, None if it must be written."""
+        if target.kind == "carry":
+            return self.inner.carries[target.number]
+        if target.kind == "state" and self.is_in_place(target.number):
+            return self.inner.taps[target.number][0]
+        return 0 if target.kind == "sum" else None
 
     def wide(self, target: Target) -> str:
         """Return the type in which a sum over channels is collected, as PyTensor's sums are."""

@@ -65,7 +65,7 @@ class PositionalCode:
             if place == "at"
             else "0"
             if place is None
-            else indices[place]
+            else indices[int(place)]
             for place in op.places
         ]
         name = self.source.name("s")
