@@ -30,6 +30,7 @@ from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.execution import runner_for
+from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
@@ -125,6 +126,8 @@ def schedule(op: ElemwiseScan) -> str:
     if op.layout.ndim:
         return "channels"
     composed = all(recurrence.family in COMPOSED for recurrence in op.recurrences)
+    if has_positions(op.body.outputs):
+        return "steps"
     return "blocks" if op.recurrences and composed else "steps"
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.scalars import can_fail
-from scanlib.backends.numba.elemwise.channels import Place, partition
+from scanlib.backends.numba.elemwise.channels import Place, partition, places_at_positions
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.positions import inputs_read, node_level
 
 
 def depth_of(axes: Axes) -> int:
@@ -78,8 +78,7 @@ class ChannelsPrinter(LoopPrinter):
         for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
             self.levels[variable] = depth_of(axes)
         for node in self.graph.toposort():
-            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
-            self.levels.update(dict.fromkeys(node.outputs, level))
+            self.levels.update(dict.fromkeys(node.outputs, node_level(node, self.levels)))
 
     def make_targets(self) -> Iterator[Target]:
         layout, result = self.layout, self.result
@@ -110,12 +109,14 @@ class ChannelsPrinter(LoopPrinter):
 
     def places(self, target: Target) -> list[Place]:
         """Return the arrays that a result is computed from or kept in."""
-        above = set(ancestors([target.value]))
+        reads = inputs_read([target.value])
+        above = {variable for variable, hidden in reads.items() if None in hidden}
         found = [
             Place(array, int(variable in self.inner.rows), axes)
             for variable, (array, axes) in self.parts.items()
             if variable in above
         ]
+        found += places_at_positions(self, reads)
         for i, taps in enumerate(self.inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):

@@ -13,7 +13,7 @@ from scanlib.backends.c.threads import threads_available
 from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
-VERSION = 7  # of everything in this folder that changes the code
+VERSION = 8  # of everything in this folder that changes the code
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 ARGUMENTS = ("-fopenmp-simd", "-fwrapv", "-fno-fast-math", "-ffp-contract=fast")
 

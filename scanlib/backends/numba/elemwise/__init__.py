@@ -10,6 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+)
+
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.backends.numba.elemwise.nest import NestWriter
 from scanlib.backends.numba.loop import LoopWriter
@@ -26,4 +35,14 @@ def writer_for(op: ElemwiseScan) -> LoopWriter:
     chosen = schedule(op)
     if chosen == "channels":
         return NestWriter(op)
-    return BlockWriter(op) if chosen == "blocks" else LoopWriter(op.scan)
+    if chosen == "blocks":
+        return BlockWriter(op)
+    return LoopWriter(op.scan) if _is_checked(op) else NestWriter(op)
+
+
+def _is_checked(op: ElemwiseScan) -> bool:
+    """Whether the code of other loops checks all indices that the body uses."""
+    kinds = (AdvancedSubtensor, AdvancedSubtensor1, AdvancedIncSubtensor, AdvancedIncSubtensor1)
+    return not any(
+        isinstance(node.op, (Blockwise, IncSubtensor, *kinds)) for node in op.scan.body.toposort()
+    )

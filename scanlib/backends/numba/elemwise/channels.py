@@ -6,10 +6,14 @@ one loop; results that share nothing may differ in size and get loops of their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
+
+from pytensor.graph.basic import Variable
 
 from scanlib.ops.elemwise_scan import Axes
+from scanlib.ops.positions import Hidden
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,35 @@ class Place:
     def along(self, axis: int) -> int | None:
         """Return which of the array's axes runs along an axis of the channels."""
         return self.axes.index(axis) + self.lead if axis in self.axes else None
+
+
+def array_of(writer: Any, variable: Variable) -> tuple[str, int, Axes]:
+    """Return the loop's input that holds an input of the body before the first step.
+
+    `writer` writes an elementwise loop, for whatever backend. With the name come the number of axes
+    that are not the channels', and the others.
+    """
+    inner, outer, layout = writer.inner, writer.outer, writer.layout
+    if variable in writer.parts:
+        array, axes = writer.parts[variable]
+        return array, int(variable in inner.rows), axes
+    for i, taps in enumerate(inner.taps):
+        if variable in taps:
+            return outer.initials[i], 1, layout.states[i]
+    i = inner.carries.index(variable)
+    return outer.carries[i], 0, layout.carries[i]
+
+
+def places_at_positions(
+    writer: Any, reads: Mapping[Variable, Set[Hidden | None]]
+) -> Iterator[Place]:
+    """Yield the arrays that are read at positions, with the axes along which they are not."""
+    for variable, ways in reads.items():
+        for hidden in ways:
+            if hidden is not None:
+                array, lead, axes = array_of(writer, variable)
+                shown = (None if k in hidden else axis for k, axis in enumerate(axes))
+                yield Place(array, lead, tuple(shown))
 
 
 def partition(places: Sequence[Sequence[Place]], axis: int) -> list[list[int]]:

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
-from scanlib.backends.numba.elemwise.channels import Place, partition, write_sizes
+from scanlib.backends.numba.elemwise.channels import (
+    Place,
+    partition,
+    places_at_positions,
+    write_sizes,
+)
+from scanlib.backends.numba.elemwise.positions import PositionalCode
 from scanlib.backends.numba.loop import FIRST_CAPACITY
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.positions import inputs_read, loaded, node_level, only_place
 
 
 def _depth(axes: Axes) -> int:
@@ -50,6 +57,8 @@ class NestWriter(ElemwiseWriter):
         super().__init__(op)
         self.levels: dict[Variable, int] = {}
         self.source.object("contiguous", contiguous)
+        self.positional = PositionalCode(self.source, self.emitter, self.messages, self.source_of)
+        self.indices: list[str] = []
         self._place_values()
         self.targets = list(self._make_targets())
         self.sizes: dict[tuple[int, int], str] = {}
@@ -63,8 +72,7 @@ class NestWriter(ElemwiseWriter):
         for variable, axes in zip(self.inner.carries, self.layout.carries, strict=True):
             self.levels[variable] = _depth(axes)
         for node in self.graph.toposort():
-            level = max((self.levels.get(inp, 0) for inp in node.inputs), default=0)
-            self.levels.update(dict.fromkeys(node.outputs, level))
+            self.levels.update(dict.fromkeys(node.outputs, node_level(node, self.levels)))
 
     def _make_targets(self):
         layout, result = self.layout, self.result
@@ -80,12 +88,14 @@ class NestWriter(ElemwiseWriter):
 
     def places(self, target: Target) -> list[Place]:
         """Return the arrays that a result is computed from or kept in."""
-        above = set(ancestors([target.value]))
+        reads = inputs_read([target.value])
+        above = {variable for variable, hidden in reads.items() if None in hidden}
         found = [
             Place(array, 1 if variable in self.inner.rows else 0, axes)
             for variable, (array, axes) in self.parts.items()
             if variable in above
         ]
+        found += places_at_positions(self, reads)
         for i, taps in enumerate(self.inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):
@@ -256,7 +266,8 @@ class NestWriter(ElemwiseWriter):
         values = {id(target): self.emitter.scalar(target.value) for target in here}
         for group in self.groups(targets, level):
             index, size = self.source.name("j"), self.sizes[id(group[0]), level]
-            with self.source.block(f"for {index} in range({size}):"), self.scope():
+            passes = self.passes(group, level, size)
+            with self.source.block(f"for {index} in {passes}:"), self.scope():
                 self.write_level(level + 1, [*indices, index], group)
         assigned = []
         for target in here:
@@ -278,6 +289,23 @@ class NestWriter(ElemwiseWriter):
                 place, dtype = self.place(target, indices), self.emitter._dtype(target.value)
                 before = f"{place} + " if target.kind == "sum" else ""
                 line(f"{place} = {dtype}({before}{dtype}({target.total}))")
+
+    def passes(self, group: list[Target], level: int, size: str) -> str:
+        """Return what the loop over one axis runs through: one place, if nothing else changes."""
+        places = {only_place(target.value, self.kept(target), level) for target in group}
+        place = places.pop()
+        if places or place is None or place not in self.emitter.values:
+            return f"range({size})"
+        only = self.emitter.scalar(place)
+        return f"range({only}, {only} + 1)"
+
+    def kept(self, target: Target) -> Variable | int | None:
+        """Return what a result is where a step does not change it, None if it must be written."""
+        if target.kind == "carry":
+            return self.inner.carries[target.number]
+        if target.kind == "state" and self.is_in_place(target.number):
+            return self.inner.taps[target.number][0]
+        return 0 if target.kind == "sum" else None
 
     def wide(self, target: Target) -> str:
         """Return the type in which a sum over channels is collected, as PyTensor's sums are."""
@@ -303,10 +331,14 @@ class NestWriter(ElemwiseWriter):
             if self.levels[out] == level
         ]
         above = set(ancestors(wanted))
+        self.indices = indices
         self.emit([out for out in ready if out in above])
 
+    def write_positional(self, node: Apply) -> None:
+        self.positional.write(node, self.indices)
+
     def _read(self, wanted: list[Variable]) -> list[Variable]:
-        above = set(ancestors(wanted))
+        above = loaded(wanted)
         inputs = [v for v in self.graph.inputs if v in above]
         return [v for v in inputs if not isinstance(v, Constant)]
 
