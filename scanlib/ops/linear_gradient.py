@@ -72,11 +72,13 @@ def _stepwise(op: LinearScan, matrix: Variable, batch: int) -> Variable:
 
 def _adjoint(op: LinearScan, matrix: Variable, cotangent: Variable, parts: Parts) -> Variable:
     """Return Λ with the layout of a history."""
-    side = op.side
+    side, mask = op.side, parts.mask
     if op.vector:
         side = "right" if op.side == "left" else "left"
     else:
         matrix = matrix.mT
+        mask = None if mask is None else mask.T
+    masks = [] if mask is None else [mask]
     adjoint = op.with_options(
         semiring="real",
         side=side,
@@ -88,10 +90,10 @@ def _adjoint(op: LinearScan, matrix: Variable, cotangent: Variable, parts: Parts
     )
     if op.untraced:
         n_steps = [op.length(parts)] if adjoint.has_n_steps else []
-        return adjoint(*n_steps, matrix, cotangent)
+        return adjoint(*n_steps, matrix, cotangent, *masks)
     inner = cotangent[1:] if op.reverse else cotangent[:-1]
     last = cotangent[:1] if op.reverse else cotangent[-1:]
-    return adjoint(matrix, inner, last)
+    return adjoint(matrix, inner, last, *masks)
 
 
 def _weights(op: LinearScan, parts: Parts, before: Variable, after: Variable) -> Variable:
@@ -163,7 +165,8 @@ def pullback(
         owed_all, owed, matrix = _nonlinear(op, parts, before, after, cotangent)
     initial = owed_all[-1:] if op.reverse else owed_all[:1]
     n_steps = disconnected_type() if op.has_n_steps else None
-    return op.join(type(parts)(n_steps, matrix, owed, initial))
+    mask = disconnected_type() if op.has_mask else None
+    return op.join(type(parts)(n_steps, matrix, owed, initial, mask))
 
 
 def _nonlinear(
@@ -212,7 +215,8 @@ def pushforward(
         if known(moved.matrix):
             change = _stepwise(op, moved.matrix, batch) @ _columns(op, before)
             added = added + turn(change)
-        return [real(parts.matrix, added, initial)]
+        masks = [parts.mask] if op.has_mask else []
+        return [real(parts.matrix, added, initial, *masks)]
     weights = _weights(op, parts, before, after)
     if known(moved.matrix):
         change = (weights * _stepwise(op, moved.matrix, batch)[..., :, None, :]).sum(axis=-1)

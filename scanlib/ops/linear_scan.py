@@ -62,6 +62,7 @@ class Parts(NamedTuple):
     matrix: Any
     offset: Any
     initial: Any
+    mask: Any = None
 
 
 Runner = Callable[..., np.ndarray]
@@ -106,6 +107,9 @@ class LinearScan(COp):
         Whether only the last row is returned.
     required_steps : int
         How many steps there must be for what is read to exist; fewer are an `IndexError`.
+    has_mask : bool
+        Whether there is a last input, boolean ``(d, d)``, false where the matrix has no item: such
+        terms are left out of the sums, so that ``0 · ∞`` does not arise from them.
 
     Raises
     ------
@@ -132,6 +136,7 @@ class LinearScan(COp):
         "has_n_steps",
         "untraced",
         "required_steps",
+        "has_mask",
     )
 
     def __init__(
@@ -145,7 +150,10 @@ class LinearScan(COp):
         has_n_steps: bool = False,
         untraced: bool = False,
         required_steps: int = 0,
+        has_mask: bool = False,
     ) -> None:
+        if has_mask and semiring != "real":
+            raise ValueError(f"LinearScan: a mask is for real products, got semiring {semiring!r}")
         for name, value, allowed in (
             ("semiring", semiring, SEMIRINGS),
             ("coefficient", coefficient, ("steps", "fixed")),
@@ -164,6 +172,7 @@ class LinearScan(COp):
         self.has_n_steps = has_n_steps
         self.untraced = untraced
         self.required_steps = required_steps
+        self.has_mask = has_mask
         self._runners: dict[str, Runner] = {}
         load_backends()
 
@@ -188,8 +197,9 @@ class LinearScan(COp):
         n_steps = rest.pop(0) if self.has_n_steps else None
         matrix = rest.pop(0)
         offset = rest.pop(0) if self.has_offset else None
+        mask = rest.pop() if self.has_mask else None
         (initial,) = rest
-        return Parts(n_steps, matrix, offset, initial)
+        return Parts(n_steps, matrix, offset, initial, mask)
 
     def join(self, parts: Parts) -> list[Any]:
         """Return the inputs in order."""
@@ -198,6 +208,7 @@ class LinearScan(COp):
             parts.matrix,
             *([parts.offset] if self.has_offset else []),
             parts.initial,
+            *([parts.mask] if self.has_mask else []),
         ]
 
     def batch_rank(self, initial_ndim: int) -> int:
@@ -211,7 +222,7 @@ class LinearScan(COp):
     # Types
 
     def make_node(self, *inputs: Any) -> Apply:
-        expected = 2 + self.has_offset + self.has_n_steps
+        expected = 2 + self.has_offset + self.has_n_steps + self.has_mask
         if len(inputs) != expected:
             raise ValueError(f"{self} takes {expected} inputs, got {len(inputs)}")
         given = (None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs))
@@ -249,8 +260,11 @@ class LinearScan(COp):
                 )
             return pt.cast(variable, dtype)
 
+        mask = parts.mask
+        if mask is not None and (mask.type.ndim != 2 or mask.type.dtype != "bool"):
+            raise TypeError(f"{self}: the mask must be a boolean matrix, got {mask.type}")
         return Parts(
-            n_steps, cast("matrix", parts.matrix), cast("offset", parts.offset), parts.initial
+            n_steps, cast("matrix", parts.matrix), cast("offset", parts.offset), parts.initial, mask
         )
 
     def _check_ranks(self, parts: Parts) -> None:
@@ -374,7 +388,9 @@ class LinearScan(COp):
     # Derivatives
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[not (self.has_n_steps and i == 0)] for i in range(len(node.inputs))]
+        last = len(node.inputs) - 1
+        apart = [0] * self.has_n_steps + [last] * self.has_mask
+        return [[i not in apart] for i in range(len(node.inputs))]
 
     def pullback(
         self,

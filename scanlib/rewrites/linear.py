@@ -19,7 +19,7 @@ Loops with `until` stay, as do those with more than one recurrent part.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
@@ -36,6 +36,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linear_scan import Parts as OpParts
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
@@ -47,6 +48,7 @@ from scanlib.rewrites.linear_parts import (
     sort_parts,
     value_of,
 )
+from scanlib.rewrites.linear_system import Joined, join_parts
 from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.simplify import replace
 
@@ -76,10 +78,39 @@ class LowerLinearLoops(GraphRewriter):
 def explain_linear(loop: Loop) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        sort_parts(loop)
+        find_recurrence(loop.apply().node)
     except NotLinearError as error:
         return str(error)
     return None
+
+
+def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
+    """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
+
+    Raises
+    ------
+    NotLinearError
+        If the loop is of another form.
+    """
+    loop = canonical_loop(node)
+    try:
+        parts = shifted(loop)
+        if parts is None:
+            loop = canonical_loop(node)
+            parts = sort_parts(loop)
+        return loop, parts, None
+    except NotLinearError as single:
+        try:
+            return join_parts(node)
+        except NotLinearError as several:
+            raise _reason(node, single, several) from several
+
+
+def _reason(node: Apply, single: NotLinearError, several: NotLinearError) -> NotLinearError:
+    """Return the error that says more: of one state, or of all together."""
+    signature = node.op.signature
+    alone = signature.n_states + signature.n_carries == 1 and signature.depths in ((), (1,))
+    return single if alone else several
 
 
 def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
@@ -90,11 +121,15 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     NotLinearError
         If the loop is of another form.
     """
-    loop = canonical_loop(node)
-    parts = shifted(loop)
-    if parts is None:
-        loop = canonical_loop(node)
-        parts = sort_parts(loop)
+    loop, parts, joined = find_recurrence(node)
+    if joined is not None:
+        values = lower_parts(loop, parts, joined.read(read))
+        return joined.results(values, read)
+    return lower_parts(loop, parts, read)
+
+
+def lower_parts(loop: Loop, parts: Parts, read: list[bool]) -> list[Variable | None]:
+    """Return what replaces each output of a loop around a recurrence that is read."""
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
@@ -124,6 +159,14 @@ def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
         part.initial = new(part.initial)
     for whole in loop.non_sequences:
         whole.outer = new(whole.outer)
+
+
+class Operands(NamedTuple):
+    """What a recurrence reads at all steps."""
+
+    matrix: Variable
+    offset: Variable | None
+    mask: Variable | None
 
 
 class _Lowering:
@@ -208,12 +251,10 @@ class _Lowering:
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
         traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
-        op, matrix, offset = self.operation(traced)
+        op, operands = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
-        inputs = [matrix] if offset is None else [matrix, offset]
-        if op.has_n_steps:
-            inputs.insert(0, loop.length())
-        out = op(*inputs, initial)
+        n_steps = loop.length() if op.has_n_steps else None
+        out = op(*op.join(OpParts(n_steps, *operands[:2], initial, operands.mask)))
         if not traced:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
@@ -223,7 +264,8 @@ class _Lowering:
     def runshifted(self) -> tuple[Variable, None]:
         """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
         assert self.parts.shift is not None
-        op, matrix, offset = self.operation(True)
+        op, operands = self.operation(True)
+        matrix, offset, mask = operands
         shift = self.full_rows(self.parts.shift)
         first, later = (slice(-1, None), slice(None, -1))
         earlier = slice(1, None)
@@ -233,7 +275,8 @@ class _Lowering:
         if op.coefficient == "steps":
             matrix = matrix[earlier]
         added = shift[later] if offset is None else shift[later] + offset[earlier]
-        return op(matrix, added, self.part.initial[None] + shift[first]), None
+        initial = self.part.initial[None] + shift[first]
+        return op(*op.join(OpParts(None, matrix, added, initial, mask))), None
 
     def last_carry(self, history: Variable) -> Variable:
         """Return the carry after the last step: one more step, if there was any."""
@@ -247,8 +290,8 @@ class _Lowering:
         last = here.rows(self.part.next)
         return pt.concatenate([last, self.part.initial[None]])[0]
 
-    def operation(self, traced: bool) -> tuple[LinearScan, Variable, Variable | None]:
-        """Choose the Op for a recurrence, and lay out its matrix and offset."""
+    def operation(self, traced: bool) -> tuple[LinearScan, Operands]:
+        """Choose the Op for a recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
         matrix, has_time = self.over_time.value(recurrence.matrix)
         lead = int(has_time)
@@ -282,6 +325,7 @@ class _Lowering:
         if vector and not kept:
             side, matrix = _untransposed(side, matrix)
         offset = self.offset()
+        mask = self.mask(side)
         op = LinearScan(
             recurrence.semiring,
             "steps" if has_time else "fixed",
@@ -292,8 +336,18 @@ class _Lowering:
             has_n_steps=self.loop.n_steps is not None or (offset is None and not has_time),
             untraced=not traced,
             required_steps=self.loop.required_steps,
+            has_mask=mask is not None,
         )
-        return op, matrix, offset
+        return op, Operands(matrix, offset, mask)
+
+    def mask(self, side: str) -> Variable | None:
+        """Return which items the matrix has, as it stands beside the state."""
+        if self.parts.mask is None:
+            return None
+        value, has_time = self.over_time.value(self.parts.mask)
+        if has_time:
+            raise NotLinearError("which states a step reads differs from step to step")
+        return value if side == "left" else value.T
 
     def part_sizes(self) -> list[Variable]:
         initial = self.part.initial

@@ -13,7 +13,7 @@ from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.c_code import CCode, NoCCodeError
 from scanlib.ops.linear_scan import LinearScan, register_linear_printer
 
-VERSION = 1  # of this module and of `linear_kernels`
+VERSION = 2  # of this module and of `linear_kernels`
 
 
 class LinearPrinter:
@@ -28,7 +28,8 @@ class LinearPrinter:
             raise NoCCodeError(f"{self.dtype} is left to the other backends")
         self.type = c_type(self.dtype)
         self.inputs = [f"x{i}" for i in range(len(node.inputs))]
-        self.steps, self.matrix, self.offset, self.initial = op.parts(self.inputs)
+        names = op.parts(self.inputs)
+        self.steps, self.matrix, self.offset, self.initial, self.mask = names
         self.ndim = self.parts.initial.type.ndim
         self.batch = op.batch_rank(self.ndim)
 
@@ -88,6 +89,8 @@ class LinearPrinter:
                 (self.size(self.matrix, first + axis), self.size(self.initial, 1 + axis))
                 for axis in range(self.batch)
             ]
+        if self.mask is not None:
+            pairs += [(self.size(self.mask, axis), "d") for axis in range(2)]
         if self.offset is not None:
             pairs += [
                 (self.size(self.offset, axis), self.size(self.initial, axis))
@@ -97,17 +100,20 @@ class LinearPrinter:
 
     def write_memory(self) -> None:
         line, ndim, untraced = self.source.line, self.ndim, self.op.untraced
-        for name in [self.matrix, *([] if self.offset is None else [self.offset])]:
+        arrays = [(self.matrix, self.type)]
+        arrays += [] if self.offset is None else [(self.offset, self.type)]
+        arrays += [] if self.mask is None else [(self.mask, "npy_bool")]
+        for name, kind in arrays:
             line(f"scanlib_memory {name}_copy;")
-            line(f"const {self.type} *{name}_data = ({self.type} *)PyArray_DATA({name});")
+            line(f"const {kind} *{name}_data = ({kind} *)PyArray_DATA({name});")
             with self.source.block(f"if (!PyArray_IS_C_CONTIGUOUS({name}))"):
                 line(f"if ({name}_copy.get(PyArray_NBYTES({name}))) return -1;")
                 line(
                     f"scanlib_copy({name}_copy.data, (char *)PyArray_DATA({name}), "
                     f"PyArray_NDIM({name}), PyArray_DIMS({name}), PyArray_STRIDES({name}), "
-                    f"sizeof({self.type}));"
+                    f"sizeof({kind}));"
                 )
-                line(f"{name}_data = ({self.type} *){name}_copy.data;")
+                line(f"{name}_data = ({kind} *){name}_copy.data;")
         line(f"npy_intp dims[{ndim}];")
         line(f"memcpy(dims, PyArray_DIMS({self.initial}), sizeof(dims));")
         line("dims[0] = 1;" if untraced else "dims[0] = steps + rows;")
@@ -140,6 +146,7 @@ class LinearPrinter:
         line(f"scanlib_linear<{self.type}, SCANLIB_{op.semiring.upper()}, {flags}> run;")
         offset = "NULL" if self.offset is None else f"{self.offset}_data"
         line(f"run.history = history, run.matrix = {self.matrix}_data, run.offset = {offset};")
+        line(f"run.mask = {'NULL' if self.mask is None else f'{self.mask}_data'};")
         line("run.steps = steps, run.batches = batches, run.d = d, run.m = m;")
         with self.source.block("try"):
             line("run.run();")

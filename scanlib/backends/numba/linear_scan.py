@@ -14,6 +14,9 @@ How one step is computed:
   the smallest numbers is computed again term by term, so nothing underflows;
 * all other products go term by term.
 
+Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
+are computed again without these items.
+
 Nothing is allocated while the steps run. Compilers may regroup sums, so results agree with those
 of the plain loop up to rounding; they are the same at every run.
 """
@@ -40,7 +43,7 @@ from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-5"
+VERSION = "scanlib-linear-6"
 
 
 class LinearWriter(ProductsWriter, TermsWriter):
@@ -103,6 +106,8 @@ class LinearWriter(ProductsWriter, TermsWriter):
                 (f"{self.matrix}.shape[{first + axis}]", f"{self.initial}.shape[{1 + axis}]")
                 for axis in range(self.batch)
             ]
+        if self.mask is not None:
+            pairs += [(f"{self.mask}.shape[{axis}]", "d") for axis in range(2)]
         if self.offset is not None:
             pairs += [
                 (f"{self.offset}.shape[{axis}]", f"{self.initial}.shape[{axis}]")
@@ -143,14 +148,11 @@ class LinearWriter(ProductsWriter, TermsWriter):
     # One step
 
     def write_step(self) -> None:
-        op, line = self.op, self.line
-        line("t = steps - 1 - n" if op.reverse else "t = n")
-        if op.untraced:
-            line("before, after = n % 2, (n + 1) % 2")
-        else:
-            line("before, after = t + 1, t" if op.reverse else "before, after = t, t + 1")
-        if op.semiring == "real":
+        self.write_places()
+        if self.op.semiring == "real":
             self.write_product_step()
+            if self.mask is not None:
+                self.write_check()
         else:
             self.write_terms_step()
 
