@@ -11,7 +11,6 @@ import pytest
 import scanlib
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
-from tests.checks import assert_derivatives
 from tests.modes import MODES
 from tests.reference import reference_scan
 
@@ -146,6 +145,42 @@ CASES = {
         {"c": (3, 3)},
         {"P": (3, 3)},
         {"G": (3, 3)},
+        static=True,
+    ),
+    "congruence of any size": Case(
+        lambda p, c, P, G: [G @ P @ G.T + c], {"c": (3, 3)}, {"P": (3, 3)}, {"G": (3, 3)}
+    ),
+    "congruence per step": Case(
+        lambda p, g, P, C: [-0.5 * (g @ (P + C) @ g.T) + C],
+        {"g": (4, 4)},
+        {"P": (4, 4)},
+        {"C": (4, 4)},
+    ),
+    "from both sides": Case(
+        lambda p, c, b, P, A: [A @ (A @ P) @ b + c],
+        {"c": (3, 2), "b": (2, 2)},
+        {"P": (3, 2)},
+        {"A": (3, 3)},
+        static=True,
+    ),
+    "large from both sides": Case(
+        lambda p, c, P, A, B: [A @ P @ B + c],
+        {"c": (5, 6)},
+        {"P": (5, 6)},
+        {"A": (5, 5), "B": (6, 6)},
+    ),
+    "small congruence": Case(
+        lambda p, c, P, G: [G @ P @ G.T + c],
+        {"c": (2, 2)},
+        {"P": (2, 2)},
+        {"G": (2, 2)},
+        static=True,
+    ),
+    "sums of both sides": Case(
+        lambda p, c, P, A: [0.9 * P + 0.1 * (A @ P + P @ A.T) + c],
+        {"c": (3, 3)},
+        {"P": (3, 3)},
+        {"A": (3, 3)},
         static=True,
     ),
     "backwards in two orders": Case(

@@ -39,6 +39,8 @@ def count_steps(op: LinearScan, parts: Parts) -> int:
         raise SequenceLengthError(OFFSET_ROWS, len(parts.offset), steps)
     if op.coefficient == "steps" and len(parts.matrix) != steps:
         raise SequenceLengthError(MATRIX_ROWS, len(parts.matrix), steps)
+    if parts.right is not None and op.coefficient == "steps" and len(parts.right) != steps:
+        raise SequenceLengthError(MATRIX_ROWS, len(parts.right), steps)
     if len(parts.initial) != 1 and (steps or len(parts.initial) or op.untraced):
         raise InitialRowsError(INITIAL_ROWS, len(parts.initial))
     if steps < op.required_steps:
@@ -57,6 +59,8 @@ def _check_shapes(op: LinearScan, parts: Parts) -> None:
     pairs = list(zip(found, wanted, strict=True))
     if parts.offset is not None:
         pairs += zip(parts.offset.shape[1:], row, strict=True)
+    if parts.right is not None:
+        pairs += zip(parts.right.shape[-2:], (row[-1],) * 2, strict=True)
     if parts.mask is not None:
         pairs += zip(parts.mask.shape, (size, size), strict=True)
     for left, right in pairs:
@@ -112,6 +116,8 @@ def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
         if op.vector:
             matrix = matrix if op.side == "left" else np.swapaxes(matrix, -1, -2)
             new = times(op.semiring, matrix, state[..., None])[..., 0]
+        elif op.side == "both":
+            new = matrix @ state @ (parts.right[t] if op.coefficient == "steps" else parts.right)
         elif op.side == "left":
             new = times(op.semiring, matrix, state)
         else:

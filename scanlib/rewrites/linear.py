@@ -19,6 +19,7 @@ Loops with `until` stay, as do those with more than one recurrent part.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
@@ -52,6 +53,7 @@ from scanlib.rewrites.linear_system import Joined, join_parts
 from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.simplify import replace
 
+SMALL_PRODUCT = 8  # items of a state whose products from both sides are one product with a matrix
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 
@@ -98,12 +100,27 @@ def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
         if parts is None:
             loop = canonical_loop(node)
             parts = sort_parts(loop)
-        return loop, parts, None
+        if not _is_small_product(loop, parts):
+            return loop, parts, None
     except NotLinearError as single:
         try:
             return join_parts(node)
         except NotLinearError as several:
             raise _reason(node, single, several) from several
+    try:
+        return join_parts(node)
+    except NotLinearError:
+        return loop, parts, None
+
+
+def _is_small_product(loop: Loop, parts: Parts) -> bool:
+    """Whether fixed matrices on both sides are better taken as one matrix of few items."""
+    recurrence = parts.recurrence
+    sizes = value_of(parts.recurrent).type.shape
+    if recurrence.across is None or None in sizes or math.prod(sizes) > SMALL_PRODUCT:
+        return False
+    above = set(ancestors([recurrence.matrix, recurrence.across]))
+    return not any(sequence.row in above for sequence in loop.sequences)
 
 
 def _reason(node: Apply, single: NotLinearError, several: NotLinearError) -> NotLinearError:
@@ -167,6 +184,7 @@ class Operands(NamedTuple):
     matrix: Variable
     offset: Variable | None
     mask: Variable | None
+    right: Variable | None = None
 
 
 class _Lowering:
@@ -254,7 +272,7 @@ class _Lowering:
         op, operands = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
         n_steps = loop.length() if op.has_n_steps else None
-        out = op(*op.join(OpParts(n_steps, *operands[:2], initial, operands.mask)))
+        out = op(*op.join(OpParts(n_steps, *operands[:2], initial, *operands[2:])))
         if not traced:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
@@ -265,7 +283,7 @@ class _Lowering:
         """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
         assert self.parts.shift is not None
         op, operands = self.operation(True)
-        matrix, offset, mask = operands
+        matrix, offset, mask, right = operands
         shift = self.full_rows(self.parts.shift)
         first, later = (slice(-1, None), slice(None, -1))
         earlier = slice(1, None)
@@ -274,9 +292,10 @@ class _Lowering:
         op = op.with_options(has_offset=True, has_n_steps=False)
         if op.coefficient == "steps":
             matrix = matrix[earlier]
+            right = None if right is None else right[earlier]
         added = shift[later] if offset is None else shift[later] + offset[earlier]
         initial = self.part.initial[None] + shift[first]
-        return op(*op.join(OpParts(None, matrix, added, initial, mask))), None
+        return op(*op.join(OpParts(None, matrix, added, initial, mask, right))), None
 
     def last_carry(self, history: Variable) -> Variable:
         """Return the carry after the last step: one more step, if there was any."""
@@ -293,6 +312,8 @@ class _Lowering:
     def operation(self, traced: bool) -> tuple[LinearScan, Operands]:
         """Choose the Op for a recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
+        if recurrence.across is not None:
+            return self.from_both_sides(traced)
         matrix, has_time = self.over_time.value(recurrence.matrix)
         lead = int(has_time)
         others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
@@ -324,21 +345,38 @@ class _Lowering:
         matrix = matrix.dimshuffle(*time, *kept, *(end[::-1] if side == "right" else end))
         if vector and not kept:
             side, matrix = _untransposed(side, matrix)
-        offset = self.offset()
-        mask = self.mask(side)
-        op = LinearScan(
-            recurrence.semiring,
+        operands = Operands(matrix, self.offset(), self.mask(side))
+        return self.make_op(operands, has_time, side, vector, traced), operands
+
+    def from_both_sides(self, traced: bool) -> tuple[LinearScan, Operands]:
+        """Lay out the matrices on both sides of a state."""
+        recurrence = self.parts.recurrence
+        found = [self.over_time.value(v) for v in (recurrence.matrix, recurrence.across)]
+        has_time = any(varies for _, varies in found)
+        sides = []
+        for value, varies in found:
+            sides.append(value[:, 0] if varies else value[0])
+            if has_time and not varies:
+                sides[-1] = pt.broadcast_to(value, (self.loop.length(), *tuple(value.shape)[1:]))
+        operands = Operands(sides[0], self.offset(), None, sides[1].mT)
+        return self.make_op(operands, has_time, "both", False, traced), operands
+
+    def make_op(
+        self, operands: Operands, has_time: bool, side: str, vector: bool, traced: bool
+    ) -> LinearScan:
+        has_offset = operands.offset is not None
+        return LinearScan(
+            self.parts.recurrence.semiring,
             "steps" if has_time else "fixed",
             side,
             vector,
             self.loop.reverse,
-            has_offset=offset is not None,
-            has_n_steps=self.loop.n_steps is not None or (offset is None and not has_time),
+            has_offset=has_offset,
+            has_n_steps=self.loop.n_steps is not None or not (has_offset or has_time),
             untraced=not traced,
             required_steps=self.loop.required_steps,
-            has_mask=mask is not None,
+            has_mask=operands.mask is not None,
         )
-        return op, Operands(matrix, offset, mask)
 
     def mask(self, side: str) -> Variable | None:
         """Return which items the matrix has, as it stands beside the state."""

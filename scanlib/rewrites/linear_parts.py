@@ -189,7 +189,8 @@ def check_maps(loop: Loop, parts: Parts) -> None:
     known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
-    needed += [v for v in (recurrence.offset, parts.shift, parts.mask) if v is not None]
+    needed += [v for v in (recurrence.across, recurrence.offset) if v is not None]
+    needed += [v for v in (parts.shift, parts.mask) if v is not None]
     try:
         known.check(needed)
     except NotPeelableError as error:

@@ -130,9 +130,10 @@ template <class T, int SEMIRING, bool FIXED, bool LEFT, bool VECTOR, bool REVERS
 struct scanlib_linear {
   T *history;
   const T *matrix, *offset;
+  const T *right; /* the matrices at the right of products from both sides, or NULL */
   const npy_bool *mask; /* which items the matrix has, or NULL */
   npy_intp steps, batches, d, m;
-  std::vector<T> columns, largest, weights;
+  std::vector<T> columns, largest, weights, half;
 
   const T *matrix_at(npy_intp t, npy_intp k) const {
     return matrix + ((FIXED ? 0 : t * (SHARED ? 1 : batches)) + (SHARED ? 0 : k)) * d * d;
@@ -172,7 +173,12 @@ struct scanlib_linear {
     else if (VECTOR)
       for (npy_intp i = 0; i < d; i++)
         after[i] = scanlib_dot<T>(a + i * d, before, d) + (OFFSET ? add[i] : T(0));
-    else if (LEFT)
+    else if (right) {
+      const T *r = right + (FIXED ? 0 : t * m * m);
+      for (npy_intp i = 0; i < d; i++)
+        scanlib_combine<T>(&half[0], a + i * d, before, d, m, NULL),
+            scanlib_combine<T>(after + i * m, &half[0], r, m, m, OFFSET ? add + i * m : NULL);
+    } else if (LEFT)
       for (npy_intp i = 0; i < d; i++)
         scanlib_combine<T>(after + i * m, a + i * d, before, d, m, OFFSET ? add + i * m : NULL);
     else
@@ -235,6 +241,7 @@ struct scanlib_linear {
     const npy_intp cells = VECTOR ? d : d * m;
     if (!cells || !batches || !steps) return;
     if (laid_out) lay_out();
+    if (right) half.resize(m);
     if (laid_out && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1) {
       T *row = history + (REVERSE ? steps * d : 0);
       const T *add = OFFSET && REVERSE ? offset + (steps - 1) * d : offset;

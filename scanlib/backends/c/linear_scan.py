@@ -29,7 +29,7 @@ class LinearPrinter:
         self.type = c_type(self.dtype)
         self.inputs = [f"x{i}" for i in range(len(node.inputs))]
         names = op.parts(self.inputs)
-        self.steps, self.matrix, self.offset, self.initial, self.mask = names
+        self.steps, self.matrix, self.offset, self.initial, self.mask, self.right = names
         self.ndim = self.parts.initial.type.ndim
         self.batch = op.batch_rank(self.ndim)
 
@@ -62,6 +62,8 @@ class LinearPrinter:
         fixed = op.coefficient == "fixed"
         timed = [] if self.offset is None else [(self.offset, linear_loop.OFFSET_ROWS)]
         timed += [] if fixed else [(self.matrix, linear_loop.MATRIX_ROWS)]
+        if self.right is not None and not fixed:
+            timed.append((self.right, linear_loop.MATRIX_ROWS))
         for name, text in timed:
             rows = self.size(name, 0)
             self.refuse(f"{rows} != steps", "SequenceLengthError", text, rows, "steps")
@@ -73,7 +75,7 @@ class LinearPrinter:
             with self.source.block(f"if (steps < {op.required_steps})"):
                 line(f"PyErr_SetString(PyExc_IndexError, {text});")
                 line("return -1;")
-        axis = self.ndim - 2 if not op.vector and op.side == "left" else self.ndim - 1
+        axis = self.ndim - 2 if not op.vector and op.side != "right" else self.ndim - 1
         line(f"const npy_intp d = {self.size(self.initial, axis)};")
         other = 2 * self.ndim - 3 - axis
         line(f"const npy_intp m = {'1' if op.vector else self.size(self.initial, other)};")
@@ -89,6 +91,8 @@ class LinearPrinter:
                 (self.size(self.matrix, first + axis), self.size(self.initial, 1 + axis))
                 for axis in range(self.batch)
             ]
+        if self.right is not None:
+            pairs += [(self.size(self.right, axis), "m") for axis in (ndim - 2, ndim - 1)]
         if self.mask is not None:
             pairs += [(self.size(self.mask, axis), "d") for axis in range(2)]
         if self.offset is not None:
@@ -102,6 +106,7 @@ class LinearPrinter:
         line, ndim, untraced = self.source.line, self.ndim, self.op.untraced
         arrays = [(self.matrix, self.type)]
         arrays += [] if self.offset is None else [(self.offset, self.type)]
+        arrays += [] if self.right is None else [(self.right, self.type)]
         arrays += [] if self.mask is None else [(self.mask, "npy_bool")]
         for name, kind in arrays:
             line(f"scanlib_memory {name}_copy;")
@@ -135,7 +140,7 @@ class LinearPrinter:
         op, line = self.op, self.source.line
         options = (
             op.coefficient == "fixed",
-            op.side == "left",
+            op.side != "right",
             op.vector,
             op.reverse,
             op.untraced,
@@ -147,6 +152,7 @@ class LinearPrinter:
         offset = "NULL" if self.offset is None else f"{self.offset}_data"
         line(f"run.history = history, run.matrix = {self.matrix}_data, run.offset = {offset};")
         line(f"run.mask = {'NULL' if self.mask is None else f'{self.mask}_data'};")
+        line(f"run.right = {'NULL' if self.right is None else f'{self.right}_data'};")
         line("run.steps = steps, run.batches = batches, run.d = d, run.m = m;")
         with self.source.block("try"):
             line("run.run();")

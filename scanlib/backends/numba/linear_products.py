@@ -144,7 +144,13 @@ class ProductsWriter(LinearBase):
 
     # One step
 
+    def write_both_sides_step(self) -> None:
+        raise NotImplementedError
+
     def write_product_step(self) -> None:
+        if self.op.side == "both":
+            self.write_both_sides_step()
+            return
         if self.dtype.kind == "c" or self.sums_along_rows():
             with ExitStack() as stack:
                 self.write_views(stack)
@@ -166,8 +172,17 @@ class ProductsWriter(LinearBase):
                 rows = f"{self.rows()}, matrix_at, d, d, d"
                 self.write_lines("m", "h, old_at", rows, "d")
 
-    def write_lines(self, count: str, factors: str, rows: str, width: str) -> None:
-        """Write the lines of a matrix, several at a time."""
+    def write_lines(
+        self,
+        count: str,
+        factors: str,
+        rows: str,
+        width: str,
+        terms: str = "d",
+        array: str = "h",
+        start: str = "new_at",
+    ) -> None:
+        """Write the lines of a matrix, several at a time; each has `terms` factors."""
         several = linear_combine.LINES
         for lines, places in (
             (several, f"0, {count} // {several} * {several}, {several}"),
@@ -175,7 +190,9 @@ class ProductsWriter(LinearBase):
         ):
             with self.block(f"for i in range({places}):"):
                 line = f"i * {width}"
-                self.write_combination(f"new_at + {line}", f"{factors} + i * d", rows, line, lines)
+                self.write_combination(
+                    f"{start} + {line}", f"{factors} + i * {terms}", rows, line, lines, array
+                )
 
     def rows(self) -> str:
         return "columns" if self.uses_columns() else self.matrix
@@ -185,16 +202,22 @@ class ProductsWriter(LinearBase):
         return self.op.vector and self.op.side == "left" and not self.fixed
 
     def write_combination(
-        self, target: str, factors: str, rows: str, add_at: str = "0", lines: int = 1
+        self,
+        target: str,
+        factors: str,
+        rows: str,
+        add_at: str = "0",
+        lines: int = 1,
+        array: str = "h",
     ) -> None:
-        """Write ``target = addend + Σ_j factors[j] rows[j]``."""
-        has_offset = self.offset is not None
+        """Write ``target = addend + Σ_j factors[j] rows[j]``; only the history has an addend."""
+        has_offset = self.offset is not None and array == "h"
         function = linear_combine.combine(lines, has_offset)
         name = self.source.function(
             function, f"{linear_combine.VERSION} combine {lines} {has_offset}", "combine"
         )
         addend = f"{self.offset}, add_at + {add_at}" if has_offset else "h, 0"
-        self.line(f"{name}(h, {target}, {factors}, {rows}, {addend})")
+        self.line(f"{name}({array}, {target}, {factors}, {rows}, {addend})")
 
     def write_item_by_item(self, masked: bool = False) -> None:
         d, left = "d", self.op.side == "left"  # compilers do worse with sizes they know

@@ -12,6 +12,8 @@ How one step is computed:
 * the log semiring with a fixed matrix works with ``exp(A - its row's maximum)``, computed once:
   a step takes `d` exponentials and logarithms, and a real product. A row whose sum comes near
   the smallest numbers is computed again term by term, so nothing underflows;
+* products from both sides of a small state keep its rows in vectors, other ones are two products
+  of matrices (`linear_both`);
 * all other products go term by term.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
@@ -37,7 +39,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 
 from scanlib.backends.numba import linear_combine, linear_vectors
-from scanlib.backends.numba.linear_products import ProductsWriter
+from scanlib.backends.numba.linear_both import BothSidesWriter
 from scanlib.backends.numba.linear_terms import TermsWriter
 from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
@@ -46,7 +48,7 @@ from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 VERSION = "scanlib-linear-6"
 
 
-class LinearWriter(ProductsWriter, TermsWriter):
+class LinearWriter(BothSidesWriter, TermsWriter):
     """Writes the function of one `LinearScan` node."""
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
@@ -55,6 +57,8 @@ class LinearWriter(ProductsWriter, TermsWriter):
         self.write_storage()
         if self.by_vectors():
             self.write_by_vectors()
+        if self.op.side == "both":
+            self.write_small_products()
         if not self.by_vectors() or self.size is None:
             with self.block("for n in range(done, steps):"):
                 self.write_step()
@@ -78,6 +82,8 @@ class LinearWriter(ProductsWriter, TermsWriter):
         timed = [(self.offset, linear_loop.OFFSET_ROWS)] if op.has_offset else []
         if not self.fixed:
             timed.append((self.matrix, linear_loop.MATRIX_ROWS))
+        if not self.fixed and self.right is not None:
+            timed.append((self.right, linear_loop.MATRIX_ROWS))
         for name, text in timed:
             rows = f"{name}.shape[0]"
             self.refuse(f"{rows} != steps", "SequenceLengthError", text, rows, "steps")
@@ -106,6 +112,8 @@ class LinearWriter(ProductsWriter, TermsWriter):
                 (f"{self.matrix}.shape[{first + axis}]", f"{self.initial}.shape[{1 + axis}]")
                 for axis in range(self.batch)
             ]
+        if self.right is not None:
+            pairs += [(f"{self.right}.shape[{axis}]", "m") for axis in (last - 2, last - 1)]
         if self.mask is not None:
             pairs += [(f"{self.mask}.shape[{axis}]", "d") for axis in range(2)]
         if self.offset is not None:
@@ -129,6 +137,10 @@ class LinearWriter(ProductsWriter, TermsWriter):
                 self.offset = "add_rows"
             line(f"matrices = contiguous({self.matrix})")
             self.matrix = "matrices"
+            if self.right is not None:
+                line(f"rights = contiguous({self.right})")
+                line("half = np.empty(d * m, number)")
+                self.right = "rights"
             batch = " * ".join(f"h.shape[{1 + axis}]" for axis in range(self.batch))
             line(f"batches, cells = {batch or '1'}, {'d' if self.op.vector else 'd * m'}")
         if self.uses_columns():
