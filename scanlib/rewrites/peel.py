@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc, Eye, MakeVector
+from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
@@ -38,6 +38,7 @@ _CHEAP: tuple[type, ...] = (
     Elemwise,
     Eye,
     IncSubtensor,
+    Join,
     LogSoftmax,
     MakeVector,
     Reshape,
@@ -45,6 +46,7 @@ _CHEAP: tuple[type, ...] = (
     Shape_i,
     Softmax,
     SpecifyShape,
+    Split,
     Subtensor,
 )
 
@@ -92,7 +94,11 @@ class OverTime:
         NotPeelableError
         """
         known = [*self.fixed, *self.varying]
+        differ = set(self.varying)
         for node in toposort(list(variables), blockers=known):
+            if not any(inp in differ for inp in node.inputs):
+                continue  # computed once
+            differ.update(node.outputs)
             op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
             if not isinstance(op, _CHEAP):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
@@ -131,6 +137,16 @@ class OverTime:
         if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
             self.varying[node.outputs[0]] = self._changed_part(node)
             return
+        if isinstance(node.op, Join) and isinstance(node.inputs[0], Constant):
+            parts = [self.rows(part) for part in node.inputs[1:]]
+            self.varying[node.outputs[0]] = pt.join(_axis_in_batch(node.inputs[0]), *parts)
+            return
+        if isinstance(node.op, Split) and isinstance(node.inputs[1], Constant):
+            whole, (splits, varies) = self.rows(node.inputs[0]), inputs[2]
+            if not varies:
+                made = node.op.make_node(whole, _axis_in_batch(node.inputs[1]), splits)
+                self.varying.update(zip(node.outputs, made.outputs, strict=True))
+                return
         if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
             axes = [axis + 1 for axis in node.op.axis]
             self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
@@ -228,6 +244,12 @@ class OverTime:
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
         return pt.tensordot(x, y, axes=([0, 2], [0, 1]))
+
+
+def _axis_in_batch(axis: Constant) -> int:
+    """Return what a constant axis of a step's arrays is in arrays of all steps."""
+    place = int(axis.data)
+    return place if place < 0 else place + 1
 
 
 def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:
