@@ -41,7 +41,7 @@ def _indices(node: Apply) -> tuple:
     return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
 
 
-def _is_trace(node: Apply, depth: int) -> bool:
+def is_trace(node: Apply, depth: int) -> bool:
     """Whether a node is ``history[K:]``."""
     if not isinstance(node.op, Subtensor):
         return False
@@ -56,15 +56,20 @@ def _is_trace(node: Apply, depth: int) -> bool:
 
 
 def last_row_reads(
-    fgraph: FunctionGraph, history: Variable, depth: int
+    fgraph: FunctionGraph, history: Variable, depth: int, ignored: tuple[type, ...] | type = ()
 ) -> tuple[list[LastRow], bool]:
-    """Return the reads of last rows of a history, and whether it is read in no other way."""
+    """Return the reads of last rows of a history, and whether it is read in no other way.
+
+    What Ops of the `ignored` types read does not count.
+    """
     reads: list[LastRow] = []
     only = True
     for client, position in fgraph.clients.get(history, ()):
+        if isinstance(client.op, ignored):
+            continue
         if not isinstance(client.op, Subtensor) or position != 0:
             only = False
-        elif _is_trace(client, depth):
+        elif is_trace(client, depth):
             trace = client.outputs[0]
             for reader, place in fgraph.clients.get(trace, ()):
                 read = _last_row(reader, place, True)

@@ -40,7 +40,7 @@ class HistoryCotangent:
 def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCotangent:
     """Take the cotangent of a history apart."""
     result = HistoryCotangent()
-    for term in _terms(cotangent):
+    for term in terms_of(cotangent):
         placed = None if reverse else _placed_in_zeros(term)
         if placed is None:
             if reverse:
@@ -52,7 +52,7 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
             continue
         value, index = placed
         if index == depth:
-            for inner in _terms(value):
+            for inner in terms_of(value):
                 inside = _placed_in_zeros(inner)
                 if inside is not None and inside[1] == -1:
                     result.add("last", inside[0])
@@ -66,7 +66,8 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
     return result
 
 
-def _terms(variable: Variable) -> list[Variable]:
+def terms_of(variable: Variable) -> list[Variable]:
+    """Return the terms of a sum."""
     node = variable.owner
     if (
         node is not None
@@ -74,7 +75,7 @@ def _terms(variable: Variable) -> list[Variable]:
         and isinstance(node.op.scalar_op, Add)
         and all(inp.type.broadcastable == variable.type.broadcastable for inp in node.inputs)
     ):
-        return [term for inp in node.inputs for term in _terms(inp)]
+        return [term for inp in node.inputs for term in terms_of(inp)]
     return [variable]
 
 
