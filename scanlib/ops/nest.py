@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
@@ -180,7 +181,7 @@ class _Outer:
             self.inner.carries.append(Carry(start, carry.value, carry.next, carry.name))
 
     def add_stop(self, stop: Variable) -> None:
-        false = pt.constant(False)
+        false = pt.constant(np.zeros((), dtype=bool))
         before, after = pt.TensorType("bool", shape=())(), pt.neq(stop, 0)
         self.inner.stop = after
         self.inner.carries.append(Carry(false, before, after, "stopped"))
@@ -197,12 +198,11 @@ class _Outer:
         for i, state in enumerate(loop.states):
             if i in self.position:
                 history = results.histories[self.position[i]]
-                rows = [history[-k] for k in range(state.depth, 0, -1)]
+                deep = state.depth > 1
+                rows = history[-state.depth :] if deep else pt.expand_dims(history[-1], 0)
             else:
-                rows = substitute([state.next], finals)
-            outer.states[i].next = (
-                pt.expand_dims(rows[0], 0) if len(rows) == 1 else pt.stack(rows, axis=0)
-            )
+                rows = pt.expand_dims(substitute([state.next], finals)[0], 0)
+            outer.states[i].next = rows
         after = outer.states[len(loop.states) :]
         for part, final in zip(after, results.carries, strict=False):
             part.next = stored_carry(final)

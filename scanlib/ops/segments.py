@@ -77,9 +77,8 @@ class SplitRows(Op):
         rest = [pg.disconnected_type(), pg.disconnected_type()]
         if _disconnected(cotangent):
             return [pg.disconnected_type(), *rest]
-        rows = MergeRows()(cotangent)
-        zeros = pt.zeros_like(value, dtype=cotangent.type.dtype)
-        return [pt.set_subtensor(zeros[: count * length], rows), *rest]
+        zeros = pt.zeros_like(value[count * length :], dtype=cotangent.type.dtype)
+        return [JoinRows()(cotangent, zeros), *rest]
 
     def pushforward(
         self,

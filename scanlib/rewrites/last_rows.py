@@ -27,6 +27,7 @@ MAX_KEPT_ROWS = 8  # more rows than this are read from a stored history
 class LastRow:
     """A read of one row, counted from the end: ``old = history[-back, rest]``.
 
+    With `several` it reads that row and all after it: ``old = history[-back:, rest]``.
     `needs_step` says that the row must be one that the loop wrote: the read goes through the
     trace, which has no rows if there are no steps.
     """
@@ -35,6 +36,12 @@ class LastRow:
     back: int
     rest: tuple
     needs_step: bool
+    several: bool = False
+
+    def of(self, history: Variable) -> Variable:
+        """Return the same read of another history."""
+        first = slice(-self.back, None) if self.several else -self.back
+        return history[(first, *self.rest)]
 
 
 def _indices(node: Apply) -> tuple:
@@ -90,12 +97,18 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     if not isinstance(node.op, Subtensor) or position != 0:
         return None
     indices = _indices(node)
-    if not indices or isinstance(indices[0], slice):
+    if not indices:
         return None
-    back = constant_index(indices[0])
+    first, several = indices[0], isinstance(indices[0], slice)
+    if several:
+        # Of a trace there may be fewer rows than are asked for.
+        if needs_step or first.stop is not None or first.step is not None:
+            return None
+        first = first.start
+    back = None if first is None else constant_index(first)
     if back is None or not -MAX_KEPT_ROWS <= back < 0:
         return None
-    return LastRow(node.outputs[0], -back, indices[1:], needs_step)
+    return LastRow(node.outputs[0], -back, indices[1:], needs_step, several)
 
 
 def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
@@ -133,7 +146,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     for state, reads in pending:
         kept = replacements.pop(edit.result(state))
         for read in reads:
-            replacements[read.old] = kept[(-read.back, *read.rest)]
+            replacements[read.old] = read.of(kept)
     return replacements
 
 

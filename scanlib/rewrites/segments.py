@@ -153,7 +153,7 @@ class _Nest:
         return results
 
     def last_row(self, i: int, read: LastRow) -> Variable:
-        row = self.final_rows(i)[(-read.back, *read.rest)]
+        row = read.of(self.final_rows(i))
         known = constant_integer(self.loop.length())
         if not read.needs_step or (known is not None and known >= read.back):
             return row

@@ -45,16 +45,16 @@ def checkpointed_pullback(
     return _Checkpointed(op, list(inputs), list(outputs), list(cotangents)).cotangents()
 
 
-def _placed(like: Variable, rows: Variable | None, last: Variable | None, depth: int) -> Variable:
-    """Return the cotangent of a history: of the rows its steps wrote, and of the last row."""
-    parts = []
-    if rows is not None:
-        parts.append(pt.set_subtensor(pt.zeros_like(like)[depth:], rows))
-    if last is not None:
-        parts.append(pt.set_subtensor(pt.zeros_like(like)[-1], last))
-    if not parts:
-        return pg.disconnected_type()
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+def _placed(like: Variable, parts: HistoryCotangent, depth: int) -> Variable:
+    """Return the cotangent of a history: of the rows its steps wrote, and of the last rows."""
+    zeros = pt.zeros_like(like)
+    placed = [
+        None if parts.rows is None else pt.set_subtensor(zeros[depth:], parts.rows),
+        None if parts.last is None else pt.set_subtensor(zeros[-1], parts.last),
+        None if parts.ends is None else pt.set_subtensor(zeros[-depth:], parts.ends),
+    ]
+    total = _total(placed)
+    return pg.disconnected_type() if total is None else total
 
 
 def _total(parts: Sequence[Variable | None]) -> Variable | None:
@@ -96,7 +96,8 @@ class _Checkpointed:
     def store_starts(self) -> None:
         """Run the loop with carries stored, and its steps counted, if the segments need that."""
         loop = self.loop
-        if not (loop.carries or loop.stop or any(state.untraced for state in loop.states)):
+        dropped = any(state.untraced for state in loop.states)
+        if not loop.carries and loop.stop is None and not dropped:
             return
         states = [replace(state, taps=dict(state.taps), untraced=False) for state in loop.states]
         kept = []
@@ -177,15 +178,18 @@ class _Checkpointed:
         node = tail_loop(loop, cut, initials, carries, self.inside).apply().node
         outs = node.op.signature.split_outputs(node.outputs)
         given = [
-            _placed(history, None if c.rows is None else c.rows[cut.steps :], c.last, state.depth)
-            for history, (c, _), state in zip(
-                outs.histories, self.histories, loop.states, strict=True
-            )
+            _placed(history, self.after_segments(i), loop.states[i].depth)
+            for i, history in enumerate(outs.histories)
         ]
         given += self.given.carries
         given += [g[cut.steps :] if is_usable(g) else g for g in self.given.outputs]
         found = node.op.pullback(node.inputs, node.outputs, given)
         return node.op.signature.split_inputs(found)
+
+    def after_segments(self, i: int) -> HistoryCotangent:
+        """Return the part of a history's cotangent that belongs to the tail."""
+        whole = self.histories[i][0]
+        return replace(whole, rows=None if whole.rows is None else whole.rows[self.cut.steps :])
 
     def outer_cotangents(self, starts: list[Variable], tail: OuterInputs | None) -> OuterInputs:
         loop, cut = self.walked, self.cut
@@ -214,19 +218,17 @@ class _Checkpointed:
         if i < states:
             cotangent, own = self.histories[i]
             if tail is not None:
-                last: Variable | None = tail.initials[i]
-            elif cotangent.last is not None:
-                zeros = pt.zeros_like(history[-1])
-                last = pt.set_subtensor(zeros[-1], cotangent.last)
+                last = tail.initials[i]
             else:
-                last = None
+                ends = replace(cotangent, rows=None)
+                last = _placed(history[-1], ends, self.loop.states[i].depth)
         else:
             last = tail.carries[i - states] if tail else self.given.carries[i - states]
-        if last is None or not is_usable(last) or not is_differentiable(history):
-            if last is not None and is_connected(last) and is_null(last):
-                return last
+        if is_connected(last) and is_null(last):
+            return last
+        if not is_connected(last) or not is_differentiable(history):
             return pg.disconnected_type() if own is None else own
-        placed = _placed(history, None, as_dtype(last, history), 1)
+        placed = _placed(history, HistoryCotangent(last=as_dtype(last, history)), 1)
         return placed if own is None else own + placed
 
     # What comes out
@@ -267,11 +269,16 @@ class _Checkpointed:
         self, outer: Variable, whole: Variable, rest: Variable | None
     ) -> Variable | None:
         """Return the cotangent of a sequence from those of its segments and of the tail's rows."""
-        if not is_differentiable(outer) or not is_connected(whole):
+        parts = [part for part in (whole, rest) if part is not None and is_connected(part)]
+        if not is_differentiable(outer) or not parts:
             return None
-        for part in (whole, rest):
-            if part is not None and is_null(part):
+        for part in parts:
+            if is_null(part):
                 return part
+        if not is_connected(whole):
+            whole = pt.zeros_like(SplitRows()(outer, self.cut.count, self.cut.length))
+        if rest is not None and not is_connected(rest):
+            rest = pt.zeros_like(outer[self.cut.steps : self.walked.length()])
         rows = MergeRows()(whole) if rest is None else JoinRows()(whole, rest)
         if self.loop.stop is None:
             return rows

@@ -25,12 +25,14 @@ class HistoryCotangent:
     """The sum of four parts, each None where it is zero.
 
     `rows` belongs to the T rows that the loop wrote, `last` to the last of them (the initial
-    row next to it if there are no steps), `initial` to the K initial rows.
+    row next to it if there are no steps), `ends` to the last K rows of the history, `initial` to
+    the K initial rows.
     """
 
     rows: Variable | None = None
     initial: Variable | None = None
     last: Variable | None = None
+    ends: Variable | None = None
 
     def add(self, part: str, value: Variable) -> None:
         known = getattr(self, part)
@@ -60,6 +62,8 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
                     result.add("rows", inner)
         elif index == -1:
             result.add("last", value)
+        elif isinstance(index, slice) and index.start == -depth:
+            result.add("ends", value)
         else:
             result.add("rows", term[depth:])
             result.add("initial", term[:depth])
@@ -79,9 +83,10 @@ def terms_of(variable: Variable) -> list[Variable]:
     return [variable]
 
 
-def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
-    """Read ``zeros[start:] = value`` (returns value, start) and ``zeros[-1] = value``
-    (returns value, -1); the index is None for other places, the result for other graphs."""
+def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None] | None:
+    """Read ``zeros[start:] = value`` (returns value, start), ``zeros[-k:] = value`` (returns
+    value, a slice) and ``zeros[-1] = value`` (returns value, -1); the index is None for other
+    places, the result for other graphs."""
     node = variable.owner
     if node is None or not isinstance(node.op, IncSubtensor) or not _is_zeros(node.inputs[0]):
         return None
@@ -94,11 +99,14 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
         if index.stop is not None or index.step is not None:
             return value, None
         start = constant_index(index.start)
-        if start is None or start < 1 or value.type.ndim != variable.type.ndim:
+        if start is None or not start or value.type.ndim != variable.type.ndim:
             return value, None
         if value.type.broadcastable[1:] != variable.type.broadcastable[1:]:
             return value, None
-        return value, start
+        # One row in place of several would be repeated.
+        if start < -1 and value.type.broadcastable[0]:
+            return value, None
+        return value, start if start > 0 else slice(start, None)
     if constant_index(index) == -1 and value.type.ndim == variable.type.ndim - 1:
         if value.type.broadcastable != variable.type.broadcastable[1:]:
             return value, None

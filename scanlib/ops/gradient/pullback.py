@@ -145,6 +145,9 @@ class _Backward:
             zero = pt.zeros_like(state.initial[0])
             first = zero if entering.last is None else entering.last
             starts = [first] + [zero] * (state.depth - 1)
+            if entering.ends is not None:
+                ends = [entering.ends[state.depth - j] for j in range(1, state.depth + 1)]
+                starts = [a if b is zero else a + b for a, b in zip(ends, starts, strict=True)]
             self.owed[i] = [len(self.loop.carries) + j for j in range(state.depth)]
             added = [self.add_carry(start, total) for start in starts]
             value = added[0].value
