@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def read_checkpoint(checkpoint: Any) -> Schedule | None:
         if length < 1:
             raise ValueError(f"the length of a segment is at least 1, got {checkpoint!r}")
     lengths = tuple(int(length) for length in given)
-    if any(inner >= outer for outer, inner in zip(lengths, lengths[1:], strict=False)):
+    if any(inner >= outer for outer, inner in pairwise(lengths)):
         raise ValueError(
             f"nested segments get shorter from the outermost to the innermost, got {checkpoint!r}"
         )

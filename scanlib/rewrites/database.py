@@ -45,7 +45,9 @@ optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", posit
 optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
 )
-optdb.register("scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08)
+optdb.register(
+    "scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08
+)
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
 optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)

@@ -50,9 +50,7 @@ def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Var
         edit.loop.checkpoint = None
         return edit.replacements()
     if _as_slices(edit, reads):
-        return {
-            client.outputs[0]: client.op.as_slices(*client.inputs) for client in starts
-        }
+        return {client.outputs[0]: client.op.as_slices(*client.inputs) for client in starts}
     return _Nest(edit, reads).replacements()
 
 
@@ -102,7 +100,8 @@ class _Nest:
         states = len(loop.states)
         ends = [history[-1] for history in self.outer.histories]
         carries = [
-            restored_carry(carry, end) for carry, end in zip(loop.carries, ends[states:], strict=True)
+            restored_carry(carry, end)
+            for carry, end in zip(loop.carries, ends[states:], strict=True)
         ]
         return tail_loop(loop, self.cut, ends[:states], carries, None, steps).apply()
 

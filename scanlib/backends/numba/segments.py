@@ -2,7 +2,10 @@
 
 Cutting is a view also where rows are not contiguous: a sequence that is walked backwards is a
 flipped array.
+
+Numba's front end does not know how to unpack a tuple inside another; hence the sums of tuples.
 """
+# ruff: noqa: RUF005
 
 from __future__ import annotations
 
@@ -57,9 +60,7 @@ def _split_rows(value, count, length):
 
 
 @register_funcify_default_op_cache_key(SplitRows)
-def funcify_split_rows(
-    op: SplitRows, node: Apply, **kwargs: Any
-) -> tuple[Callable[..., Any], int]:
+def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], int]:
     """Return the compiled function of a `SplitRows`."""
 
     @numba_njit
@@ -77,9 +78,7 @@ def funcify_split_rows(
 
 
 @register_funcify_default_op_cache_key(MergeRows)
-def funcify_merge_rows(
-    op: MergeRows, node: Apply, **kwargs: Any
-) -> tuple[Callable[..., Any], int]:
+def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], int]:
     """Return the compiled function of a `MergeRows`."""
 
     @numba_njit
@@ -99,10 +98,7 @@ def funcify_join_rows(op: JoinRows, node: Apply, **kwargs: Any) -> tuple[Callabl
         rows = segments.shape[0] * segments.shape[1]
         first = contiguous(segments).reshape(-1)
         last = contiguous(tail).reshape(-1)
-        if rows:
-            sizes = (rows + tail.shape[0],) + segments.shape[2:]
-        else:
-            sizes = tail.shape
+        sizes = (rows + tail.shape[0],) + segments.shape[2:] if rows else tail.shape
         out = np.empty(sizes, tail.dtype)
         flat = out.reshape(-1)
         whole = first.size if rows else 0

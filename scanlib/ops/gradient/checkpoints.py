@@ -22,9 +22,16 @@ from pytensor.graph.basic import Variable, equal_computations
 from pytensor.tensor.type import lvector
 
 from scanlib.ops.generator_words import GeneratorWords
-from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, terms_of
-from scanlib.ops.gradient.pullback import finish, is_null, pull_back, pullback, reachable
+from scanlib.ops.gradient.cotangents import (
+    HistoryCotangent,
+    placed_history,
+    split_history,
+    terms_of,
+    total_of,
+)
+from scanlib.ops.gradient.pullback import finish, is_null, pull_back, reachable
 from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.truncated import truncated_pullback
 from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
 from scanlib.ops.loop import Carry, Loop, Results, State
 from scanlib.ops.nest import Cut, outer_loop, restored_carry, stored_carry, tail_loop
@@ -42,31 +49,9 @@ def checkpointed_pullback(
     cotangents: Sequence[Variable],
 ) -> list[Variable]:
     """Return the cotangents of a loop's inputs, computing its steps again from checkpoints."""
+    if op.truncate_gradient >= 0:
+        return truncated_pullback(op, inputs, cotangents)
     return _Checkpointed(op, list(inputs), list(outputs), list(cotangents)).cotangents()
-
-
-def _placed(like: Variable, parts: HistoryCotangent, depth: int) -> Variable:
-    """Return the cotangent of a history: of the rows its steps wrote, and of the last rows."""
-    zeros = pt.zeros_like(like)
-    placed = [
-        None if parts.rows is None else pt.set_subtensor(zeros[depth:], parts.rows),
-        None if parts.last is None else pt.set_subtensor(zeros[-1], parts.last),
-        None if parts.ends is None else pt.set_subtensor(zeros[-depth:], parts.ends),
-    ]
-    total = _total(placed)
-    return pg.disconnected_type() if total is None else total
-
-
-def _total(parts: Sequence[Variable | None]) -> Variable | None:
-    """Return the sum of cotangents, the undefined one if there is any, None if there is none."""
-    present = [part for part in parts if part is not None and is_connected(part)]
-    undefined = [part for part in present if is_null(part)]
-    if undefined or not present:
-        return undefined[0] if undefined else None
-    total = present[0]
-    for part in present[1:]:
-        total = total + part
-    return total
 
 
 class _Checkpointed:
@@ -141,13 +126,14 @@ class _Checkpointed:
         state, cotangent = self.loop.states[i], self.given.histories[i]
         if not is_usable(cotangent):
             return HistoryCotangent(), None
-        own, others = [], []
+        own: list[Variable] = []
+        others: list[Variable] = []
         for term in terms_of(as_dtype(cotangent, state.initial)):
             (own if self.places_starts(term) else others).append(term)
         rest = HistoryCotangent()
         if others:
-            rest = split_history(_total(others), state.depth, reverse=False)
-        return rest, _total([term.owner.inputs[0] for term in own])
+            rest = split_history(total_of(others), state.depth, reverse=False)
+        return rest, total_of([term.owner.inputs[0] for term in own])
 
     def places_starts(self, term: Variable) -> bool:
         node = term.owner
@@ -178,7 +164,7 @@ class _Checkpointed:
         node = tail_loop(loop, cut, initials, carries, self.inside).apply().node
         outs = node.op.signature.split_outputs(node.outputs)
         given = [
-            _placed(history, self.after_segments(i), loop.states[i].depth)
+            placed_history(history, self.after_segments(i), loop.states[i].depth)
             for i, history in enumerate(outs.histories)
         ]
         given += self.given.carries
@@ -197,9 +183,7 @@ class _Checkpointed:
         stacked = [i for i, g in enumerate(self.given.outputs) if is_usable(g)]
         node = outer_loop(loop, cut, self.inside, traced, stacked).apply().node
         outs = node.op.signature.split_outputs(node.outputs)
-        given = [
-            self.start_cotangent(i, history, tail) for i, history in enumerate(outs.histories)
-        ]
+        given = [self.start_cotangent(i, history, tail) for i, history in enumerate(outs.histories)]
         for i in traced:
             given.append(SplitRows()(self.histories[i][0].rows, cut.count, cut.length))
         for i in stacked:
@@ -209,9 +193,7 @@ class _Checkpointed:
         found = pull_back(node.op, node.inputs, forward, given)
         return node.op.signature.split_inputs(found)
 
-    def start_cotangent(
-        self, i: int, history: Variable, tail: OuterInputs | None
-    ) -> Variable:
+    def start_cotangent(self, i: int, history: Variable, tail: OuterInputs | None) -> Variable:
         """Return the cotangent of the starts of all segments, and of what the tail starts from."""
         states = len(self.loop.states)
         own: Variable | None = None
@@ -221,14 +203,14 @@ class _Checkpointed:
                 last = tail.initials[i]
             else:
                 ends = replace(cotangent, rows=None)
-                last = _placed(history[-1], ends, self.loop.states[i].depth)
+                last = placed_history(history[-1], ends, self.loop.states[i].depth)
         else:
             last = tail.carries[i - states] if tail else self.given.carries[i - states]
         if is_connected(last) and is_null(last):
             return last
         if not is_connected(last) or not is_differentiable(history):
             return pg.disconnected_type() if own is None else own
-        placed = _placed(history, HistoryCotangent(last=as_dtype(last, history)), 1)
+        placed = placed_history(history, HistoryCotangent(last=as_dtype(last, history)), 1)
         return placed if own is None else own + placed
 
     # What comes out
@@ -240,12 +222,12 @@ class _Checkpointed:
             found.append(self.sequence(part.outer, outer.sequences[i], tail and tail.sequences[i]))
         for i in range(states):
             entering = self.histories[i][0].initial
-            found.append(_total([self.first(outer.initials[i]), entering]))
+            found.append(total_of([self.first(outer.initials[i]), entering]))
         for i, carry in enumerate(loop.carries):
             value = outer.initials[states + i]
             found.append(self.first(value) if is_differentiable(carry.initial) else None)
         for i in range(len(loop.non_sequences)):
-            found.append(_total([outer.non_sequences[i], tail and tail.non_sequences[i]]))
+            found.append(total_of([outer.non_sequences[i], tail and tail.non_sequences[i]]))
         reached = reachable(self.op, self.given)
         return [
             self.finish(variable, value, reaches)
@@ -265,9 +247,7 @@ class _Checkpointed:
             return None
         return value if is_null(value) else value[0]
 
-    def sequence(
-        self, outer: Variable, whole: Variable, rest: Variable | None
-    ) -> Variable | None:
+    def sequence(self, outer: Variable, whole: Variable, rest: Variable | None) -> Variable | None:
         """Return the cotangent of a sequence from those of its segments and of the tail's rows."""
         parts = [part for part in (whole, rest) if part is not None and is_connected(part)]
         if not is_differentiable(outer) or not parts:

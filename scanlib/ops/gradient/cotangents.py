@@ -8,9 +8,13 @@ row alone is the backward loop's initial value, with no sequence at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytensor.gradient as pg
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
 from pytensor.tensor.basic import Alloc
@@ -68,6 +72,32 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
             result.add("rows", term[depth:])
             result.add("initial", term[:depth])
     return result
+
+
+def total_of(parts: Sequence[Variable | None]) -> Variable | None:
+    """Return the sum of cotangents, the undefined one if there is any, None if there is none."""
+    present = [
+        part for part in parts if part is not None and not isinstance(part.type, DisconnectedType)
+    ]
+    undefined = [part for part in present if isinstance(part.type, NullType)]
+    if undefined or not present:
+        return undefined[0] if undefined else None
+    total = present[0]
+    for part in present[1:]:
+        total = total + part
+    return total
+
+
+def placed_history(like: Variable, parts: HistoryCotangent, depth: int) -> Variable:
+    """Return the cotangent of a history: of the rows its steps wrote, and of the last rows."""
+    zeros = pt.zeros_like(like)
+    placed = [
+        None if parts.rows is None else pt.set_subtensor(zeros[depth:], parts.rows),
+        None if parts.last is None else pt.set_subtensor(zeros[-1], parts.last),
+        None if parts.ends is None else pt.set_subtensor(zeros[-depth:], parts.ends),
+    ]
+    total = total_of(placed)
+    return pg.disconnected_type() if total is None else total
 
 
 def terms_of(variable: Variable) -> list[Variable]:
