@@ -26,6 +26,7 @@ from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.rewrites.gathers import additions_as_sums
 from scanlib.rewrites.peel import NotPeelableError, OverTime
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
@@ -42,6 +43,7 @@ def canonical_loop(node: Apply) -> Loop:
         optdb.query(CANONICAL).rewrite(body)
         loop.set_body_outputs(list(body.outputs))
     loop.substitute(_softmaxes(loop.body_outputs()))
+    additions_as_sums(loop)
     return loop
 
 
