@@ -14,12 +14,12 @@ lowered by the same rule. It costs memory only for what such a loop stored anywa
 the cotangents is as large as that of the states. A state of which only the last row is read, by
 nobody but itself, is not stored.
 
-Loops with `until` stay, as do those with more than one recurrent part.
+Several recurrent parts, deeper taps, and states that a step cuts up or joins are first made one
+vector (`scanlib.rewrites.linear_system`). Loops with `until` stay.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
@@ -41,19 +41,15 @@ from scanlib.ops.linear_scan import Parts as OpParts
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
+from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_parts import (
     NotLinearError,
     Parts,
-    canonical_loop,
-    shifted,
-    sort_parts,
     value_of,
 )
-from scanlib.rewrites.linear_system import Joined, join_parts
 from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.simplify import replace
 
-SMALL_PRODUCT = 8  # items of a state whose products from both sides are one product with a matrix
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 
@@ -84,50 +80,6 @@ def explain_linear(loop: Loop) -> str | None:
     except NotLinearError as error:
         return str(error)
     return None
-
-
-def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
-    """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
-
-    Raises
-    ------
-    NotLinearError
-        If the loop is of another form.
-    """
-    loop = canonical_loop(node)
-    try:
-        parts = shifted(loop)
-        if parts is None:
-            loop = canonical_loop(node)
-            parts = sort_parts(loop)
-        if not _is_small_product(loop, parts):
-            return loop, parts, None
-    except NotLinearError as single:
-        try:
-            return join_parts(node)
-        except NotLinearError as several:
-            raise _reason(node, single, several) from several
-    try:
-        return join_parts(node)
-    except NotLinearError:
-        return loop, parts, None
-
-
-def _is_small_product(loop: Loop, parts: Parts) -> bool:
-    """Whether fixed matrices on both sides are better taken as one matrix of few items."""
-    recurrence = parts.recurrence
-    sizes = value_of(parts.recurrent).type.shape
-    if recurrence.across is None or None in sizes or math.prod(sizes) > SMALL_PRODUCT:
-        return False
-    above = set(ancestors([recurrence.matrix, recurrence.across]))
-    return not any(sequence.row in above for sequence in loop.sequences)
-
-
-def _reason(node: Apply, single: NotLinearError, several: NotLinearError) -> NotLinearError:
-    """Return the error that says more: of one state, or of all together."""
-    signature = node.op.signature
-    alone = signature.n_states + signature.n_carries == 1 and signature.depths in ((), (1,))
-    return single if alone else several
 
 
 def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:

@@ -14,8 +14,6 @@ multiplications.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -23,17 +21,16 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.raise_op import CheckAndRaise
 
 from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_recurrence import Recurrence
 from scanlib.analysis.matrix_system import SystemForms
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.system_rules import Block
-from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
+from scanlib.rewrites.linear_joined import Joined, initial_of, piece_of, slots_of
 from scanlib.rewrites.linear_parts import (
     CANONICAL,
     NotLinearError,
@@ -49,98 +46,6 @@ from scanlib.rewrites.lower import specialize_body
 SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items
-
-
-@dataclass
-class Slot:
-    """A part of the joined state: one tap of a state, or a carry."""
-
-    part: State | Carry
-    tap: int
-    value: Variable
-    next: Variable
-
-
-@dataclass
-class Joined:
-    """What the results of a joined loop are to the loop it came from."""
-
-    slots: list[Slot]
-    state: State | Carry
-    sizes: list[Variable]  # of the slots, without batch
-    shapes: list[tuple[Variable, ...]]  # of the slots' values, without batch
-    batch: int
-    parts: list[Any]  # of the old loop, in the order of its results
-    others: list[Any]  # the parts of the joined loop after the state
-    reverse: bool
-
-    def read(self, read: Sequence[bool]) -> list[bool]:
-        """Return which results of the joined loop are read, given those of the old one."""
-        by_part = {id(part): flag for part, flag in zip(self.parts, read, strict=True)}
-        own = any(by_part[id(slot.part)] for slot in self.slots)
-        return [own, *(by_part[id(part)] for part in self.others)]
-
-    def results(
-        self, values: Sequence[Variable | None], read: Sequence[bool]
-    ) -> list[Variable | None]:
-        """Return the results of the old loop, given those of the joined one."""
-        state, *rest = values
-        other = {id(part): value for part, value in zip(self.others, rest, strict=True)}
-        found: list[Variable | None] = []
-        for part, flag in zip(self.parts, read, strict=True):
-            if not flag:
-                found.append(None)
-            elif id(part) in other:
-                found.append(other[id(part)])
-            else:
-                assert state is not None
-                found.append(self.part_of(part, state))
-        return found
-
-    def part_of(self, part: State | Carry, value: Variable) -> Variable:
-        """Return the result of one old part."""
-        traced = isinstance(self.state, State) and not self.state.untraced
-        rows = value if isinstance(self.state, State) else value[None]
-        last = rows if not traced else rows[:1] if self.reverse else rows[-1:]
-        slots = {slot.tap: k for k, slot in enumerate(self.slots) if slot.part is part}
-        if isinstance(part, Carry):
-            return self.piece(last, slots[-1])[0]
-        taps = sorted(slots, reverse=self.reverse)
-        if part.untraced or not traced:
-            pieces = [self.piece(last, slots[tap]) for tap in taps]
-        elif self.reverse:
-            pieces = [self.piece(rows, slots[-1])]
-            pieces += [] if len(slots) == 1 else [part.initial[1:]]
-        else:
-            pieces = [] if len(slots) == 1 else [part.initial[:-1]]
-            pieces.append(self.piece(rows, slots[-1]))
-        return pieces[0] if len(pieces) == 1 else pt.concatenate(pieces)
-
-    def piece(self, rows: Variable, k: int) -> Variable:
-        """Return one slot's values of some rows of the joined state."""
-        return _piece(rows, self.sizes, self.shapes, k, 1 + self.batch)
-
-
-def _piece(
-    rows: Variable,
-    sizes: Sequence[Variable],
-    shapes: Sequence[tuple[Variable, ...]],
-    k: int,
-    lead: int,
-) -> Variable:
-    start = _total(sizes[:k])
-    index: Any = slice(start, _total(sizes[: k + 1])) if shapes[k] else start
-    part = rows[(*(slice(None),) * lead, index)]
-    if len(shapes[k]) > 1:
-        part = part.reshape((*tuple(part.shape)[:lead], *shapes[k]))
-    return part
-
-
-def _total(sizes: Sequence[Variable]) -> Any:
-    known = [constant_integer(size) for size in sizes]
-    fixed = sum(size for size in known if size is not None)
-    unknown = [size for size, value in zip(sizes, known, strict=True) if value is None]
-    return pt.add(fixed, *unknown) if unknown else fixed
 
 
 def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
@@ -209,13 +114,13 @@ class _Joining:
         self.shift_of = {id(loop.carries[place]): value for place, value in shifts.items()}
         self.parts = [*loop.states, *loop.carries, *loop.outputs]
         self.sums, carries = split_sums(loop)
-        self.slots = _slots([*loop.states, *carries])
+        self.slots = slots_of([*loop.states, *carries])
         self.check_types()
         self.sizes = BodySizes(loop)
         shifts_now = self.sizes.cut(loop, list(self.shift_of.values()))
         self.shift_of = dict(zip(self.shift_of, shifts_now, strict=True))
         self.sums, carries = split_sums(loop)
-        self.slots = _slots([*loop.states, *carries])
+        self.slots = slots_of([*loop.states, *carries])
         self.batch, self.forms = self.find_forms()
 
     def check_types(self) -> None:
@@ -344,11 +249,11 @@ class _Joining:
         """Return what the old values, before and after a step, are of the joined state."""
         value = value_of(state)
         found = {
-            slot.next: _piece(state.next, sizes, shapes, k, self.batch)
+            slot.next: piece_of(state.next, sizes, shapes, k, self.batch)
             for k, slot in enumerate(self.slots)
         }
         for k, slot in enumerate(self.slots):
-            found[slot.value] = _piece(value, sizes, shapes, k, self.batch)
+            found[slot.value] = piece_of(value, sizes, shapes, k, self.batch)
         return found
 
     def joined_loop(
@@ -390,7 +295,7 @@ class _Joining:
 
     def initial(self) -> Variable:
         """Return the joined initial row, an expression outside the loop."""
-        rows = [self.flat(_initial_of(slot, self.loop.reverse)) for slot in self.slots]
+        rows = [self.flat(initial_of(slot, self.loop.reverse)) for slot in self.slots]
         if self.batch:
             shape = tuple(rows[0].shape)[: self.batch]
             rows = [pt.broadcast_to(row, (*shape, row.shape[-1])) for row in rows]
@@ -473,29 +378,3 @@ def _all_true(mask: Variable) -> bool:
     optdb.query(CANONICAL).rewrite(folded)
     (value,) = folded.outputs
     return isinstance(value, Constant) and bool(np.all(value.data))
-
-
-def _slots(parts: Sequence[State | Carry]) -> list[Slot]:
-    slots = []
-    for part in parts:
-        if isinstance(part, Carry):
-            slots.append(Slot(part, -1, part.value, part.next))
-            continue
-        following = part.next
-        for tap in range(-1, -part.depth - 1, -1):
-            value = part.tap(tap)
-            slots.append(Slot(part, tap, value, following))
-            following = value
-    return slots
-
-
-def _initial_of(slot: Slot, reverse: bool) -> Variable:
-    part = slot.part
-    if isinstance(part, Carry):
-        return part.initial
-    initial = part.initial
-    if initial.type.shape[0] != part.depth:
-        message = f"linear scan: a state needs {part.depth} initial rows for its taps"
-        check = CheckAndRaise(InitialRowsError, message)
-        initial = check(initial, pt.eq(initial.shape[0], part.depth))
-    return initial[-slot.tap - 1] if reverse else initial[part.depth + slot.tap]
