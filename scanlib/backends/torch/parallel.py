@@ -32,6 +32,7 @@ from scanlib._compat import thaw_graph
 from scanlib.backends.torch.operator import Run
 from scanlib.backends.torch.portable import Rows, TorchLoop, doubled, torch_dtype
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 
 _ARITHMETIC = ps.Add | ps.Sub | ps.Mul | ps.TrueDiv
@@ -81,6 +82,7 @@ def composes(op: ElemwiseScan) -> bool:
     needed |= {len(needed) + i for i, is_sum in enumerate(op.layout.sums) if not is_sum}
     return (
         not signature.has_stop
+        and not has_positions(op.body.outputs)
         and all(taps == (-1,) for taps in signature.taps)
         and needed == set(found)
         and all(_is_simple(recurrence) for recurrence in op.recurrences)
