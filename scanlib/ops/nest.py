@@ -147,7 +147,9 @@ class _Outer:
     def add_states(self) -> None:
         for i, state in enumerate(self.loop.states):
             tap_type = next(iter(state.taps.values())).type
-            start = TensorType(tap_type.dtype, shape=(state.depth, *tap_type.shape))()
+            # No size for several rows: asserting it would stand in the way of rewrites.
+            rows = 1 if state.depth == 1 else None
+            start = TensorType(tap_type.dtype, shape=(rows, *tap_type.shape))()
             initial = pt.expand_dims(state.initial, 0)
             self.outer.states.append(State(initial, {-1: start}, start, name=state.name))
             if self.is_made_of_finals(i):

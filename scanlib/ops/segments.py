@@ -210,7 +210,9 @@ class SegmentStarts(Op):
         history = pt.as_tensor_variable(history)
         count, length = _integer(count), _integer(length)
         known = constant_integer(count)
-        sizes = (None if known is None else known + 1, self.depth, *history.type.shape[1:])
+        # As in the outer loop of a nest, the size of several rows is no part of the type.
+        rows = 1 if self.depth == 1 else None
+        sizes = (None if known is None else known + 1, rows, *history.type.shape[1:])
         out = TensorType(history.type.dtype, shape=sizes)()
         return Apply(self, [history, count, length], [out])
 

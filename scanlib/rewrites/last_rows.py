@@ -106,6 +106,9 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
             return None
         first = first.start
     back = None if first is None else constant_index(first)
+    rows = node.inputs[0].type.shape[0]
+    if back is not None and back >= 0 and rows is not None:
+        back -= rows  # PyTensor counts from the start where it knows the length
     if back is None or not -MAX_KEPT_ROWS <= back < 0:
         return None
     return LastRow(node.outputs[0], -back, indices[1:], needs_step, several)
