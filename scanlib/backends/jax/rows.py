@@ -110,10 +110,17 @@ def _elemwise(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -
     first = _first_bounded(inputs)
     if first is None:
         return plain(*inputs)
-    for value in inputs:
-        if not isinstance(value, Bounded) and np.ndim(value) == first.ndim and len(value) != 1:
-            first.__jax_array__()
+    # Operands must have equal lengths, so one whose length is known tells that of the others.
+    known = [
+        len(value)
+        for value in inputs
+        if not isinstance(value, Bounded) and np.ndim(value) == first.ndim and len(value) != 1
+    ]
     capacity = min(value.capacity for value in inputs if isinstance(value, Bounded))
+    if known and known[0] <= capacity:
+        return plain(*(v.rows[: known[0]] if isinstance(v, Bounded) else v for v in inputs))
+    if known:
+        first.__jax_array__()
     arrays = [v.rows[:capacity] if isinstance(v, Bounded) else v for v in inputs]
     results = plain(*arrays)
     if len(node.outputs) == 1:
@@ -164,7 +171,9 @@ def _dimshuffle(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...])
     (value,) = inputs
     if not isinstance(value, Bounded):
         return plain(value)
-    if not node.op.new_order or node.op.new_order[0] != 0:
+    if 0 not in node.op.new_order:
+        return plain(value.rows[:1])  # dropped: its length is one
+    if node.op.new_order[0] != 0:
         value.__jax_array__()
     return Bounded(plain(value.rows), value.length, value.origin)
 
