@@ -1,4 +1,4 @@
-r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t`` by `lax.scan`.
+r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t``, compiled on the CPU, else `lax.scan`.
 
 Shapes and semirings are those of `scanlib.ops.linear_scan`. Arrays of an unknown length (`Bounded`)
 run over their whole buffers; steps beyond the length leave the state as it is, so that row `n` of
@@ -25,6 +25,8 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
+from scanlib.backends.jax.kernels import kernel_for, with_kernel
+from scanlib.backends.jax.loops import single
 from scanlib.ops import linear_loop
 from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
 from scanlib.ops.linear_scan import LinearScan, Parts
@@ -33,6 +35,15 @@ from scanlib.ops.linear_scan import LinearScan, Parts
 @jax_funcify.register(LinearScan)
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a matrix recurrence."""
+    target = kernel_for(op, node)
+
+    def with_steps(inputs: tuple[Any, ...]) -> Any:
+        steps = static_int(inputs[0])
+
+        def portable(number: Any, *others: Any) -> list[Any]:
+            return [run(op, op.parts([steps, *others]))]
+
+        return portable, (jnp.asarray(steps), *inputs[1:])
 
     def linear_scan(*inputs: Any) -> Any:
         values = [
@@ -42,7 +53,15 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         parts = op.parts(values)
         if op.has_n_steps:
             parts = parts._replace(n_steps=inputs[0])
-        return run(op, parts)
+            values = [inputs[0], *values[1:]]
+        known = count_steps(op, parts)[1]
+        if target is None or not known or any(isinstance(v, Bounded) for v in values):
+            return run(op, parts)
+        if op.has_n_steps:
+            portable, arrays = with_steps(tuple(values))
+        else:
+            portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
+        return single(with_kernel(target, portable)(*arrays))
 
     return linear_scan
 

@@ -26,6 +26,7 @@ from scanlib._compat import freeze_graph
 from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.rows import KNOWN, OnRows
 from scanlib.backends.jax.static import StaticNumber
+from scanlib.backends.jax.traces import stack_traces
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import Filled
@@ -61,6 +62,7 @@ NEEDS_STATIC = (
 
 def prepare(fgraph: FunctionGraph) -> None:
     """Make known to JAX what it must know when it compiles."""
+    stack_traces(fgraph)
     countable = _countable(fgraph)
     _make_static(fgraph, countable)
     _make_checks(fgraph)
