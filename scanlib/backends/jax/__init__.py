@@ -14,5 +14,13 @@ def combines_in_trees() -> bool:
     return jax.default_backend() != "cpu"
 
 
-__all__ = ["associative", "combines_in_trees", "elemwise", "linear", "loops", "rows", "small",
-           "static"]
+__all__ = [
+    "associative",
+    "combines_in_trees",
+    "elemwise",
+    "linear",
+    "loops",
+    "rows",
+    "small",
+    "static",
+]

@@ -22,9 +22,7 @@ from scanlib.ops.errors import SequenceLengthError
 
 
 @jax_funcify.register(AssociativeScan)
-def funcify_associative_scan(
-    op: AssociativeScan, node: Apply, **kwargs: Any
-) -> Callable[..., Any]:
+def funcify_associative_scan(op: AssociativeScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of an associative scan."""
     body = body_function(op.body)
     inner = op.split_body_inputs(op.body.inputs)

@@ -125,10 +125,7 @@ class Bounded:
         last = self.length if stop is None else bound_of(stop, self.length)
         rows = self.rows
         known = static_int(first)
-        if known is None:
-            rows = jnp.roll(rows, -first, axis=0)
-        else:
-            rows = rows[known:]
+        rows = jnp.roll(rows, -first, axis=0) if known is None else rows[known:]
         end = static_int(stop) if stop is not None else None
         if end is not None and end >= 0 and known is not None:
             rows = rows[: max(end - known, 0)]
@@ -203,12 +200,13 @@ def _flatten(value: Bounded) -> tuple[tuple[Any, Any], str]:
 def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     rows, length = parts
     # What compiled code returns: the length has a value now, and the rows are cut to it.
-    if isinstance(length, jax.Array) and not isinstance(length, jax.core.Tracer):
-        if length.ndim == 0 and isinstance(rows, jax.Array) and not isinstance(
-            rows, jax.core.Tracer
-        ):
-            return rows[: int(length)]
+    if _has_value(rows) and _has_value(length) and not length.ndim:
+        return rows[: int(length)]
     return Bounded(rows, length, origin)
+
+
+def _has_value(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
 jax.tree_util.register_pytree_node(Bounded, _flatten, _unflatten)

@@ -24,7 +24,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of an elementwise loop."""
     loop = JAXLoop(op.scan)
-    target = None if op.signature.has_stop else kernel_for(op, node)
+    target = kernel_for(op, node)
 
     def elemwise_scan(*inputs: Any) -> Any:
         known = not any(isinstance(value, Bounded) for value in inputs)

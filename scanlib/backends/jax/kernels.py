@@ -39,15 +39,22 @@ _targets: dict[str, str | None] = {}
 _libraries: list[ctypes.CDLL] = []
 
 
-def kernel_for(op: ElemwiseScan | LinearScan, node: Apply) -> str | None:
-    """Return the name by which XLA knows the compiled loop, None if there is none."""
+def code_for(op: ElemwiseScan | LinearScan, node: Apply) -> CCode | None:
+    """Return the C code of a loop that XLA can call, None if there is none."""
     if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
         return None
+    if isinstance(op, ElemwiseScan) and op.signature.has_stop:
+        return None  # XLA's results have a length that is known beforehand
     try:
-        code = print_linear(op, node) if isinstance(op, LinearScan) else print_loop(op)
+        return print_linear(op, node) if isinstance(op, LinearScan) else print_loop(op)
     except NoCCodeError:
         return None
-    return register(code, node)
+
+
+def kernel_for(op: ElemwiseScan | LinearScan, node: Apply) -> str | None:
+    """Return the name by which XLA knows the compiled loop, None if there is none."""
+    code = code_for(op, node)
+    return None if code is None else register(code, node)
 
 
 def _has_plain_types(node: Apply) -> bool:
@@ -146,9 +153,7 @@ def _compile(text: str, library: Path, arguments: list[str]) -> None:
         os.replace(target, library)
 
 
-def with_kernel(
-    target: str, portable: Callable[..., list[Any]]
-) -> Callable[..., list[Any]]:
+def with_kernel(target: str, portable: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Return a function that calls a compiled loop on the CPU, and `portable` elsewhere.
 
     Derivatives that JAX takes by itself, with `jax.grad` around the function that PyTensor

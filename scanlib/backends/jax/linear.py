@@ -91,9 +91,7 @@ def run(op: LinearScan, parts: Parts) -> Any:
         return new, None if op.untraced else new
 
     times = jnp.arange(bound)
-    last, rows = lax.scan(
-        step, parts.initial[0], (times, timed), length=bound, reverse=op.reverse
-    )
+    last, rows = lax.scan(step, parts.initial[0], (times, timed), length=bound, reverse=op.reverse)
     if op.untraced:
         return last[None]
     pieces = [rows, parts.initial] if op.reverse else [parts.initial, rows]

@@ -161,9 +161,7 @@ class JAXLoop:
 
     # One step
 
-    def step(
-        self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]
-    ) -> Values:
+    def step(self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]) -> Values:
         """Return what one step computes, in the dtypes of the body."""
         taps = [
             window[-offset - 1]

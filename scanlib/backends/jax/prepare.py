@@ -66,8 +66,12 @@ def prepare(fgraph: FunctionGraph) -> None:
     countable = _countable(fgraph)
     _make_static(fgraph, countable)
     _make_checks(fgraph)
-    numbers = {out for node in fgraph.apply_nodes for out in node.outputs
-               if isinstance(node.op, StaticNumber)}
+    numbers = {
+        out
+        for node in fgraph.apply_nodes
+        for out in node.outputs
+        if isinstance(node.op, StaticNumber)
+    }
     unknown = _unknown_lengths(fgraph, countable | numbers)
     if unknown:
         _wrap(fgraph, unknown)
@@ -86,12 +90,13 @@ def _is_integer(variable: Variable) -> bool:
 def _countable(fgraph: FunctionGraph) -> set[Variable]:
     """Return the scalars that are computed from sizes, integer inputs and constants alone."""
     found = {variable for variable in fgraph.inputs if _is_integer(variable)}
+
+    def is_known(variable: Variable) -> bool:
+        return _is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
+
     for node in fgraph.toposort():
-        if isinstance(node.op, Shape_i):
-            found.update(node.outputs)
-        elif isinstance(node.op, Elemwise | ScalarFromTensor | TensorFromScalar) and all(
-            _is_scalar(inp) and (isinstance(inp, Constant) or inp in found) for inp in node.inputs
-        ):
+        computes = isinstance(node.op, Elemwise | ScalarFromTensor | TensorFromScalar)
+        if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
             found.update(node.outputs)
     return found
 
@@ -183,9 +188,7 @@ def _unknown_lengths(fgraph: FunctionGraph, countable: set[Variable]) -> set[Var
                 unknown.update(out for out in node.outputs if getattr(out.type, "ndim", 0))
         elif follows and isinstance(node.op, Shape_i):
             unknown.update(node.outputs if node.op.i == 0 else [])
-        elif follows and isinstance(node.op, FOLLOWED):
-            unknown.update(node.outputs)
-        elif _has_unknown_slice(node, countable):
+        elif (follows and isinstance(node.op, FOLLOWED)) or _has_unknown_slice(node, countable):
             unknown.update(node.outputs)
     return unknown
 

@@ -13,7 +13,7 @@ steps. On ordinary arrays it is that Op; on `Bounded` arrays
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +32,8 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
-    number_of,
     bound_of,
+    number_of,
     rows_of,
     slice_rows,
     static_int,
@@ -220,8 +220,6 @@ def _subtensor(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) 
     rows = slice_rows(value, first.start, first.stop, "a slice of unknown length")
     if len(indices) == 1:
         return rows
-    if isinstance(rows, Bounded):
-        return rows[tuple([slice(None), *indices[1:]])]
     return rows[(slice(None), *indices[1:])]
 
 
@@ -276,7 +274,7 @@ def _written(node: Apply, target: Any, rows: Any, where: slice, length: Any = No
     return jnp.where(chosen, changed, target)
 
 
-_RULES: dict[Hashable, Callable[..., Any]] = {
+_RULES: dict[type, Callable[..., Any]] = {
     Alloc: _alloc,
     AllocEmpty: _alloc,
     Elemwise: _elemwise,

@@ -82,7 +82,7 @@ static int scanlib_output(PyArrayObject **place, int ndim, npy_intp *dims, int) 
   PyArrayObject *array = *place;
   int same = array->ndim == ndim;
   for (int i = 0; same && i < ndim; i++) same = array->dims[i] == dims[i];
-  if (!same) PyErr_SetString(PyExc_ValueError, "a result of a scan has another shape than expected");
+  if (!same) PyErr_SetString(PyExc_ValueError, "a result of a scan has an unexpected shape");
   return same ? 0 : -1;
 }
 

@@ -1,9 +1,9 @@
 """Traces that are arrays of their own, not slices of histories.
 
 A history holds the initial rows before the others, so that the trace is a view of it:
-``history[K:]``. XLA has no views: it copies the slice, which for a compiled loop takes longer than
-the loop. Where nothing else is read of a history, the loop keeps the last `K` rows only (an untraced
-state) and stacks its new rows as one more output.
+``history[K:]``. XLA has no views: it copies the slice, which takes longer than a compiled loop.
+Where nothing else is read of a history, the loop keeps the last `K` rows only (an untraced state)
+and stacks its new rows as one more output.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def _replace(fgraph: FunctionGraph, node: Apply, chosen: list[int]) -> None:
             if value.type != old.type:
                 value = old.type.filter_variable(value)
             fgraph.replace(old, value, reason=REASON)
-    pairs = zip(node.outputs, new.outputs, strict=False)
-    others = [(old, out) for i, (old, out) in enumerate(pairs) if i not in chosen]
-    fgraph.replace_all([(old, out) for old, out in others if fgraph.clients.get(old)], reason=REASON)
+    for i, (old, out) in enumerate(zip(node.outputs, new.outputs, strict=False)):
+        if i not in chosen and fgraph.clients.get(old):
+            fgraph.replace(old, out, reason=REASON)
 
 
 def with_stacked(op: ElemwiseScan, chosen: list[int]) -> ElemwiseScan:
@@ -118,5 +118,3 @@ def _with_outputs(signature: Signature, body: object, chosen: list[int]) -> obje
     stop = [] if parts.stop is None else [parts.stop]
     stacked = [parts.states[i] for i in chosen]
     return freeze_graph(inputs, [*parts.states, *parts.carries, *parts.outputs, *stacked, *stop])
-
-

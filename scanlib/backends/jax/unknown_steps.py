@@ -32,9 +32,7 @@ class Progress(NamedTuple):
     stacks: list[Any]
 
 
-def run_unknown(
-    loop: JAXLoop, outer: OuterInputs, steps: Steps, windows: list[Any]
-) -> list[Any]:
+def run_unknown(loop: JAXLoop, outer: OuterInputs, steps: Steps, windows: list[Any]) -> list[Any]:
     """Run a loop of an unknown number of steps."""
     signature = loop.signature
     stores = signature.n_outputs or not all(signature.untraced)
@@ -68,7 +66,7 @@ def _empty_histories(outer: OuterInputs, steps: Steps, signature: Any) -> list[A
     for initial, untraced in zip(outer.initials, signature.untraced, strict=True):
         if untraced:
             continue
-        buffer = jnp.zeros((steps.bound + len(initial), *initial.shape[1:]), initial.dtype)
+        buffer = jnp.zeros(((steps.bound or 0) + len(initial), *initial.shape[1:]), initial.dtype)
         place = steps.number if signature.reverse else 0
         buffers.append(lax.dynamic_update_slice_in_dim(buffer, initial, place, 0))
     return buffers
@@ -98,9 +96,7 @@ def _advance(loop: JAXLoop, outer: OuterInputs, steps: Steps, progress: Progress
         [shifted(*pair) for pair in zip(progress.windows, values.states, strict=True)],
         list(values.carries),
         [
-            lax.dynamic_update_index_in_dim(
-                buffer, value, t if signature.reverse else t + depth, 0
-            )
+            lax.dynamic_update_index_in_dim(buffer, value, t if signature.reverse else t + depth, 0)
             for buffer, (value, depth) in zip(progress.histories, traced, strict=True)
         ],
         [
