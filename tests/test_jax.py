@@ -401,6 +401,23 @@ class TestNumberOfSteps:
             np.testing.assert_allclose(expected[0], rows)
             assert_same([np.asarray(r) for r in function(values, flags)], expected)
 
+    def test_gradient_of_shorter_sequences_backwards(self):
+        """Rows in a larger array, reversed: not by a scatter, of which XLA's compiler dies."""
+        x, y = pt.dvector("x"), pt.dvector("y")
+        h = scanlib.scan(
+            lambda x, y, h: x * y + 0.5 * h,
+            [x, y], pt.constant(0.0), go_backwards=True, return_updates=False,
+        )  # fmt: skip
+
+        def reference(x, y):
+            (rows,) = reference_scan(
+                lambda x, y, h: [x * y + 0.5 * h], [x[-3:], y], [0.0], go_backwards=True
+            )
+            return (rows**2).sum()
+
+        values = {x: rng.normal(size=5), y: rng.normal(size=3)}
+        assert_derivatives((h**2).sum(), values, reference, JAX)
+
     def test_negative(self):
         n = pt.lscalar("n")
         inputs, h = decay(n_steps=n)

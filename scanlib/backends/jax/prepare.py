@@ -73,8 +73,7 @@ def prepare(fgraph: FunctionGraph) -> None:
         if isinstance(node.op, StaticNumber)
     }
     unknown = _unknown_lengths(fgraph, countable | numbers)
-    if unknown:
-        _wrap(fgraph, unknown)
+    _wrap(fgraph, unknown)
 
 
 def _is_scalar(variable: Variable) -> bool:
@@ -222,8 +221,14 @@ def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
     for node in fgraph.toposort():
         if not isinstance(node.op, KNOWN):
             continue
-        if any(v in unknown for v in [*node.inputs, *node.outputs]):
+        if _writes_rows(node) or any(v in unknown for v in [*node.inputs, *node.outputs]):
             new = Apply(OnRows(node.op), list(node.inputs), [out.type() for out in node.outputs])
             pairs = list(zip(node.outputs, new.outputs, strict=True))
             unknown.update(out for old, out in pairs if old in unknown)
             fgraph.replace_all(pairs, reason=REASON)
+
+
+def _writes_rows(node: Apply) -> bool:
+    """Whether an Op adds rows to a slice of rows: `OnRows` does it without a scatter."""
+    index = node.op.idx_list if isinstance(node.op, IncSubtensor) else ()
+    return len(index) == 1 and isinstance(index[0], slice) and index[0].step is None
