@@ -215,6 +215,27 @@ class TestElementwise:
         assert op.signature.untraced == (True,)
         assert op.signature.n_outputs == 1
 
+    @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+    def test_gradient_loops_read_slices_in_place(self):
+        """With three rows in time, and with none."""
+        from scanlib.backends.jax.windows import Slice
+
+        inputs, h, reference = channels_loop()
+        function = compiled(inputs, pytensor.grad((h**2).sum(), inputs))
+        nodes = function.maker.fgraph.toposort()
+        assert any(isinstance(node.op, Slice) for node in nodes)
+        x, a, h0 = channels_values(3)
+        text = jax.jit(function.vm.jit_fn).lower(x, a, h0).as_text()
+        assert "stablehlo.while" not in text
+        assert "stablehlo.slice" not in text
+        for grads in (function(x, a, h0), jax.vmap(function.vm.jit_fn)(x[None], a[None], h0[None])):
+            d = 1e-6 * rng.normal(size=3)
+            sides = [(reference(x, a + sign * d, h0) ** 2).sum() for sign in (1, -1)]
+            np.testing.assert_allclose(
+                (np.asarray(grads[1]) * d).sum(), (sides[0] - sides[1]) / 2, rtol=1e-6
+            )
+        assert [g.shape for g in function(x[:0], a, h0)] == [(0, 3), (3,), (3,)]
+
     def test_inputs_are_not_changed(self):
         inputs, h, _ = channels_loop()
         values = channels_values()

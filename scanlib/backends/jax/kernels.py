@@ -83,7 +83,13 @@ def register(code: CCode, node: Apply) -> str | None:
             *(f"#include {header}" for header in _headers(code)),
             code.helpers,
             code.functions.replace(NODE_NAME, function),
-            handler("scanlib_handler", f"{function}_call", sizes(node.inputs), sizes(node.outputs)),
+            handler(
+                "scanlib_handler",
+                f"{function}_call",
+                sizes(node.inputs),
+                sizes(node.outputs),
+                *windows_of(node.op),
+            ),
         ]
     )
     arguments = compile_arguments(code)
@@ -92,6 +98,16 @@ def register(code: CCode, node: Apply) -> str | None:
     if name not in _targets:
         _targets[name] = _load(name, text, arguments)
     return _targets[name]
+
+
+def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
+    """Return of how many inputs a compiled loop reads some rows only, and the first of them.
+
+    Slices of histories enter gradient loops. XLA would copy them.
+    """
+    if isinstance(op, LinearScan):
+        return 0, 0
+    return op.signature.n_sequences, int(op.signature.has_n_steps)
 
 
 def _headers(code: CCode) -> list[str]:

@@ -27,6 +27,7 @@ from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.rows import KNOWN, OnRows
 from scanlib.backends.jax.static import StaticNumber
 from scanlib.backends.jax.traces import stack_traces
+from scanlib.backends.jax.windows import read_in_place
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import Filled
@@ -74,6 +75,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     }
     unknown = _unknown_lengths(fgraph, countable | numbers)
     _wrap(fgraph, unknown)
+    read_in_place(fgraph)
 
 
 def _is_scalar(variable: Variable) -> bool:
@@ -230,5 +232,7 @@ def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
 
 def _writes_rows(node: Apply) -> bool:
     """Whether an Op adds rows to a slice of rows: `OnRows` does it without a scatter."""
-    index = node.op.idx_list if isinstance(node.op, IncSubtensor) else ()
-    return len(index) == 1 and isinstance(index[0], slice) and index[0].step is None
+    if not isinstance(node.op, IncSubtensor) or len(node.op.idx_list) != 1:
+        return False
+    (index,) = node.op.idx_list
+    return isinstance(index, slice) and index.step is None

@@ -122,6 +122,14 @@ static void scanlib_array(PyArrayObject *array, void *pointer, size_t item) {
   array->bytes = stride;
 }
 
+/* Some rows of an array: the first one, and how many. */
+static void scanlib_window(PyArrayObject *array, const void *pointer, int number) {
+  const int32_t *place = (const int32_t *)((const XLA_FFI_Buffer *)pointer)->data + 2 * number;
+  array->data += place[0] * array->strides[0];
+  array->bytes = array->strides[0] * place[1];
+  array->dims[0] = place[1];
+}
+
 /* A result as large as that is fresh memory: pages of 2 MB are quicker to get than many of 4 KB. */
 static void scanlib_result(PyArrayObject *array, void *pointer, size_t item) {
   scanlib_array(array, pointer, item);
@@ -154,7 +162,14 @@ static XLA_FFI_Error *scanlib_failed(XLA_FFI_CallFrame *frame) {
 """
 
 
-def handler(name: str, function: str, inputs: list[int], outputs: list[int]) -> str:
+def handler(
+    name: str,
+    function: str,
+    inputs: list[int],
+    outputs: list[int],
+    windows: int = 0,
+    first: int = 0,
+) -> str:
     """Return the C code of an XLA handler that calls a loop.
 
     Parameters
@@ -165,6 +180,10 @@ def handler(name: str, function: str, inputs: list[int], outputs: list[int]) -> 
         The function of the loop: it takes the inputs and the addresses of the outputs.
     inputs, outputs : list of int
         The sizes of the arrays' items, in bytes.
+    windows : int
+        Of how many inputs, from the `first` one on, some rows are read only. Which ones, says a
+        further argument of the handler, an array of 32-bit integers: for each of them the first row
+        and the number of rows.
     """
     lines = [
         f'extern "C" XLA_FFI_Error *{name}(XLA_FFI_CallFrame *frame) {{',
@@ -174,6 +193,9 @@ def handler(name: str, function: str, inputs: list[int], outputs: list[int]) -> 
     ]
     for k, size in enumerate(inputs):
         lines.append(f"  scanlib_array(&in[{k}], frame->args.args[{k}], {size});")
+    for k in range(windows):
+        place = f"frame->args.args[{len(inputs)}]"
+        lines.append(f"  scanlib_window(&in[{first + k}], {place}, {k});")
     for k, size in enumerate(outputs):
         lines.append(f"  scanlib_result(&out[{k}], frame->rets.rets[{k}], {size});")
         lines.append(f"  results[{k}] = &out[{k}];")
