@@ -52,5 +52,5 @@ optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
 optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
-optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
+optdb.register("scanlib_padding", pad_rows, "numba", "jax", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)
