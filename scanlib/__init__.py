@@ -11,6 +11,8 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 from scanlib import backends, config, rewrites  # noqa: F401
 from scanlib.explain import explain
 from scanlib.frontend import (
+    Levels,
+    Memory,
     associative_reduce,
     associative_scan,
     cumlogsumexp,
@@ -30,12 +32,15 @@ from scanlib.frontend import (
     reduce,
     reduce_scan,
     scan,
+    scan_checkpoints,
     until,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Levels",
+    "Memory",
     "__version__",
     "associative_reduce",
     "associative_scan",
@@ -57,5 +62,6 @@ __all__ = [
     "reduce",
     "reduce_scan",
     "scan",
+    "scan_checkpoints",
     "until",
 ]

@@ -407,9 +407,6 @@ def test_what_runs_a_loop():
         loop = explain_one(y, MODES["c"])
     assert loop.schedule == "one Python call per step"
     assert "scanlib__perform" in loop.runs
-    jax = explain_one(y, "JAX")
-    assert jax.schedule == "chosen by the JAX backend"
-    assert "JAX" in jax.runs
 
 
 def test_a_loop_that_numba_gave_up():

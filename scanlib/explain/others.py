@@ -73,6 +73,9 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     name = describe_outer(inputs.matrix) or "the matrix"
     role = "sequence" if timed else "non-sequence"
     parts = [make_part(role, name, inputs.matrix, matrix_shape)]
+    if inputs.right is not None:
+        name = describe_outer(inputs.right) or "the matrix at the right"
+        parts.append(make_part(role, name, inputs.right, (row[-1], row[-1])))
     if inputs.offset is not None:
         name = describe_outer(inputs.offset) or "the offset"
         parts.append(make_part("sequence", name, inputs.offset, row))
@@ -92,11 +95,18 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
         steps=steps,
         reverse=op.reverse,
         schedule="a kernel for matrix recurrences" if compiled else setting.other_schedule(),
-        why=f"the next value is linear in the state, a {kind}, with {matrix} on its {op.side}",
+        why=f"the next value is linear in the state, a {kind}, with {matrix} {_where(op)}",
         parts=tuple(parts),
         memory=memory_of(parts),
         **_unset(node, setting),
     )
+
+
+def _where(op: LinearScan) -> str:
+    """Return where the matrix stands, and whether items of it are missing."""
+    where = "and another one, on both its sides" if op.side == "both" else f"on its {op.side}"
+    joined = "; several states are joined into this one, which do not all read one another"
+    return where + (joined if op.has_mask else "")
 
 
 def _linear_shapes(op: LinearScan, inputs: Any) -> tuple[tuple[Size, ...], tuple[Size, ...]]:

@@ -33,6 +33,7 @@ from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.execution import runner_for
+from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
@@ -145,6 +146,7 @@ def schedule(op: ElemwiseScan) -> str:
     """
     families = [recurrence.family for recurrence in op.recurrences]
     composed = bool(families) and all(family in COMPOSED for family in families)
+    composed = composed and not has_positions(op.body.outputs)
     if not op.layout.ndim:
         return "blocks" if composed else "steps"
     width = static_width(op)

@@ -8,6 +8,7 @@ position  rewrite                          why there
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
+0.08      ``scanlib_starts``               starts of segments that no nest of loops gave are slices
 1.605     ``scanlib_sums``           sums are canonical by then; what they read may need no
                                      history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
@@ -28,6 +29,7 @@ from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
+from scanlib.rewrites.segments import expand_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.sums import SumsIntoLoops
 
@@ -43,9 +45,12 @@ optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", posit
 optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
 )
+optdb.register(
+    "scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08
+)
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
 optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
-optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
+optdb.register("scanlib_padding", pad_rows, "numba", "jax", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

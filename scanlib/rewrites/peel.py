@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc, Eye, MakeVector
+from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
@@ -27,6 +27,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import LOG_SUM_EXP
+from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
 
 # Operations that a batch computes in one pass over memory, as the steps did.
 _CHEAP: tuple[type, ...] = (
@@ -38,6 +39,7 @@ _CHEAP: tuple[type, ...] = (
     Elemwise,
     Eye,
     IncSubtensor,
+    Join,
     LogSoftmax,
     MakeVector,
     Reshape,
@@ -45,6 +47,7 @@ _CHEAP: tuple[type, ...] = (
     Shape_i,
     Softmax,
     SpecifyShape,
+    Split,
     Subtensor,
 )
 
@@ -92,7 +95,16 @@ class OverTime:
         NotPeelableError
         """
         known = [*self.fixed, *self.varying]
+        differ, indices = set(self.varying), set[Variable]()
         for node in toposort(list(variables), blockers=known):
+            if not any(inp in differ for inp in node.inputs):
+                continue  # computed once
+            differ.update(node.outputs)
+            if isinstance(node.op, ScalarFromTensor):
+                indices.update(node.outputs)
+                continue
+            if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
+                raise NotPeelableError(f"a step computes {node.op} at places that differ")
             op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
             if not isinstance(op, _CHEAP):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
@@ -128,9 +140,28 @@ class OverTime:
             if ranks == [2, 2]:
                 self.varying[node.outputs[0]] = _product(*inputs)
                 return
+        if isinstance(node.op, ScalarFromTensor):
+            self.varying[node.outputs[0]] = values[0]  # read by `gathers` alone
+            return
+        if varying_index(node, self.varying.__contains__):
+            if isinstance(node.op, Subtensor):
+                self.varying[node.outputs[0]] = gathered(node, self.value, self.length)
+            else:
+                self.varying[node.outputs[0]] = written(node, self.rows, self.value, self.length)
+            return
         if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
             self.varying[node.outputs[0]] = self._changed_part(node)
             return
+        if isinstance(node.op, Join) and isinstance(node.inputs[0], Constant):
+            parts = [self.rows(part) for part in node.inputs[1:]]
+            self.varying[node.outputs[0]] = pt.join(_axis_in_batch(node.inputs[0]), *parts)
+            return
+        if isinstance(node.op, Split) and isinstance(node.inputs[1], Constant):
+            whole, (splits, varies) = self.rows(node.inputs[0]), inputs[2]
+            if not varies:
+                made = node.op.make_node(whole, _axis_in_batch(node.inputs[1]), splits)
+                self.varying.update(zip(node.outputs, made.outputs, strict=True))
+                return
         if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
             axes = [axis + 1 for axis in node.op.axis]
             self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
@@ -182,6 +213,8 @@ class OverTime:
 
     def _total_of(self, node: Apply) -> Variable | None:
         op, out = node.op, node.outputs[0]
+        if isinstance(op, IncSubtensor) and self._is_scattered(node):
+            return scattered(node, self.rows, self.value)
         if isinstance(op, DimShuffle | SpecifyShape):
             return op(self.total(node.inputs[0]), *node.inputs[1:])
         if isinstance(op, TensorSum):
@@ -199,6 +232,13 @@ class OverTime:
         if isinstance(scalar, ps.Mul):
             return self._total_scaled(node)
         return None
+
+    def _is_scattered(self, node: Apply) -> bool:
+        """Whether a step adds to zeros at a place that differs from step to step."""
+        if node.op.set_instead_of_inc or self._varies_or_known(node.inputs[0]):
+            return False
+        zeros = all_zeros(node.inputs[0])
+        return zeros and varying_index(node, self._varies_or_known)
 
     def _total_scaled(self, node: Apply) -> Variable | None:
         constant = [inp for inp in node.inputs if not self._varies_or_known(inp)]
@@ -228,6 +268,12 @@ class OverTime:
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
         return pt.tensordot(x, y, axes=([0, 2], [0, 1]))
+
+
+def _axis_in_batch(axis: Constant) -> int:
+    """Return what a constant axis of a step's arrays is in arrays of all steps."""
+    place = int(axis.data)
+    return place if place < 0 else place + 1
 
 
 def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:

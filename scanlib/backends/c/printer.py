@@ -14,7 +14,7 @@ from scanlib.backends.c.widths import WidthPrinter
 from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 
-VERSION = 10  # of everything in this folder that changes the code
+VERSION = 12  # of everything in this folder that changes the code
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 ARGUMENTS = ("-fopenmp-simd", "-fwrapv", "-fno-fast-math", "-ffp-contract=fast")
 

@@ -22,6 +22,7 @@ from pytensor.link.c.cmodule import GCC_compiler
 
 from scanlib.backends.c.source import added, c_type
 from scanlib.ops.c_code import NODE_NAME as NODE
+from scanlib.ops.positions import has_positions
 
 if TYPE_CHECKING:
     from scanlib.backends.c.channels import ChannelsPrinter
@@ -48,13 +49,15 @@ def can_slice(printer: ChannelsPrinter) -> bool:
     """Whether slices of the channels are independent of one another."""
     if not printer.n_loops or printer.signature.has_stop or printer.scalars.can_fail:
         return False
+    if has_positions(printer.graph.outputs):
+        return False  # a step may raise
     return all(0 in target.kept or 0 in target.reduced for target in printer.plan.targets)
 
 
 def can_merge(printer: ChannelsPrinter) -> bool:
     """Whether every array and every sum has both of the last two axes or none of them."""
     last = printer.layout.ndim - 1
-    if last < 1:
+    if last < 1 or has_positions(printer.graph.outputs):
         return False
     for _, _, axes, _ in printer.arrays():
         both = last - 1 in axes, last in axes

@@ -15,7 +15,7 @@ from numba.extending import intrinsic, overload
 
 
 @intrinsic
-def _assumed_contiguous(typingctx: Any, array: Any) -> Any:
+def assumed_contiguous(typingctx: Any, array: Any) -> Any:
     """Return the same array with the type of a contiguous one; the caller has checked it."""
     known = array.copy(layout="C")
 
@@ -47,7 +47,7 @@ def _contiguous(array):
             if array.shape[axis] > 1 and array.strides[axis] != expected:
                 return array.copy()
             expected *= array.shape[axis]
-        return _assumed_contiguous(array)
+        return assumed_contiguous(array)
 
     return checked
 
@@ -64,7 +64,7 @@ def _contiguous_rows(array, buffer):
 
     def checked(array, buffer):
         if array.size < 2 or array.strides[0] == array.itemsize:
-            return _assumed_contiguous(array)
+            return assumed_contiguous(array)
         for j in range(array.shape[0]):
             buffer[j] = array[j]
         return buffer[: array.shape[0]]

@@ -130,6 +130,7 @@ class LoopWriter:
                 self.emitter.bind_scalar(variable, f"w{i}")
             else:
                 self.emitter.bind_array(variable, name)
+                self.emitter.whole.add(name)
         for i, name in enumerate(self.outer.carries):
             if is_zero_dim(self.inner.carries[i].type):
                 line(f"c{i} = as_scalar({name})")

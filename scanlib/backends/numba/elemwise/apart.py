@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+)
+
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.backends.numba.elemwise.nest import NestWriter
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import LoopWriter
-from scanlib.ops.elemwise_scan import MANY_STEPS, few_channels, schedule
+from scanlib.ops.elemwise_scan import MANY_STEPS, ElemwiseScan, few_channels, schedule
 
 
 class ScheduleWriter(ElemwiseWriter):
@@ -26,7 +35,7 @@ class ScheduleWriter(ElemwiseWriter):
         if chosen == "by width":
             with self.source.block(f"if {self.is_narrow()}:"):
                 self.write_call("few", BlockWriter(op))
-        if chosen == "steps":
+        if chosen == "steps" and _is_checked(op):
             self.write_call("steps", LoopWriter(op.scan))
         elif chosen == "blocks":
             self.write_call("blocks", BlockWriter(op))
@@ -60,3 +69,11 @@ class ScheduleWriter(ElemwiseWriter):
         call_key = None if key is None else f"{name} {key}"
         name = self.source.function(call, call_key, name)
         self.source.line(f"return {name}(({', '.join(self.arguments)},))")
+
+
+def _is_checked(op: ElemwiseScan) -> bool:
+    """Whether the code of other loops checks all indices that the body uses."""
+    kinds = (AdvancedSubtensor, AdvancedSubtensor1, AdvancedIncSubtensor, AdvancedIncSubtensor1)
+    return not any(
+        isinstance(node.op, (Blockwise, IncSubtensor, *kinds)) for node in op.scan.body.toposort()
+    )

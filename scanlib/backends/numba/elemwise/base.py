@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import thaw_graph
@@ -13,12 +13,13 @@ from scanlib.backends.numba.loop import LoopWriter
 from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.messages import Messages
+from scanlib.ops.positions import PositionalOp
 
 
 class ElemwiseWriter(LoopWriter):
     """Writes the function of one elementwise loop."""
 
-    version = "scanlib-elemwise-5"
+    version = "scanlib-elemwise-6"
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.start(op.scan)
@@ -85,6 +86,10 @@ class ElemwiseWriter(LoopWriter):
         yield
         self.emitter.values = values
 
+    def write_positional(self, node: Apply) -> None:
+        """Write an operation that reads rows at computed places."""
+        raise NotImplementedError(f"{node.op} is not written by this schedule")
+
     def load(self, variable: Variable, indices: list[str], *lead: str) -> None:
         """Write the read of a row's or a non-sequence's item."""
         array, axes = self.parts[variable]
@@ -96,7 +101,11 @@ class ElemwiseWriter(LoopWriter):
         """Write the statements that compute `outputs` from what is bound."""
         bound = [variable for variable in self.emitter.values if not isinstance(variable, Constant)]
         for node in toposort(outputs, blockers=bound):
-            if not all(out in self.emitter.values for out in node.outputs):
+            if all(out in self.emitter.values for out in node.outputs):
+                continue
+            if isinstance(node.op, PositionalOp):
+                self.write_positional(node)
+            else:
                 results = self.emitter._scalar_op(
                     node.op, node, [self.emitter.scalar(inp) for inp in node.inputs]
                 )

@@ -9,14 +9,16 @@ their own; see `channels`.
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.elemwise.positions import PositionalCode
 from scanlib.backends.numba.loop import FIRST_CAPACITY
 from scanlib.ops.channels import Target
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.positions import loaded, only_place
 
 
 class NestWriter(ElemwiseWriter):
@@ -25,6 +27,8 @@ class NestWriter(ElemwiseWriter):
     def __init__(self, op: ElemwiseScan) -> None:
         super().__init__(op)
         self.source.object("contiguous", contiguous)
+        self.positional = PositionalCode(self.source, self.emitter, self.messages, self.source_of)
+        self.indices: list[str] = []
 
     # Storage
 
@@ -147,7 +151,8 @@ class NestWriter(ElemwiseWriter):
         values = {id(target): self.emitter.scalar(target.value) for target in here}
         for group in self.plan.groups(targets, level):
             index, size = self.source.name("j"), self.sizes[id(group[0]), level]
-            with self.source.block(f"for {index} in range({size}):"), self.scope():
+            passes = self.passes(group, level, size)
+            with self.source.block(f"for {index} in {passes}:"), self.scope():
                 self.write_level(level + 1, [*indices, index], group)
         assigned = []
         for target in here:
@@ -170,6 +175,23 @@ class NestWriter(ElemwiseWriter):
                 before = f"{place} + " if target.kind == "sum" else ""
                 line(f"{place} = {dtype}({before}{dtype}({target.total}))")
 
+    def passes(self, group: list[Target], level: int, size: str) -> str:
+        """Return what the loop over one axis runs through: one place, if nothing else changes."""
+        places = {only_place(target.value, self.kept(target), level) for target in group}
+        place = places.pop()
+        if places or place is None or place not in self.emitter.values:
+            return f"range({size})"
+        only = self.emitter.scalar(place)
+        return f"range({only}, {only} + 1)"
+
+    def kept(self, target: Target) -> Variable | int | None:
+        """Return what a result is where a step does not change it, None if it must be written."""
+        if target.kind == "carry":
+            return self.inner.carries[target.number]
+        if target.kind == "state" and self.is_in_place(target.number):
+            return self.inner.taps[target.number][0]
+        return 0 if target.kind == "sum" else None
+
     def wide(self, target: Target) -> str:
         """Return the type in which a sum over channels is collected, as PyTensor's sums are."""
         single = target.value.type.dtype == "float32"
@@ -190,10 +212,14 @@ class NestWriter(ElemwiseWriter):
             if self.plan.levels[out] == level
         ]
         above = set(ancestors(wanted))
+        self.indices = indices
         self.emit([out for out in ready if out in above])
 
+    def write_positional(self, node: Apply) -> None:
+        self.positional.write(node, self.indices)
+
     def _read(self, wanted: list[Variable]) -> list[Variable]:
-        above = set(ancestors(wanted))
+        above = loaded(wanted)
         inputs = [v for v in self.graph.inputs if v in above]
         return [v for v in inputs if not isinstance(v, Constant)]
 
