@@ -244,9 +244,10 @@ class IndexedValues(ScalarValues):
     def is_scattered(self, variable: Variable) -> bool:
         """Whether a value is a row to which items are added at several places at once."""
         node = variable.owner
-        if node is None or not isinstance(node.op, INDEX_WRITES) or node.op.set_instead_of_inc:
+        op: Any = None if node is None else node.op
+        if node is None or not isinstance(op, INDEX_WRITES):
             return False
-        if getattr(node.op, "ignore_duplicates", False):
+        if getattr(op, "set_instead_of_inc", True) or getattr(op, "ignore_duplicates", False):
             return False
         places, _ = self.places(node)
         covered = {place.out for place in places if place.index is None}
