@@ -7,12 +7,30 @@ from collections.abc import Sequence
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
-from pytensor.tensor import special
+from pytensor.tensor import special, subtensor
 
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
 # are plain graphs.
 LOG_ADD_EXP = getattr(special, "LogAddExp", None)
 LOG_SUM_EXP = getattr(special, "LogSumExp", None)
+
+# What reads items of an array by index, and what writes some. Releases before 3.3 have Ops of their
+# own for one vector of indices.
+INDEXED_BY_VECTOR: tuple[type, ...] = tuple(
+    getattr(subtensor, name)
+    for name in ("AdvancedSubtensor1", "AdvancedIncSubtensor1")
+    if hasattr(subtensor, name)
+)
+INDEX_READS: tuple[type, ...] = (
+    subtensor.Subtensor,
+    subtensor.AdvancedSubtensor,
+    *INDEXED_BY_VECTOR[:1],
+)
+INDEX_WRITES: tuple[type, ...] = (
+    subtensor.IncSubtensor,
+    subtensor.AdvancedIncSubtensor,
+    *INDEXED_BY_VECTOR[1:],
+)
 
 
 def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> FrozenFunctionGraph:

@@ -14,14 +14,11 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor1,
-    indices_from_subtensor,
-)
+from pytensor.tensor.subtensor import indices_from_subtensor
 
+from scanlib._compat import INDEX_WRITES, INDEXED_BY_VECTOR
 from scanlib.analysis.scalar_values import NotElementwiseError
-from scanlib.analysis.sizes import WRITES, BodySizes
+from scanlib.analysis.sizes import BodySizes
 
 FULL = slice(None)
 
@@ -82,8 +79,8 @@ def index_places(node: Apply, sizes: BodySizes) -> tuple[list[Place], int]:
 def _indices(node: Apply, batch: int) -> list[Any]:
     """Return one index for every axis: a variable or a full slice."""
     core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-    given = node.inputs[2 if isinstance(core, WRITES) else 1 :]
-    if isinstance(core, AdvancedSubtensor1 | AdvancedIncSubtensor1):
+    given = node.inputs[2 if isinstance(core, INDEX_WRITES) else 1 :]
+    if isinstance(core, INDEXED_BY_VECTOR):
         indices: Sequence[Any] = given
     else:
         indices = indices_from_subtensor(given, core.idx_list)

@@ -28,6 +28,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
+from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.analysis.index_places import Place, index_places
 from scanlib.analysis.scalar_values import (
     Axes,
@@ -35,7 +36,7 @@ from scanlib.analysis.scalar_values import (
     ScalarValues,
     describe,
 )
-from scanlib.analysis.sizes import READS, WRITES, BodySizes, Names, measured
+from scanlib.analysis.sizes import BodySizes, Names, measured
 from scanlib.ops.positions import Channel, Item, Position, node_level
 
 __all__ = ["IndexedValues"]
@@ -59,10 +60,10 @@ class IndexedValues(ScalarValues):
 
     def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
         core = op.core_op if isinstance(op, Blockwise) else op
-        if isinstance(core, READS):
+        if isinstance(core, INDEX_READS):
             places, _ = self.places(node)
             return self.convert_read(node, places, axes)
-        if isinstance(core, WRITES) and core is op:
+        if isinstance(core, INDEX_WRITES) and core is op:
             return self.convert_write(node, axes)
         return super().convert_node(op, node, variable, axes)
 
@@ -99,7 +100,7 @@ class IndexedValues(ScalarValues):
         op = None if node is None else node.op
         if isinstance(op, DimShuffle) and op.new_order[axis] != "x":
             return self.measured_input(node.inputs[0], op.new_order[axis])
-        if isinstance(op, (SpecifyShape, *WRITES)):
+        if isinstance(op, (SpecifyShape, *INDEX_WRITES)):
             return self.measured_input(node.inputs[0], axis)
         if isinstance(op, Elemwise):
             longer = [inp for inp in node.inputs if not inp.type.broadcastable[axis]]
@@ -108,7 +109,7 @@ class IndexedValues(ScalarValues):
             found = measured(node.inputs[1 + axis])
             if found is not None:
                 return self.measured_input(*found)
-        if isinstance(op, READS):
+        if isinstance(op, INDEX_READS):
             places, _ = self.places(node)
             for k, place in enumerate(places):
                 if place.out == axis and place.index is None:
@@ -243,9 +244,10 @@ class IndexedValues(ScalarValues):
     def is_scattered(self, variable: Variable) -> bool:
         """Whether a value is a row to which items are added at several places at once."""
         node = variable.owner
-        if node is None or not isinstance(node.op, WRITES) or node.op.set_instead_of_inc:
+        op: Any = None if node is None else node.op
+        if node is None or not isinstance(op, INDEX_WRITES):
             return False
-        if getattr(node.op, "ignore_duplicates", False):
+        if getattr(op, "set_instead_of_inc", True) or getattr(op, "ignore_duplicates", False):
             return False
         places, _ = self.places(node)
         covered = {place.out for place in places if place.index is None}
@@ -297,7 +299,7 @@ class IndexedValues(ScalarValues):
         for node in toposort([variable]):
             core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
             past = self.recurrent.intersection(ancestors(node.inputs[:1]))
-            if isinstance(core, READS) and past:
+            if isinstance(core, INDEX_READS) and past:
                 return node
         return None
 

@@ -22,7 +22,8 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
-from scanlib.analysis.sizes import READS, measured
+from scanlib._compat import INDEX_READS
+from scanlib.analysis.sizes import measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.positions import inputs_read
@@ -296,7 +297,7 @@ def _values(outputs: list[Variable]) -> set[Variable]:
         if variable.owner is not None:
             op, inputs = variable.owner.op, variable.owner.inputs
             core = op.core_op if isinstance(op, Blockwise) else op
-            if isinstance(core, READS):
+            if isinstance(core, INDEX_READS):
                 inputs = inputs[1:]  # a table that is read has more axes than what is read of it
             pending += inputs[:1] if isinstance(op, Alloc) else inputs
     return {variable for variable in found if is_tensor(variable)}

@@ -14,24 +14,15 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.basic import Alloc, ARange, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
-    IncSubtensor,
-    Subtensor,
-    indices_from_subtensor,
-)
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
+from scanlib._compat import INDEX_WRITES
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import constant_index, is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 
 Names = frozenset[Hashable]
-READS = (Subtensor, AdvancedSubtensor, AdvancedSubtensor1)
-WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
 
 
 def measured(size: Variable) -> tuple[Variable, int] | None:
@@ -88,7 +79,7 @@ def _from_node(node: Apply, variable: Variable, axis: int) -> Names:
     if isinstance(op, DimShuffle):
         old = op.new_order[axis]
         return none if old == "x" else axis_names(node.inputs[0], old)
-    if isinstance(op, (SpecifyShape, *WRITES)):
+    if isinstance(op, (SpecifyShape, *INDEX_WRITES)):
         return axis_names(node.inputs[0], axis)
     if isinstance(op, Alloc):
         return number_names(node.inputs[1 + axis])

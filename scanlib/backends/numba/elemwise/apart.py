@@ -11,14 +11,9 @@ from collections.abc import Callable
 from itertools import chain
 
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
-    IncSubtensor,
-)
+from pytensor.tensor.subtensor import Subtensor
 
+from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.backends.numba.elemwise.nest import NestWriter
@@ -73,7 +68,5 @@ class ScheduleWriter(ElemwiseWriter):
 
 def _is_checked(op: ElemwiseScan) -> bool:
     """Whether the code of other loops checks all indices that the body uses."""
-    kinds = (AdvancedSubtensor, AdvancedSubtensor1, AdvancedIncSubtensor, AdvancedIncSubtensor1)
-    return not any(
-        isinstance(node.op, (Blockwise, IncSubtensor, *kinds)) for node in op.scan.body.toposort()
-    )
+    unchecked = (Blockwise, *(kind for kind in INDEX_READS if kind is not Subtensor), *INDEX_WRITES)
+    return not any(isinstance(node.op, unchecked) for node in op.scan.body.toposort())
