@@ -305,6 +305,36 @@ class TestMatrices:
         assert any(isinstance(op, LinearScan) for op in loop_ops(compiled([A, x, h0], h)))
         assert_derivatives((h**2).sum(), values, reference, JAX)
 
+    @pytest.mark.parametrize("perform", ["auto", "python"])
+    def test_both_sides(self, perform):
+        A, P0 = pt.dmatrix("A"), pt.dmatrix("P0")
+        P = scanlib.scan(
+            lambda P, A: A @ P @ A.T + P0, outputs_info=P0, non_sequences=A, n_steps=4,
+            return_updates=False,
+        )  # fmt: skip
+        a, p = 0.4 * rng.normal(size=(3, 3)), np.eye(3)
+        rows = []
+        for _ in range(4):
+            p = a @ p @ a.T + np.eye(3)
+            rows.append(p)
+        with pytensor.config.change_flags(scanlib__perform=perform):
+            np.testing.assert_allclose(compiled([A, P0], P)(a, np.eye(3)), rows)
+
+
+def test_checkpoints():
+    x, a = pt.dvector("x"), pt.dscalar("a")
+    h = scanlib.scan(
+        lambda x, h, a: pt.tanh(a * h + x), x, pt.constant(0.0), non_sequences=a, checkpoint=3,
+        return_updates=False,
+    )  # fmt: skip
+
+    def reference(x, a):
+        (rows,) = reference_scan(lambda x, h, a: [np.tanh(a * h + x)], [x], [0.0], [a])
+        return (rows**2).sum()
+
+    values = {x: rng.normal(size=7), a: np.array(0.5)}
+    assert_derivatives((h**2).sum(), values, reference, JAX, order=1)
+
 
 class TestAssociative:
     @pytest.mark.parametrize("reverse", [False, True])

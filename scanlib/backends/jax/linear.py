@@ -28,7 +28,7 @@ from scanlib.backends.jax.bounded import (
 from scanlib.backends.jax.kernels import kernel_for, with_kernel
 from scanlib.backends.jax.loops import single
 from scanlib.ops import linear_loop
-from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
+from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 
@@ -78,6 +78,7 @@ def run(op: LinearScan, parts: Parts) -> Any:
         name: rows_of(value)[:bound]
         for name, value in (
             ("matrix", parts.matrix if op.coefficient == "steps" else None),
+            ("right", parts.right if op.coefficient == "steps" else None),
             ("offset", parts.offset),
         )
         if value is not None
@@ -85,7 +86,8 @@ def run(op: LinearScan, parts: Parts) -> Any:
 
     def step(h: Any, rows: Any) -> Any:
         t, row = rows
-        new = next_state(op, row.get("matrix", parts.matrix), h, row.get("offset"))
+        now = parts._replace(offset=None)._replace(**row)
+        new = next_state(op, now, h)
         if known is None:
             new = jnp.where(t < number, new, h)
         return new, None if op.untraced else new
@@ -121,19 +123,7 @@ def count_steps(op: LinearScan, parts: Parts) -> tuple[Any, int | None, int | No
 
 def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
     """Raise what can be known to be wrong when JAX compiles."""
-    row = parts.initial.shape[1:]
-    batch = op.batch_rank(parts.initial.ndim)
-    size = row[-1] if op.vector or op.side == "right" else row[-2]
-    wanted = (size, size)
-    if op.matrix_batch_rank(parts.matrix.ndim):
-        wanted = (*row[:batch], *wanted)
-    found = parts.matrix.shape[1:] if op.coefficient == "steps" else parts.matrix.shape
-    pairs = list(zip(found, wanted, strict=True))
-    if parts.offset is not None:
-        pairs += zip(parts.offset.shape[1:], row, strict=True)
-    for left, right in pairs:
-        if left != right:
-            raise LoopError(linear_loop.SHAPES, left, right)
+    linear_loop.check_shapes(op, parts)
     if steps is None:
         return
     if steps < 0:
@@ -141,6 +131,7 @@ def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
     for value, text, timed in (
         (parts.offset, linear_loop.OFFSET_ROWS, True),
         (parts.matrix, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
+        (parts.right, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
     ):
         if timed and value is not None and not isinstance(value, Bounded) and len(value) != steps:
             raise SequenceLengthError(text, len(value), steps)
@@ -151,17 +142,28 @@ def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
         raise IndexError(linear_loop.missing_steps(op.required_steps))
 
 
-def next_state(op: LinearScan, matrix: Any, h: Any, offset: Any) -> Any:
-    """Return ``A ⊗ h + b`` (``h ⊗ A + b`` on the right side)."""
+def next_state(op: LinearScan, parts: Parts, h: Any) -> Any:
+    """Return ``A ⊗ h + b`` (``h ⊗ A + b`` on the right side), with the rows of one step."""
+    matrix, mask = parts.matrix, parts.mask
     if op.side == "right":
         matrix = jnp.swapaxes(matrix, -1, -2)
+        mask = None if mask is None else mask.T
+
+    def times(h: Any) -> Any:
+        if mask is None:
+            return product(op.semiring, matrix, h)
+        terms = matrix[..., :, :, None] * h[..., None, :, :]
+        return jnp.where(mask[:, :, None], terms, 0).sum(axis=-2)
+
     if op.vector:
-        new = product(op.semiring, matrix, h[..., None])[..., 0]
-    elif op.side == "left":
-        new = product(op.semiring, matrix, h)
+        new = times(h[..., None])[..., 0]
+    elif op.side == "right":
+        new = jnp.swapaxes(times(jnp.swapaxes(h, -1, -2)), -1, -2)
     else:
-        new = jnp.swapaxes(product(op.semiring, matrix, jnp.swapaxes(h, -1, -2)), -1, -2)
-    return new if offset is None else new + offset
+        new = times(h)
+    if op.side == "both":
+        new = product(op.semiring, new, parts.right)
+    return new if parts.offset is None else new + parts.offset
 
 
 def product(semiring: str, matrix: Any, state: Any) -> Any:
@@ -185,6 +187,6 @@ def _run_unbounded(op: LinearScan, parts: Parts, number: Any) -> Any:
             "n_steps as an input or a constant"
         )
     last = lax.fori_loop(
-        0, number, lambda _, h: next_state(op, parts.matrix, h, None), parts.initial[0]
+        0, number, lambda _, h: next_state(op, parts._replace(offset=None), h), parts.initial[0]
     )
     return last[None]

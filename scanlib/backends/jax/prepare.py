@@ -34,6 +34,7 @@ from scanlib.ops.initial import Filled
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
+from scanlib.ops.segments import PlacedStarts, SegmentStarts, SplitRows
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FOLLOWED = (
@@ -57,6 +58,9 @@ NEEDS_STATIC = (
     CheckAndRaise,
     Filled,
     PaddedRows,
+    PlacedStarts,
+    SegmentStarts,
+    SplitRows,
     *LOOPS,
 )
 
