@@ -421,13 +421,13 @@ def peak_rows(checkpoint, steps, width):
     """Return the peak of a gradient's call, in rows, measured in a process of its own."""
     code = f"""
 import pytensor, pytensor.tensor as pt, scanlib
-from benchmarks.memory import peak_of_call, values
-h, w, m, n = pt.dmatrix(), pt.dmatrix(), pt.dmatrix(), pt.lscalar()
+from benchmarks.memory import peak_of_call
+h, w, m, n = pt.dvector(), pt.dvector(), pt.dmatrix(), pt.lscalar()
 trace = scanlib.scan(lambda h, w: pt.tanh(w * h), outputs_info=h, non_sequences=w, n_steps=n,
                      return_updates=False, checkpoint={checkpoint})
 gradient = pytensor.grad(trace[-1].sum(), [h, w])
 f = pytensor.function([h, w, m, n], gradient, mode="NUMBA", on_unused_input="ignore")
-print(peak_of_call(f, {steps}, {width}))
+print(peak_of_call(f, {steps}, "elementwise", {width}))
 """
     output = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
