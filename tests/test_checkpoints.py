@@ -583,3 +583,17 @@ def test_starts_and_their_adjoint(fast_mode):
             np.testing.assert_array_equal(mine[j], values[history][j * length : j * length + 2])
         dot = np.sum(mine * values[starts])
         np.testing.assert_allclose(np.sum(adjoint * values[history]), dot)
+
+
+@pytest.mark.parametrize("schedule", [3, (4, 2), "sqrt"], ids=str)
+def test_under_jax(schedule):
+    pytest.importorskip("jax")
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    functions = []
+    for checkpoint, mode in ((None, PLAIN), (schedule, "JAX")):
+        cost = COSTS["last rows"](pt, *taps_loop(checkpoint, x, h, w))
+        functions.append(pytensor.function([x, h, w], pytensor.grad(cost, [x, h, w]), mode=mode))
+    values = [rng.normal(size=s) for s in ((12, 2), (2, 2), 2)]
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = functions[0](*values)
+    close([np.asarray(value) for value in functions[1](*values)], expected)

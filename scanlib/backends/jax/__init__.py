@@ -6,7 +6,16 @@ registers a rule for every Op with `pytensor.link.jax.dispatch.jax_funcify`.
 
 import jax
 
-from scanlib.backends.jax import associative, elemwise, linear, loops, rows, small, static
+from scanlib.backends.jax import (
+    associative,
+    elemwise,
+    linear,
+    loops,
+    rows,
+    segments,
+    small,
+    static,
+)
 
 
 def combines_in_trees() -> bool:
@@ -21,6 +30,7 @@ __all__ = [
     "linear",
     "loops",
     "rows",
+    "segments",
     "small",
     "static",
 ]
