@@ -57,7 +57,8 @@ def step_of(variant: str) -> Callable[..., Any]:
 
 def build(variant: str, version: str) -> Callable[..., Any]:
     """Compile cost and gradient of one version."""
-    h, w, m = pt.dmatrix("h"), pt.dmatrix("w"), pt.dmatrix("m")
+    state = pt.dvector if variant == "elementwise" else pt.dmatrix
+    h, w, m = state("h"), state("w"), pt.dmatrix("m")
     steps = pt.lscalar("steps")
     arguments = {
         "outputs_info": h,
@@ -79,10 +80,10 @@ def build(variant: str, version: str) -> Callable[..., Any]:
     return pytensor.function([h, w, m, steps], outputs, on_unused_input="ignore")
 
 
-def values(width: int = WIDTH) -> list[np.ndarray]:
+def values(variant: str, width: int = WIDTH) -> list[np.ndarray]:
     """Return initial state, coefficients and matrix."""
     rng = np.random.default_rng(1)
-    shape = (width // SMALL, SMALL)
+    shape = (width,) if variant == "elementwise" else (width // SMALL, SMALL)
     return [rng.normal(size=shape), rng.uniform(0.5, 1.2, shape), rng.normal(size=(SMALL, SMALL))]
 
 
@@ -92,9 +93,11 @@ def memory_of(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def peak_of_call(function: Callable[..., Any], steps: int, width: int = WIDTH) -> int:
+def peak_of_call(
+    function: Callable[..., Any], steps: int, variant: str = "elementwise", width: int = WIDTH
+) -> int:
     """Return the bytes that one call takes at its peak, above what the process holds."""
-    arguments = values(width)
+    arguments = values(variant, width)
     function(*arguments, 100)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -112,10 +115,10 @@ def peak(variant: str, version: str, steps: int = STEPS) -> int:
 
 
 def times(
-    functions: dict[str, Callable[..., Any]], steps: int, repeat: int
+    functions: dict[str, Callable[..., Any]], variant: str, steps: int, repeat: int
 ) -> dict[str, list[float]]:
     """Return the seconds of calls that take turns."""
-    arguments = values()
+    arguments = values(variant)
     seconds: dict[str, list[float]] = {version: [] for version in functions}
     for turn in range(repeat + 1):
         for version, function in functions.items():
@@ -126,9 +129,9 @@ def times(
     return seconds
 
 
-def check(functions: dict[str, Callable[..., Any]]) -> None:
+def check(functions: dict[str, Callable[..., Any]], variant: str) -> None:
     """Raise if two versions differ by more than rounding."""
-    arguments = values()
+    arguments = values(variant)
     expected = functions["stored"](*arguments, 300)
     for function in functions.values():
         for actual, wanted in zip(function(*arguments, 300), expected, strict=True):
@@ -138,8 +141,8 @@ def check(functions: dict[str, Callable[..., Any]]) -> None:
 def table(variant: str, versions: Sequence[str], repeat: int) -> list[str]:
     """Measure one variant; return the lines of a table."""
     functions = {version: build(variant, version) for version in versions}
-    check(functions)
-    seconds = times(functions, STEPS, repeat)
+    check(functions, variant)
+    seconds = times(functions, variant, STEPS, repeat)
     peaks = {version: peak(variant, version) for version in versions}
     lines = ["| gradient | memory | of stored | time | of stored |", "|---|---|---|---|---|"]
     for version in versions:
@@ -159,7 +162,7 @@ def sweep(versions: Sequence[str], repeat: int) -> dict[str, list[tuple[int, int
     functions = {version: build("elementwise", version) for version in versions}
     points: dict[str, list[tuple[int, int, float]]] = {version: [] for version in versions}
     for steps in (300, 1_000, 3_000, 10_000, 30_000):
-        seconds = times(functions, steps, repeat)
+        seconds = times(functions, "elementwise", steps, repeat)
         for version in versions:
             size = peak("elementwise", version, steps)
             points[version].append((steps, size, median(seconds[version])))
@@ -200,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.child:
         variant, version, steps = options.child
-        print(json.dumps(peak_of_call(build(variant, version), int(steps))))
+        print(json.dumps(peak_of_call(build(variant, version), int(steps), variant)))
         return
     if options.plot is not None:
         draw(options.plot, sweep(options.versions, options.repeat))

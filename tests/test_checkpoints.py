@@ -421,13 +421,13 @@ def peak_rows(checkpoint, steps, width):
     """Return the peak of a gradient's call, in rows, measured in a process of its own."""
     code = f"""
 import pytensor, pytensor.tensor as pt, scanlib
-from benchmarks.memory import peak_of_call, values
-h, w, m, n = pt.dmatrix(), pt.dmatrix(), pt.dmatrix(), pt.lscalar()
+from benchmarks.memory import peak_of_call
+h, w, m, n = pt.dvector(), pt.dvector(), pt.dmatrix(), pt.lscalar()
 trace = scanlib.scan(lambda h, w: pt.tanh(w * h), outputs_info=h, non_sequences=w, n_steps=n,
                      return_updates=False, checkpoint={checkpoint})
 gradient = pytensor.grad(trace[-1].sum(), [h, w])
 f = pytensor.function([h, w, m, n], gradient, mode="NUMBA", on_unused_input="ignore")
-print(peak_of_call(f, {steps}, {width}))
+print(peak_of_call(f, {steps}, "elementwise", {width}))
 """
     output = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
@@ -583,3 +583,17 @@ def test_starts_and_their_adjoint(fast_mode):
             np.testing.assert_array_equal(mine[j], values[history][j * length : j * length + 2])
         dot = np.sum(mine * values[starts])
         np.testing.assert_allclose(np.sum(adjoint * values[history]), dot)
+
+
+@pytest.mark.parametrize("schedule", [3, (4, 2), "sqrt"], ids=str)
+def test_under_jax(schedule):
+    pytest.importorskip("jax")
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    functions = []
+    for checkpoint, mode in ((None, PLAIN), (schedule, "JAX")):
+        cost = COSTS["last rows"](pt, *taps_loop(checkpoint, x, h, w))
+        functions.append(pytensor.function([x, h, w], pytensor.grad(cost, [x, h, w]), mode=mode))
+    values = [rng.normal(size=s) for s in ((12, 2), (2, 2), 2)]
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = functions[0](*values)
+    close([np.asarray(value) for value in functions[1](*values)], expected)

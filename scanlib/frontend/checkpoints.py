@@ -131,7 +131,7 @@ def scan_checkpoints(
     ... )
     >>> gradient = pytensor.function([h], pytensor.grad(trace[-1].sum(), h))
     >>> gradient([1.0]).round(6)
-    array([0.007424])
+    array([0.007822])
     """
     from scanlib.frontend.scan import scan
 
