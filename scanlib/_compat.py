@@ -4,6 +4,7 @@ scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest rele
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
@@ -61,3 +62,27 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
         new = Apply(node.op, [copy(inp) for inp in node.inputs], [o.type() for o in node.outputs])
         memo.update(zip(node.outputs, new.outputs, strict=True))
     return FunctionGraph(inputs, [copy(out) for out in frozen.outputs], clone=False)
+
+
+def join_of(node: Apply) -> tuple[int | None, list[Variable]]:
+    """Return the axis of a `Join` node, None if it is not known, and what is joined.
+
+    Later releases keep the axis in the Op; in 3.0.x it is the first input.
+    """
+    parts = list(node.inputs)
+    axis = _known_axis(parts.pop(0) if not hasattr(node.op, "axis") else node.op.axis)
+    ndim = node.outputs[0].type.ndim
+    return None if axis is None else axis % ndim, parts
+
+
+def split_of(node: Apply) -> tuple[Variable, int | None, Variable]:
+    """Return what a `Split` node takes apart, the axis, None if not known, and the sizes."""
+    whole, *axes, sizes = node.inputs
+    axis = _known_axis(axes[0] if axes else node.op.axis)
+    return whole, None if axis is None else axis % whole.type.ndim, sizes
+
+
+def _known_axis(axis: Any) -> int | None:
+    if isinstance(axis, int):
+        return axis
+    return int(axis.data) if isinstance(axis, Constant) else None

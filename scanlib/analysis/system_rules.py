@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.basic import Split
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.subtensor import indices_from_subtensor
 
+from scanlib._compat import join_of, split_of
 from scanlib.analysis.matrix_affine import NotAffineError, name_of
 from scanlib.ops.graph import constant_index
 
@@ -96,10 +96,9 @@ class PartRules:
         ]
 
     def join(self, node: Apply) -> list[Affine]:
-        axis, *inputs = node.inputs
-        if not isinstance(axis, Constant):
-            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
-        place = int(axis.data) % node.outputs[0].type.ndim
+        place, inputs = join_of(node)
+        if place is None:
+            raise NotAffineError(f"{name_of(node.outputs[0])} joins along an axis that varies")
         self.keeps_batch(node, place >= self.batch)
         return [self.joined(inputs, lambda parts, lead: pt.join(place + lead, *parts))]
 
@@ -135,16 +134,15 @@ class PartRules:
         ]
 
     def split(self, node: Apply) -> list[Affine]:
-        source, axis, splits = node.inputs
+        source, place, splits = split_of(node)
         form = self.only_first_varies(node)
-        if not isinstance(axis, Constant):
-            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
-        place = int(axis.data) % source.type.ndim
+        if place is None:
+            raise NotAffineError(f"{name_of(node.outputs[0])} is cut along an axis that varies")
         self.keeps_batch(node, place >= self.batch)
         n_parts = len(node.outputs)
 
         def parts(whole: Variable, lead: int) -> list[Variable]:
-            made = Split(n_parts)(whole, place + lead, splits)
+            made = pt.split(whole, splits, n_splits=n_parts, axis=place + lead)
             return made if isinstance(made, list) else [made]
 
         results = [Affine() for _ in node.outputs]

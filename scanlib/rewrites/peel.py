@@ -26,7 +26,7 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import LOG_SUM_EXP
+from scanlib._compat import LOG_SUM_EXP, join_of, split_of
 from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
 
 # Operations that a batch computes in one pass over memory, as the steps did.
@@ -152,16 +152,10 @@ class OverTime:
         if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
             self.varying[node.outputs[0]] = self._changed_part(node)
             return
-        if isinstance(node.op, Join) and isinstance(node.inputs[0], Constant):
-            parts = [self.rows(part) for part in node.inputs[1:]]
-            self.varying[node.outputs[0]] = pt.join(_axis_in_batch(node.inputs[0]), *parts)
+        if isinstance(node.op, Join) and self._join(node):
             return
-        if isinstance(node.op, Split) and isinstance(node.inputs[1], Constant):
-            whole, (splits, varies) = self.rows(node.inputs[0]), inputs[2]
-            if not varies:
-                made = node.op.make_node(whole, _axis_in_batch(node.inputs[1]), splits)
-                self.varying.update(zip(node.outputs, made.outputs, strict=True))
-                return
+        if isinstance(node.op, Split) and self._split(node):
+            return
         if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
             axes = [axis + 1 for axis in node.op.axis]
             self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
@@ -169,6 +163,24 @@ class OverTime:
         made = _vectorize_node(node.op, node, *values)
         outputs = made.outputs if isinstance(made, Apply) else made
         self.varying.update(zip(node.outputs, outputs, strict=True))
+
+    def _join(self, node: Apply) -> bool:
+        axis, parts = join_of(node)
+        if axis is not None:
+            rows = [self.rows(part) for part in parts]
+            self.varying[node.outputs[0]] = pt.join(axis + 1, *rows)
+        return axis is not None
+
+    def _split(self, node: Apply) -> bool:
+        whole, axis, sizes = split_of(node)
+        splits, varies = self.value(sizes)
+        if axis is None or varies:
+            return False
+        count = len(node.outputs)
+        made = pt.split(self.rows(whole), splits, n_splits=count, axis=axis + 1)
+        parts = made if isinstance(made, list) else [made]
+        self.varying.update(zip(node.outputs, parts, strict=True))
+        return True
 
     def _changed_part(self, node: Apply) -> Variable:
         """Return arrays of which a part, the same at every step, was set or added to."""
@@ -268,12 +280,6 @@ class OverTime:
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
         return pt.tensordot(x, y, axes=([0, 2], [0, 1]))
-
-
-def _axis_in_batch(axis: Constant) -> int:
-    """Return what a constant axis of a step's arrays is in arrays of all steps."""
-    place = int(axis.data)
-    return place if place < 0 else place + 1
 
 
 def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:
