@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special
 
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
@@ -43,3 +44,13 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
         new = Apply(node.op, [copy(inp) for inp in node.inputs], [o.type() for o in node.outputs])
         memo.update(zip(node.outputs, new.outputs, strict=True))
     return FunctionGraph(inputs, [copy(out) for out in frozen.outputs], clone=False)
+
+
+def is_legacy_scan(op: object) -> bool:
+    """Whether an Op is a loop of `pytensor.scan`.
+
+    Its class, `ScanInfo` and the methods that split its inputs and outputs are the same in all
+    releases. Its body is a `FunctionGraph` in 3.0.x and a `FrozenFunctionGraph` later;
+    `thaw_graph` copies both.
+    """
+    return isinstance(op, LegacyScan)

@@ -1,0 +1,218 @@
+"""What PyTensor's scans are given in buffers: initial rows, and cotangents put into zeros.
+
+A buffer has a row for every step, and the rows before the first step at its beginning. PyTensor
+allocates it without values and sets the initial rows; the cotangent of a buffer is an array of
+zeros into which the cotangents of what was read are added. Here both are read back, so that a
+loop is given the rows themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.scalar.basic import Add, Second
+from pytensor.tensor.basic import Alloc, AllocEmpty
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import constant_index
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.adopt_forms import Form, number
+from scanlib.rewrites.adopt_rows import Rows, slice_of
+
+
+@dataclass
+class Initial:
+    """The first rows of a buffer, and whether exactly `steps` rows follow them."""
+
+    rows: Variable
+    fits: bool
+
+
+def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initial:
+    """Return the first `depth` rows of a buffer."""
+    more = rows.of(buffer) - steps
+    node, index = buffer.owner, slice_of(buffer.owner)
+    if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
+        value, stop = node.inputs[1], None if index is None else index.stop
+        is_head = index is not None and index.start is None and index.step is None
+        if is_head and stop is not None and value.type.ndim == buffer.type.ndim:
+            given = rows.of(value)
+            # ``initial[:depth]`` has at most `depth` rows; fewer are an error of the loop.
+            whole = number(depth) == given or value.type.shape[0] is None
+            if rows.integer(stop) == given and whole and more in (given, number(depth)):
+                return Initial(value, True)
+    return Initial(_head(buffer, depth), more == number(depth))
+
+
+def _head(buffer: Variable, depth: int) -> Variable:
+    node = buffer.owner
+    if node is not None and isinstance(node.op, Alloc):
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
+            return pt.alloc(value, depth, *sizes)
+    return buffer[:depth]
+
+
+def first_row(buffer: Variable) -> Variable:
+    """Return the first row of a buffer."""
+    node = buffer.owner
+    if node is not None and isinstance(node.op, Alloc):
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim:
+            return pt.alloc(value, *sizes) if sizes else value
+    return buffer[0]
+
+
+def zero_row(buffer: Variable) -> Variable:
+    """Return zeros of the shape and dtype of a row of a buffer, for as little as possible."""
+    dtype = buffer.type.dtype
+    if buffer.type.ndim == 1:
+        return pt.zeros((), dtype=dtype)
+    node = buffer.owner
+    while node is not None:
+        op, source = node.op, node.inputs[0]
+        if isinstance(op, Scan):
+            signature = op.signature
+            position = node.outputs.index(buffer)
+            if position >= signature.n_states:
+                break
+            source = signature.split_inputs(node.inputs).initials[position]
+            return pt.zeros_like(source[0], dtype=dtype)
+        if isinstance(op, Alloc | AllocEmpty):
+            skipped = 2 if isinstance(op, Alloc) else 1
+            return pt.zeros(tuple(node.inputs[skipped:]), dtype=dtype)
+        is_second = isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
+        if not (is_second or isinstance(op, IncSubtensor) or slice_of(node) is not None):
+            break
+        buffer, node = source, source.owner
+    return pt.zeros_like(buffer[0], dtype=dtype)
+
+
+@dataclass
+class Placed:
+    """Rows that stand in an array from row `start` on."""
+
+    value: Variable
+    start: Form
+    rows: Form
+
+
+def placements(variable: Variable, rows: Rows) -> list[Placed]:
+    """Return an array as a sum of rows placed in zeros."""
+    whole = [Placed(variable, number(0), rows.of(variable))]
+    if is_zeros(variable):
+        return []
+    node = variable.owner
+    if node is None:
+        return whole
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
+        same = variable.type.broadcastable
+        if any(inp.type.broadcastable != same for inp in node.inputs):
+            return whole
+        return [placed for inp in node.inputs for placed in placements(inp, rows)]
+    if isinstance(node.op, Subtensor):
+        view = rows.view(variable)
+        if view.base is variable or not (view.flipped and view.is_whole):
+            return whole
+        length = rows.of(view.base)
+        return [
+            Placed(_flip(placed), length - placed.start - placed.rows, placed.rows)
+            for placed in placements(view.base, rows)
+        ]
+    if isinstance(node.op, IncSubtensor):
+        return _added(variable, rows) or whole
+    return whole
+
+
+def _flip(placed: Placed) -> Variable:
+    return placed.value if placed.rows == number(1) else placed.value[::-1]
+
+
+def _added(variable: Variable, rows: Rows) -> list[Placed] | None:
+    """Return the parts of rows added to, or set in, an array."""
+    node = variable.owner
+    base, value, *index_inputs = node.inputs
+    if node.op.set_instead_of_inc and not is_zeros(base):
+        return None
+    indices = indices_from_subtensor(index_inputs, node.op.idx_list)
+    if len(indices) != 1:
+        return None
+    index, length = indices[0], rows.of(base)
+    row = value.type.broadcastable[value.type.ndim - base.type.ndim + 1 :]
+    if value.type.ndim < base.type.ndim - 1 or row != base.type.broadcastable[1:]:
+        return None
+    if not isinstance(index, slice):
+        position = constant_index(index)
+        if position is None or value.type.ndim != base.type.ndim - 1:
+            return None
+        start = number(position) if position >= 0 else length + position
+        return [*placements(base, rows), Placed(pt.expand_dims(value, 0), start, number(1))]
+    if value.type.ndim != base.type.ndim:
+        return None
+    cut = rows.cut(length, index)
+    if cut is None or rows.of(value) != length - cut[0] - cut[1]:
+        return None
+    front, back, turned = cut
+    given = rows.of(value)
+    inner = placements(value, rows)
+    if turned:
+        inner = [Placed(_flip(p), given - p.start - p.rows, p.rows) for p in inner]
+    own = [Placed(p.value, front + p.start, p.rows) for p in inner]
+    return [*placements(base, rows), *own]
+
+
+@dataclass
+class Entering:
+    """What of a buffer a window meets: sums of the rows that enter at each step, what the
+    window holds before the first step, and the rows behind the last one that enters."""
+
+    sequences: list[Variable] = field(default_factory=list)
+    first: list[Variable] = field(default_factory=list)
+    tail: list[Variable] = field(default_factory=list)
+
+
+def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Entering:
+    """Sort the rows of a buffer: one of them enters per step, `depth` more stay behind.
+
+    A single row at the beginning need not enter: it can be in the window from the start. If
+    there are no steps it is the first of those that stay, where the window leaves it as well.
+    """
+    result = Entering()
+    end = steps + depth
+    rest = False
+    for placed in placements(buffer, rows):
+        at_start = placed.start.is_zero
+        if at_start and placed.rows == steps:
+            result.sequences.append(placed.value)
+        elif at_start and placed.rows == end:
+            result.sequences.append(_cut(placed.value, number(0), steps))
+            result.tail.append(_cut(placed.value, steps, end))
+        elif at_start and placed.rows == number(1):
+            result.first.append(_only_row(placed.value))
+        elif placed.start == steps and placed.rows == number(depth):
+            result.tail.append(placed.value)
+        elif not end.at_most(placed.start):
+            rest = True
+    if rest:
+        sequence, tail = _cut(buffer, number(0), steps), _cut(buffer, steps, end)
+        return Entering([sequence], [], [tail])
+    return result
+
+
+def _cut(variable: Variable, start: Form, stop: Form) -> Variable:
+    first = None if start.is_zero else start.variable()
+    return variable[first : stop.variable()]
+
+
+def _only_row(variable: Variable) -> Variable:
+    node = variable.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        source = node.inputs[0]
+        if node.op.new_order == ("x", *range(source.type.ndim)):
+            return source
+    return variable[0]
+
