@@ -175,8 +175,8 @@ class _Adoption:
         if self.info.as_while:
             stop = self.results[-1]
             self.loop.stop = stop if stop.type.dtype == "bool" else pt.neq(stop, 0)
-        self.loop.substitute(self.replaced)
         self.set_length()
+        self.loop.substitute(self.replaced)
         try:
             results = results_by_part(self.loop, self.loop.apply())
         except (TypeError, ValueError) as error:

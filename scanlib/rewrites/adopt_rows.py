@@ -22,7 +22,7 @@ from pytensor.tensor.basic import (
     TensorFromScalar,
 )
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.ops.graph import constant_index
@@ -106,7 +106,7 @@ class Rows:
         if isinstance(op, Subtensor):
             view = self.view(variable)
             return own if view.base is variable else self.of_view(view)
-        if isinstance(op, IncSubtensor):
+        if isinstance(op, IncSubtensor | SpecifyShape):
             return self.of(node.inputs[0])
         if isinstance(op, Alloc | AllocEmpty):
             return self.integer(node.inputs[0 if isinstance(op, AllocEmpty) else 1])
@@ -120,7 +120,8 @@ class Rows:
         if isinstance(op, DimShuffle) and op.new_order and op.new_order[0] == 0:
             return self.of(node.inputs[0])
         if isinstance(op, Elemwise):
-            return self.of(next(inp for inp in node.inputs if inp.type.shape[0] != 1))
+            wide = [inp for inp in node.inputs if inp.type.shape[0] != 1]
+            return self.of(wide[0]) if wide else number(1)
         return own
 
     def of_view(self, view: View) -> Form:
@@ -212,10 +213,13 @@ class Rows:
 
     def view(self, variable: Variable) -> View:
         """Return what a chain of slices reads; the variable itself where that is not known."""
-        index = slice_of(variable.owner)
-        if index is None or not isinstance(variable.owner.op, Subtensor):
+        node = variable.owner
+        if node is not None and isinstance(node.op, SpecifyShape):
+            return self.view(node.inputs[0])
+        index = slice_of(node)
+        if index is None or not isinstance(node.op, Subtensor):
             return View(variable)
-        inner = self.view(variable.owner.inputs[0])
+        inner = self.view(node.inputs[0])
         cut = self.cut(self.of_view(inner), index)
         if cut is None:
             return View(variable)
