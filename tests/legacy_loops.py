@@ -586,12 +586,17 @@ def folded():
 @loop(X, np.array(1.2))
 def outputs_until():
     def build(x, a):
-        def step(x, n, a):
-            return [n + 1, pt.sin(a * x)], until(pt.ge(n, 3))
-
-        return [scan(step, x, [pt.constant(0, dtype="int64"), None], a)[1]]
+        return scan(lambda i, x, a: (pt.sin(a * x), until(i >= 3)), [pt.arange(T), x], None, a)
 
     return build, lambda x, a: [np.sin(a * x[:4])]
+
+
+@loop(X, np.array(1.2))
+def outputs_until_that_never_comes():
+    def build(x, a):
+        return scan(lambda x, a: (pt.sin(a * x), until(x > 5)), x, None, a)
+
+    return build, lambda x, a: [np.sin(a * x)]
 
 
 @loop(X, A, order=0)

@@ -7,11 +7,12 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 
 import scanlib
 from scanlib._compat import is_legacy_scan
-from scanlib.rewrites.adopt import adoption_record
+from scanlib.rewrites.adopt import AdoptLoops, adoption_record
 from tests.checks import assert_derivatives, assert_same
 from tests.legacy_loops import LOOPS
 from tests.modes import MODES
@@ -39,6 +40,21 @@ def assert_all_adopted(fgraph):
     assert all(loop.reason is None for loop in adoption_record(fgraph).loops)
 
 
+def derivatives(cost, inputs, order):
+    found = [cost]
+    for _ in range(order):
+        total = sum(pt.sum(value) for value in found)
+        found += pytensor.grad(total, inputs, disconnected_inputs="ignore")
+    return found
+
+
+def adopted(outputs):
+    """Return a copy of a graph after adoption alone."""
+    fgraph = FunctionGraph(outputs=outputs, clone=True)
+    AdoptLoops(when_enabled=False).rewrite(fgraph)
+    return fgraph
+
+
 @pytest.mark.parametrize("linker", ["c", "py"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_values(name, linker):
@@ -64,12 +80,14 @@ def test_derivatives(name):
     def total(outputs):
         return sum((out * weight).sum() for out, weight in zip(outputs, weights, strict=True))
 
+    cost = total(case.build(*inputs))
     with pytensor.config.change_flags(scanlib__perform="python"):
         assert_derivatives(
-            total(case.build(*inputs)),
+            cost,
             dict(zip(inputs, case.values, strict=True)),
             lambda *values: total([np.asarray(v) for v in case.plain(*values)]),
             ADOPTING["c"],
             order=case.order,
             disconnected_inputs="ignore",
         )
+        assert_all_adopted(adopted(derivatives(cost, inputs, case.order)))

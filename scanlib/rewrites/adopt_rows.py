@@ -144,7 +144,11 @@ class Rows:
         inputs = signature.split_inputs(node.inputs)
         if inputs.n_steps is not None:
             return self.integer(inputs.n_steps) + depth
-        return self.of(inputs.sequences[0]) + depth
+        # All sequences have one length; of one of them it may be known what it is.
+        lengths = [self.of(sequence) for sequence in inputs.sequences]
+        own = [Form.of("rows", sequence) for sequence in inputs.sequences]
+        known = (length for length, name in zip(lengths, own, strict=True) if length != name)
+        return next(known, lengths[0]) + depth
 
     @staticmethod
     def _steps_that_ran(node: Apply) -> Form:
