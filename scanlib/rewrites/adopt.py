@@ -21,8 +21,9 @@ from scanlib._compat import is_legacy_scan
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
+from scanlib.rewrites.adopt_forms import Symbol
 from scanlib.rewrites.adopt_loop import NotAdoptableError, adopt_node, loop_name
-from scanlib.rewrites.adopt_rows import Rows, slice_of
+from scanlib.rewrites.adopt_rows import Rows, learn_lengths, slice_of
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.simplify import replace
 
@@ -93,12 +94,15 @@ def adopt_all(fgraph: FunctionGraph, record: AdoptionRecord) -> None:
             body.attach_feature(ReplaceValidate())
             adopt_all(body, record)
 
+    known: dict[Symbol, int] = {}
+    visited: set[Apply] = set()
     for node in fgraph.toposort():
         if node not in fgraph.apply_nodes:
             continue
         if is_legacy_scan(node.op):
+            learn_lengths(node.inputs, known, visited)
             try:
-                replacements = adopt_node(fgraph, node, inside)
+                replacements = adopt_node(fgraph, node, inside, known)
             except NotAdoptableError as error:
                 record.note(node.op, str(error))
                 continue

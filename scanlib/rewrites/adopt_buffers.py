@@ -21,7 +21,7 @@ from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_forms import Form, number
-from scanlib.rewrites.adopt_rows import Rows, slice_of
+from scanlib.rewrites.adopt_rows import Rows, flipped, slice_of
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Initial:
 
 def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initial:
     """Return the first `depth` rows of a buffer."""
-    more = rows.of(buffer) - steps
+    fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
     if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
         value, stop = node.inputs[1], None if index is None else index.stop
@@ -43,9 +43,9 @@ def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initi
             given = rows.of(value)
             # ``initial[:depth]`` has at most `depth` rows; fewer are an error of the loop.
             whole = number(depth) == given or value.type.shape[0] is None
-            if rows.integer(stop) == given and whole and more in (given, number(depth)):
+            if rows.integer(stop) == given and whole and (fits or rows.of(buffer) - steps == given):
                 return Initial(value, True)
-    return Initial(_head(buffer, depth), more == number(depth))
+    return Initial(_head(buffer, depth), fits)
 
 
 def _head(buffer: Variable, depth: int) -> Variable:
@@ -101,9 +101,9 @@ class Placed:
     rows: Form
 
 
-def placements(variable: Variable, rows: Rows) -> list[Placed]:
-    """Return an array as a sum of rows placed in zeros."""
-    whole = [Placed(variable, number(0), rows.of(variable))]
+def placements(variable: Variable, length: Form, rows: Rows) -> list[Placed]:
+    """Return an array of so many rows as a sum of rows placed in zeros."""
+    whole = [Placed(variable, number(0), length)]
     if is_zeros(variable):
         return []
     node = variable.owner
@@ -113,56 +113,55 @@ def placements(variable: Variable, rows: Rows) -> list[Placed]:
         same = variable.type.broadcastable
         if any(inp.type.broadcastable != same for inp in node.inputs):
             return whole
-        return [placed for inp in node.inputs for placed in placements(inp, rows)]
+        return [placed for inp in node.inputs for placed in placements(inp, length, rows)]
     if isinstance(node.op, Subtensor):
         view = rows.view(variable)
         if view.base is variable or not (view.flipped and view.is_whole):
             return whole
-        length = rows.of(view.base)
-        return [
-            Placed(_flip(placed), length - placed.start - placed.rows, placed.rows)
-            for placed in placements(view.base, rows)
-        ]
+        return [_turned(placed, length) for placed in placements(view.base, length, rows)]
     if isinstance(node.op, IncSubtensor):
-        return _added(variable, rows) or whole
+        added = _added(variable, length, rows)
+        return whole if added is None else added
     return whole
 
 
-def _flip(placed: Placed) -> Variable:
-    return placed.value if placed.rows == number(1) else placed.value[::-1]
+def _turned(placed: Placed, length: Form) -> Placed:
+    """Return where rows stand in the reversed array."""
+    value = placed.value if placed.rows == number(1) else flipped(placed.value)
+    return Placed(value, length - placed.start - placed.rows, placed.rows)
 
 
-def _added(variable: Variable, rows: Rows) -> list[Placed] | None:
+def _added(variable: Variable, length: Form, rows: Rows) -> list[Placed] | None:
     """Return the parts of rows added to, or set in, an array."""
     node = variable.owner
     base, value, *index_inputs = node.inputs
     if node.op.set_instead_of_inc and not is_zeros(base):
         return None
     indices = indices_from_subtensor(index_inputs, node.op.idx_list)
-    if len(indices) != 1:
-        return None
-    index, length = indices[0], rows.of(base)
     row = value.type.broadcastable[value.type.ndim - base.type.ndim + 1 :]
-    if value.type.ndim < base.type.ndim - 1 or row != base.type.broadcastable[1:]:
+    if len(indices) != 1 or value.type.ndim < base.type.ndim - 1:
         return None
+    if row != base.type.broadcastable[1:]:
+        return None
+    before, index = placements(base, length, rows), indices[0]
     if not isinstance(index, slice):
         position = constant_index(index)
         if position is None or value.type.ndim != base.type.ndim - 1:
             return None
         start = number(position) if position >= 0 else length + position
-        return [*placements(base, rows), Placed(pt.expand_dims(value, 0), start, number(1))]
-    if value.type.ndim != base.type.ndim:
-        return None
+        return [*before, Placed(pt.expand_dims(value, 0), start, number(1))]
     cut = rows.cut(length, index)
-    if cut is None or rows.of(value) != length - cut[0] - cut[1]:
+    if cut is None or value.type.ndim != base.type.ndim:
         return None
     front, back, turned = cut
-    given = rows.of(value)
-    inner = placements(value, rows)
+    # A value that is not broadcast has as many rows as there is room for.
+    given = length - front - back
+    if value.type.shape[0] == 1 and given != number(1):
+        return None
+    inner = placements(value, given, rows)
     if turned:
-        inner = [Placed(_flip(p), given - p.start - p.rows, p.rows) for p in inner]
-    own = [Placed(p.value, front + p.start, p.rows) for p in inner]
-    return [*placements(base, rows), *own]
+        inner = [_turned(placed, given) for placed in inner]
+    return [*before, *(Placed(p.value, front + p.start, p.rows) for p in inner)]
 
 
 @dataclass
@@ -183,8 +182,9 @@ def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Ente
     """
     result = Entering()
     end = steps + depth
+    longer = not rows.agrees(buffer, end)
     rest = False
-    for placed in placements(buffer, rows):
+    for placed in placements(buffer, rows.of(buffer) if longer else end, rows):
         at_start = placed.start.is_zero
         if at_start and placed.rows == steps:
             result.sequences.append(placed.value)

@@ -87,16 +87,16 @@ class Form:
     def variable(self) -> Variable:
         """Return the form as an int64 scalar of the graph."""
         total: Variable | None = None
+        if self.number or not self.terms:
+            total = pt.constant(self.number, dtype="int64")
         for (kind, what), factor in sorted(self.terms, key=lambda term: -term[1]):
             value = _symbol(kind, what)
-            value = value if abs(factor) == 1 else abs(factor) * value
-            if total is None:
-                total = value if factor > 0 else -value
-            else:
-                total = total + value if factor > 0 else total - value
-        if total is None:
-            return pt.constant(self.number, dtype="int64")
-        return total + self.number if self.number else total
+            for _ in range(abs(factor)):
+                if total is None:
+                    total = value if factor > 0 else -value
+                else:
+                    total = total + value if factor > 0 else total - value
+        return total
 
 
 def _symbol(kind: str, what: Any) -> Variable:
@@ -129,3 +129,30 @@ def minimum(forms: Iterable[Form]) -> Form:
             continue
         kept = [other for other in kept if not form.at_most(other)] + [form]
     return kept[0] if len(kept) == 1 else Form.of("minimum", frozenset(kept))
+
+
+def resolve(form: Form, known: dict[Symbol, int]) -> Form:
+    """Return a form with symbols replaced by the numbers they are known to be."""
+    if not known or not form.terms:
+        return form
+    total = number(form.number)
+    for symbol, factor in form.terms:
+        kind, what = symbol
+        value = Form.of(*symbol)
+        if kind == "minimum":
+            value = minimum(resolve(each, known) for each in what)
+        for inner, _ in list(value.terms):
+            if inner in known and value == Form.of(*inner):
+                value = number(known[inner])
+        for _ in range(abs(factor)):
+            total = total + value if factor > 0 else total - value
+    return total
+
+
+def learn(form: Form, value: int, known: dict[Symbol, int]) -> None:
+    """Remember what one symbol must be, as a form is known to be a number."""
+    gap = resolve(form, known)
+    if len(gap.terms) == 1:
+        ((symbol, factor),) = gap.terms
+        if factor == 1:
+            known[symbol] = value - gap.number

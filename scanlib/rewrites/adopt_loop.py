@@ -32,7 +32,7 @@ from scanlib._compat import thaw_graph
 from scanlib.ops.graph import constant_index, constant_integer
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.rewrites.adopt_buffers import first_row, initial_rows
-from scanlib.rewrites.adopt_forms import Form, number
+from scanlib.rewrites.adopt_forms import Form, Symbol, number
 from scanlib.rewrites.adopt_rows import Rows, flipped, slice_of
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
 from scanlib.rewrites.edit import results_by_part
@@ -43,7 +43,10 @@ class NotAdoptableError(Exception):
 
 
 def adopt_node(
-    fgraph: FunctionGraph, node: Apply, prepare_body: Callable[[FunctionGraph], None]
+    fgraph: FunctionGraph,
+    node: Apply,
+    prepare_body: Callable[[FunctionGraph], None],
+    known: dict[Symbol, int],
 ) -> dict[Variable, Variable]:
     """Return what replaces the outputs of a loop of `pytensor.scan`.
 
@@ -55,13 +58,15 @@ def adopt_node(
         The loop.
     prepare_body : callable
         Called with the graph of one step, which it may rewrite.
+    known : dict
+        What is known of lengths in the graph.
 
     Raises
     ------
     NotAdoptableError
         If it must stay what it is; the message says why.
     """
-    return _Adoption(fgraph, node, prepare_body).replacements()
+    return _Adoption(fgraph, node, prepare_body, known).replacements()
 
 
 def loop_name(name: str | None) -> str | None:
@@ -78,7 +83,11 @@ class _Adoption:
     """A loop of PyTensor's, taken apart into the parts of a canonical one."""
 
     def __init__(
-        self, fgraph: FunctionGraph, node: Apply, prepare_body: Callable[[FunctionGraph], None]
+        self,
+        fgraph: FunctionGraph,
+        node: Apply,
+        prepare_body: Callable[[FunctionGraph], None],
+        known: dict[Symbol, int],
     ) -> None:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
@@ -86,9 +95,9 @@ class _Adoption:
         body = thaw_graph(node.op.fgraph)
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
-        self.plain = Rows()
+        self.plain = Rows(known=known)
         self.steps: Form = self.plain.integer(node.inputs[0])
-        self.rows = Rows(self.steps)
+        self.rows = Rows(self.steps, known)
         self.reverse = self.is_reversed()
         self.loop = Loop(
             reverse=self.reverse,
@@ -154,14 +163,14 @@ class _Adoption:
     def orient(self, variable: Variable) -> Variable:
         """Return rows in the order of the steps as the loop reads them, one for each step."""
         view = self.rows.view(variable)
-        rows = self.rows.of_view(view)
-        if rows != self.steps:
-            view = view.cut(number(0), rows - self.steps)
+        more = self.rows.of_view(view) - self.steps
+        if self.rows.agrees(variable, self.steps):
+            more = number(0)
+        view = view.cut(number(0), more)
         if self.reverse:
             view = view.flip()
-        if not view.flipped and not self.reverse and view.base is not variable:
-            if not self.rows.is_simple(view) and rows == self.steps:
-                return variable
+        elif more.is_zero and not view.flipped and not self.rows.is_simple(view):
+            return variable
         return self.rows.read(view)
 
     # Parts
@@ -223,7 +232,8 @@ class _Adoption:
                 {tap - first: inner for tap, inner in zip(taps, read[i], strict=True)},
                 {tap - first: value for tap, value in zip(out_taps, written[i], strict=True)},
             )
-            if not (self.steps + window.depth).at_most(self.rows.of(buffer)):
+            end = self.steps + window.depth
+            if not (self.rows.agrees(buffer, end) or end.at_most(self.rows.of(buffer))):
                 raise NotAdoptableError(_misfit("a mit-mot"))
             slid, replaced = slide(
                 self.loop, window, self.results, self.steps, self.rows, self.orient
@@ -317,7 +327,7 @@ class _Adoption:
         """Say how many steps there are, where the sequences do not."""
         sequences = [*self.loop.sequences, *self.unread]
         for part in sequences:
-            if self.plain.of(part.outer) == self.steps:
+            if self.plain.agrees(part.outer, self.steps):
                 if part in self.unread:
                     part.outer = self.orient(part.outer)
                     self.loop.sequences.append(part)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.scalar.basic import Add, Cast, Identity, ScalarMinimum, Sub
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Add, Cast, Identity, Neg, ScalarMinimum, Sub
 from pytensor.tensor.basic import (
     Alloc,
     AllocEmpty,
@@ -27,7 +28,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 
 from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt_forms import Form, minimum, number
+from scanlib.rewrites.adopt_forms import Form, Symbol, learn, minimum, number, resolve
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,15 @@ class Rows:
     ----------
     steps : Form, optional
         What every array has at least as many rows as; a loop's sequences are such arrays.
+    known : dict, optional
+        Symbols that are known to be numbers; see `learn_lengths`.
     """
 
-    def __init__(self, steps: Form | None = None) -> None:
+    def __init__(
+        self, steps: Form | None = None, known: dict[Symbol, int] | None = None
+    ) -> None:
         self.steps = steps
+        self.known: dict[Symbol, int] = {} if known is None else known
         self._rows: dict[Variable, Form] = {}
         self._integers: dict[Variable, Form] = {}
 
@@ -92,7 +98,7 @@ class Rows:
         """Return the number of rows of an array."""
         if variable not in self._rows:
             self._rows[variable] = self._count(variable)
-        return self._rows[variable]
+        return resolve(self._rows[variable], self.known)
 
     def _count(self, variable: Variable) -> Form:
         static = variable.type.shape[0]
@@ -123,6 +129,28 @@ class Rows:
             wide = [inp for inp in node.inputs if inp.type.shape[0] != 1]
             return self.of(wide[0]) if wide else number(1)
         return own
+
+    def agrees(self, variable: Variable, rows: Form) -> bool:
+        """Whether an array is known to have so many rows.
+
+        What elementwise operations combine has one length, known perhaps as a number for one
+        operand and as the length of a loop for another.
+        """
+        view = self.view(variable)
+        wanted = rows + view.front + view.back
+        return self._may_be(view.base, wanted)
+
+    def _may_be(self, variable: Variable, rows: Form) -> bool:
+        if self.of(variable) == rows:
+            return True
+        node = variable.owner
+        if node is None:
+            return False
+        if isinstance(node.op, IncSubtensor):
+            return self.agrees(node.inputs[0], rows)
+        if isinstance(node.op, Elemwise):
+            return any(self.agrees(inp, rows) for inp in node.inputs if inp.type.shape[0] != 1)
+        return False
 
     def of_view(self, view: View) -> Form:
         """Return the number of rows of a view."""
@@ -167,7 +195,7 @@ class Rows:
             return number(int(variable))
         if variable not in self._integers:
             self._integers[variable] = self._read_integer(variable)
-        return self._integers[variable]
+        return resolve(self._integers[variable], self.known)
 
     def _read_integer(self, variable: Variable) -> Form:
         own = Form.of("integer", variable)
@@ -206,6 +234,8 @@ class Rows:
             return minimum(self.integer(inp) for inp in inputs)
         if isinstance(op, Sub):
             return self.integer(inputs[0]) - self.integer(inputs[1])
+        if isinstance(op, Neg):
+            return -self.integer(inputs[0])
         if isinstance(op, Add):
             total = number(0)
             for inp in inputs:
@@ -255,7 +285,7 @@ class Rows:
         known = start.constant
         if known is not None and known < 0:
             return rows + known if number(-known).at_most(rows) else None
-        return start if known is not None or start.is_length() else None
+        return start if _is_position(start, rows) else None
 
     def _behind(self, rows: Form, stop: Form) -> Form | None:
         """Return how many rows stand at and behind a stop."""
@@ -264,7 +294,7 @@ class Rows:
             return number(-known)
         if stop == self.steps:
             return rows - stop
-        if known is None and not stop.is_length():
+        if not _is_position(stop, rows):
             return None
         if rows.at_most(stop):
             return number(0)
@@ -307,6 +337,39 @@ class Rows:
     def is_simple(self, view: View) -> bool:
         """Whether a view can be read without arithmetic."""
         return view.front.constant is not None and view.back.constant is not None
+
+
+def learn_lengths(
+    outputs: list[Variable], known: dict[Symbol, int], visited: set[Apply]
+) -> None:
+    """Remember lengths that follow from the static shapes of operands beside them.
+
+    What elementwise operations combine has one length, and so have the sequences of a loop.
+    """
+    rows = Rows(known=known)
+    for node in toposort(outputs):
+        if node in visited:
+            continue
+        visited.add(node)
+        inputs, length = [], None
+        if isinstance(node.op, Elemwise) and node.outputs[0].type.ndim:
+            inputs, length = node.inputs, node.outputs[0].type.shape[0]
+        elif isinstance(node.op, Scan):
+            groups = node.op.signature.split_inputs(node.inputs)
+            inputs = groups.sequences
+            length = node.op.static_length(node.inputs)
+            if length is not None and groups.n_steps is not None:
+                learn(rows.integer(groups.n_steps), length, known)
+        if length is None or length == 1:
+            continue
+        for inp in inputs:
+            if inp.type.shape[0] is None:
+                learn(rows.of(inp), length, known)
+
+
+def _is_position(form: Form, rows: Form) -> bool:
+    """Whether a form is sure to count rows from the front of an array, not from its end."""
+    return form.is_length() or (rows - form).is_length()
 
 
 def stack(rows: list[Variable]) -> Variable:

@@ -200,7 +200,7 @@ def whole_buffer(
             kept = pt.join(0, kept[: slid.enters], late) if slid.enters else late
         parts.append(kept)
     end = steps + depth
-    if rows.of(window.buffer) != end:
+    if not rows.agrees(window.buffer, end):
         parts.append(window.buffer[end.variable() :])
     if len(parts) == 1:
         return parts[0]
