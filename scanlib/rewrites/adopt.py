@@ -9,6 +9,7 @@ others. A loop that cannot be adopted stays as it is, and `AdoptionRecord` remem
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
@@ -28,8 +29,7 @@ from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.simplify import replace
 
 
-@dataclass(frozen=True)
-class AdoptedLoop:
+class Adopted(NamedTuple):
     """What became of a loop of `pytensor.scan`: `reason` is why it stayed, None if it did not."""
 
     name: str
@@ -40,10 +40,11 @@ class AdoptedLoop:
 class AdoptionRecord(Feature):
     """What adoption did in a graph, kept with the graph for `scanlib.explain`."""
 
-    loops: list[AdoptedLoop] = field(default_factory=list)
+    loops: list[Adopted] = field(default_factory=list)
 
     def note(self, op: object, reason: str | None = None) -> None:
-        entry = AdoptedLoop(legacy_name(op), reason)
+        """Remember what became of a loop: `reason` is why it stayed, None if it did not."""
+        entry = Adopted(legacy_name(op), reason)
         if reason is None or entry not in self.loops:
             self.loops.append(entry)
 

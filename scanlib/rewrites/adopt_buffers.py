@@ -37,15 +37,30 @@ def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initi
     fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
     if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
-        value, stop = node.inputs[1], None if index is None else index.stop
+        base, value = node.inputs[:2]
         is_head = index is not None and index.start is None and index.step is None
-        if is_head and stop is not None and value.type.ndim == buffer.type.ndim:
-            given = rows.of(value)
-            # ``initial[:depth]`` has at most `depth` rows; fewer are an error of the loop.
-            whole = number(depth) == given or value.type.shape[0] is None
-            if rows.integer(stop) == given and whole and (fits or rows.of(buffer) - steps == given):
-                return Initial(value, True)
+        if is_head and index.stop is not None and value.type.ndim == buffer.type.ndim:
+            stop, given = rows.integer(index.stop), rows.of(value)
+            empty = base.owner is not None and isinstance(base.owner.op, AllocEmpty)
+            # ``initial[:depth]`` may have fewer rows than that, which is an error of the loop.
+            # Memory without values is made for nothing but initial rows, and room for all steps.
+            if value.type.shape[0] in (None, depth) and (stop == given or empty):
+                more = rows.of(buffer) - steps
+                if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
+                    return Initial(value, True)
     return Initial(_head(buffer, depth), fits)
+
+
+def _is_opaque(form: Form) -> bool:
+    """Whether a form is an integer that enters from outside: that of a loop around this one,
+    whose step does not show how it was computed."""
+    symbols = [symbol for symbol, _ in form.terms]
+    return (
+        len(symbols) == 1
+        and form == Form.of(*symbols[0])
+        and symbols[0][0] == "integer"
+        and symbols[0][1].owner is None
+    )
 
 
 def _head(buffer: Variable, depth: int) -> Variable:

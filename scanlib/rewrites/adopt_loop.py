@@ -283,7 +283,7 @@ class _Adoption:
         for size, value in zip(sizes, self.op.inner_nitsot_outs(self.results), strict=True):
             output = Output(value)
             self.loop.outputs.append(output)
-            length = self.plain.integer(size)
+            length = self.rows.integer(size)
             if length == self.steps:
                 self.outputs.append(self.in_order(output))
             elif self.steps.at_most(length) and not self.info.as_while:
