@@ -29,7 +29,7 @@ def enable() -> None:
     --------
     >>> import pytensor, pytensor.tensor as pt, scanlib
     >>> x = pt.dvector("x")
-    >>> y = pytensor.scan(lambda x, y: 0.5 * y + x, x, pt.as_tensor(0.0), return_updates=False)
+    >>> y = pytensor.scan(lambda x, y: 0.5 * y + x, x, pt.zeros(()), return_updates=False)
     >>> scanlib.enable()
     >>> [loop.op for loop in scanlib.explain(y).loops]
     ['ElemwiseScan']
@@ -46,6 +46,14 @@ def disable() -> None:
     See Also
     --------
     enable : The opposite.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> scanlib.enable()
+    >>> scanlib.disable()
+    >>> pytensor.config.scanlib__adopt
+    False
     """
     config.scanlib__adopt = False
 
@@ -63,7 +71,7 @@ def enabled(on: bool = True) -> Iterator[None]:
     --------
     >>> import pytensor, pytensor.tensor as pt, scanlib
     >>> x = pt.dvector("x")
-    >>> y = pytensor.scan(lambda x, y: 0.5 * y + x, x, pt.as_tensor(0.0), return_updates=False)
+    >>> y = pytensor.scan(lambda x, y: 0.5 * y + x, x, pt.zeros(()), return_updates=False)
     >>> with scanlib.enabled():
     ...     f = pytensor.function([x], y)
     >>> f([1.0, 1.0, 1.0])

@@ -720,10 +720,6 @@ def gradient_as_a_result():
 def checkpoints():
     def build(x, a):
         options = {"save_every_N": 4, "return_updates": False}
-        return [
-            scan_checkpoints(
-                lambda x, y, a: pt.tanh(a * y + x), [x], [a], [a], **options
-            )
-        ]
+        return [scan_checkpoints(lambda x, y, a: pt.tanh(a * y + x), [x], [a], [a], **options)]
 
     return build, lambda x, a: [run(lambda x, y: np.tanh(a * y + x), a, x)[3::4]]

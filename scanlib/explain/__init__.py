@@ -91,9 +91,7 @@ def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation
     adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
     reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
     setting = Setting(linker_name(linker), reasons=reasons)
-    return Explanation(
-        explain_nodes(fgraph.toposort(), setting), source, setting.linker, adoption
-    )
+    return Explanation(explain_nodes(fgraph.toposort(), setting), source, setting.linker, adoption)
 
 
 def _outputs(f: Any) -> list[Variable]:

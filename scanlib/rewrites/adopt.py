@@ -8,6 +8,7 @@ others. A loop that cannot be adopted stays as it is, and `AdoptionRecord` remem
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ def _holds_legacy(graph: FunctionGraph) -> bool:
     )
 
 
-def _adopt_inside(node: Apply, inside: object) -> dict[Variable, Variable]:
+def _adopt_inside(node: Apply, inside: Callable[[FunctionGraph], None]) -> dict[Variable, Variable]:
     """Return a canonical loop's results with the loops in its step adopted."""
     loop = Loop.from_node(node)
     parts = [*loop.states, *loop.carries, *loop.outputs]

@@ -39,12 +39,14 @@ def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initi
     if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
         base, value = node.inputs[:2]
         is_head = index is not None and index.start is None and index.step is None
-        if is_head and index.stop is not None and value.type.ndim == buffer.type.ndim:
-            stop, given = rows.integer(index.stop), rows.of(value)
+        if index is not None and is_head and index.stop is not None:
+            stop = rows.integer(index.stop)
+            given = rows.of(value) if value.type.ndim else number(1)
             empty = base.owner is not None and isinstance(base.owner.op, AllocEmpty)
             # ``initial[:depth]`` may have fewer rows than that, which is an error of the loop.
             # Memory without values is made for nothing but initial rows, and room for all steps.
-            if value.type.shape[0] in (None, depth) and (stop == given or empty):
+            whole = value.type.ndim == buffer.type.ndim and value.type.shape[0] in (None, depth)
+            if whole and (stop == given or empty):
                 more = rows.of(buffer) - steps
                 if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
                     return Initial(value, True)
@@ -230,4 +232,3 @@ def _only_row(variable: Variable) -> Variable:
         if node.op.new_order == ("x", *range(source.type.ndim)):
             return source
     return variable[0]
-

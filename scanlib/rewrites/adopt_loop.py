@@ -241,9 +241,7 @@ class _Adoption:
             self.replaced |= replaced
             self.outputs.append(self.from_window(window, slid))
 
-    def from_window(
-        self, window: Window, slid: Slid
-    ) -> Callable[[dict[int, Variable]], Variable]:
+    def from_window(self, window: Window, slid: Slid) -> Callable[[dict[int, Variable]], Variable]:
         return lambda results: whole_buffer(
             window, slid, results, self.steps, self.rows, self.reverse
         )
@@ -301,7 +299,7 @@ class _Adoption:
         ):
             carry = Carry(outer, inner, result, _name(outer))
             self.loop.carries.append(carry)
-            self.outputs.append(lambda results, carry=carry: results[id(carry)])
+            self.outputs.append(_result_of(carry))
 
     def in_order(self, part: State | Output) -> Callable[[dict[int, Variable]], Variable]:
         """Return a stacked result in the order of the steps."""
@@ -338,6 +336,10 @@ class _Adoption:
             if known is None
             else pt.constant(known, dtype="int64")
         )
+
+
+def _result_of(part: Carry) -> Callable[[dict[int, Variable]], Variable]:
+    return lambda results: results[id(part)]
 
 
 def _unread(results: dict[int, Variable]) -> Variable:

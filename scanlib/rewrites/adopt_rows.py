@@ -30,14 +30,16 @@ from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_forms import Form, Symbol, learn, minimum, number, resolve
 
+NONE = number(0)
+
 
 @dataclass(frozen=True)
 class View:
     """Rows `front` to ``len(base) - back`` of `base`, the last one first if `flipped`."""
 
     base: Variable
-    front: Form = number(0)
-    back: Form = number(0)
+    front: Form = NONE
+    back: Form = NONE
     flipped: bool = False
 
     @property
@@ -67,10 +69,9 @@ def flipped(variable: Variable) -> Variable:
     """Return the rows in the opposite order; what was flipped already is turned back."""
     node = variable.owner
     index = slice_of(node) if node is not None and isinstance(node.op, Subtensor) else None
-    if index is not None and index.start is None and index.stop is None:
-        if constant_index(index.step) == -1:
-            return node.inputs[0]
-    return variable[::-1]
+    if index is None or index.start is not None or index.stop is not None:
+        return variable[::-1]
+    return node.inputs[0] if constant_index(index.step) == -1 else variable[::-1]
 
 
 class Rows:
@@ -84,9 +85,7 @@ class Rows:
         Symbols that are known to be numbers; see `learn_lengths`.
     """
 
-    def __init__(
-        self, steps: Form | None = None, known: dict[Symbol, int] | None = None
-    ) -> None:
+    def __init__(self, steps: Form | None = None, known: dict[Symbol, int] | None = None) -> None:
         self.steps = steps
         self.known: dict[Symbol, int] = {} if known is None else known
         self._rows: dict[Variable, Form] = {}
@@ -339,9 +338,7 @@ class Rows:
         return view.front.constant is not None and view.back.constant is not None
 
 
-def learn_lengths(
-    outputs: list[Variable], known: dict[Symbol, int], visited: set[Apply]
-) -> None:
+def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: set[Apply]) -> None:
     """Remember lengths that follow from the static shapes of operands beside them.
 
     What elementwise operations combine has one length, and so have the sequences of a loop.

@@ -212,4 +212,3 @@ def whole_buffer(
 
 def _turned(part: Variable) -> Variable:
     return part if part.type.shape[0] == 1 else part[::-1]
-
