@@ -9,6 +9,7 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 
 # Imported for what they register with PyTensor: flags, linkers' rules, rewrites.
 from scanlib import backends, config, rewrites  # noqa: F401
+from scanlib.adoption import disable, enable, enabled
 from scanlib.explain import explain
 from scanlib.frontend import (
     Levels,
@@ -47,9 +48,12 @@ __all__ = [
     "cumlogsumexp",
     "cummax",
     "cummin",
+    "disable",
     "discounted_cumsum",
     "discounted_cumsum_left",
     "discounted_cumsum_right",
+    "enable",
+    "enabled",
     "explain",
     "filter",
     "foldl",

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special, subtensor
 
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
@@ -86,3 +87,13 @@ def _known_axis(axis: Any) -> int | None:
     if isinstance(axis, int):
         return axis
     return int(axis.data) if isinstance(axis, Constant) else None
+
+
+def is_legacy_scan(op: object) -> bool:
+    """Whether an Op is a loop of `pytensor.scan`.
+
+    Its class, `ScanInfo` and the methods that split its inputs and outputs are the same in all
+    releases. Its body is a `FunctionGraph` in 3.0.x and a `FrozenFunctionGraph` later;
+    `thaw_graph` copies both.
+    """
+    return isinstance(op, LegacyScan)

@@ -18,11 +18,12 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.explain.data import Explanation, LoopExplanation, Obstacle, Part
+from scanlib.explain.data import AdoptedLoop, Explanation, LoopExplanation, Obstacle, Part
 from scanlib.explain.loops import explain_nodes
 from scanlib.explain.runs import Setting, linker_name
+from scanlib.rewrites.adopt import adoption_record
 
-__all__ = ["Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
+__all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
 
 def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
@@ -79,15 +80,18 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
                 "explain: mode is for graphs, but f is a compiled function, which has its mode; "
                 "leave mode out, or pass the function's outputs as variables"
             )
-        setting = Setting(linker_name(f.maker.linker))
-        loops = explain_nodes(fgraph.toposort(), setting)
-        return Explanation(loops, "compiled function", setting.linker)
+        return _explanation(fgraph, f.maker.linker, "compiled function")
     outputs = _outputs(f)
     resolved = get_mode(mode)
-    setting = Setting(linker_name(resolved.linker))
-    return Explanation(
-        explain_nodes(_rewritten(outputs, resolved).toposort(), setting), "graph", setting.linker
-    )
+    return _explanation(_rewritten(outputs, resolved), resolved.linker, "graph")
+
+
+def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation:
+    record = adoption_record(fgraph)
+    adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
+    reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
+    setting = Setting(linker_name(linker), reasons=reasons)
+    return Explanation(explain_nodes(fgraph.toposort(), setting), source, setting.linker, adoption)
 
 
 def _outputs(f: Any) -> list[Variable]:

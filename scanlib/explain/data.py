@@ -236,6 +236,14 @@ def _plain(part: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class AdoptedLoop:
+    """A loop of `pytensor.scan`: `reason` says why it was not adopted, None if it was."""
+
+    name: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What `scanlib.explain` returns: text when printed, HTML in a notebook, data in `loops`.
 
@@ -247,11 +255,15 @@ class Explanation:
         What was explained: "compiled function", or "graph".
     linker : str
         The linker that runs it, or would.
+    adoption : tuple of AdoptedLoop
+        The loops of `pytensor.scan` that were there, where adoption is switched on, and what
+        became of each; see `scanlib.enable`.
     """
 
     loops: list[LoopExplanation] = field(default_factory=list)
     source: str = "graph"
     linker: str = ""
+    adoption: tuple[AdoptedLoop, ...] = ()
 
     def __str__(self) -> str:
         from scanlib.explain.text import text
@@ -271,5 +283,6 @@ class Explanation:
         return {
             "source": self.source,
             "linker": self.linker,
+            "adoption": [asdict(loop) for loop in self.adoption],
             "loops": [loop.to_dict() for loop in self.loops],
         }

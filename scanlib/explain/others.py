@@ -14,6 +14,7 @@ from scanlib.explain.runs import Setting
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.rewrites.adopt import legacy_name
 
 _SEMIRINGS = {
     "real": "matrix affine",
@@ -194,10 +195,20 @@ def legacy(node: Apply, setting: Setting, inner: tuple[LoopExplanation, ...]) ->
         why="the loop was made by pytensor.scan: it is not scanlib's",
         runs=f"by PyTensor's own code for the {setting.linker} linker",
         parts=tuple(parts),
-        obstacles=(Obstacle(None, "scanlib does not look into it; build it with scanlib.scan"),),
+        obstacles=(Obstacle(None, _why_legacy(op, setting)),),
         memory=None,
         inner=inner,
         inside=setting.inside,
+    )
+
+
+def _why_legacy(op: Op, setting: Setting) -> str:
+    reason = setting.reasons.get(legacy_name(op))
+    if reason is not None:
+        return f"it was not adopted: {reason}"
+    return (
+        "scanlib does not look into it; switch adoption on with scanlib.enable(), or build it with "
+        "scanlib.scan"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytensor.configdefaults import config
@@ -42,10 +42,13 @@ class Setting:
         The name of the function's linker.
     inside : str or None
         The Op whose inner graph is looked at.
+    reasons : dict
+        Why loops of `pytensor.scan` were not adopted, by name.
     """
 
     linker: str
     inside: str | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def within(self, op: str) -> Setting:
         """Return the setting inside an Op."""

@@ -16,7 +16,7 @@ NAME = COLUMNS.index("name")
 
 def text(explanation: Explanation) -> str:
     """Return an explanation as text."""
-    blocks = [headline(explanation)]
+    blocks = ["\n".join([headline(explanation), *_wrapped(adoption(explanation))])]
     for number, loop in enumerate(explanation.loops, start=1):
         blocks.append("\n".join(_loop(loop, f"{number}.", "")))
     return "\n\n".join(blocks)
@@ -31,6 +31,18 @@ def headline(explanation: Explanation) -> str:
     if count == 1:
         return f"1 loop ({where})"
     return f"{count} loops in the order of computation ({where})"
+
+
+def adoption(explanation: Explanation) -> list[str]:
+    """Return the lines that say what became of loops of `pytensor.scan`."""
+    taken = [loop.name for loop in explanation.adoption if loop.reason is None]
+    lines = [f"adopted from pytensor.scan: {', '.join(taken)}"] if taken else []
+    left = [loop for loop in explanation.adoption if loop.reason is not None]
+    return lines + [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
+
+
+def _wrapped(lines: list[str]) -> list[str]:
+    return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
 
 
 def title(loop: LoopExplanation) -> str:

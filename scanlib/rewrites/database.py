@@ -3,6 +3,8 @@
 ========  ===============================  ====================================================
 position  rewrite                          why there
 ========  ===============================  ====================================================
+0.04      ``scanlib_adopt``,               before PyTensor's own rewrites of scans, at 0.05
+          ``scanlib_adopt_if_enabled``
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
@@ -24,6 +26,7 @@ position  rewrite                          why there
 
 from pytensor.compile.mode import optdb
 
+from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
 from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
@@ -33,6 +36,16 @@ from scanlib.rewrites.segments import expand_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.sums import SumsIntoLoops
 
+# The first is for modes that include it by name, the second for the whole process.
+optdb.register("scanlib_adopt", AdoptLoops(when_enabled=False), position=0.04)
+optdb.register(
+    "scanlib_adopt_if_enabled",
+    AdoptLoops(when_enabled=True),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.041,
+)
 optdb.register(
     "scanlib_associative_to_loop",
     AssociativeToLoop(),

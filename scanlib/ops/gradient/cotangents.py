@@ -118,7 +118,7 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None] 
     value, a slice) and ``zeros[-1] = value`` (returns value, -1); the index is None for other
     places, the result for other graphs."""
     node = variable.owner
-    if node is None or not isinstance(node.op, IncSubtensor) or not _is_zeros(node.inputs[0]):
+    if node is None or not isinstance(node.op, IncSubtensor) or not is_zeros(node.inputs[0]):
         return None
     indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
     value = node.inputs[1]
@@ -144,7 +144,8 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None] 
     return value, None
 
 
-def _is_zeros(variable: Variable) -> bool:
+def is_zeros(variable: Variable) -> bool:
+    """Whether an array holds zeros alone."""
     if isinstance(variable, Constant):
         data = np.asarray(variable.data)
         return data.size > 0 and not data.any()
