@@ -38,6 +38,7 @@ class LoopWriter:
     """Writes the function of one loop."""
 
     version = VERSION
+    first_capacity = FIRST_CAPACITY
 
     def __init__(self, op: Scan) -> None:
         self.start(op)
@@ -391,4 +392,6 @@ class LoopWriter:
 
 def write_loop(op: Scan) -> tuple[Callable[..., Any], str | None]:
     """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    return LoopWriter(op).write()
+    from scanlib.backends.numba.array_loop import ArrayLoopWriter
+
+    return ArrayLoopWriter(op).write()
