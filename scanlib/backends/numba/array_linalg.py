@@ -140,9 +140,8 @@ class ArrayLinalg(ArrayJoins):
             places = self._strided(b)
             depth, columns = self.number(depth), self.number(columns)
             before = self.source.before_loop
-            before(
-                f"{array} = {name}({places}, {depth} if steps > 0 else {self.number('0')}, {columns})"
-            )
+            none = self.number("0")
+            before(f"{array} = {name}({places}, {depth} if steps > 0 else {none}, {columns})")
             before(f"{start} = pointer({array})")
             self.memory.arrays.append(array)
             self._packed[key] = start
