@@ -40,7 +40,11 @@ def _walk(op: LinearScan, parts: Any) -> torch.Tensor:
         t = steps - 1 - i if op.reverse else i
         before, after = (t + 1, t) if op.reverse else (t, t + 1)
         matrix = parts.matrix[t] if op.coefficient == "steps" else parts.matrix
-        new = _applied(op, matrix, history[before])
+        if op.side == "both":
+            right = parts.right[t] if op.coefficient == "steps" else parts.right
+            new = matrix @ history[before] @ right
+        else:
+            new = _applied(op, matrix, history[before], parts.mask)
         history[after] = new if parts.offset is None else new + parts.offset[t]
     if not op.untraced:
         return history
@@ -48,13 +52,27 @@ def _walk(op: LinearScan, parts: Any) -> torch.Tensor:
     return history[last : last + 1].clone()
 
 
-def _applied(op: LinearScan, matrix: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+def _applied(
+    op: LinearScan, matrix: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    if op.side == "right":
+        matrix = matrix.mT
+        mask = None if mask is None else mask.T
     if op.vector:
-        matrix = matrix if op.side == "left" else matrix.mT
-        return _product(op.semiring, matrix, state[..., None])[..., 0]
+        return _masked(op.semiring, matrix, state[..., None], mask)[..., 0]
     if op.side == "left":
-        return _product(op.semiring, matrix, state)
-    return _product(op.semiring, matrix.mT, state.mT).mT
+        return _masked(op.semiring, matrix, state, mask)
+    return _masked(op.semiring, matrix, state.mT, mask).mT
+
+
+def _masked(
+    semiring: str, matrix: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return ``A ⊗ h`` without the terms that a mask leaves out."""
+    if mask is None:
+        return _product(semiring, matrix, state)
+    terms = matrix[..., :, :, None] * state[..., None, :, :]
+    return torch.where(mask[:, :, None], terms, torch.zeros_like(terms)).sum(dim=-2)
 
 
 def _product(semiring: str, matrix: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
