@@ -8,6 +8,7 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special, subtensor
 
@@ -53,16 +54,37 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
 
     The `unfreeze` method of 3.0.x cannot copy a graph whose output is a constant.
     """
-    inputs = [inp.type() for inp in frozen.inputs]
-    memo: dict[Variable, Variable] = dict(zip(frozen.inputs, inputs, strict=True))
+    inputs, outputs = _copy(frozen.inputs, frozen.outputs)
+    return FunctionGraph(inputs, outputs, clone=False)
+
+
+def cloneable(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable]]:
+    """Return a graph that PyTensor can infer shapes of: a copy where its nodes are frozen.
+
+    In later releases a frozen node cannot be cloned, and inferring shapes may clone it.
+    """
+    nodes = [out.owner for out in outputs if out.owner is not None]
+    if all(hasattr(node, "clone_with_new_inputs") for node in nodes):
+        return list(inputs), list(outputs)
+    return _copy(inputs, outputs)
+
+
+def _copy(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable]]:
+    """Return fresh inputs, and copies of the outputs that read them."""
+    fresh = [inp.type() for inp in inputs]
+    memo: dict[Variable, Variable] = dict(zip(inputs, fresh, strict=True))
 
     def copy(variable: Variable) -> Variable:
         return variable if isinstance(variable, Constant) else memo[variable]
 
-    for node in frozen.toposort():
+    for node in toposort(outputs, blockers=list(inputs)):
         new = Apply(node.op, [copy(inp) for inp in node.inputs], [o.type() for o in node.outputs])
         memo.update(zip(node.outputs, new.outputs, strict=True))
-    return FunctionGraph(inputs, [copy(out) for out in frozen.outputs], clone=False)
+    return fresh, [copy(out) for out in outputs]
 
 
 def join_of(node: Apply) -> tuple[int | None, list[Variable]]:

@@ -14,6 +14,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib._compat import cloneable
 from scanlib.ops.graph import constant_index, depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
@@ -62,6 +63,7 @@ def output_row_shapes(
     known = [_known_shape(out) for out in outputs]
     if all(dim is not None for shape in known for dim in shape):
         return known
+    inputs, outputs = cloneable(inputs, outputs)
     inferred = infer_shape(outputs, inputs, shapes)
     constant = {inp: value for inp, value in zip(inputs, values, strict=True) if value is not None}
     varying = [inp for inp in inputs if inp not in constant]

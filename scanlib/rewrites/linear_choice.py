@@ -30,6 +30,8 @@ def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
     NotLinearError
         If the loop is of another form.
     """
+    if node.op.recompute:
+        raise NotLinearError("its steps are segments of a checkpointed loop")
     loop = canonical_loop(node)
     try:
         parts = shifted(loop)
