@@ -26,6 +26,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib._compat import join_of
 from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_forms import Form, Symbol, learn, minimum, number, resolve
@@ -117,11 +118,9 @@ class Rows:
             return self.integer(node.inputs[0 if isinstance(op, AllocEmpty) else 1])
         if isinstance(op, Scan):
             return self._of_loop(node, variable)
-        if isinstance(op, Join) and constant_index(node.inputs[0]) == 0:
-            total = number(0)
-            for part in node.inputs[1:]:
-                total = total + self.of(part)
-            return total
+        if isinstance(op, Join):
+            parts = _joined_parts(node)
+            return sum((self.of(part) for part in parts), number(0)) if parts else own
         if isinstance(op, DimShuffle) and op.new_order and op.new_order[0] == 0:
             return self.of(node.inputs[0])
         if isinstance(op, Elemwise):
@@ -303,11 +302,9 @@ class Rows:
 
     def _into_part(self, view: View) -> View:
         """Look into an array that is joined of parts, if the view reads one of them only."""
-        node = view.base.owner
-        if node is None or not isinstance(node.op, Join) or constant_index(node.inputs[0]) != 0:
-            return view
+        parts = _joined_parts(view.base.owner)
         before, total = number(0), self.of(view.base)
-        for part in node.inputs[1:]:
+        for part in parts:
             rows = self.of(part)
             behind = total - before - rows
             if before.at_most(view.front) and behind.at_most(view.back):
@@ -362,6 +359,14 @@ def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: se
         for inp in inputs:
             if inp.type.shape[0] is None:
                 learn(rows.of(inp), length, known)
+
+
+def _joined_parts(node: Apply | None) -> list[Variable]:
+    """Return the parts that a node joins along the first axis; empty for other nodes."""
+    if node is None or not isinstance(node.op, Join):
+        return []
+    axis, parts = join_of(node)
+    return parts if axis == 0 else []
 
 
 def _is_position(form: Form, rows: Form) -> bool:
