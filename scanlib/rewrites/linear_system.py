@@ -117,6 +117,7 @@ class _Joining:
         self.slots = slots_of([*loop.states, *carries])
         self.check_types()
         self.sizes = BodySizes(loop)
+        self.whole_step = loop.body_outputs()
         shifts_now = self.sizes.cut(loop, list(self.shift_of.values()))
         self.shift_of = dict(zip(self.shift_of, shifts_now, strict=True))
         self.sums, carries = split_sums(loop)
@@ -160,7 +161,10 @@ class _Joining:
 
     def refuse_elementwise(self) -> None:
         """Leave loops to the elementwise lowering that it knows."""
+        cut = self.loop.body_outputs()
+        self.loop.set_body_outputs(self.whole_step)  # without inputs that stand for sizes
         copy = Loop.from_node(self.loop.apply().node)
+        self.loop.set_body_outputs(cut)
         specialize_body(copy)
         try:
             scalar_loop(copy)
