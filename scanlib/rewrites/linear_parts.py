@@ -27,6 +27,7 @@ from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.gathers import additions_as_sums
+from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.peel import NotPeelableError, OverTime
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
@@ -160,6 +161,8 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError(str(error)) from error
     if recurrence.matrix.type.dtype != dtype:
         raise NotLinearError("the matrix has another dtype than the state")
+    if builds_matrices(recurrence.matrix, [sequence.row for sequence in loop.sequences]):
+        raise NotLinearError("a matrix for each step would take more memory than the loop")
     parts = Parts(part, recurrence, sums)
     check_maps(loop, parts)
     return parts
