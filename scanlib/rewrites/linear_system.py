@@ -60,10 +60,10 @@ def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
     shifts = _shift(loop)
     if shifts is not None:
         try:
-            return _Joining(loop, shifts).result()
+            return _Joining(node, loop, shifts).result()
         except NotLinearError:
             pass
-    return _Joining(canonical_loop(node), {}).result()
+    return _Joining(node, canonical_loop(node), {}).result()
 
 
 def _shift(loop: Loop) -> dict[int, Variable] | None:
@@ -105,7 +105,8 @@ def _shift(loop: Loop) -> dict[int, Variable] | None:
 class _Joining:
     """Makes the joined loop."""
 
-    def __init__(self, loop: Loop, shifts: dict[int, Variable]) -> None:
+    def __init__(self, node: Apply, loop: Loop, shifts: dict[int, Variable]) -> None:
+        self.node = node
         self.loop = loop
         if loop.stop is not None:
             raise NotLinearError("the loop may stop early")
@@ -117,7 +118,6 @@ class _Joining:
         self.slots = slots_of([*loop.states, *carries])
         self.check_types()
         self.sizes = BodySizes(loop)
-        self.whole_step = loop.body_outputs()
         shifts_now = self.sizes.cut(loop, list(self.shift_of.values()))
         self.shift_of = dict(zip(self.shift_of, shifts_now, strict=True))
         self.sums, carries = split_sums(loop)
@@ -144,7 +144,7 @@ class _Joining:
             except NotAffineError as error:
                 first = first or error
                 continue
-            if not forms.multiplies:
+            if not forms.multiplies or all(slot.value.type.ndim == 0 for slot in self.slots):
                 self.refuse_elementwise()
             return batch, forms
         raise NotLinearError(str(first)) from first
@@ -161,10 +161,7 @@ class _Joining:
 
     def refuse_elementwise(self) -> None:
         """Leave loops to the elementwise lowering that it knows."""
-        cut = self.loop.body_outputs()
-        self.loop.set_body_outputs(self.whole_step)  # without inputs that stand for sizes
-        copy = Loop.from_node(self.loop.apply().node)
-        self.loop.set_body_outputs(cut)
+        copy = Loop.from_node(self.node)
         specialize_body(copy)
         try:
             scalar_loop(copy)

@@ -36,6 +36,7 @@ typedef double npy_double;
 typedef float npy_float;
 #define NPY_NAN NAN
 #define NPY_INFINITY INFINITY
+#define NPY_INFINITYF ((float)INFINITY)
 enum {
   NPY_BOOL, NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64, NPY_UINT8, NPY_UINT16, NPY_UINT32,
   NPY_UINT64, NPY_FLOAT32, NPY_FLOAT64
