@@ -26,6 +26,7 @@ from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
+    from scanlib.ops.signature import Signature
 
 
 class PythonLoop:
@@ -47,7 +48,7 @@ class PythonLoop:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.signature.split_inputs(inputs)
-        steps = self._count_steps(outer)
+        steps = count_steps(self.signature, self.messages, outer)
         histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
         carries = [copy.deepcopy(value) for value in outer.carries]
         stacks: list[np.ndarray | None] = [None] * self.signature.n_outputs
@@ -68,18 +69,6 @@ class PythonLoop:
         if done == 0:
             stacks = self._empty_outputs(inputs)
         return self._finish(histories, carries, stacks, done, steps)
-
-    def _count_steps(self, outer: Any) -> int:
-        if outer.n_steps is not None:
-            steps = int(outer.n_steps)
-            if steps < 0:
-                raise StepCountError(self.messages.negative_steps(), steps)
-        else:
-            steps = min(len(sequence) for sequence in outer.sequences)
-        for i, sequence in enumerate(outer.sequences):
-            if len(sequence) != steps:
-                raise SequenceLengthError(self.messages.sequence_length(i), len(sequence), steps)
-        return steps
 
     def _history(self, i: int, initial: np.ndarray, steps: int) -> np.ndarray:
         depth = self.signature.depths[i]
@@ -158,6 +147,20 @@ class PythonLoop:
             ]
             stacks = [stack[first : first + done] for stack in stacks]
         return [*histories, *carries, *stacks]
+
+
+def count_steps(signature: Signature, messages: Messages, outer: Any) -> int:
+    """Return the number of steps of a loop and check that its sequences have it."""
+    if outer.n_steps is not None:
+        steps = int(outer.n_steps)
+        if steps < 0:
+            raise StepCountError(messages.negative_steps(), steps)
+    else:
+        steps = min(len(sequence) for sequence in outer.sequences)
+    for i, sequence in enumerate(outer.sequences):
+        if len(sequence) != steps:
+            raise SequenceLengthError(messages.sequence_length(i), len(sequence), steps)
+    return steps
 
 
 def empty_row_shapes(op: Scan) -> Any:

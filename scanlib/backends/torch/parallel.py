@@ -32,6 +32,7 @@ from scanlib._compat import thaw_graph
 from scanlib.backends.torch.operator import Run
 from scanlib.backends.torch.portable import Rows, TorchLoop, doubled, torch_dtype
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.python_loop import count_steps
 from scanlib.ops.scan import Scan
 
 _ARITHMETIC = ps.Add | ps.Sub | ps.Mul | ps.TrueDiv
@@ -108,7 +109,7 @@ class ParallelLoop:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None if composing may have gone wrong, or there is no step."""
         outer = self.signature.split_inputs(inputs)
-        steps = self.walk._count_steps(outer)
+        steps = count_steps(self.signature, self.walk.messages, outer)
         if steps == 0 or any(len(initial) != 1 for initial in outer.initials):
             return None
         sizes = self._sizes(outer)

@@ -16,14 +16,9 @@ from pytensor.compile.mode import get_mode
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.errors import (
-    InitialRowsError,
-    SequenceLengthError,
-    StepCountError,
-    StepShapeError,
-)
+from scanlib.ops.errors import InitialRowsError, StepShapeError
 from scanlib.ops.messages import Messages
-from scanlib.ops.python_loop import empty_row_shapes
+from scanlib.ops.python_loop import count_steps, empty_row_shapes
 from scanlib.ops.scan import Scan
 
 Rows = list[torch.Tensor]
@@ -63,7 +58,7 @@ class TorchLoop:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Rows:
         outer = self.signature.split_inputs(inputs)
-        steps = self._count_steps(outer)
+        steps = count_steps(self.signature, self.messages, outer)
         device = inputs[0].device
         histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
         carries = [value.clone() for value in outer.carries]
@@ -84,18 +79,6 @@ class TorchLoop:
             raise IndexError(self.messages.missing_steps())
         filled = stacks if done else self._empty_outputs(inputs, device)
         return self._finish(histories, carries, filled, done, steps)
-
-    def _count_steps(self, outer: Any) -> int:
-        if outer.n_steps is not None:
-            steps = int(outer.n_steps)
-            if steps < 0:
-                raise StepCountError(self.messages.negative_steps(), steps)
-        else:
-            steps = min(len(sequence) for sequence in outer.sequences)
-        for i, sequence in enumerate(outer.sequences):
-            if len(sequence) != steps:
-                raise SequenceLengthError(self.messages.sequence_length(i), len(sequence), steps)
-        return steps
 
     def _history(self, i: int, initial: torch.Tensor, steps: int) -> torch.Tensor:
         depth = self.signature.depths[i]
