@@ -59,10 +59,14 @@ FAMILIES: dict[str, Callable[[Rows, Rows], Rows]] = {
 def elemwise_runner(op: Scan | ElemwiseScan) -> Run:
     """Return the function of tensors that runs a loop where it has no compiled kernel."""
     scan = op.scan if isinstance(op, ElemwiseScan) else op
-    walk = TorchLoop(scan)
+    loop = TorchLoop(scan)
+
+    def walk(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return loop(*inputs)
+
     if not isinstance(op, ElemwiseScan) or not composes(op):
         return walk
-    parallel = ParallelLoop(op, walk)
+    parallel = ParallelLoop(op, loop)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
@@ -211,6 +215,9 @@ class ParallelLoop:
         for part, rows in solved.items():
             if nexts[part].owner is not None:
                 env[nexts[part]] = rows
+        wanted = [v for v, total in zip(results.carries, self.layout.sums, strict=True) if total]
+        wanted += results.outputs
+        values = dict(zip(wanted, evaluate(wanted, env), strict=True))
         n_states = len(outer.initials)
         layout, reverse = self.layout, self.signature.reverse
         found = []
@@ -225,14 +232,14 @@ class ParallelLoop:
                 last = solved[n_states + i][:1] if reverse else solved[n_states + i][-1:]
                 found.append(_gathered(last, layout.carries[i], carry.shape)[0].clone())
                 continue
-            (value,) = evaluate([results.carries[i]], env)
+            value = values[results.carries[i]]
             summed = layout.carry_reductions[i]
             row = _own_sizes((*layout.carries[i], *summed), sizes)
             total = value.to(carry.dtype).expand(steps, *row)
             total = total.sum([0, *(axis + 1 for axis in summed)], True, dtype=carry.dtype)
             found.append(carry + _gathered(total, layout.carries[i], carry.shape)[0])
         for i, out in enumerate(results.outputs):
-            (value,) = evaluate([out], env)
+            value = values[out]
             summed = layout.output_reductions[i]
             value = value.expand(steps, *_own_sizes((*layout.outputs[i], *summed), sizes))
             if summed:
