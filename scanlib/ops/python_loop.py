@@ -7,6 +7,8 @@ once, row by row, into arrays made before the first step.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,31 +28,54 @@ from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
+    from scanlib.ops.signature import Signature
 
 
 class PythonLoop:
-    """Runs one `Scan` on values."""
+    """Runs one `Scan` on values.
+
+    The arrays are NumPy's. A subclass for others says how they are made and what a step is.
+    """
 
     def __init__(self, op: Scan) -> None:
         self.op = op
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
-        fgraph = thaw_graph(op.body)
-        self.step = pytensor.function(
+        self._row_shapes: Any = None
+
+    @cached_property
+    def step(self) -> Callable[..., Sequence[Any]]:
+        """The function of one step, compiled before the first."""
+        fgraph = thaw_graph(self.op.body)
+        return pytensor.function(
             [In(variable, borrow=True) for variable in fgraph.inputs],
             list(fgraph.outputs),
             mode=FAST_COMPILE,
             on_unused_input="ignore",
             trust_input=True,
         )
-        self._row_shapes: Any = None
+
+    def as_array(self, value: Any) -> Any:
+        return np.asarray(value)
+
+    def empty(self, shape: tuple[int, ...], like: Any) -> Any:
+        """Return a new array of the dtype of another."""
+        return np.empty(shape, dtype=like.dtype)
+
+    def copied(self, value: Any) -> Any:
+        """Return a copy of an array, or of a carry that is none."""
+        return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)
+
+    def row(self, history: Any, place: int) -> Any:
+        """Return a row of a history as a step reads it."""
+        return np.asarray(history[place])
 
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.signature.split_inputs(inputs)
-        steps = self._count_steps(outer)
+        steps = count_steps(self.signature, self.messages, outer)
         histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
-        carries = [copy.deepcopy(value) for value in outer.carries]
-        stacks: list[np.ndarray | None] = [None] * self.signature.n_outputs
+        carries = [self.copied(value) for value in outer.carries]
+        stacks: list[Any] = [None] * self.signature.n_outputs
         done = 0
         while done < steps:
             t = steps - 1 - done if self.signature.reverse else done
@@ -61,7 +86,7 @@ class PythonLoop:
             for i, value in enumerate(result.outputs):
                 stacks[i] = self._write_output(i, stacks[i], t, done, steps, value)
             done += 1
-            if result.stop is not None and np.asarray(result.stop).item():
+            if result.stop is not None and bool(result.stop):
                 break
         if done < self.signature.required_steps:
             raise IndexError(self.messages.missing_steps())
@@ -69,33 +94,21 @@ class PythonLoop:
             stacks = self._empty_outputs(inputs)
         return self._finish(histories, carries, stacks, done, steps)
 
-    def _count_steps(self, outer: Any) -> int:
-        if outer.n_steps is not None:
-            steps = int(outer.n_steps)
-            if steps < 0:
-                raise StepCountError(self.messages.negative_steps(), steps)
-        else:
-            steps = min(len(sequence) for sequence in outer.sequences)
-        for i, sequence in enumerate(outer.sequences):
-            if len(sequence) != steps:
-                raise SequenceLengthError(self.messages.sequence_length(i), len(sequence), steps)
-        return steps
-
-    def _history(self, i: int, initial: np.ndarray, steps: int) -> np.ndarray:
+    def _history(self, i: int, initial: Any, steps: int) -> Any:
         depth = self.signature.depths[i]
         if len(initial) != depth:
             raise InitialRowsError(self.messages.initial_rows(i), len(initial))
         if self.signature.untraced[i]:
-            return initial.copy()
-        history = np.empty((steps + depth, *initial.shape[1:]), dtype=initial.dtype)
+            return self.copied(initial)
+        history = self.empty((steps + depth, *initial.shape[1:]), initial)
         if self.signature.reverse:
             history[steps:] = initial
         else:
             history[:depth] = initial
         return history
 
-    def _step(self, t: int, outer: Any, histories: list[np.ndarray], carries: list) -> Any:
-        arguments = [np.asarray(sequence[t]) for sequence in outer.sequences]
+    def _step(self, t: int, outer: Any, histories: list, carries: list) -> Any:
+        arguments = [self.as_array(sequence[t]) for sequence in outer.sequences]
         for i, history in enumerate(histories):
             start = 0 if self.signature.untraced[i] else t
             for tap in self.signature.taps[i]:
@@ -103,13 +116,13 @@ class PythonLoop:
                     row = start - tap - self.signature.untraced[i]
                 else:
                     row = start + self.signature.depths[i] + tap
-                arguments.append(np.asarray(history[row]))
+                arguments.append(self.row(history, row))
         return self.signature.split_body_outputs(
             self.step(*arguments, *carries, *outer.non_sequences)
         )
 
-    def _write_state(self, i: int, history: np.ndarray, t: int, done: int, value: Any) -> None:
-        value = np.asarray(value)
+    def _write_state(self, i: int, history: Any, t: int, done: int, value: Any) -> None:
+        value = self.as_array(value)
         for axis, (expected, size) in enumerate(zip(history.shape[1:], value.shape, strict=True)):
             if expected != size:
                 raise StepShapeError(self.messages.state_shape(i, axis), done, expected, size)
@@ -117,25 +130,23 @@ class PythonLoop:
         if not self.signature.untraced[i]:
             history[t if self.signature.reverse else t + depth] = value
         elif self.signature.reverse:
-            history[1:] = history[: depth - 1].copy()
+            history[1:] = self.copied(history[: depth - 1])
             history[0] = value
         else:
-            history[: depth - 1] = history[1:].copy()
+            history[: depth - 1] = self.copied(history[1:])
             history[-1] = value
 
-    def _write_output(
-        self, i: int, stack: np.ndarray | None, t: int, done: int, steps: int, value: Any
-    ) -> np.ndarray:
-        value = np.asarray(value)
+    def _write_output(self, i: int, stack: Any, t: int, done: int, steps: int, value: Any) -> Any:
+        value = self.as_array(value)
         if stack is None:
-            stack = np.empty((steps, *value.shape), dtype=value.dtype)
+            stack = self.empty((steps, *value.shape), value)
         for axis, (expected, size) in enumerate(zip(stack.shape[1:], value.shape, strict=True)):
             if expected != size:
                 raise StepShapeError(self.messages.output_shape(i, axis), done, expected, size)
         stack[t] = value
         return stack
 
-    def _empty_outputs(self, inputs: tuple) -> list[np.ndarray | None]:
+    def _empty_outputs(self, inputs: Sequence[Any]) -> list[Any]:
         if self._row_shapes is None:
             self._row_shapes = empty_row_shapes(self.op)
         shapes = self._row_shapes(*inputs) if self.signature.n_outputs else []
@@ -147,7 +158,7 @@ class PythonLoop:
         ]
 
     def _finish(
-        self, histories: list[np.ndarray], carries: list, stacks: list, done: int, steps: int
+        self, histories: list, carries: list, stacks: list, done: int, steps: int
     ) -> list[Any]:
         skipped = steps - done
         if skipped:
@@ -158,6 +169,20 @@ class PythonLoop:
             ]
             stacks = [stack[first : first + done] for stack in stacks]
         return [*histories, *carries, *stacks]
+
+
+def count_steps(signature: Signature, messages: Messages, outer: Any) -> int:
+    """Return the number of steps of a loop and check that its sequences have it."""
+    if outer.n_steps is not None:
+        steps = int(outer.n_steps)
+        if steps < 0:
+            raise StepCountError(messages.negative_steps(), steps)
+    else:
+        steps = min(len(sequence) for sequence in outer.sequences)
+    for i, sequence in enumerate(outer.sequences):
+        if len(sequence) != steps:
+            raise SequenceLengthError(messages.sequence_length(i), len(sequence), steps)
+    return steps
 
 
 def empty_row_shapes(op: Scan) -> Any:

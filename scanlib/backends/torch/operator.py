@@ -48,18 +48,14 @@ class Entry:
 _table: WeakValueDictionary[str, Entry] = WeakValueDictionary()
 
 
-def add_entry(
-    content: str | None, run: Run, shapes: Shapes | None, dtypes: list[torch.dtype]
-) -> Entry:
+def add_entry(content: str, run: Run, shapes: Shapes | None, dtypes: list[torch.dtype]) -> Entry:
     """Put an Op into the table, for as long as the entry lives.
 
     Parameters
     ----------
-    content : str or None
-        Says all about what is computed; None if nothing does, then the name is a new one.
+    content : str
+        Says all about what is computed.
     """
-    if content is None:
-        content = f"{id(run)} {len(_table)}"
     name = hashlib.sha256(content.encode()).hexdigest()[:24]
     found = _table.get(name)
     if found is None:

@@ -33,6 +33,7 @@ from scanlib.backends.torch.operator import Run
 from scanlib.backends.torch.portable import Rows, TorchLoop, doubled, torch_dtype
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
 from scanlib.ops.positions import has_positions
+from scanlib.ops.python_loop import count_steps
 from scanlib.ops.scan import Scan
 
 _ARITHMETIC = ps.Add | ps.Sub | ps.Mul | ps.TrueDiv
@@ -59,10 +60,14 @@ FAMILIES: dict[str, Callable[[Rows, Rows], Rows]] = {
 def elemwise_runner(op: Scan | ElemwiseScan) -> Run:
     """Return the function of tensors that runs a loop where it has no compiled kernel."""
     scan = op.scan if isinstance(op, ElemwiseScan) else op
-    walk = TorchLoop(scan)
+    loop = TorchLoop(scan)
+
+    def walk(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return loop(*inputs)
+
     if not isinstance(op, ElemwiseScan) or not composes(op):
         return walk
-    parallel = ParallelLoop(op, walk)
+    parallel = ParallelLoop(op, loop)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
@@ -110,7 +115,7 @@ class ParallelLoop:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None if composing may have gone wrong, or there is no step."""
         outer = self.signature.split_inputs(inputs)
-        steps = self.walk._count_steps(outer)
+        steps = count_steps(self.signature, self.walk.messages, outer)
         if steps == 0 or any(len(initial) != 1 for initial in outer.initials):
             return None
         sizes = self._sizes(outer)
@@ -212,6 +217,9 @@ class ParallelLoop:
         for part, rows in solved.items():
             if nexts[part].owner is not None:
                 env[nexts[part]] = rows
+        wanted = [v for v, total in zip(results.carries, self.layout.sums, strict=True) if total]
+        wanted += results.outputs
+        values = dict(zip(wanted, evaluate(wanted, env), strict=True))
         n_states = len(outer.initials)
         layout, reverse = self.layout, self.signature.reverse
         found = []
@@ -226,14 +234,14 @@ class ParallelLoop:
                 last = solved[n_states + i][:1] if reverse else solved[n_states + i][-1:]
                 found.append(_gathered(last, layout.carries[i], carry.shape)[0].clone())
                 continue
-            (value,) = evaluate([results.carries[i]], env)
+            value = values[results.carries[i]]
             summed = layout.carry_reductions[i]
             row = _own_sizes((*layout.carries[i], *summed), sizes)
             total = value.to(carry.dtype).expand(steps, *row)
             total = total.sum([0, *(axis + 1 for axis in summed)], True, dtype=carry.dtype)
             found.append(carry + _gathered(total, layout.carries[i], carry.shape)[0])
         for i, out in enumerate(results.outputs):
-            (value,) = evaluate([out], env)
+            value = values[out]
             summed = layout.output_reductions[i]
             value = value.expand(steps, *_own_sizes((*layout.outputs[i], *summed), sizes))
             if summed:

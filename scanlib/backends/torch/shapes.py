@@ -15,7 +15,8 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.backends.torch.operator import Shapes
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -152,9 +153,6 @@ def _size(dim: Variable | None, inputs: list[Variable]) -> Size:
 
 def _axis_of_shape(dim: Variable) -> tuple[Variable, int] | None:
     """Recognize ``shape(x)[i]``."""
-    from pytensor.tensor.shape import Shape
-    from pytensor.tensor.subtensor import Subtensor
-
     node = dim.owner
     if not (isinstance(node.op, Subtensor) and node.inputs[0].owner):
         return None
