@@ -12,8 +12,10 @@ position  rewrite                          why there
                                      history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
                                            fewer readers
+1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps alive
 1.62      ``scanlib_linear``               before the elementwise lowering, which knows no matrices
 1.65      ``scanlib_elementwise``          after all that makes bodies smaller
+1.66      ``scanlib_split``                what is no kernel as a whole; its parts are lowered
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
 48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
@@ -29,6 +31,7 @@ from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
+from scanlib.rewrites.split import SplitLoops
 from scanlib.rewrites.sums import SumsIntoLoops
 
 optdb.register(
@@ -45,7 +48,9 @@ optdb.register(
 )
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
+optdb.register("scanlib_maps", SplitLoops(maps_only=True), "fast_run", "scanlib", position=1.615)
 optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
+optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
 optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)
