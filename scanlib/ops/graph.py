@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, FrozenApply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
@@ -50,13 +50,16 @@ def substitute(
     """
     memo: dict[Variable, Variable] = dict(replacements)
     for node in toposort(outputs, blockers=list(replacements)):
-        if all(out in memo for out in node.outputs):
+        outs = node.outputs
+        if all(out in memo for out in outs):
             continue
         new_inputs = [memo.get(inp, inp) for inp in node.inputs]
         if all(new is old for new, old in zip(new_inputs, node.inputs, strict=True)):
             continue
+        if isinstance(node, FrozenApply):  # such a node is its own clone, and would be changed
+            node = Apply(node.op, list(node.inputs), [out.type() for out in node.outputs])
         new_node = node.clone_with_new_inputs(new_inputs, strict=False)
-        for old, new in zip(node.outputs, new_node.outputs, strict=True):
+        for old, new in zip(outs, new_node.outputs, strict=True):
             if old not in memo:
                 memo[old] = new
     return [memo.get(out, out) for out in outputs]

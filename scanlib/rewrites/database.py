@@ -15,7 +15,10 @@ position  rewrite                          why there
 1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps alive
 1.62      ``scanlib_linear``               before the elementwise lowering, which knows no matrices
 1.65      ``scanlib_elementwise``          after all that makes bodies smaller
+1.655     ``scanlib_reuse``                on loops that are no kernels, before they are taken apart
 1.66      ``scanlib_split``                what is no kernel as a whole; its parts are lowered
+1.661     ``scanlib_split_numba``          the same with factorizations, whose batches only numba
+                                           compiles (and evaluates for zero steps)
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
 48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
@@ -30,6 +33,7 @@ from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
+from scanlib.rewrites.reuse import ReuseForwardValues
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split import SplitLoops
 from scanlib.rewrites.sums import SumsIntoLoops
@@ -51,6 +55,8 @@ optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", 
 optdb.register("scanlib_maps", SplitLoops(maps_only=True), "fast_run", "scanlib", position=1.615)
 optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
+optdb.register("scanlib_reuse", ReuseForwardValues(), "fast_run", "scanlib", position=1.655)
 optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
+optdb.register("scanlib_split_numba", SplitLoops(heavy=True), "numba", position=1.661)
 optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

@@ -27,6 +27,7 @@ from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.peel import NotPeelableError, OverTime
+from scanlib.rewrites.split_cost import builds_matrices
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -163,6 +164,8 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError(str(error)) from error
     if recurrence.matrix.type.dtype != dtype:
         raise NotLinearError("the matrix has another dtype than the state")
+    if builds_matrices(recurrence.matrix, [sequence.row for sequence in loop.sequences]):
+        raise NotLinearError("a matrix for each step would take more memory than the loop")
     varying = {sequence.row: sequence.outer for sequence in loop.sequences}
     fixed = {part.inner: part.outer for part in loop.non_sequences}
     known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})

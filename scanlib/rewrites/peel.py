@@ -268,7 +268,9 @@ class OverTime:
         x, y = self.rows(left), self.rows(right)
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
-        return pt.tensordot(x, y, axes=([0, 2], [0, 1]))
+        # All rows below one another, without a copy where x is a transposition: Xᵀ then is one.
+        size, columns = x.shape[1], y.shape[2]
+        return pt.dot(x.mT.reshape((-1, size)).T, y.reshape((-1, columns)))
 
 
 def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:

@@ -119,7 +119,7 @@ def split(node: Apply, read: list[bool], heavy: bool = False) -> list[Variable |
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     places = dict(zip(outer, stand_ins, strict=True))
-    _replace_outer(loop, places)
+    replace_outer(loop, places)
     lengths = {new: row_count(old) for old, new in places.items()}
     try:
         values = _Split(parts, read, lengths).values()
@@ -200,7 +200,8 @@ def _drop_unread(loop: Loop) -> None:
     loop.sequences = kept if kept or loop.n_steps is not None else loop.sequences[:1]
 
 
-def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
+def replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
+    """Give a loop other inputs."""
     loop.n_steps = None if loop.n_steps is None else replacements[loop.n_steps]
     for sequence in loop.sequences:
         sequence.outer = replacements[sequence.outer]

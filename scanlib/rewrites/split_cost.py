@@ -34,7 +34,10 @@ that crosses the border between a loop and a batch is written once and read once
    that hold one become an elementwise kernel over the steps, without recurrence.
 6. **A recurrence leaves a loop** if it can be lowered on its own and that stores nothing new but
    scalars, or feeds a product.
-7. **What the forward loop computed, the backward loop reads** if it is a product, or a function
+7. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
+   these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
+   of a batch, the step multiplies instead.
+8. **What the forward loop computed, the backward loop reads** if it is a product, or a function
    with more than arithmetic of one: it takes two passes over the rows, and computing it
    again takes the product as well (`scanlib.rewrites.reuse`).
 """
@@ -44,6 +47,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import Sigmoid, Softplus
@@ -93,6 +97,9 @@ _LIGHT: tuple[type, ...] = (
 )
 if LOG_SUM_EXP is not None:
     _LIGHT = (*_LIGHT, LOG_SUM_EXP)
+
+# Sizes of matrices that are made for every step at no cost to speak of, and at too great a cost.
+SMALL, LARGE = 4, 32
 
 # Functions that kernels of elementwise loops compute for several items at once.
 FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
@@ -224,15 +231,20 @@ def is_sum_of_products(node: Apply) -> bool:
     return {left, right} == {(True, False), (False, True)}
 
 
-def is_small(variables: Iterable[Variable]) -> bool:
-    """Whether the rows of variables are known to be of a few items."""
-    return all(_items(variable) is not None and _items(variable) <= 4 for variable in variables)
+def builds_matrices(matrix: Variable, rows: Iterable[Variable]) -> bool:
+    """Whether a recurrence's matrices of all steps take more memory than what they are made of.
 
-
-def _items(variable: Variable) -> int:
-    size = 1
-    for length in variable.type.shape:
-        if length is None:
-            return 1 << 30
-        size *= length
-    return size
+    `matrix` has the state's other axes in front of its own two.
+    """
+    source = matrix
+    while source.owner is not None and is_view(source.owner):
+        source = source.owner.inputs[0]
+    rows = set(rows)
+    if source.owner is None or not rows.intersection(ancestors([matrix])):
+        return False
+    size = max((length or 0 for length in matrix.type.shape[-2:]), default=0)
+    if 0 < size <= SMALL:
+        return False
+    if any(length != 1 for length in matrix.type.shape[:-2]):
+        return True
+    return size > LARGE
