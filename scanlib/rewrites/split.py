@@ -31,7 +31,6 @@ from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
@@ -49,6 +48,7 @@ from scanlib.rewrites.lower import LowerElementwiseLoops, specialize_body
 from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
+from scanlib.rewrites.split_components import drop_unread, fresh_copy, rows_of_tap, separate
 from scanlib.rewrites.split_parts import SplitParts
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
@@ -82,7 +82,10 @@ class SplitLoops(GraphRewriter):
             if node not in fgraph.apply_nodes or (self.maps_only and not _is_map(node)):
                 continue
             read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-            new = split(node, read, self.heavy)
+            new: list[Variable | None] | None = split(node, read, self.heavy)
+            if new is None and not self.maps_only and config.scanlib__split_affine:
+                separated = separate(node)
+                new = None if separated is None else list(separated)
             if new is None:
                 continue
             before = set(fgraph.apply_nodes)
@@ -142,6 +145,7 @@ def _lowers(parts: SplitParts) -> bool:
     rest, _ = remaining_loop(parts, {value: value for value in parts.before})
     if not rest.body_outputs():
         return True
+    rest = fresh_copy(rest)
     specialize_body(rest)
     try:
         scalar_loop(rest)
@@ -189,15 +193,8 @@ def remaining_loop(
     rows = {value: value.type() for value in before}
     rest.sequences += [Sequence(before[value], row) for value, row in rows.items()]
     rest.substitute(rows)
-    _drop_unread(rest)
+    drop_unread(rest)
     return rest, stored
-
-
-def _drop_unread(loop: Loop) -> None:
-    read = set(ancestors(loop.body_outputs()))
-    loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
-    kept = [part for part in loop.sequences if part.row in read]
-    loop.sequences = kept if kept or loop.n_steps is not None else loop.sequences[:1]
 
 
 def replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
@@ -289,7 +286,8 @@ class _Split:
             history = self.by_part[id(state)]
             for offset, tap in [*state.taps.items(), (0, state.next)]:
                 if offset or tap in self.parts.late_or_recurrent:
-                    known.varying.setdefault(tap, _rows_of(history, state.depth, offset, loop))
+                    rows = rows_of_tap(history, state.depth, offset, loop.reverse)
+                    known.varying.setdefault(tap, rows)
         for output in loop.outputs:
             if id(output) in self.by_part and output.value in self.parts.late_or_recurrent:
                 known.varying.setdefault(output.value, self.by_part[id(output)])
@@ -335,10 +333,3 @@ class _Split:
             first = rows.shape[0] - ran
             known.varying[part.row] = rows[first:] if loop.reverse else rows[:ran]
         known.length = ran
-
-
-def _rows_of(history: Variable, depth: int, offset: int, loop: Loop) -> Variable:
-    """Return the values of a tap at all steps; offset 0 is the next value."""
-    before = depth + offset
-    first, last = (-offset, before) if loop.reverse else (before, -offset)
-    return history[first or None : -last if last else None]
