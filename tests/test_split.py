@@ -627,3 +627,32 @@ class TestWhatStays:
                 h = np.tanh(h + v)
             expected.append(h)
         np.testing.assert_allclose(function(values), expected, rtol=1e-12)
+
+
+class TestExplain:
+    def test_it_says_what_left_a_loop(self):
+        x, V, U = pt.dtensor3("x"), pt.dmatrix("V"), pt.dmatrix("U")
+        h = scanlib.scan(
+            lambda x, h, V, U: pt.tanh(x @ V + h @ U),
+            x,
+            pt.zeros((4, N)),
+            [V, U],
+            name="rnn",
+            return_updates=False,
+        )
+        gradient = pytensor.grad(h.sum(), [V, U])
+        said = scanlib.explain(pytensor.function([x, V, U], gradient, mode=MODES["c"]))
+        assert ("rnn", "1 value computed for all steps before the loop") in said.splits
+        (backward,) = (what for name, what in said.splits if name == "rnn_gradient")
+        assert "2 sums taken over all steps at once" in backward
+        assert "rnn was taken apart: 1 value" in str(said)
+        assert "rnn was taken apart: 1 value" in said._repr_html_()
+        assert {"loop": "rnn", "what": said.splits[0][1]} in said.to_dict()["splits"]
+
+    def test_it_says_that_no_loop_remains(self):
+        x, V = pt.dmatrix("x"), pt.dmatrix("V")
+        y = scanlib.map(lambda x: x @ V, x, name="map of rows", return_updates=False)
+        said = scanlib.explain(y, MODES["c"])
+        assert said.loops == []
+        assert said.splits == [("map of rows", "1 output computed for all steps; no loop remains")]
+        assert "no loop remains" in str(said)

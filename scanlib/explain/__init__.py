@@ -21,6 +21,7 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import Explanation, LoopExplanation, Obstacle, Part
 from scanlib.explain.loops import explain_nodes
 from scanlib.explain.runs import Setting, linker_name
+from scanlib.rewrites.split_record import notes_of
 
 __all__ = ["Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
@@ -81,13 +82,18 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
             )
         setting = Setting(linker_name(f.maker.linker))
         loops = explain_nodes(fgraph.toposort(), setting)
-        return Explanation(loops, "compiled function", setting.linker)
+        return Explanation(loops, "compiled function", setting.linker, _splits(fgraph))
     outputs = _outputs(f)
     resolved = get_mode(mode)
     setting = Setting(linker_name(resolved.linker))
-    return Explanation(
-        explain_nodes(_rewritten(outputs, resolved).toposort(), setting), "graph", setting.linker
-    )
+    graph = _rewritten(outputs, resolved)
+    loops = explain_nodes(graph.toposort(), setting)
+    return Explanation(loops, "graph", setting.linker, _splits(graph))
+
+
+def _splits(fgraph: FunctionGraph) -> list[tuple[str, str]]:
+    """Return the loops of a graph that were taken apart, each with what left it."""
+    return [(note.loop, str(note)) for note in notes_of(fgraph)]
 
 
 def _outputs(f: Any) -> list[Variable]:

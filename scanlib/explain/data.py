@@ -247,11 +247,14 @@ class Explanation:
         What was explained: "compiled function", or "graph".
     linker : str
         The linker that runs it, or would.
+    splits : list of (str, str)
+        The name of every loop that was taken apart, and what left it.
     """
 
     loops: list[LoopExplanation] = field(default_factory=list)
     source: str = "graph"
     linker: str = ""
+    splits: list[tuple[str, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
         from scanlib.explain.text import text
@@ -271,5 +274,6 @@ class Explanation:
         return {
             "source": self.source,
             "linker": self.linker,
+            "splits": [{"loop": name, "what": what} for name, what in self.splits],
             "loops": [loop.to_dict() for loop in self.loops],
         }

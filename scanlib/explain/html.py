@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from scanlib.explain.data import Explanation, LoopExplanation
-from scanlib.explain.text import COLUMNS, cells, facts, headline, title
+from scanlib.explain.text import COLUMNS, cells, facts, headline, splits, title
 
 
 def html(explanation: Explanation) -> str:
@@ -13,7 +13,10 @@ def html(explanation: Explanation) -> str:
     loops = "".join(
         _loop(loop, f"{number}. ") for number, loop in enumerate(explanation.loops, start=1)
     )
-    return f'<div class="scanlib-explanation"><p>{escape(headline(explanation))}</p>{loops}</div>'
+    head = "".join(
+        f"<p>{escape(line)}</p>" for line in [headline(explanation), *splits(explanation)]
+    )
+    return f'<div class="scanlib-explanation">{head}{loops}</div>'
 
 
 def _loop(loop: LoopExplanation, number: str) -> str:

@@ -17,9 +17,20 @@ NAME = COLUMNS.index("name")
 def text(explanation: Explanation) -> str:
     """Return an explanation as text."""
     blocks = [headline(explanation)]
+    if explanation.splits:
+        blocks.append("\n".join(line for split in splits(explanation) for line in _wrapped(split)))
     for number, loop in enumerate(explanation.loops, start=1):
         blocks.append("\n".join(_loop(loop, f"{number}.", "")))
     return "\n\n".join(blocks)
+
+
+def splits(explanation: Explanation) -> list[str]:
+    """Return what became of the loops that were taken apart, a sentence each."""
+    return [f"{name} was taken apart: {what}" for name, what in explanation.splits]
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def headline(explanation: Explanation) -> str:

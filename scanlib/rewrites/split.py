@@ -50,6 +50,7 @@ from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split_components import drop_unread, fresh_copy, rows_of_tap, separate
 from scanlib.rewrites.split_parts import SplitParts
+from scanlib.rewrites.split_record import SplitNote, record
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
@@ -82,12 +83,12 @@ class SplitLoops(GraphRewriter):
             if node not in fgraph.apply_nodes or (self.maps_only and not _is_map(node)):
                 continue
             read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-            new: list[Variable | None] | None = split(node, read, self.heavy)
+            new, note = split(node, read, self.heavy) or (None, None)
             if new is None and not self.maps_only and config.scanlib__split_affine:
-                separated = separate(node)
-                new = None if separated is None else list(separated)
-            if new is None:
+                new, note = separate(node) or (None, None)
+            if new is None or note is None:
                 continue
+            record(fgraph, note)
             before = set(fgraph.apply_nodes)
             pairs = zip(node.outputs, new, strict=True)
             made = {old: value for old, value in pairs if value is not None}
@@ -107,7 +108,9 @@ def lower(fgraph: FunctionGraph, node: Apply) -> bool:
     return LowerLinearLoops.lower(fgraph, node) or LowerElementwiseLoops.lower(fgraph, node)
 
 
-def split(node: Apply, read: list[bool], heavy: bool = False) -> list[Variable | None] | None:
+def split(
+    node: Apply, read: list[bool], heavy: bool = False
+) -> tuple[list[Variable | None], SplitNote] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
@@ -125,7 +128,8 @@ def split(node: Apply, read: list[bool], heavy: bool = False) -> list[Variable |
     replace_outer(loop, places)
     lengths = {new: row_count(old) for old, new in places.items()}
     try:
-        values = _Split(parts, read, lengths).values()
+        builder = _Split(parts, read, lengths)
+        values = builder.values()
     except NotImplementedError:
         return None
     chosen = [value for value in values if value is not None]
@@ -133,7 +137,15 @@ def split(node: Apply, read: list[bool], heavy: bool = False) -> list[Variable |
     graph = FunctionGraph(stand_ins, chosen, clone=False)
     optdb.query(_STABLE).rewrite(graph)
     made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
-    return [None if value is None else next(made) for value in values]
+    note = SplitNote(
+        loop.name or "loop",
+        before=len(parts.before),
+        after=len(parts.outputs),
+        sums=len(parts.taken_sums),
+        stored=len(parts.stored),
+        loops=0 if builder.results is None else 1,
+    )
+    return [None if value is None else next(made) for value in values], note
 
 
 def _is_only_sums(parts: SplitParts) -> bool:

@@ -30,11 +30,12 @@ from scanlib.rewrites.lower import specialize_body
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.split_cost import PRODUCT
 from scanlib.rewrites.split_parts import SplitParts
+from scanlib.rewrites.split_record import SplitNote
 
 ELEMENTWISE, MATRIX, GENERAL = "elementwise", "matrix", "general"
 
 
-def separate(node: Apply) -> list[Variable] | None:
+def separate(node: Apply) -> tuple[list[Variable | None], SplitNote] | None:
     """Return what replaces the outputs of a loop, None if it stays one loop."""
     signature = node.op.signature
     if signature.has_stop or signature.n_states + signature.n_carries < 2:
@@ -42,7 +43,10 @@ def separate(node: Apply) -> list[Variable] | None:
     loop = canonical_loop(node)
     sizes_from_outside(loop)
     groups = _Components(SplitParts(loop, False)).groups()
-    return None if len(groups) < 2 else _Distribution(loop, groups).values()
+    if len(groups) < 2:
+        return None
+    note = SplitNote(loop.name or "loop", loops=len(groups))
+    return _Distribution(loop, groups).values(), note
 
 
 @dataclass
@@ -220,7 +224,7 @@ class _Distribution:
         self.result: dict[int, Variable] = {}
         self.rows: dict[Variable, Variable] = {}
 
-    def values(self) -> list[Variable]:
+    def values(self) -> list[Variable | None]:
         loop = self.loop
         recurrent = {id(part) for group in self.groups for part in group}
         parts: list[State | Carry] = [*loop.states, *loop.carries]

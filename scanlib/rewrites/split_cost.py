@@ -231,6 +231,13 @@ def is_sum_of_products(node: Apply) -> bool:
     return {left, right} == {(True, False), (False, True)}
 
 
+def _is_product(variable: Variable) -> bool:
+    node = variable.owner
+    return (
+        node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Mul)
+    )
+
+
 def builds_matrices(matrix: Variable, rows: Iterable[Variable]) -> bool:
     """Whether a recurrence's matrices of all steps take more memory than what they are made of.
 
@@ -240,8 +247,11 @@ def builds_matrices(matrix: Variable, rows: Iterable[Variable]) -> bool:
     while source.owner is not None and is_view(source.owner):
         source = source.owner.inputs[0]
     rows = set(rows)
-    if source.owner is None or not rows.intersection(ancestors([matrix])):
+    if not _is_product(source) or not rows.intersection(ancestors([matrix])):
         return False
+    factors = [inp for inp in source.owner.inputs if True not in inp.type.broadcastable[-2:]]
+    if rows.intersection(ancestors(factors)):
+        return False  # a step makes such matrices in any case
     size = max((length or 0 for length in matrix.type.shape[-2:]), default=0)
     if 0 < size <= SMALL:
         return False
