@@ -163,6 +163,55 @@ def mean_of_squares(value: Any, *inputs: Any) -> Any:
     return jnp.mean(value**2)
 
 
+def gru(inputs: Any, start: Any, *weights: Any) -> Any:
+    W_gates, U_gates, b_gates, W, U, b = weights
+    units = start.shape[1]
+
+    def step(hidden: Any, row: Any) -> Any:
+        gates = jax.nn.sigmoid(row @ W_gates + hidden @ U_gates + b_gates)
+        update, reset = gates[:, :units], gates[:, units:]
+        candidate = jnp.tanh(row @ W + (reset * hidden) @ U + b)
+        hidden = update * hidden + (1 - update) * candidate
+        return hidden, hidden
+
+    return lax.scan(step, start, inputs)[1]
+
+
+def lstm(inputs: Any, start: Any, cell: Any, W: Any, U: Any, b: Any) -> Any:
+    units = start.shape[1]
+
+    def step(state: Any, row: Any) -> Any:
+        hidden, cell = state
+        joined = row @ W + hidden @ U + b
+        parts = [joined[:, k * units : (k + 1) * units] for k in range(4)]
+        write, forget, read = (jax.nn.sigmoid(part) for part in parts[:3])
+        cell = forget * cell + write * jnp.tanh(parts[3])
+        hidden = read * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+    return lax.scan(step, (start, cell), inputs)[1]
+
+
+def kalman(observed: Any, mean: Any, covariance: Any, *matrices: Any) -> Any:
+    transition, design, noise, shocks = matrices
+
+    def step(state: Any, y: Any) -> Any:
+        mean, covariance = state
+        error = y - design @ mean
+        spread = covariance @ design.T
+        forecast = design @ spread + noise
+        gain = jnp.linalg.solve(forecast, spread.T).T
+        updated = mean + gain @ error
+        kept = jnp.eye(len(mean)) - gain @ design
+        remaining = kept @ covariance @ kept.T + gain @ noise @ gain.T
+        distance = error @ jnp.linalg.solve(forecast, error)
+        log_det = jnp.log(jnp.linalg.det(forecast))
+        term = -0.5 * (len(y) * jnp.log(2 * jnp.pi) + log_det + distance)
+        return (transition @ updated, transition @ remaining @ transition.T + shocks), term
+
+    return lax.scan(step, (mean, covariance), observed)[1]
+
+
 VALUES: dict[str, tuple[Value, Value | None]] = {
     "affine": (affine, affine_parallel),
     "discounted": (discounted, discounted_parallel),
@@ -177,6 +226,9 @@ VALUES: dict[str, tuple[Value, Value | None]] = {
     "newton": (newton, None),
     "power": (power, power_parallel),
     "rnn": (rnn, None),
+    "gru": (gru, None),
+    "lstm": (lstm, None),
+    "kalman": (kalman, None),
 }
 
 # The cost of each loop that has one, and the positions of the inputs it is differentiated by.
@@ -185,6 +237,9 @@ COSTS: dict[str, tuple[Value, tuple[int, ...]]] = {
     "ar2": (mean_of_squares, (0, 1)),
     "power": (lambda value, *inputs: jnp.sum(value), (0,)),
     "rnn": (mean_of_squares, (2, 3, 4)),
+    "gru": (mean_of_squares, (2, 3, 4, 5, 6, 7)),
+    "lstm": (mean_of_squares, (3, 4, 5)),
+    "kalman": (lambda value, *inputs: jnp.sum(value), (3, 4, 5, 6)),
 }
 
 # Of the others, the inputs that the value is differentiated by.

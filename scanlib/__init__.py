@@ -9,8 +9,11 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 
 # Imported for what they register with PyTensor: flags, linkers' rules, rewrites.
 from scanlib import backends, config, rewrites  # noqa: F401
+from scanlib.adoption import disable, enable, enabled
 from scanlib.explain import explain
 from scanlib.frontend import (
+    Levels,
+    Memory,
     associative_reduce,
     associative_scan,
     cumlogsumexp,
@@ -30,21 +33,27 @@ from scanlib.frontend import (
     reduce,
     reduce_scan,
     scan,
+    scan_checkpoints,
     until,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Levels",
+    "Memory",
     "__version__",
     "associative_reduce",
     "associative_scan",
     "cumlogsumexp",
     "cummax",
     "cummin",
+    "disable",
     "discounted_cumsum",
     "discounted_cumsum_left",
     "discounted_cumsum_right",
+    "enable",
+    "enabled",
     "explain",
     "filter",
     "foldl",
@@ -57,5 +66,6 @@ __all__ = [
     "reduce",
     "reduce_scan",
     "scan",
+    "scan_checkpoints",
     "until",
 ]

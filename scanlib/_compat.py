@@ -4,15 +4,35 @@ scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest rele
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
-from pytensor.tensor import special
+from pytensor.scan.op import Scan as LegacyScan
+from pytensor.tensor import special, subtensor
 
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
 # are plain graphs.
 LOG_ADD_EXP = getattr(special, "LogAddExp", None)
 LOG_SUM_EXP = getattr(special, "LogSumExp", None)
+
+# What reads items of an array by index, and what writes some. Releases before 3.3 have Ops of their
+# own for one vector of indices.
+INDEXED_BY_VECTOR: tuple[type, ...] = tuple(
+    getattr(subtensor, name)
+    for name in ("AdvancedSubtensor1", "AdvancedIncSubtensor1")
+    if hasattr(subtensor, name)
+)
+INDEX_READS: tuple[type, ...] = (
+    subtensor.Subtensor,
+    subtensor.AdvancedSubtensor,
+    *INDEXED_BY_VECTOR[:1],
+)
+INDEX_WRITES: tuple[type, ...] = (
+    subtensor.IncSubtensor,
+    subtensor.AdvancedIncSubtensor,
+    *INDEXED_BY_VECTOR[1:],
+)
 
 
 def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> FrozenFunctionGraph:
@@ -43,3 +63,37 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
         new = Apply(node.op, [copy(inp) for inp in node.inputs], [o.type() for o in node.outputs])
         memo.update(zip(node.outputs, new.outputs, strict=True))
     return FunctionGraph(inputs, [copy(out) for out in frozen.outputs], clone=False)
+
+
+def join_of(node: Apply) -> tuple[int | None, list[Variable]]:
+    """Return the axis of a `Join` node, None if it is not known, and what is joined.
+
+    Later releases keep the axis in the Op; in 3.0.x it is the first input.
+    """
+    parts = list(node.inputs)
+    axis = _known_axis(parts.pop(0) if not hasattr(node.op, "axis") else node.op.axis)
+    ndim = node.outputs[0].type.ndim
+    return None if axis is None else axis % ndim, parts
+
+
+def split_of(node: Apply) -> tuple[Variable, int | None, Variable]:
+    """Return what a `Split` node takes apart, the axis, None if not known, and the sizes."""
+    whole, *axes, sizes = node.inputs
+    axis = _known_axis(axes[0] if axes else node.op.axis)
+    return whole, None if axis is None else axis % whole.type.ndim, sizes
+
+
+def _known_axis(axis: Any) -> int | None:
+    if isinstance(axis, int):
+        return axis
+    return int(axis.data) if isinstance(axis, Constant) else None
+
+
+def is_legacy_scan(op: object) -> bool:
+    """Whether an Op is a loop of `pytensor.scan`.
+
+    Its class, `ScanInfo` and the methods that split its inputs and outputs are the same in all
+    releases. Its body is a `FunctionGraph` in 3.0.x and a `FrozenFunctionGraph` later;
+    `thaw_graph` copies both.
+    """
+    return isinstance(op, LegacyScan)

@@ -74,3 +74,10 @@ config.add(
     BoolParam(True),
     in_c_key=False,
 )
+config.add(
+    "scanlib__adopt",
+    "Whether loops built with pytensor.scan, and their gradients, become scanlib's loops when a "
+    "function is compiled; the same as scanlib.enable().",
+    BoolParam(False),
+    in_c_key=False,
+)

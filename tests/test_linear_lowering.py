@@ -319,8 +319,8 @@ LEFT_ALONE = {
         "reads the state",
     ),
     "both sides": (lambda e, h, A: (A @ (h[:, None] @ h[None, :]))[0] + e, "nonlinear"),
-    "the order of the axes": (lambda e, h, A: A @ h[::-1] + e, "reads the state"),
-    "two states at once": (None, "2 parts of the loop are recurrent"),
+    "sorted": (lambda e, h, A: A @ pt.sort(h) + e, "reads the state"),
+    "two states, one nonlinear": (None, "nonlinear in the state"),
 }
 
 
@@ -331,9 +331,9 @@ def test_what_only_looks_linear_is_left_alone(name):
     if step is None:
 
         def step(e, h, g, A):
-            return [A @ h + g, A.T @ g + h + e]
+            return [A @ h + g, A.T @ (g * h) + h + e]
 
-    two = name == "two states at once"
+    two = name == "two states, one nonlinear"
     traces = scanlib.scan(
         step,
         sequences=e,

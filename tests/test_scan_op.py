@@ -32,6 +32,11 @@ def affine_loop(reverse=False, names=(None, None)):
     return loop, [x, h0, a]
 
 
+def loop(step, sequence, initial):
+    """Return the history of a loop with one sequence and one state."""
+    return scanlib.scan(step, sequence, initial, return_updates=False)
+
+
 class TestSignature:
     def test_groups_and_back(self):
         signature = Signature(
@@ -256,8 +261,8 @@ class TestCompiledFunctions:
     @pytest.mark.parametrize(
         "graph",
         [
-            lambda x: scanlib.scan(lambda x, h: 0.5 * h + x, x, np.float64(0), return_updates=False),
-            lambda x: scanlib.scan(lambda x, h: pt.sort(h) + x, x, np.zeros(2), return_updates=False),
+            lambda x: loop(lambda x, h: 0.5 * h + x, x, np.float64(0)),
+            lambda x: loop(lambda x, h: pt.sort(h) + x, x, np.zeros(2)),
             lambda x: scanlib.linear_scan(np.eye(2), x[:, None] + np.ones(2), matrix=True),
             lambda x: scanlib.associative_scan(pt.maximum, x),
         ],

@@ -5,10 +5,19 @@ name, when they are needed, so that a process that measures compilation does not
 its clock starts.
 """
 
-from benchmarks.loops import affine, cumulative, iterations, matrix, recurrent, series
+from benchmarks.loops import (
+    affine,
+    cumulative,
+    filters,
+    gated,
+    iterations,
+    matrix,
+    recurrent,
+    series,
+)
 
 LOOPS = {
     loop.name: loop
-    for group in (affine, series, cumulative, matrix, iterations, recurrent)
+    for group in (affine, series, cumulative, matrix, iterations, recurrent, gated, filters)
     for loop in group.LOOPS
 }

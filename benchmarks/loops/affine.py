@@ -169,6 +169,8 @@ LOOPS = (
     make_affine("affine_1e5_f32", (100_000,), "float32", {False: 0.25}),
     make_affine("affine_1e6", (1_000_000,), "float64", _NARROW),
     make_affine("affine_1e6_f32", (1_000_000,), "float32", {False: 0.25}),
+    make_affine("affine_2", (100_000, 2), "float64", {}, quick=True),
+    make_affine("affine_2_f32", (100_000, 2), "float32", {}),
     make_affine("affine_256", (10_000, 256), "float64", _WIDE, quick=True),
     make_affine("affine_256_f32", (10_000, 256), "float32", {}),
     make_affine("affine_4096", (1_000, 4096), "float64", _WIDE),

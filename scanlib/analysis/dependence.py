@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+
+from scanlib.ops.positions import inputs_read
 
 
 def dependences(
@@ -19,7 +20,7 @@ def dependences(
     """Return, for each part, the parts whose past values its next value reads."""
     result = {}
     for part, value in nexts.items():
-        above = set(ancestors([value]))
+        above = {variable for variable, ways in inputs_read([value]).items() if ways}
         result[part] = {other for other, reads in taps.items() if above.intersection(reads)}
     return result
 

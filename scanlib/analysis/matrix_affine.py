@@ -40,13 +40,16 @@ class NotAffineError(Exception):
 class Form:
     """What a variable is to the state; see the module's text.
 
-    `weight` is None for no elementwise term and 1 for the state itself.
+    `weight` is None for no elementwise term and 1 for the state itself. `both` are matrices along
+    the two axes of a state that is a matrix, ``(M_0 ·_0 M_1 ·_1 h)``; such a form has no terms and
+    no weight.
     """
 
     axes: tuple[int | None, ...]
     weight: Any = None
     terms: dict[int, Variable] = field(default_factory=dict)
     offset: Any = None
+    both: dict[int, Variable] | None = None
 
     @property
     def ndim(self) -> int:
@@ -114,7 +117,7 @@ class Propagation:
         def move(part: Any) -> Any:
             return part if part is None or isinstance(part, int) else part.dimshuffle(*order)
 
-        return Form(axes, move(form.weight), dict(form.terms), move(form.offset))
+        return Form(axes, move(form.weight), dict(form.terms), move(form.offset), form.both)
 
     # Elementwise operations
 
@@ -158,6 +161,8 @@ class Propagation:
     def plus(self, one: Form, two: Form, out: Variable) -> Form:
         if one.axes != two.axes:
             raise NotAffineError(f"{name_of(out)} adds the state to itself along another axis")
+        if one.both is not None or two.both is not None:
+            raise NotAffineError(f"{name_of(out)} adds a product from both sides to another one")
         terms = dict(one.terms)
         for axis, matrix in two.terms.items():
             terms[axis] = plus(terms.get(axis), matrix)
@@ -191,7 +196,24 @@ class Propagation:
             if any(not broadcasts(factor, f) for f in free):
                 raise NotAffineError(f"{name_of(out)} spreads a product of the state over new axes")
             terms[axis] = matrix * factor.dimshuffle(*order, "x")
-        return Form(form.axes, weight, terms, on(form.offset))
+        both = form.both
+        if both is not None:
+            both = {0: self.scaled(both[0], apply, factor, out), 1: both[1]}
+        return Form(form.axes, weight, terms, on(form.offset), both)
+
+    def scaled(
+        self,
+        matrix: Variable,
+        apply: Callable[[Any], Any],
+        factor: Variable | None,
+        out: Variable,
+    ) -> Variable:
+        """Return a matrix of a product from both sides, multiplied by a number."""
+        if factor is None:
+            return apply(matrix)
+        if not all(factor.type.broadcastable):
+            raise NotAffineError(f"{name_of(out)} scales items of a product from both sides")
+        return matrix * factor.reshape((1,) * matrix.type.ndim)
 
     # Reductions and products
 
@@ -209,7 +231,7 @@ class Propagation:
     def sum_one(self, form: Form, axis: int, inp: Variable, out: Variable) -> Form:
         state_axis = form.axes[axis]
         keep = [k for k in range(form.ndim) if k != axis]
-        if form.terms or state_axis is None or isinstance(form.weight, int | None):
+        if form.terms or form.both or state_axis is None or isinstance(form.weight, int | None):
             raise NotAffineError(f"{name_of(out)} sums the state itself")
         weight = form.weight
         free = [k for k in keep if form.axes[k] is None and not broadcasts(weight, k)]
@@ -249,21 +271,43 @@ class Propagation:
         state_axis = form.axes[contracted]
         if state_axis is None or matrix.type.ndim < 2:
             raise NotAffineError(f"{name_of(out)} is no product of a matrix and the state")
-        if any(axis != state_axis for axis in form.terms):
-            raise NotAffineError(f"{name_of(out)} has matrices on both sides of the state")
         matrix = self.spread(matrix, form, state_axis, out)
+        if form.both is not None or any(axis != state_axis for axis in form.terms):
+            both = self.from_both_sides(matrix, form, state_axis, out)
+            offset = self.product_offset(node, form, contracted, product)
+            return Form(form.axes, None, {}, offset, both)
         result = []
         if form.weight is not None:
             result.append(self.weighted(matrix, form, state_axis, contracted, out))
         result += [pt.matmul(matrix, term) for term in form.terms.values()]
         total = result[0] if len(result) == 1 else result[0] + result[1]
-        offset = form.offset
-        if offset is not None:
-            source = right if right in self.dependent else left
-            if offset.type.shape[contracted] != source.type.shape[contracted]:
-                offset = pt.broadcast_to(offset, source.shape)
-            offset = product(offset)
+        offset = self.product_offset(node, form, contracted, product)
         return Form(form.axes, None, {state_axis: total}, offset)
+
+    def product_offset(
+        self, node: Apply, form: Form, contracted: int, product: Callable[[Any], Any]
+    ) -> Any:
+        """Return the offset of a form after a product."""
+        offset, (left, right) = form.offset, node.inputs
+        if offset is None:
+            return None
+        source = right if right in self.dependent else left
+        if offset.type.shape[contracted] != source.type.shape[contracted]:
+            offset = pt.broadcast_to(offset, source.shape)
+        return product(offset)
+
+    def from_both_sides(
+        self, matrix: Variable, form: Form, state_axis: int, out: Variable
+    ) -> dict[int, Variable]:
+        """Return the matrices along both axes after a product along one of them."""
+        if self.state.type.ndim != 2 or form.weight is not None or len(form.terms) > 1:
+            raise NotAffineError(f"{name_of(out)} has matrices on both sides of the state")
+        both = dict(form.terms if form.both is None else form.both)
+        before = both.get(state_axis)
+        both[state_axis] = matrix if before is None else pt.matmul(matrix, before)
+        if any(not broadcasts(part, 0) for part in both.values()):
+            raise NotAffineError(f"{name_of(out)} has a matrix for each row or column of the state")
+        return both
 
     def spread(self, matrix: Variable, form: Form, state_axis: int, out: Variable) -> Variable:
         """Give a matrix one axis for every other axis of the state; batch axes line up."""

@@ -45,12 +45,16 @@ class Recurrence:
         One axis for each other axis of the state, then `i` and `j`.
     offset : Variable or None
         What is added, in the layout of the state, to be broadcast.
+    across : Variable or None
+        The matrix along the last axis of a state that is a matrix, where there is one along each:
+        ``h' = M h M_acrossᵀ + c``; `axis` is 0 then.
     """
 
     semiring: str
     axis: int
     matrix: Variable
     offset: Variable | None
+    across: Variable | None = None
 
 
 def recognize(state: Variable, following: Variable) -> Recurrence:
@@ -75,6 +79,8 @@ def recognize(state: Variable, following: Variable) -> Recurrence:
     form = Propagation(state, dependent).form(following)
     if form.axes != tuple(range(state.type.ndim)):
         raise NotAffineError(f"{name_of(following)} has the state's axes in another order")
+    if form.both is not None:
+        return Recurrence("real", 0, form.both[0], form.offset, form.both[1])
     if not form.terms:
         raise NotAffineError(f"{name_of(following)} is elementwise in the state")
     if len(form.terms) > 1:

@@ -8,9 +8,11 @@ from pytensor.graph.basic import Variable
 
 from scanlib.analysis.dependence import components, dependences
 from scanlib.analysis.families import FAMILIES, Component, NotInFamilyError
+from scanlib.analysis.per_channel import per_channel
 from scanlib.analysis.scalar_body import ScalarLoop
 from scanlib.ops.elemwise_scan import Recurrence
 from scanlib.ops.loop import Carry, State
+from scanlib.ops.positions import has_positions
 
 
 @dataclass
@@ -71,7 +73,10 @@ def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int,
     loop, layout = scalar.loop, scalar.layout
     signature = loop.signature()
     inner = signature.split_body_inputs(scalar.inputs)
-    result = signature.split_body_outputs(scalar.outputs)
+    outputs = scalar.outputs
+    if has_positions(outputs):
+        outputs = per_channel(outputs, scalar.axes())
+    result = signature.split_body_outputs(outputs)
     nexts: dict[int, Variable] = dict(enumerate(result.states))
     taps = {
         i: dict(zip(offsets, values, strict=True))

@@ -20,15 +20,12 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import freeze_graph
-from scanlib.analysis.scalar_values import (
-    NotElementwiseError,
-    ScalarValues,
-    describe,
-    new_scalar,
-)
+from scanlib.analysis.indexed_values import IndexedValues, check_order
+from scanlib.analysis.scalar_values import NotElementwiseError, describe, new_scalar
 from scanlib.ops.elemwise_scan import Axes, Layout
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
+from scanlib.ops.positions import has_positions
 
 __all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]
 
@@ -42,6 +39,13 @@ class ScalarLoop:
     inputs: list[Variable]
     outputs: list[Variable]
     layout: Layout
+
+    def axes(self) -> dict[Variable, Axes]:
+        """Return the channels' axes of the inputs."""
+        layout, states = self.layout, zip(self.layout.states, self.loop.states, strict=True)
+        past = [axes for axes, state in states for _ in state.taps]
+        axes = [*layout.sequences, *past, *layout.carries, *layout.non_sequences]
+        return dict(zip(self.inputs, axes, strict=True))
 
     def freeze(self):
         """Return the frozen body."""
@@ -94,7 +98,7 @@ def _is_array(variable: Constant) -> bool:
     return np.asarray(variable.data).size != 1
 
 
-class _Scalarizer(ScalarValues):
+class _Scalarizer(IndexedValues):
     """Reads the parts of a loop: what they are, which axes they have, what is summed."""
 
     def run(self) -> ScalarLoop:
@@ -131,7 +135,7 @@ class _Scalarizer(ScalarValues):
             *whole_ports,
         ]
         layout = Layout(
-            ndim=self.ndim - len(self.dropped),
+            ndim=self.ndim + self.extra - len(self.dropped),
             sequences=tuple(map(self.renumber, sequences)),
             states=tuple(map(self.renumber, states)),
             carries=tuple(map(self.renumber, carries)),
@@ -142,7 +146,11 @@ class _Scalarizer(ScalarValues):
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
         )
         check_layout(layout)
-        return ScalarLoop(loop, inputs, values, layout)
+        found = ScalarLoop(loop, inputs, values, layout)
+        if has_positions(values):
+            recurrent = set(inputs[len(row_ports) : len(inputs) - len(whole_ports)])
+            check_order(values, found.axes(), recurrent)
+        return found
 
     def renumber_reduced(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for axis in self.renumber(axes) if axis is not None)
@@ -156,12 +164,25 @@ class _Scalarizer(ScalarValues):
         return axes
 
     def renumber(self, axes: Axes) -> Axes:
-        kept = [axis for axis in range(self.ndim) if axis not in self.dropped]
+        kept = [axis for axis in range(self.ndim + self.extra) if axis not in self.dropped]
         return tuple(kept.index(axis) if axis in kept else None for axis in axes)
+
+    def terms_of(self, carry: Carry) -> list[Variable]:
+        """Return what a next value is the sum of; items added at several places are a term."""
+        terms: list[Variable] = []
+        pending = _terms_of_sum(carry.next)
+        while pending:
+            term = pending.pop(0)
+            if self.is_scattered(term):
+                terms.append(self.scattered_term(term.owner, carry.value))
+                pending = [*_terms_of_sum(term.owner.inputs[0]), *pending]
+            else:
+                terms.append(term)
+        return terms
 
     def is_sum(self, carry: Carry) -> bool:
         """Whether a step only adds to a carry, and nothing else reads it."""
-        terms = _terms_of_sum(carry.next)
+        terms = self.terms_of(carry)
         if carry.value not in terms or not is_tensor(carry.value):
             return False
         others = [term for term in terms if term is not carry.value]
@@ -174,7 +195,7 @@ class _Scalarizer(ScalarValues):
     def contribution(self, carry: Carry, own: Axes) -> Summed:
         """Return what a step adds to an accumulator; the axes are those of the accumulator."""
         dtype = carry.value.type.dtype
-        terms = [term for term in _terms_of_sum(carry.next) if term is not carry.value]
+        terms = [term for term in self.terms_of(carry) if term is not carry.value]
         found = [self.summed(term, own) for term in terms]
         places = {(axes, reduced) if reduced else (own, ()) for _, axes, reduced in found}
         if len(places) > 1:
@@ -215,13 +236,23 @@ class _Scalarizer(ScalarValues):
     def summed(self, variable: Variable, own: Axes) -> Summed:
         """Return a value that may be a sum over channels; `own` are the axes of what is none."""
         found = self.sum_inside(variable)
-        return found or Summed(self.convert(variable, own), self.row_axes(variable, own), ())
+        if found is not None:
+            return found
+        try:
+            return Summed(self.convert(variable, own), self.row_axes(variable, own), ())
+        except NotElementwiseError:
+            row = self.row_at_position(variable)
+            if row is None:
+                raise
+            return Summed(*row)
 
     def sum_inside(self, variable: Variable) -> Summed | None:
         """Return what a variable sums over channels; None if it is no multiple of a sum."""
         node = variable.owner
         if node is None:
             return None
+        if node in self.scattered:
+            return Summed(*self.scatter(node))
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
+from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Cast, ScalarType
+from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.shape import SpecifyShape
 
-from scanlib.ops.elemwise_scan import Axes
-from scanlib.ops.graph import constant_index, is_tensor
+from scanlib._compat import INDEX_READS
+from scanlib.analysis.sizes import measured
+from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
+from scanlib.ops.positions import inputs_read
+
+# Along every axis of a value: the channels' axis, None where it has length one, or the scalar that
+# says where the value is read (see `indexed_values`).
+Axes = tuple[Any, ...]
 
 
 class NotElementwiseError(Exception):
@@ -119,14 +125,14 @@ class ScalarValues:
 
     def reads(self, value: Variable) -> set[tuple[Variable, int]]:
         """Return the inputs that a scalar depends on, each with each of its axes."""
-        above = set(ancestors([value]))
+        read = inputs_read([value])
         return {
             (variable, axis)
             for variable, ports in self.ports.items()
             for axes, scalar in ports
-            if scalar in above
-            for axis in axes
-            if axis is not None
+            for hidden in read.get(scalar, ())
+            for k, axis in enumerate(axes)
+            if axis is not None and (hidden is None or k not in hidden)
         }
 
     def with_sizes(self, value: Variable, source: Variable, axes: Axes) -> Variable:
@@ -168,13 +174,13 @@ class ScalarValues:
 
     def alloc_witness(self, node: Apply, axes: Axes, axis: int) -> Variable | None:
         value, *sizes = node.inputs
-        measured = _measured(sizes[axes.index(axis)])
-        candidates = [] if measured is None else [measured]
+        known = measured(sizes[axes.index(axis)])
+        candidates = [] if known is None else [known]
         fixed = node.outputs[0].type.shape[axes.index(axis)]
         candidates += [
             (variable, variable.type.shape.index(fixed))
             for variable in self.loop.body_inputs()
-            if measured is None and self.is_size(fixed, variable)
+            if known is None and self.is_size(fixed, variable)
         ]
         for source, position in candidates:
             if source.type.ndim > self.ndim:
@@ -257,7 +263,7 @@ class ScalarValues:
         for axis, size, fixed in zip(axes, sizes, variable.type.shape, strict=True):
             if (
                 axis is not None
-                and _measured(size) is None
+                and measured(size) is None
                 and not any(self.is_size(fixed, variable) for variable in self.loop.body_inputs())
             ):
                 raise NotElementwiseError(f"{describe(variable)} has a size of its own", variable)
@@ -289,8 +295,11 @@ def _values(outputs: list[Variable]) -> set[Variable]:
             continue
         found.add(variable)
         if variable.owner is not None:
-            inputs = variable.owner.inputs
-            pending += inputs[:1] if isinstance(variable.owner.op, Alloc) else inputs
+            op, inputs = variable.owner.op, variable.owner.inputs
+            core = op.core_op if isinstance(op, Blockwise) else op
+            if isinstance(core, INDEX_READS):
+                inputs = inputs[1:]  # a table that is read has more axes than what is read of it
+            pending += inputs[:1] if isinstance(op, Alloc) else inputs
     return {variable for variable in found if is_tensor(variable)}
 
 
@@ -301,24 +310,3 @@ def _before(new_order: tuple, axes: Axes, node: Apply) -> Axes:
         if old != "x":
             inner[old] = axis
     return tuple(inner)
-
-
-def _measured(size: Variable) -> tuple[Variable, int] | None:
-    """Return the variable and the axis whose length a number is; None if it is none."""
-    node = size.owner
-    if node is None:
-        return None
-    if isinstance(node.op, Shape_i):
-        return node.inputs[0], node.op.i
-    if isinstance(node.op, Subtensor) and node.inputs[0].owner is not None:
-        shape = node.inputs[0].owner
-        index = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-        if isinstance(shape.op, Shape) and len(index) == 1 and not isinstance(index[0], slice):
-            known = constant_index(index[0])
-            if known is not None:
-                return shape.inputs[0], known % shape.inputs[0].type.ndim
-    if isinstance(node.op, TensorFromScalar | ScalarFromTensor) or (
-        isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
-    ):
-        return _measured(node.inputs[0])
-    return None

@@ -1,5 +1,7 @@
 """How PyTensor's linkers run scanlib's Ops. Each backend loads with the first loop."""
 
+# Registers what loads the JAX and PyTorch backends.
+from scanlib.backends import jax_hook, torch_hook  # noqa: F401
 from scanlib.ops.execution import register_loader
 
 

@@ -18,12 +18,13 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.explain.data import Explanation, LoopExplanation, Obstacle, Part
+from scanlib.explain.data import AdoptedLoop, Explanation, LoopExplanation, Obstacle, Part
 from scanlib.explain.loops import explain_nodes
 from scanlib.explain.runs import Setting, linker_name
+from scanlib.rewrites.adopt import adoption_record
 from scanlib.rewrites.split_record import notes_of
 
-__all__ = ["Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
+__all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
 
 def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
@@ -80,20 +81,20 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
                 "explain: mode is for graphs, but f is a compiled function, which has its mode; "
                 "leave mode out, or pass the function's outputs as variables"
             )
-        setting = Setting(linker_name(f.maker.linker))
-        loops = explain_nodes(fgraph.toposort(), setting)
-        return Explanation(loops, "compiled function", setting.linker, _splits(fgraph))
+        return _explanation(fgraph, f.maker.linker, "compiled function")
     outputs = _outputs(f)
     resolved = get_mode(mode)
-    setting = Setting(linker_name(resolved.linker))
-    graph = _rewritten(outputs, resolved)
-    loops = explain_nodes(graph.toposort(), setting)
-    return Explanation(loops, "graph", setting.linker, _splits(graph))
+    return _explanation(_rewritten(outputs, resolved), resolved.linker, "graph")
 
 
-def _splits(fgraph: FunctionGraph) -> list[tuple[str, str]]:
-    """Return the loops of a graph that were taken apart, each with what left it."""
-    return [(note.loop, str(note)) for note in notes_of(fgraph)]
+def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation:
+    record = adoption_record(fgraph)
+    adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
+    reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
+    setting = Setting(linker_name(linker), reasons=reasons)
+    loops = explain_nodes(fgraph.toposort(), setting)
+    splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
+    return Explanation(loops, source, setting.linker, adoption, splits)
 
 
 def _outputs(f: Any) -> list[Variable]:

@@ -236,6 +236,14 @@ def _plain(part: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class AdoptedLoop:
+    """A loop of `pytensor.scan`: `reason` says why it was not adopted, None if it was."""
+
+    name: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What `scanlib.explain` returns: text when printed, HTML in a notebook, data in `loops`.
 
@@ -247,6 +255,9 @@ class Explanation:
         What was explained: "compiled function", or "graph".
     linker : str
         The linker that runs it, or would.
+    adoption : tuple of AdoptedLoop
+        The loops of `pytensor.scan` that were there, where adoption is switched on, and what
+        became of each; see `scanlib.enable`.
     splits : list of (str, str)
         The name of every loop that was taken apart, and what left it.
     """
@@ -254,6 +265,7 @@ class Explanation:
     loops: list[LoopExplanation] = field(default_factory=list)
     source: str = "graph"
     linker: str = ""
+    adoption: tuple[AdoptedLoop, ...] = ()
     splits: list[tuple[str, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -274,6 +286,7 @@ class Explanation:
         return {
             "source": self.source,
             "linker": self.linker,
+            "adoption": [asdict(loop) for loop in self.adoption],
             "splits": [{"loop": name, "what": what} for name, what in self.splits],
             "loops": [loop.to_dict() for loop in self.loops],
         }

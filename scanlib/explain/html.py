@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from scanlib.explain.data import Explanation, LoopExplanation
-from scanlib.explain.text import COLUMNS, cells, facts, headline, splits, title
+from scanlib.explain.text import COLUMNS, adoption, cells, facts, headline, splits, title
 
 
 def html(explanation: Explanation) -> str:
@@ -13,10 +13,9 @@ def html(explanation: Explanation) -> str:
     loops = "".join(
         _loop(loop, f"{number}. ") for number, loop in enumerate(explanation.loops, start=1)
     )
-    head = "".join(
-        f"<p>{escape(line)}</p>" for line in [headline(explanation), *splits(explanation)]
-    )
-    return f'<div class="scanlib-explanation">{head}{loops}</div>'
+    lines = [headline(explanation), *adoption(explanation), *splits(explanation)]
+    head = "<br>".join(escape(line) for line in lines)
+    return f'<div class="scanlib-explanation"><p>{head}</p>{loops}</div>'
 
 
 def _loop(loop: LoopExplanation, number: str) -> str:

@@ -10,6 +10,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import HasInnerGraph
 
 from scanlib._compat import thaw_graph
+from scanlib.analysis.projective import find_projective
 from scanlib.analysis.recurrences import Analysis, analyse
 from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
 from scanlib.explain import others
@@ -18,7 +19,13 @@ from scanlib.explain.names import name_parts, titled
 from scanlib.explain.parts import elementwise_shapes, general_shapes, memory_of, parts_of
 from scanlib.explain.reasons import why_not_elementwise, why_not_linear
 from scanlib.explain.runs import Setting
-from scanlib.ops.elemwise_scan import COMPOSED, ElemwiseScan, schedule
+from scanlib.ops.elemwise_scan import (
+    COMPOSED,
+    MANY_STEPS,
+    ElemwiseScan,
+    few_channels,
+    schedule,
+)
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
@@ -26,9 +33,16 @@ from scanlib.ops.scan import Scan
 # How `schedule` says that an elementwise loop is walked.
 SCHEDULES = {
     "blocks": "blocks of steps",
+    "by width": "blocks of steps for few channels, else time outside, channels inside",
     "channels": "time outside, channels inside",
     "steps": "step by step in registers",
 }
+
+
+NORMALIZED = (
+    "a state is multiplied by a matrix and normalized at every step: steps compose as their "
+    "matrices do, but on a CPU taking them one by one is less work"
+)
 
 
 def explain_nodes(nodes: Iterable[Apply], setting: Setting) -> list[LoopExplanation]:
@@ -86,7 +100,7 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     graph = thaw_graph(op.body)
     analysis = analyse(ScalarLoop(loop, graph.inputs, graph.outputs, op.layout))
     parts = parts_of(loop, elementwise_shapes(loop, op.layout), analysis.families)
-    chosen = schedule(op)
+    chosen = _schedule(node, setting)
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
         op="ElemwiseScan",
@@ -99,6 +113,17 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     )
 
 
+def _schedule(node: Apply, setting: Setting) -> str:
+    """Return the schedule of an elementwise loop: C code has no kernels for some families."""
+    chosen = schedule(node.op)
+    if chosen in ("blocks", "by width") and setting.has_c_code(node):
+        from scanlib.backends.c.block import fits_blocks
+
+        if not fits_blocks(node.op):
+            return "channels" if node.op.layout.ndim else "steps"
+    return chosen
+
+
 def _why(chosen: str, op: ElemwiseScan, loop: Loop, analysis: Analysis) -> str:
     if chosen == "channels":
         axes = "one axis" if op.layout.ndim == 1 else f"{op.layout.ndim} axes"
@@ -106,22 +131,31 @@ def _why(chosen: str, op: ElemwiseScan, loop: Loop, analysis: Analysis) -> str:
             f"the step is elementwise over rows with {axes} of channels: one pass over memory "
             "without temporaries, in which neighbouring channels are computed together"
         )
+    few = (
+        "every state and carry belongs to a recurrence family: a block's coefficients are "
+        "computed at once, then several steps are composed where that is safe, then what depends "
+        "on the states is computed at once"
+    )
+    if chosen == "by width":
+        return (
+            f"up to {few_channels(op)} channels take turns where there are at least {MANY_STEPS} "
+            f"steps, and {few}; more channels are computed together"
+        )
     if chosen == "steps":
         costly = [r.family for r in op.recurrences if r.family not in COMPOSED]
         if loop.stop is not None:
             reason = "`until` may end the loop after any step"
         elif costly:
             reason = f"composing steps of the family {costly[0]} costs more than taking them"
+        elif schedule(op) == "blocks":
+            reason = "C code has no kernel that composes steps of its families"
         elif None in analysis.families:
             reason = "not every state and carry belongs to a recurrence family"
         else:
             reason = "no step depends on earlier ones, but for sums"
         return f"one channel, and {reason}: values stay in registers from step to step"
-    return (
-        "one channel, and every state and carry belongs to a recurrence family: a block's "
-        "coefficients are computed at once, then several steps are composed where that is safe, "
-        "then what depends on the states is computed at once"
-    )
+    channels = "few channels, which take turns" if op.layout.ndim else "one channel"
+    return f"{channels}, and {few}"
 
 
 def _no_family(loop: Loop, analysis: Analysis, chosen: str) -> list[Obstacle]:
@@ -146,9 +180,14 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     name_parts(loop)
     families: list[str | None] = [None] * len(loop.states)
     families += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
+    for i, projective in enumerate(find_projective(loop)):
+        if projective is not None:
+            families[i] = "projective"
     parts = parts_of(loop, general_shapes(), families)
     common = _common(op, node, loop, setting)
     why, obstacles = _why_not_lowered(node, loop)
+    if "projective" in families:
+        why = NORMALIZED
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
         op="Scan",

@@ -14,6 +14,7 @@ from scanlib.explain.runs import Setting
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.rewrites.adopt import legacy_name
 
 _SEMIRINGS = {
     "real": "matrix affine",
@@ -73,6 +74,9 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     name = describe_outer(inputs.matrix) or "the matrix"
     role = "sequence" if timed else "non-sequence"
     parts = [make_part(role, name, inputs.matrix, matrix_shape)]
+    if inputs.right is not None:
+        name = describe_outer(inputs.right) or "the matrix at the right"
+        parts.append(make_part(role, name, inputs.right, (row[-1], row[-1])))
     if inputs.offset is not None:
         name = describe_outer(inputs.offset) or "the offset"
         parts.append(make_part("sequence", name, inputs.offset, row))
@@ -92,11 +96,18 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
         steps=steps,
         reverse=op.reverse,
         schedule="a kernel for matrix recurrences" if compiled else setting.other_schedule(),
-        why=f"the next value is linear in the state, a {kind}, with {matrix} on its {op.side}",
+        why=f"the next value is linear in the state, a {kind}, with {matrix} {_where(op)}",
         parts=tuple(parts),
         memory=memory_of(parts),
         **_unset(node, setting),
     )
+
+
+def _where(op: LinearScan) -> str:
+    """Return where the matrix stands, and whether items of it are missing."""
+    where = "and another one, on both its sides" if op.side == "both" else f"on its {op.side}"
+    joined = "; several states are joined into this one, which do not all read one another"
+    return where + (joined if op.has_mask else "")
 
 
 def _linear_shapes(op: LinearScan, inputs: Any) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
@@ -184,10 +195,20 @@ def legacy(node: Apply, setting: Setting, inner: tuple[LoopExplanation, ...]) ->
         why="the loop was made by pytensor.scan: it is not scanlib's",
         runs=f"by PyTensor's own code for the {setting.linker} linker",
         parts=tuple(parts),
-        obstacles=(Obstacle(None, "scanlib does not look into it; build it with scanlib.scan"),),
+        obstacles=(Obstacle(None, _why_legacy(op, setting)),),
         memory=None,
         inner=inner,
         inside=setting.inside,
+    )
+
+
+def _why_legacy(op: Op, setting: Setting) -> str:
+    reason = setting.reasons.get(legacy_name(op))
+    if reason is not None:
+        return f"it was not adopted: {reason}"
+    return (
+        "scanlib does not look into it; switch adoption on with scanlib.enable(), or build it with "
+        "scanlib.scan"
     )
 
 

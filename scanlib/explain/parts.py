@@ -60,7 +60,7 @@ Shapes = Callable[[str, int, Sequence], "tuple[Size, ...] | None"]
 
 def elementwise_shapes(loop: Loop, layout: Layout) -> Shapes:
     """Return what gives the row shapes of an elementwise loop's parts."""
-    sizes = channel_sizes(loop, layout)
+    sizes, others = channel_sizes(loop, layout), Sizes()
     groups = {
         "sequence": layout.sequences,
         "state": layout.states,
@@ -70,7 +70,12 @@ def elementwise_shapes(loop: Loop, layout: Layout) -> Shapes:
     }
 
     def shape(role: str, i: int, types: Sequence) -> tuple[Size, ...]:
-        return tuple(1 if axis is None else sizes[axis] for axis in groups[role][i])
+        # Along an axis that is read at an index, no channel lies.
+        own = others.shape(*types) or ()
+        return tuple(
+            sizes[axis] if axis is not None else own[k] if k < len(own) else 1
+            for k, axis in enumerate(groups[role][i])
+        )
 
     return shape
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 
+from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
 
 # Linkers by the name of their class, so that none of their libraries is imported.
@@ -39,19 +42,24 @@ class Setting:
         The name of the function's linker.
     inside : str or None
         The Op whose inner graph is looked at.
+    reasons : dict
+        Why loops of `pytensor.scan` were not adopted, by name.
     """
 
     linker: str
     inside: str | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def within(self, op: str) -> Setting:
         """Return the setting inside an Op."""
         return replace(self, inside=op if self.inside is None else f"{self.inside} > {op}")
 
     def is_compiled_here(self, node: Apply) -> bool:
-        """Whether scanlib's numba backend writes the loop's code."""
+        """Whether scanlib writes the loop's code, in numba or C."""
         if self.linker == "numba":
             return True
+        if self.linker == "JAX":
+            return _has_xla_code(node)
         return self.linker in ("C", "Python") and not _runs_in_python(node)
 
     def has_c_code(self, node: Apply) -> bool:
@@ -69,6 +77,8 @@ class Setting:
         """Return what runs a loop."""
         if self.linker == "numba":
             return "as a part of the function that numba compiles"
+        if self.linker == "JAX":
+            return _runs_in_jax(node)
         if self.linker not in ("C", "Python"):
             return f"through the {self.linker} linker"
         if config.scanlib__perform == "python":
@@ -78,6 +88,26 @@ class Setting:
         if _runs_in_python(node):
             return "in plain Python, because numba could not compile it"
         return "as a function of its own, compiled by numba at the first call"
+
+
+def _has_xla_code(node: Apply) -> bool:
+    """Whether the JAX backend has XLA call compiled code of scanlib's on the CPU."""
+    if not isinstance(node.op, ElemwiseScan | LinearScan):
+        return False
+    from scanlib.backends.jax.kernels import code_for
+
+    return code_for(node.op, node) is not None
+
+
+def _runs_in_jax(node: Apply) -> str:
+    """Return what the JAX backend makes of a loop."""
+    if isinstance(node.op, AssociativeScan):
+        return "by lax.associative_scan, in a tree"
+    if _has_xla_code(node):
+        return "as compiled code that XLA calls on the CPU; by lax.scan on other devices"
+    if getattr(getattr(node.op, "signature", None), "has_stop", False):
+        return "by lax.while_loop"
+    return "by lax.scan; by lax.while_loop if the function computes the number of steps"
 
 
 def _runs_in_python(node: Apply) -> bool:

@@ -16,9 +16,8 @@ NAME = COLUMNS.index("name")
 
 def text(explanation: Explanation) -> str:
     """Return an explanation as text."""
-    blocks = [headline(explanation)]
-    if explanation.splits:
-        blocks.append("\n".join(line for split in splits(explanation) for line in _wrapped(split)))
+    lines = [*adoption(explanation), *splits(explanation)]
+    blocks = ["\n".join([headline(explanation), *_wrapped(lines)])]
     for number, loop in enumerate(explanation.loops, start=1):
         blocks.append("\n".join(_loop(loop, f"{number}.", "")))
     return "\n\n".join(blocks)
@@ -27,10 +26,6 @@ def text(explanation: Explanation) -> str:
 def splits(explanation: Explanation) -> list[str]:
     """Return what became of the loops that were taken apart, a sentence each."""
     return [f"{name} was taken apart: {what}" for name, what in explanation.splits]
-
-
-def _wrapped(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def headline(explanation: Explanation) -> str:
@@ -42,6 +37,18 @@ def headline(explanation: Explanation) -> str:
     if count == 1:
         return f"1 loop ({where})"
     return f"{count} loops in the order of computation ({where})"
+
+
+def adoption(explanation: Explanation) -> list[str]:
+    """Return the lines that say what became of loops of `pytensor.scan`."""
+    taken = [loop.name for loop in explanation.adoption if loop.reason is None]
+    lines = [f"adopted from pytensor.scan: {', '.join(taken)}"] if taken else []
+    left = [loop for loop in explanation.adoption if loop.reason is not None]
+    return lines + [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
+
+
+def _wrapped(lines: list[str]) -> list[str]:
+    return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
 
 
 def title(loop: LoopExplanation) -> str:

@@ -6,6 +6,7 @@ from scanlib.frontend.associative import (
     prefix_scan,
     reduce_scan,
 )
+from scanlib.frontend.checkpoints import scan_checkpoints
 from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
 from scanlib.frontend.filtering import lfilter
 from scanlib.frontend.linear import (
@@ -18,8 +19,11 @@ from scanlib.frontend.linear import (
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
 from scanlib.frontend.views import filter, foldl, foldr, map, reduce
+from scanlib.ops.checkpoints import Levels, Memory
 
 __all__ = [
+    "Levels",
+    "Memory",
     "associative_reduce",
     "associative_scan",
     "cumlogsumexp",
@@ -39,5 +43,6 @@ __all__ = [
     "reduce",
     "reduce_scan",
     "scan",
+    "scan_checkpoints",
     "until",
 ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import (
@@ -20,6 +18,7 @@ from scanlib.frontend.arguments import (
     read_sequences,
     read_truncation,
 )
+from scanlib.frontend.checkpoints import check_carries, read_checkpoint
 from scanlib.frontend.states import adapt_initial, joint_type, value_sizes
 from scanlib.frontend.step import (
     StepResult,
@@ -28,29 +27,12 @@ from scanlib.frontend.step import (
     check_strict,
     read_updates,
 )
+from scanlib.frontend.trace import Trace, tap_name
+from scanlib.ops.checkpoints import Schedule
 from scanlib.ops.graph import is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 
 MAX_TRACES = 8
-
-
-@dataclass
-class _Trace:
-    """One call of the step function, with the variables it was called with."""
-
-    rows: list[Sequence] = field(default_factory=list)
-    states: dict[int, State] = field(default_factory=dict)
-    carries: dict[int, Carry] = field(default_factory=dict)
-    shared: dict[SharedVariable, Carry] = field(default_factory=dict)
-    result: StepResult | None = None
-
-    def placeholders(self) -> list[Variable]:
-        return [
-            *(part.row for part in self.rows),
-            *(tap for state in self.states.values() for tap in state.taps.values()),
-            *(carry.value for carry in self.carries.values()),
-            *(carry.value for carry in self.shared.values()),
-        ]
 
 
 class _Builder:
@@ -100,7 +82,7 @@ class _Builder:
 
     # Tracing
 
-    def trace(self) -> _Trace:
+    def trace(self) -> Trace:
         """Call the step function until the types of all states are stable."""
         for _ in range(MAX_TRACES):
             trace = self.trace_once()
@@ -108,23 +90,23 @@ class _Builder:
                 return trace
         raise TypeError(f"{self.title}: the type of a state changes with every step")
 
-    def trace_once(self) -> _Trace:
-        trace = _Trace()
+    def trace_once(self) -> Trace:
+        trace = Trace()
         arguments: list[Variable] = []
         for argument, tap, outer in self.outer_rows():
-            row = row_type(outer)(name=_tap_name(argument.name, tap))
+            row = row_type(outer)(name=tap_name(argument.name, tap))
             trace.rows.append(Sequence(outer, row, argument.name))
             arguments.append(row)
         for i, output in enumerate(self.outputs):
             if output.initial is None:
                 continue
             if output.is_carry:
-                value = output.initial.type(name=_tap_name(output.name, -1))
+                value = output.initial.type(name=tap_name(output.name, -1))
                 trace.carries[i] = Carry(output.initial, value, value, output.name)
                 arguments.append(value)
                 continue
             tap_type = output.tap_type or row_type(output.initial)
-            taps = {tap: tap_type(name=_tap_name(output.name, tap)) for tap in output.taps}
+            taps = {tap: tap_type(name=tap_name(output.name, tap)) for tap in output.taps}
             first = next(iter(taps.values()))
             trace.states[i] = State(output.initial, taps, first, name=output.name)
             arguments.extend(taps.values())
@@ -152,7 +134,7 @@ class _Builder:
                 f"but the step returned {carry.next.type}"
             )
 
-    def adapt_states(self, trace: _Trace) -> bool:
+    def adapt_states(self, trace: Trace) -> bool:
         """Widen initial values where the step returned something wider; say whether any was."""
         changed = False
         for i, state in trace.states.items():
@@ -166,7 +148,7 @@ class _Builder:
             adapt_initial(self.outputs[i], wanted, sizes, self.state_title(i))
         return changed
 
-    def sizes(self, trace: _Trace, value: Variable) -> list[Variable | None]:
+    def sizes(self, trace: Trace, value: Variable) -> list[Variable | None]:
         placeholders = trace.placeholders()
         examples = [
             *(list(part.outer.shape)[1:] for part in trace.rows),
@@ -178,7 +160,9 @@ class _Builder:
 
     # Building
 
-    def build(self, truncate_gradient: int) -> tuple[list[Variable], dict[Any, Variable]]:
+    def build(
+        self, truncate_gradient: int, checkpoint: Schedule | None
+    ) -> tuple[list[Variable], dict[Any, Variable]]:
         trace = self.trace()
         result = trace.result
         assert result is not None
@@ -206,6 +190,7 @@ class _Builder:
             else result.stop,
             truncate_gradient=truncate_gradient,
             name=self.name,
+            checkpoint=checkpoint,
         )
         if loop.n_steps is None and not loop.sequences:
             raise ValueError(
@@ -213,6 +198,7 @@ class _Builder:
             )
         self.add_updates(loop, trace)
         self.add_captured(loop)
+        check_carries(loop, self.title)
         results = loop.apply()
         values: dict[int, Variable] = {}
         for history, state, i in zip(results.histories, loop.states, trace.states, strict=True):
@@ -222,7 +208,7 @@ class _Builder:
         updates = dict(zip(trace.shared, results.carries[len(trace.carries) :], strict=True))
         return [values[i] for i in range(len(result.outputs))], updates
 
-    def add_updates(self, loop: Loop, trace: _Trace) -> None:
+    def add_updates(self, loop: Loop, trace: Trace) -> None:
         """Turn the shared variables that change from step to step into carries."""
         assert trace.result is not None
         updates = read_updates(trace.result, loop.body_outputs())
@@ -247,12 +233,6 @@ class _Builder:
         loop.substitute(replacements)
 
 
-def _tap_name(name: str | None, tap: int) -> str | None:
-    if name is None:
-        return None
-    return f"{name}[t]" if tap == 0 else f"{name}[t{tap:+d}]"
-
-
 def scan(
     fn: Callable[..., Any],
     sequences: Any = None,
@@ -268,6 +248,7 @@ def scan(
     strict: bool = False,
     return_list: bool = False,
     return_updates: bool = True,
+    checkpoint: Any = None,
 ) -> Any:
     """Build a symbolic loop.
 
@@ -310,6 +291,12 @@ def scan(
     return_updates : bool, optional
         Return ``(outputs, updates)``, the default; False returns the outputs alone and raises
         if there are updates.
+    checkpoint : int, sequence of int, "sqrt", Levels or Memory, optional
+        How a gradient of the loop saves memory by computing steps again: the length of the
+        segments between stored states (several lengths nest segments in segments, the longest
+        first), ``"sqrt"`` for segments of the square root of the number of steps, `Levels` for
+        several nested levels, `Memory` for what fits into a number of bytes. Values and
+        gradients stay the same. Without it, gradients read what the loop stored.
     mode, profile, allow_gc : optional
         Accepted for compatibility. They have no meaning here: a loop is compiled as a part of
         the function that contains it.
@@ -372,7 +359,9 @@ def scan(
         bool(strict),
         name,
     )
-    outputs, updates = builder.build(read_truncation(truncate_gradient))
+    outputs, updates = builder.build(
+        read_truncation(truncate_gradient), read_checkpoint(checkpoint)
+    )
     result: Any = outputs
     if not outputs:
         result = None

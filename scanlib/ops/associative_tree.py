@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.graph.features import Feature
 from pytensor.graph.replace import vectorize_graph
 
 from scanlib._compat import thaw_graph
@@ -27,6 +28,10 @@ from scanlib.ops.associative_batching import fill_batch
 from scanlib.ops.associative_scan import AssociativeScan
 
 Rows = list[Variable]
+
+
+class CombinesInTrees(Feature):
+    """Marks a graph for a backend that combines rows in trees: its associative scans stay."""
 
 
 def associative_tree(op: AssociativeScan, inputs: Sequence[Variable]) -> list[Variable]:

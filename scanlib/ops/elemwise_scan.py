@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
@@ -29,7 +31,9 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.c_code import PrintedOp
+from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.execution import runner_for
+from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
@@ -110,6 +114,22 @@ class Recurrence:
 COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in squares")
 
 
+MANY_STEPS = 256  # so many steps are worth taking channel by channel
+
+
+def few_channels(op: ElemwiseScan) -> int:
+    """Return up to how many channels take turns in blocks of steps.
+
+    Each then walks as fast as alone. Next to one another they wait for every step, but share its
+    reads and writes; where they fill a vector register, that is faster.
+    """
+    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
+        return 8
+    inner = op.signature.split_body_inputs(op.body.inputs)
+    items = [*(taps[0] for taps in inner.taps), *inner.carries]
+    return 4 if all(np.dtype(item.type.dtype).itemsize <= 4 for item in items) else 3
+
+
 def schedule(op: ElemwiseScan) -> str:
     """Return how compiled code walks an elementwise loop.
 
@@ -117,15 +137,40 @@ def schedule(op: ElemwiseScan) -> str:
 
     Returns
     -------
-    {"channels", "blocks", "steps"}
+    {"channels", "blocks", "steps", "by width"}
         ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one
-        channel whose parts all belong to recurrence families. ``"steps"``: one channel, step by
-        step, states in registers.
+        channel after the other, whose parts all belong to recurrence families. ``"steps"``: one
+        channel, step by step, states in registers. ``"by width"``: ``"blocks"`` for
+        `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``; their number is
+        known when the loop runs.
     """
-    if op.layout.ndim:
+    families = [recurrence.family for recurrence in op.recurrences]
+    composed = bool(families) and all(family in COMPOSED for family in families)
+    composed = composed and not has_positions(op.body.outputs)
+    if not op.layout.ndim:
+        return "blocks" if composed else "steps"
+    width = static_width(op)
+    if not composed or (width or 0) > few_channels(op) or not op.plan().is_independent():
         return "channels"
-    composed = all(recurrence.family in COMPOSED for recurrence in op.recurrences)
-    return "blocks" if op.recurrences and composed else "steps"
+    return "by width" if width is None else "blocks"
+
+
+def static_width(op: ElemwiseScan) -> int | None:
+    """Return the number of channels of an elementwise loop, None where types do not say."""
+    inner = op.signature.split_body_inputs(op.scan.body.inputs)
+    sizes: dict[int, int] = {}
+    for variables, layouts in (
+        (inner.rows, op.layout.sequences),
+        ([taps[0] for taps in inner.taps], op.layout.states),
+        (inner.carries, op.layout.carries),
+        (inner.non_sequences, op.layout.non_sequences),
+    ):
+        for variable, axes in zip(variables, layouts, strict=True):
+            for own, axis in enumerate(axes):
+                size = variable.type.shape[own]
+                if axis is not None and size is not None:
+                    sizes[axis] = size
+    return prod(sizes.values()) if len(sizes) == op.layout.ndim else None
 
 
 class ElemwiseScan(HasFrozenBody, PrintedOp):
@@ -208,6 +253,12 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
         count = len(elements.outputs)
         scanned = dict(zip(graph.outputs[count:], known, strict=True))
         return list(graph.inputs), list(graph.outputs[:count]), scanned
+
+    def plan(self) -> ChannelPlan:
+        """Return which results of the body share which loops over channels."""
+        inner = self.signature.split_body_inputs(self.body.inputs)
+        result = self.signature.split_body_outputs(self.body.outputs)
+        return ChannelPlan(self.signature, self.layout, inner, result)
 
     @property
     def signature(self) -> Signature:

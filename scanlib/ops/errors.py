@@ -1,7 +1,8 @@
 """Errors that a running loop raises.
 
 They are raised from compiled code too, where a message can only be a constant and its numbers
-travel beside it; the class puts them together. All are kinds of `ValueError`.
+travel beside it; the class puts them together. All are kinds of `ValueError`, but for
+`StepIndexError`, which is an `IndexError` as those of arrays are.
 """
 
 
@@ -19,6 +20,12 @@ class LoopError(ValueError):
     def __str__(self) -> str:
         template, *numbers = self.args or ("",)
         return str(template).format(*numbers) if numbers else str(template)
+
+
+class StepIndexError(IndexError):
+    """A step reads or writes a row at an index outside its length."""
+
+    __str__ = LoopError.__str__
 
 
 class StepCountError(LoopError):

@@ -21,6 +21,13 @@ def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> Se
     core, new = op.parts(node.inputs), op.parts(batched)
     if new.n_steps is not None and new.n_steps.type.ndim:
         raise NotImplementedError(f"{op}: n_steps cannot differ between the members of a batch")
+    if new.mask is not None and new.mask.type.ndim > 2:
+        raise NotImplementedError(f"{op}: the mask cannot differ between the members of a batch")
+    if new.right is not None and any(
+        variable.type.ndim > core.type.ndim
+        for variable, core in zip(batched, node.inputs, strict=True)
+    ):
+        raise NotImplementedError(f"{op}: batches of products from both sides")
     ranks = {
         name: getattr(new, name).type.ndim - getattr(core, name).type.ndim
         for name in ("matrix", "offset", "initial")
@@ -59,5 +66,7 @@ def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> Se
             inner = tuple(initial.shape)[1 + rank : 1 + rank + lacking]
             matrix = pt.broadcast_to(matrix, (*shape[:before], *inner, *shape[before:]))
         matrix = time_first(matrix) if time else matrix
-    out = op.make_node(*op.join(Parts(new.n_steps, matrix, offset, initial))).outputs[0]
+    out = op.make_node(
+        *op.join(Parts(new.n_steps, matrix, offset, initial, new.mask, new.right))
+    ).outputs[0]
     return [pt.moveaxis(out, 0, rank)]

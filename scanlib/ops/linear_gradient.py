@@ -72,11 +72,13 @@ def _stepwise(op: LinearScan, matrix: Variable, batch: int) -> Variable:
 
 def _adjoint(op: LinearScan, matrix: Variable, cotangent: Variable, parts: Parts) -> Variable:
     """Return Λ with the layout of a history."""
-    side = op.side
+    side, mask = op.side, parts.mask
     if op.vector:
         side = "right" if op.side == "left" else "left"
     else:
         matrix = matrix.mT
+        mask = None if mask is None else mask.T
+    masks = [] if mask is None else [mask]
     adjoint = op.with_options(
         semiring="real",
         side=side,
@@ -86,12 +88,13 @@ def _adjoint(op: LinearScan, matrix: Variable, cotangent: Variable, parts: Parts
         untraced=False,
         required_steps=0,
     )
+    rights = [] if parts.right is None else [parts.right]
     if op.untraced:
         n_steps = [op.length(parts)] if adjoint.has_n_steps else []
-        return adjoint(*n_steps, matrix, cotangent)
+        return adjoint(*n_steps, matrix, *rights, cotangent, *masks)
     inner = cotangent[1:] if op.reverse else cotangent[:-1]
     last = cotangent[:1] if op.reverse else cotangent[-1:]
-    return adjoint(matrix, inner, last)
+    return adjoint(matrix, *rights, inner, last, *masks)
 
 
 def _weights(op: LinearScan, parts: Parts, before: Variable, after: Variable) -> Variable:
@@ -155,7 +158,10 @@ def pullback(
         return [disconnected_type() for _ in inputs]
     history = _traced(op, parts, out)
     before, after = _rows(op, history)
-    if op.semiring == "real":
+    right = None
+    if op.side == "both":
+        owed_all, owed, matrix, right = _from_both_sides(op, parts, before, cotangent)
+    elif op.semiring == "real":
         owed_all = _adjoint(op, _conj(parts.matrix), cotangent, parts)
         owed = _rows(op, owed_all)[1]
         matrix = _matrix_gradient(op, parts, owed, before)
@@ -163,7 +169,26 @@ def pullback(
         owed_all, owed, matrix = _nonlinear(op, parts, before, after, cotangent)
     initial = owed_all[-1:] if op.reverse else owed_all[:1]
     n_steps = disconnected_type() if op.has_n_steps else None
-    return op.join(type(parts)(n_steps, matrix, owed, initial))
+    mask = disconnected_type() if op.has_mask else None
+    return op.join(type(parts)(n_steps, matrix, owed, initial, mask, right))
+
+
+def _from_both_sides(
+    op: LinearScan, parts: Parts, before: Variable, cotangent: Variable
+) -> tuple[Variable, Variable, Variable, Variable]:
+    """Return Λ of ``h' = A h R + b``, its rows of all steps, and the cotangents of both matrices.
+
+    ``Λ[t] = Aᵀ Λ[t+1] Rᵀ + g[t]``, ``dA = Λ[t+1] (H[t] R)ᵀ``, ``dR = (A H[t])ᵀ Λ[t+1]``.
+    """
+    matrix, right, before = _conj(parts.matrix), _conj(parts.right), _conj(before)
+    adjoint_right = parts._replace(right=right.mT)
+    owed_all = _adjoint(op, matrix, cotangent, adjoint_right)
+    owed = _rows(op, owed_all)[1]
+    left = owed @ (before @ right).mT
+    other = (matrix @ before).mT @ owed
+    if op.coefficient == "fixed":
+        left, other = left.sum(axis=0), other.sum(axis=0)
+    return owed_all, owed, left, other
 
 
 def _nonlinear(
@@ -200,7 +225,7 @@ def pushforward(
     def known(variable: Variable | None) -> bool:
         return variable is not None and not isinstance(variable.type, DisconnectedType)
 
-    if not any(known(v) for v in (moved.matrix, moved.offset, moved.initial)):
+    if not any(known(v) for v in (moved.matrix, moved.right, moved.offset, moved.initial)):
         return [disconnected_type()]
     before, after = _rows(op, _traced(op, parts, out))
     added = moved.offset if known(moved.offset) else pt.zeros_like(before)
@@ -208,11 +233,18 @@ def pushforward(
     batch = op.batch_rank(parts.initial.type.ndim)
     real = op.with_options(semiring="real", has_offset=True, has_n_steps=False)
     turn = (lambda v: v[..., 0]) if op.vector else (lambda v: v if op.side == "left" else v.mT)
+    if op.side == "both":
+        if known(moved.matrix):
+            added = added + moved.matrix @ before @ parts.right
+        if known(moved.right):
+            added = added + parts.matrix @ before @ moved.right
+        return [real(parts.matrix, parts.right, added, initial)]
     if op.semiring == "real":
         if known(moved.matrix):
             change = _stepwise(op, moved.matrix, batch) @ _columns(op, before)
             added = added + turn(change)
-        return [real(parts.matrix, added, initial)]
+        masks = [parts.mask] if op.has_mask else []
+        return [real(parts.matrix, added, initial, *masks)]
     weights = _weights(op, parts, before, after)
     if known(moved.matrix):
         change = (weights * _stepwise(op, moved.matrix, batch)[..., :, None, :]).sum(axis=-1)

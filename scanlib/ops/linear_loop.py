@@ -39,6 +39,8 @@ def count_steps(op: LinearScan, parts: Parts) -> int:
         raise SequenceLengthError(OFFSET_ROWS, len(parts.offset), steps)
     if op.coefficient == "steps" and len(parts.matrix) != steps:
         raise SequenceLengthError(MATRIX_ROWS, len(parts.matrix), steps)
+    if parts.right is not None and op.coefficient == "steps" and len(parts.right) != steps:
+        raise SequenceLengthError(MATRIX_ROWS, len(parts.right), steps)
     if len(parts.initial) != 1 and (steps or len(parts.initial) or op.untraced):
         raise InitialRowsError(INITIAL_ROWS, len(parts.initial))
     if steps < op.required_steps:
@@ -46,7 +48,8 @@ def count_steps(op: LinearScan, parts: Parts) -> int:
     return steps
 
 
-def _check_shapes(op: LinearScan, parts: Parts) -> None:
+def check_shapes(op: LinearScan, parts: Parts) -> None:
+    """Raise a `LoopError` if sizes of matrix, offset and initial state differ."""
     row = parts.initial.shape[1:]
     batch = op.batch_rank(parts.initial.ndim)
     size = row[-1] if op.vector or op.side == "right" else row[-2]
@@ -57,6 +60,10 @@ def _check_shapes(op: LinearScan, parts: Parts) -> None:
     pairs = list(zip(found, wanted, strict=True))
     if parts.offset is not None:
         pairs += zip(parts.offset.shape[1:], row, strict=True)
+    if parts.right is not None:
+        pairs += zip(parts.right.shape[-2:], (row[-1],) * 2, strict=True)
+    if parts.mask is not None:
+        pairs += zip(parts.mask.shape, (size, size), strict=True)
     for left, right in pairs:
         if left != right:
             raise LoopError(SHAPES, left, right)
@@ -78,11 +85,25 @@ def product(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
         return shift + np.log(total)
 
 
+def masked_product(matrix: np.ndarray, state: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return ``A h`` without the terms that the mask leaves out."""
+    with np.errstate(invalid="ignore"):
+        terms = matrix[..., :, :, None] * state[..., None, :, :]
+        return np.where(mask[:, :, None], terms, 0).sum(axis=-2)
+
+
 def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
     """Run the recurrence, one product per step."""
     steps = count_steps(op, parts)
-    _check_shapes(op, parts)
+    check_shapes(op, parts)
     dtype = parts.initial.dtype
+    times = product
+    if parts.mask is not None:
+        mask = parts.mask if op.side == "left" else parts.mask.T
+
+        def times(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
+            return masked_product(matrix, state, mask)
+
     if not len(parts.initial):
         return np.empty(parts.initial.shape, dtype)
     history = np.empty((steps + 1, *parts.initial.shape[1:]), dtype)
@@ -95,11 +116,13 @@ def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
         state = history[before]
         if op.vector:
             matrix = matrix if op.side == "left" else np.swapaxes(matrix, -1, -2)
-            new = product(op.semiring, matrix, state[..., None])[..., 0]
+            new = times(op.semiring, matrix, state[..., None])[..., 0]
+        elif op.side == "both":
+            new = matrix @ state @ (parts.right[t] if op.coefficient == "steps" else parts.right)
         elif op.side == "left":
-            new = product(op.semiring, matrix, state)
+            new = times(op.semiring, matrix, state)
         else:
-            turned = product(op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2))
+            turned = times(op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2))
             new = np.swapaxes(turned, -1, -2)
         history[after] = new if parts.offset is None else new + parts.offset[t]
     if not op.untraced:

@@ -4,6 +4,7 @@ The recurrence, for ``t = 0 … T-1`` (or ``T-1 … 0`` with `reverse`), is
 
     h_t = A_t ⊗ h_{t-1} + b_t        side "left"
     h_t = h_{t-1} ⊗ A_t + b_t        side "right"
+    h_t = A_t h_{t-1} R_t + b_t      side "both", real numbers only
 
 where ``+`` is ordinary addition, element by element, and ``⊗`` is the matrix product of a semiring:
 
@@ -24,6 +25,8 @@ Shapes, with any number of batch dimensions ``*batch``:
   with the transpose of `A`, which is what the adjoint of side "left" needs;
 * `A` is ``(T, *batch, d, d)`` (coefficient "steps") or ``(*batch, d, d)`` ("fixed"), in both
   cases with or without the batch;
+* side "both" is for states ``(d, m)`` without a batch: `A` is as above, and `R`, the input after
+  it, ``(T, m, m)`` or ``(m, m)``. With ``R = Aᵀ`` it is the congruence ``A h Aᵀ`` of covariances;
 * `b` is ``(T, *batch, …)``; `initial` has one row ``(1, *batch, …)``, or, if there are no steps,
   none: then the history has none either;
 * the result is the history of `scanlib.ops.scan.Scan`: ``T + 1`` rows, the initial row first (last
@@ -62,6 +65,8 @@ class Parts(NamedTuple):
     matrix: Any
     offset: Any
     initial: Any
+    mask: Any = None
+    right: Any = None
 
 
 Runner = Callable[..., np.ndarray]
@@ -92,8 +97,8 @@ class LinearScan(COp):
     semiring : {"real", "log", "max", "min"}
     coefficient : {"steps", "fixed"}
         Whether the matrix has a time axis.
-    side : {"left", "right"}
-        The side of the state on which the matrix stands.
+    side : {"left", "right", "both"}
+        The side of the state on which the matrix stands; for "both", there are two.
     vector : bool
         Whether the state is a vector.
     reverse : bool
@@ -106,6 +111,9 @@ class LinearScan(COp):
         Whether only the last row is returned.
     required_steps : int
         How many steps there must be for what is read to exist; fewer are an `IndexError`.
+    has_mask : bool
+        Whether there is a last input, boolean ``(d, d)``, false where the matrix has no item: such
+        terms are left out of the sums, so that ``0 · ∞`` does not arise from them.
 
     Raises
     ------
@@ -132,6 +140,7 @@ class LinearScan(COp):
         "has_n_steps",
         "untraced",
         "required_steps",
+        "has_mask",
     )
 
     def __init__(
@@ -145,16 +154,24 @@ class LinearScan(COp):
         has_n_steps: bool = False,
         untraced: bool = False,
         required_steps: int = 0,
+        has_mask: bool = False,
     ) -> None:
+        if has_mask and semiring != "real":
+            raise ValueError(f"LinearScan: a mask is for real products, got semiring {semiring!r}")
         for name, value, allowed in (
             ("semiring", semiring, SEMIRINGS),
             ("coefficient", coefficient, ("steps", "fixed")),
-            ("side", side, ("left", "right")),
+            ("side", side, ("left", "right", "both")),
         ):
             if value not in allowed:
                 raise ValueError(f"LinearScan: {name} must be one of {allowed}, got {value!r}")
         if coefficient == "fixed" and not has_offset and not has_n_steps:
             raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
+        if side == "both" and (semiring != "real" or vector or has_mask):
+            raise ValueError(
+                "LinearScan: side 'both' is for real products with states that are matrices, "
+                "without a mask"
+            )
         self.semiring = semiring
         self.coefficient = coefficient
         self.side = side
@@ -164,6 +181,7 @@ class LinearScan(COp):
         self.has_n_steps = has_n_steps
         self.untraced = untraced
         self.required_steps = required_steps
+        self.has_mask = has_mask
         self._runners: dict[str, Runner] = {}
         load_backends()
 
@@ -187,17 +205,21 @@ class LinearScan(COp):
         rest = list(inputs)
         n_steps = rest.pop(0) if self.has_n_steps else None
         matrix = rest.pop(0)
+        right = rest.pop(0) if self.side == "both" else None
         offset = rest.pop(0) if self.has_offset else None
+        mask = rest.pop() if self.has_mask else None
         (initial,) = rest
-        return Parts(n_steps, matrix, offset, initial)
+        return Parts(n_steps, matrix, offset, initial, mask, right)
 
     def join(self, parts: Parts) -> list[Any]:
         """Return the inputs in order."""
         return [
             *([parts.n_steps] if self.has_n_steps else []),
             parts.matrix,
+            *([parts.right] if self.side == "both" else []),
             *([parts.offset] if self.has_offset else []),
             parts.initial,
+            *([parts.mask] if self.has_mask else []),
         ]
 
     def batch_rank(self, initial_ndim: int) -> int:
@@ -211,7 +233,8 @@ class LinearScan(COp):
     # Types
 
     def make_node(self, *inputs: Any) -> Apply:
-        expected = 2 + self.has_offset + self.has_n_steps
+        expected = 2 + self.has_offset + self.has_n_steps + self.has_mask
+        expected += self.side == "both"
         if len(inputs) != expected:
             raise ValueError(f"{self} takes {expected} inputs, got {len(inputs)}")
         given = (None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs))
@@ -249,8 +272,16 @@ class LinearScan(COp):
                 )
             return pt.cast(variable, dtype)
 
+        mask = parts.mask
+        if mask is not None and (mask.type.ndim != 2 or mask.type.dtype != "bool"):
+            raise TypeError(f"{self}: the mask must be a boolean matrix, got {mask.type}")
         return Parts(
-            n_steps, cast("matrix", parts.matrix), cast("offset", parts.offset), parts.initial
+            n_steps,
+            cast("matrix", parts.matrix),
+            cast("offset", parts.offset),
+            parts.initial,
+            mask,
+            cast("matrix at the right", parts.right),
         )
 
     def _check_ranks(self, parts: Parts) -> None:
@@ -262,6 +293,11 @@ class LinearScan(COp):
         if found not in (0, batch):
             raise TypeError(
                 f"{self}: the matrix has {found} batch dimensions, the initial state has {batch}"
+            )
+        if parts.right is not None and (batch or parts.right.type.ndim != parts.matrix.type.ndim):
+            raise TypeError(
+                f"{self}: with matrices on both sides there is no batch, and both have a time axis "
+                f"or none has; got {parts.matrix.type} and {parts.right.type}"
             )
         if parts.offset is not None and parts.offset.type.ndim != ndim:
             raise TypeError(
@@ -374,7 +410,9 @@ class LinearScan(COp):
     # Derivatives
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[not (self.has_n_steps and i == 0)] for i in range(len(node.inputs))]
+        last = len(node.inputs) - 1
+        apart = [0] * self.has_n_steps + [last] * self.has_mask
+        return [[i not in apart] for i in range(len(node.inputs))]
 
     def pullback(
         self,

@@ -20,6 +20,7 @@ from scanlib.ops.graph import conform, substitute
 from scanlib.ops.signature import OuterInputs, Signature
 
 if TYPE_CHECKING:
+    from scanlib.ops.checkpoints import Schedule
     from scanlib.ops.scan import Scan
 
 
@@ -120,6 +121,8 @@ class Loop:
     truncate_gradient: int = -1
     required_steps: int = 0
     name: str | None = None
+    checkpoint: Schedule | None = None
+    recompute: bool = False
 
     @classmethod
     def from_op(cls, op: Scan, inputs: list[Variable]) -> Loop:
@@ -163,6 +166,8 @@ class Loop:
             truncate_gradient=op.truncate_gradient,
             required_steps=signature.required_steps,
             name=op.name,
+            checkpoint=op.checkpoint,
+            recompute=op.recompute,
         )
 
     @classmethod
@@ -264,6 +269,8 @@ class Loop:
             truncate_gradient=self.truncate_gradient,
             name=self.name,
             labels=self.labels(),
+            checkpoint=self.checkpoint,
+            recompute=self.recompute,
         )
         node = op.make_node(*self.outer_inputs())
         parts = signature.split_outputs(node.outputs)

@@ -57,6 +57,10 @@ class Messages:
             "in the steps before, now it has size {}; outputs are stacked and must keep their shape"
         )
 
+    def index_range(self) -> str:
+        """Numbers: step, index."""
+        return f"{self.prefix}step {{}} uses the index {{}}, which lies outside the indexed array"
+
     def missing_steps(self) -> str:
         """A constant text, for `IndexError`."""
         steps = self.signature.required_steps

@@ -25,6 +25,7 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops import gradient
 from scanlib.ops.body import HasFrozenBody
+from scanlib.ops.checkpoints import Schedule
 from scanlib.ops.execution import load_backends, runner_for
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Labels
@@ -47,14 +48,19 @@ class Scan(HasFrozenBody, Op):
         For printing and messages.
     labels : Labels, optional
         Names of the parts, for messages.
+    checkpoint : Schedule, optional
+        Where a gradient starts the steps again; without one it reads what the loop stored.
+    recompute : bool, optional
+        Whether the steps are segments of a checkpointed loop. A derivative computes what they
+        hold inside again, and no rewrite may compute it for all of them at once.
 
     Notes
     -----
-    Two loops with the same signature, body and `truncate_gradient` are equal; names and
-    labels do not count. Users build loops with `scanlib.scan`, not with this class.
+    Two loops with the same signature, body and options are equal; names and labels do not
+    count. Users build loops with `scanlib.scan`, not with this class.
     """
 
-    __props__ = ("signature", "body", "truncate_gradient")
+    __props__ = ("signature", "body", "truncate_gradient", "checkpoint", "recompute")
 
     def __init__(
         self,
@@ -63,12 +69,18 @@ class Scan(HasFrozenBody, Op):
         truncate_gradient: int = -1,
         name: str | None = None,
         labels: Labels | None = None,
+        checkpoint: Schedule | None = None,
+        recompute: bool = False,
     ) -> None:
+        if checkpoint is not None and signature.reverse:
+            raise ValueError("a loop that walks backwards has no checkpoints")
         signature.split_body_inputs(body.inputs)
         signature.split_body_outputs(body.outputs)
         self.signature = signature
         self.body = body
         self.truncate_gradient = truncate_gradient
+        self.checkpoint = checkpoint
+        self.recompute = recompute
         self.name = name
         self.labels = labels or Labels(
             (None,) * signature.n_sequences,
@@ -219,7 +231,8 @@ class Scan(HasFrozenBody, Op):
         outputs: Sequence[Variable],
         cotangents: Sequence[Variable],
     ) -> list[Variable]:
-        return gradient.pullback(self, inputs, outputs, cotangents)
+        rule = gradient.pullback if self.checkpoint is None else gradient.checkpointed_pullback
+        return rule(self, inputs, outputs, cotangents)
 
     def pushforward(
         self,

@@ -11,8 +11,10 @@ from pytensor.compile.builders import infer_shape
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib.ops.graph import depends_on, is_tensor, substitute
+from scanlib.ops.graph import constant_index, depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
 
@@ -70,12 +72,37 @@ def output_row_shapes(
             if static[axis] is not None:
                 row.append(static[axis])
                 continue
-            dim = _without_checks(pt.as_tensor_variable(symbolic[axis]))
+            dim = _without_checks(_item(pt.as_tensor_variable(symbolic[axis])))
             row.append(None if dim in depends_on([dim], varying) else dim)
         results.append(row)
     flat = substitute([dim for row in results for dim in row if dim is not None], constant)
     remaining = iter(flat)
     return [[None if dim is None else next(remaining) for dim in row] for row in results]
+
+
+def _item(size: Variable) -> Variable:
+    """Return an item of a vector that is put together item by item.
+
+    PyTensor writes the shape of concatenated arrays so: one size depends on how many rows there
+    are, and would make all of them depend on it.
+    """
+    node = size.owner
+    if node is None or not isinstance(node.op, Subtensor) or len(node.op.idx_list) != 1:
+        return size
+    position = constant_index(indices_from_subtensor(node.inputs[1:], node.op.idx_list)[0])
+    vector = node.inputs[0]
+    while position is not None and vector.owner is not None:
+        maker = vector.owner
+        if isinstance(maker.op, MakeVector):
+            return pt.cast(maker.inputs[position], "int64")
+        if not isinstance(maker.op, IncSubtensor) or not maker.op.set_instead_of_inc:
+            break
+        written = indices_from_subtensor(maker.inputs[2:], maker.op.idx_list)
+        changed = constant_index(written[0]) if len(written) == 1 else None
+        if changed is None or changed < 0 or changed == position:
+            break
+        vector = maker.inputs[0]
+    return size
 
 
 def _without_checks(size: Variable) -> Variable:

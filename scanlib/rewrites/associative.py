@@ -1,8 +1,8 @@
 """Associative scans as loops: what a single processor does fastest.
 
 Every `AssociativeScan` becomes its walk (`scanlib.ops.associative_scan.as_loop`), early, so
-that everything known about loops applies to it. Backends that combine rows in parallel leave
-this rewrite out.
+that everything known about loops applies to it. For backends that combine rows in
+parallel, the graph carries the feature `CombinesInTrees`, and this rewrite does nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.associative_scan import AssociativeScan, walked
+from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.rewrites.last_rows import _last_row
 from scanlib.rewrites.simplify import replace
 
@@ -28,6 +29,8 @@ class AssociativeToLoop(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
+        if any(isinstance(feature, CombinesInTrees) for feature in fgraph._features):
+            return
         for node in fgraph.toposort():
             if isinstance(node.op, AssociativeScan):
                 replace(fgraph, _replacements(fgraph, node), "scanlib_associative_to_loop")

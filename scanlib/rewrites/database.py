@@ -3,11 +3,14 @@
 ========  ===============================  ====================================================
 position  rewrite                          why there
 ========  ===============================  ====================================================
+0.04      ``scanlib_adopt``,               before PyTensor's own rewrites of scans, at 0.05
+          ``scanlib_adopt_if_enabled``
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
+0.08      ``scanlib_starts``               starts of segments that no nest of loops gave are slices
 1.605     ``scanlib_sums``           sums are canonical by then; what they read may need no
                                      history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
@@ -28,16 +31,28 @@ position  rewrite                          why there
 
 from pytensor.compile.mode import optdb
 
+from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
 from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
 from scanlib.rewrites.reuse import ReuseForwardValues
+from scanlib.rewrites.segments import expand_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split import SplitLoops
 from scanlib.rewrites.sums import SumsIntoLoops
 
+# The first is for modes that include it by name, the second for the whole process.
+optdb.register("scanlib_adopt", AdoptLoops(when_enabled=False), position=0.04)
+optdb.register(
+    "scanlib_adopt_if_enabled",
+    AdoptLoops(when_enabled=True),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.041,
+)
 optdb.register(
     "scanlib_associative_to_loop",
     AssociativeToLoop(),
@@ -50,6 +65,9 @@ optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", posit
 optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
 )
+optdb.register(
+    "scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08
+)
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
 optdb.register("scanlib_maps", SplitLoops(maps_only=True), "fast_run", "scanlib", position=1.615)
@@ -58,5 +76,5 @@ optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scan
 optdb.register("scanlib_reuse", ReuseForwardValues(), "fast_run", "scanlib", position=1.655)
 optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
 optdb.register("scanlib_split_numba", SplitLoops(heavy=True), "numba", position=1.661)
-optdb.register("scanlib_padding", pad_rows, "numba", position=48.4)
+optdb.register("scanlib_padding", pad_rows, "numba", "jax", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

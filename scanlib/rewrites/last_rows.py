@@ -27,6 +27,7 @@ MAX_KEPT_ROWS = 8  # more rows than this are read from a stored history
 class LastRow:
     """A read of one row, counted from the end: ``old = history[-back, rest]``.
 
+    With `several` it reads that row and all after it: ``old = history[-back:, rest]``.
     `needs_step` says that the row must be one that the loop wrote: the read goes through the
     trace, which has no rows if there are no steps.
     """
@@ -35,13 +36,19 @@ class LastRow:
     back: int
     rest: tuple
     needs_step: bool
+    several: bool = False
+
+    def of(self, history: Variable) -> Variable:
+        """Return the same read of another history."""
+        first = slice(-self.back, None) if self.several else -self.back
+        return history[(first, *self.rest)]
 
 
 def _indices(node: Apply) -> tuple:
     return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
 
 
-def _is_trace(node: Apply, depth: int) -> bool:
+def is_trace(node: Apply, depth: int) -> bool:
     """Whether a node is ``history[K:]``."""
     if not isinstance(node.op, Subtensor):
         return False
@@ -56,15 +63,20 @@ def _is_trace(node: Apply, depth: int) -> bool:
 
 
 def last_row_reads(
-    fgraph: FunctionGraph, history: Variable, depth: int
+    fgraph: FunctionGraph, history: Variable, depth: int, ignored: tuple[type, ...] | type = ()
 ) -> tuple[list[LastRow], bool]:
-    """Return the reads of last rows of a history, and whether it is read in no other way."""
+    """Return the reads of last rows of a history, and whether it is read in no other way.
+
+    What Ops of the `ignored` types read does not count.
+    """
     reads: list[LastRow] = []
     only = True
     for client, position in fgraph.clients.get(history, ()):
+        if isinstance(client.op, ignored):
+            continue
         if not isinstance(client.op, Subtensor) or position != 0:
             only = False
-        elif _is_trace(client, depth):
+        elif is_trace(client, depth):
             trace = client.outputs[0]
             for reader, place in fgraph.clients.get(trace, ()):
                 read = _last_row(reader, place, True)
@@ -85,12 +97,21 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     if not isinstance(node.op, Subtensor) or position != 0:
         return None
     indices = _indices(node)
-    if not indices or isinstance(indices[0], slice):
+    if not indices:
         return None
-    back = constant_index(indices[0])
+    first, several = indices[0], isinstance(indices[0], slice)
+    if several:
+        # Of a trace there may be fewer rows than are asked for.
+        if needs_step or first.stop is not None or first.step is not None:
+            return None
+        first = first.start
+    back = None if first is None else constant_index(first)
+    rows = node.inputs[0].type.shape[0]
+    if back is not None and back >= 0 and rows is not None:
+        back -= rows  # PyTensor counts from the start where it knows the length
     if back is None or not -MAX_KEPT_ROWS <= back < 0:
         return None
-    return LastRow(node.outputs[0], -back, indices[1:], needs_step)
+    return LastRow(node.outputs[0], -back, indices[1:], needs_step, several)
 
 
 def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
@@ -128,7 +149,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     for state, reads in pending:
         kept = replacements.pop(edit.result(state))
         for read in reads:
-            replacements[read.old] = kept[(-read.back, *read.rest)]
+            replacements[read.old] = read.of(kept)
     return replacements
 
 

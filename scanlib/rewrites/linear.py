@@ -14,12 +14,13 @@ lowered by the same rule. It costs memory only for what such a loop stored anywa
 the cotangents is as large as that of the states. A state of which only the last row is read, by
 nobody but itself, is not stored.
 
-Loops with `until` stay, as do those with more than one recurrent part.
+Several recurrent parts, deeper taps, and states that a step cuts up or joins are first made one
+vector (`scanlib.rewrites.linear_system`). Loops with `until` stay.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
@@ -36,15 +37,14 @@ from pytensor.tensor.elemwise import DimShuffle
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linear_scan import Parts as OpParts
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
+from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_parts import (
     NotLinearError,
     Parts,
-    canonical_loop,
-    shifted,
-    sort_parts,
     value_of,
 )
 from scanlib.rewrites.peel import OverTime
@@ -82,7 +82,7 @@ class LowerLinearLoops(GraphRewriter):
 def explain_linear(loop: Loop) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        sort_parts(loop)
+        find_recurrence(loop.apply().node)
     except NotLinearError as error:
         return str(error)
     return None
@@ -96,11 +96,15 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     NotLinearError
         If the loop is of another form.
     """
-    loop = canonical_loop(node)
-    parts = shifted(loop)
-    if parts is None:
-        loop = canonical_loop(node)
-        parts = sort_parts(loop)
+    loop, parts, joined = find_recurrence(node)
+    if joined is not None:
+        values = lower_parts(loop, parts, joined.read(read))
+        return joined.results(values, read)
+    return lower_parts(loop, parts, read)
+
+
+def lower_parts(loop: Loop, parts: Parts, read: list[bool]) -> list[Variable | None]:
+    """Return what replaces each output of a loop around a recurrence that is read."""
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
@@ -130,6 +134,15 @@ def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
         part.initial = new(part.initial)
     for whole in loop.non_sequences:
         whole.outer = new(whole.outer)
+
+
+class Operands(NamedTuple):
+    """What a recurrence reads at all steps."""
+
+    matrix: Variable
+    offset: Variable | None
+    mask: Variable | None
+    right: Variable | None = None
 
 
 class _Lowering:
@@ -214,12 +227,10 @@ class _Lowering:
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
         traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
-        op, matrix, offset = self.operation(traced)
+        op, operands = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
-        inputs = [matrix] if offset is None else [matrix, offset]
-        if op.has_n_steps:
-            inputs.insert(0, loop.length())
-        out = op(*inputs, initial)
+        n_steps = loop.length() if op.has_n_steps else None
+        out = op(*op.join(OpParts(n_steps, *operands[:2], initial, *operands[2:])))
         if not traced:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
@@ -229,7 +240,8 @@ class _Lowering:
     def runshifted(self) -> tuple[Variable, None]:
         """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
         assert self.parts.shift is not None
-        op, matrix, offset = self.operation(True)
+        op, operands = self.operation(True)
+        matrix, offset, mask, right = operands
         shift = self.full_rows(self.parts.shift)
         first, later = (slice(-1, None), slice(None, -1))
         earlier = slice(1, None)
@@ -238,8 +250,10 @@ class _Lowering:
         op = op.with_options(has_offset=True, has_n_steps=False)
         if op.coefficient == "steps":
             matrix = matrix[earlier]
+            right = None if right is None else right[earlier]
         added = shift[later] if offset is None else shift[later] + offset[earlier]
-        return op(matrix, added, self.part.initial[None] + shift[first]), None
+        initial = self.part.initial[None] + shift[first]
+        return op(*op.join(OpParts(None, matrix, added, initial, mask, right))), None
 
     def last_carry(self, history: Variable) -> Variable:
         """Return the carry after the last step: one more step, if there was any."""
@@ -253,9 +267,11 @@ class _Lowering:
         last = here.rows(self.part.next)
         return pt.concatenate([last, self.part.initial[None]])[0]
 
-    def operation(self, traced: bool) -> tuple[LinearScan, Variable, Variable | None]:
-        """Choose the Op for a recurrence, and lay out its matrix and offset."""
+    def operation(self, traced: bool) -> tuple[LinearScan, Operands]:
+        """Choose the Op for a recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
+        if recurrence.across is not None:
+            return self.from_both_sides(traced)
         matrix, has_time = self.over_time.value(recurrence.matrix)
         lead = int(has_time)
         others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
@@ -287,19 +303,47 @@ class _Lowering:
         matrix = matrix.dimshuffle(*time, *kept, *(end[::-1] if side == "right" else end))
         if vector and not kept:
             side, matrix = _untransposed(side, matrix)
-        offset = self.offset()
-        op = LinearScan(
-            recurrence.semiring,
+        operands = Operands(matrix, self.offset(), self.mask(side))
+        return self.make_op(operands, has_time, side, vector, traced), operands
+
+    def from_both_sides(self, traced: bool) -> tuple[LinearScan, Operands]:
+        """Lay out the matrices on both sides of a state."""
+        recurrence = self.parts.recurrence
+        found = [self.over_time.value(v) for v in (recurrence.matrix, recurrence.across)]
+        has_time = any(varies for _, varies in found)
+        sides = []
+        for value, varies in found:
+            sides.append(value[:, 0] if varies else value[0])
+            if has_time and not varies:
+                sides[-1] = pt.broadcast_to(value, (self.loop.length(), *tuple(value.shape)[1:]))
+        operands = Operands(sides[0], self.offset(), None, sides[1].mT)
+        return self.make_op(operands, has_time, "both", False, traced), operands
+
+    def make_op(
+        self, operands: Operands, has_time: bool, side: str, vector: bool, traced: bool
+    ) -> LinearScan:
+        has_offset = operands.offset is not None
+        return LinearScan(
+            self.parts.recurrence.semiring,
             "steps" if has_time else "fixed",
             side,
             vector,
             self.loop.reverse,
-            has_offset=offset is not None,
-            has_n_steps=self.loop.n_steps is not None or (offset is None and not has_time),
+            has_offset=has_offset,
+            has_n_steps=self.loop.n_steps is not None or not (has_offset or has_time),
             untraced=not traced,
             required_steps=self.loop.required_steps,
+            has_mask=operands.mask is not None,
         )
-        return op, matrix, offset
+
+    def mask(self, side: str) -> Variable | None:
+        """Return which items the matrix has, as it stands beside the state."""
+        if self.parts.mask is None:
+            return None
+        value, has_time = self.over_time.value(self.parts.mask)
+        if has_time:
+            raise NotLinearError("which states a step reads differs from step to step")
+        return value if side == "left" else value.T
 
     def part_sizes(self) -> list[Variable]:
         initial = self.part.initial

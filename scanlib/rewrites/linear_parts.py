@@ -26,10 +26,11 @@ from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.rewrites.gathers import additions_as_sums
 from scanlib.rewrites.peel import NotPeelableError, OverTime
 from scanlib.rewrites.split_cost import builds_matrices
 
-_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
 
 class NotLinearError(Exception):
@@ -40,9 +41,10 @@ def canonical_loop(node: Apply) -> Loop:
     loop = Loop.from_node(node)
     if not config.scanlib__simplify:
         body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        optdb.query(_CANONICAL).rewrite(body)
+        optdb.query(CANONICAL).rewrite(body)
         loop.set_body_outputs(list(body.outputs))
     loop.substitute(_softmaxes(loop.body_outputs()))
+    additions_as_sums(loop)
     return loop
 
 
@@ -125,6 +127,7 @@ class Parts:
     recurrence: Recurrence
     sums: list[tuple[Carry, Variable]]
     shift: Variable | None = None
+    mask: Variable | None = None  # which items of the matrix are there; None: all
 
 
 def value_of(part: State | Carry) -> Variable:
@@ -137,13 +140,7 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError("the loop may stop early")
     if loop.truncate_gradient != -1:
         raise NotLinearError("its gradient is truncated")
-    sums, rest = [], []
-    for carry in loop.carries:
-        added = _addend(carry, loop)
-        if added is None:
-            rest.append(carry)
-        else:
-            sums.append((carry, added))
+    sums, rest = split_sums(loop)
     recurrent: list[Any] = [*loop.states, *rest]
     if not recurrent:
         raise NotLinearError("no state depends on the one before it")
@@ -166,17 +163,43 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError("the matrix has another dtype than the state")
     if builds_matrices(recurrence.matrix, [sequence.row for sequence in loop.sequences]):
         raise NotLinearError("a matrix for each step would take more memory than the loop")
+    parts = Parts(part, recurrence, sums)
+    check_maps(loop, parts)
+    return parts
+
+
+def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
+    """Return the carries that only add up, each with what a step adds, and the other carries."""
+    sums, rest = [], []
+    for carry in loop.carries:
+        added = _addend(carry, loop)
+        if added is None:
+            rest.append(carry)
+        else:
+            sums.append((carry, added))
+    return sums, rest
+
+
+def check_maps(loop: Loop, parts: Parts) -> None:
+    """Refuse loops that compute something beside the recurrence that is not for a batch.
+
+    Raises
+    ------
+    NotLinearError
+    """
+    part, recurrence = parts.recurrent, parts.recurrence
+    value = value_of(part)
     varying = {sequence.row: sequence.outer for sequence in loop.sequences}
-    fixed = {part.inner: part.outer for part in loop.non_sequences}
+    fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
     known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
-    needed = [recurrence.matrix, *(added for _, added in sums)]
+    needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
-    needed += [] if recurrence.offset is None else [recurrence.offset]
+    needed += [v for v in (recurrence.across, recurrence.offset) if v is not None]
+    needed += [v for v in (parts.shift, parts.mask) if v is not None]
     try:
         known.check(needed)
     except NotPeelableError as error:
         raise NotLinearError(str(error)) from error
-    return Parts(part, recurrence, sums)
 
 
 def shifted(loop: Loop) -> Parts | None:
@@ -191,7 +214,7 @@ def shifted(loop: Loop) -> Parts | None:
     if isinstance(part, State):
         return None
     outputs = loop.body_outputs()
-    shift = _added_to(part.value, outputs)
+    shift = added_to(part.value, outputs)
     if shift is None:
         return None
     size = len(list(toposort(outputs)))
@@ -199,7 +222,7 @@ def shifted(loop: Loop) -> Parts | None:
     outputs = substitute(outputs, {part.value: new - shift})
     part.value = new
     body = FunctionGraph(loop.body_inputs(), [*outputs, shift], clone=False)
-    optdb.query(_CANONICAL).rewrite(body)
+    optdb.query(CANONICAL).rewrite(body)
     *outputs, shift = body.outputs
     loop.set_body_outputs(outputs)
     if len(list(toposort(outputs))) >= size:
@@ -212,7 +235,7 @@ def shifted(loop: Loop) -> Parts | None:
     return parts
 
 
-def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
+def added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
     """Return what is added to a variable where it is read first, in its own layout."""
     for node in toposort(outputs):
         if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):

@@ -19,6 +19,8 @@ def mergeable(first: Apply, second: Apply) -> bool:
         return False
     if first.op.truncate_gradient != second.op.truncate_gradient:
         return False
+    if first.op.checkpoint != second.op.checkpoint or first.op.recompute != second.op.recompute:
+        return False
     return _same_length(first, second) and bool(_data(first) & _data(second))
 
 
@@ -71,6 +73,8 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
         truncate_gradient=a.truncate_gradient,
         required_steps=max(a.required_steps, b.required_steps),
         name=a.name or b.name,
+        checkpoint=a.checkpoint,
+        recompute=a.recompute,
     )
     new = results_by_part(merged, merged.apply())
     replacements = {}

@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc, Eye, MakeVector
+from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
@@ -27,9 +27,10 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import LOG_SUM_EXP
+from scanlib._compat import LOG_SUM_EXP, join_of, split_of
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
+from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
 from scanlib.rewrites.peel_nodes import batched, elementwise_region
 from scanlib.rewrites.split_cost import is_function
 
@@ -43,6 +44,7 @@ _CHEAP: tuple[type, ...] = (
     Elemwise,
     Eye,
     IncSubtensor,
+    Join,
     LogSoftmax,
     MakeVector,
     Reshape,
@@ -50,6 +52,7 @@ _CHEAP: tuple[type, ...] = (
     Shape_i,
     Softmax,
     SpecifyShape,
+    Split,
     Subtensor,
 )
 
@@ -100,7 +103,16 @@ class OverTime:
         NotPeelableError
         """
         known = [*self.fixed, *self.varying]
+        differ, indices = set(self.varying), set[Variable]()
         for node in toposort(list(variables), blockers=known):
+            if not any(inp in differ for inp in node.inputs):
+                continue  # computed once
+            differ.update(node.outputs)
+            if isinstance(node.op, ScalarFromTensor):
+                indices.update(node.outputs)
+                continue
+            if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
+                raise NotPeelableError(f"a step computes {node.op} at places that differ")
             op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
             if not isinstance(op, _CHEAP):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
@@ -136,12 +148,25 @@ class OverTime:
             if ranks == [2, 2]:
                 self.varying[node.outputs[0]] = _product(*inputs)
                 return
+        if isinstance(node.op, ScalarFromTensor):
+            self.varying[node.outputs[0]] = values[0]  # read by `gathers` alone
+            return
+        if varying_index(node, self.varying.__contains__):
+            if isinstance(node.op, Subtensor):
+                self.varying[node.outputs[0]] = gathered(node, self.value, self.length)
+            else:
+                self.varying[node.outputs[0]] = written(node, self.rows, self.value, self.length)
+            return
         if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
             self.varying[node.outputs[0]] = self._changed_part(node)
             return
         kernel = self._kernel(node)
         if kernel is not None:
             self.varying[node.outputs[0]] = kernel
+            return
+        if isinstance(node.op, Join) and self._join(node):
+            return
+        if isinstance(node.op, Split) and self._split(node):
             return
         special = batched(node, inputs)
         if special is not None:
@@ -154,6 +179,24 @@ class OverTime:
         made = _vectorize_node(node.op, node, *values)
         outputs = made.outputs if isinstance(made, Apply) else made
         self.varying.update(zip(node.outputs, outputs, strict=True))
+
+    def _join(self, node: Apply) -> bool:
+        axis, parts = join_of(node)
+        if axis is not None:
+            rows = [self.rows(part) for part in parts]
+            self.varying[node.outputs[0]] = pt.join(axis + 1, *rows)
+        return axis is not None
+
+    def _split(self, node: Apply) -> bool:
+        whole, axis, sizes = split_of(node)
+        splits, varies = self.value(sizes)
+        if axis is None or varies:
+            return False
+        count = len(node.outputs)
+        made = pt.split(self.rows(whole), splits, n_splits=count, axis=axis + 1)
+        parts = made if isinstance(made, list) else [made]
+        self.varying.update(zip(node.outputs, parts, strict=True))
+        return True
 
     def _changed_part(self, node: Apply) -> Variable:
         """Return arrays of which a part, the same at every step, was set or added to."""
@@ -223,6 +266,8 @@ class OverTime:
 
     def _total_of(self, node: Apply) -> Variable | None:
         op, out = node.op, node.outputs[0]
+        if isinstance(op, IncSubtensor) and self._is_scattered(node):
+            return scattered(node, self.rows, self.value)
         if isinstance(op, DimShuffle | SpecifyShape):
             return op(self.total(node.inputs[0]), *node.inputs[1:])
         if isinstance(op, TensorSum):
@@ -240,6 +285,13 @@ class OverTime:
         if isinstance(scalar, ps.Mul):
             return self._total_scaled(node)
         return None
+
+    def _is_scattered(self, node: Apply) -> bool:
+        """Whether a step adds to zeros at a place that differs from step to step."""
+        if node.op.set_instead_of_inc or self._varies_or_known(node.inputs[0]):
+            return False
+        zeros = all_zeros(node.inputs[0])
+        return zeros and varying_index(node, self._varies_or_known)
 
     def _total_scaled(self, node: Apply) -> Variable | None:
         constant = [inp for inp in node.inputs if not self._varies_or_known(inp)]

@@ -14,6 +14,7 @@ from scanlib.rewrites.duplicates import forward_inputs, forward_outputs, merge_e
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.merge import merge_loops
+from scanlib.rewrites.segments import settle_checkpoints
 from scanlib.rewrites.unused import drop_unread_inputs, drop_unread_results
 
 MAX_ROUNDS = 20
@@ -38,7 +39,9 @@ class SimplifyLoops(GraphRewriter):
         done: set[object] = set()
         for _ in range(MAX_ROUNDS):
             merge_equal.rewrite(fgraph)
-            if not self.simplify_each(fgraph, done) and not self.merge_one(fgraph):
+            if self.simplify_each(fgraph, done) or self.merge_one(fgraph):
+                continue
+            if not self.settle_one(fgraph):
                 break
         self.untrace_each(fgraph)
 
@@ -77,6 +80,15 @@ class SimplifyLoops(GraphRewriter):
             return False
         replace(fgraph, replacements, "scanlib_merge")
         return True
+
+    def settle_one(self, fgraph: FunctionGraph) -> bool:
+        """Decide what one checkpointed loop stores, once its readers are known."""
+        for node in self.loops(fgraph):
+            replacements = settle_checkpoints(fgraph, node)
+            if replacements is not None:
+                replace(fgraph, replacements, "scanlib_segments")
+                return True
+        return False
 
     def untrace_each(self, fgraph: FunctionGraph) -> None:
         for node in self.loops(fgraph):

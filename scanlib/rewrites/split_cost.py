@@ -72,6 +72,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Inc
 
 from scanlib._compat import LOG_SUM_EXP
 from scanlib.ops.graph import is_tensor
+from scanlib.rewrites.gathers import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
 
@@ -160,7 +161,7 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     if isinstance(op, ARange):
         return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
     if isinstance(op, Subtensor | IncSubtensor):
-        return LIGHT if _fixed_places(node, varies) or _is_lookup(node, varies) else BOUND
+        return LIGHT if _fixed_places(node, varies) or varying_index(node, varies) else BOUND
     if isinstance(op, Alloc | Reshape | Eye) and not _fixed_sizes(node, varies):
         return BOUND
     return LIGHT if isinstance(op, _LIGHT) else BOUND
@@ -187,8 +188,6 @@ def _fixed_places(node: Apply, varies: Callable[[Variable], bool]) -> bool:
 
 def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     """Whether a node reads rows of an array that is the same at every step."""
-    if not isinstance(node.op, Subtensor | AdvancedSubtensor | AdvancedSubtensor1):
-        return False
     if len(node.inputs) != 2 or varies(node.inputs[0]):
         return False
     if isinstance(node.op, AdvancedSubtensor1):

@@ -22,6 +22,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from scanlib.ops.graph import depends_on, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.rewrites.gathers import varying_index
 from scanlib.rewrites.linear_parts import _addend as addend
 from scanlib.rewrites.split_cost import (
     BOUND,
@@ -175,7 +176,7 @@ class SplitParts:
             return True
         node = added.owner
         while node is not None and (is_view(node) or self.kinds.get(node) == LIGHT):
-            if is_sum_of_products(node):
+            if is_sum_of_products(node) or varying_index(node, self.varying.__contains__):
                 return True
             if not is_view(node):
                 return False

@@ -13,6 +13,7 @@ from scanlib.analysis.families import (
     clamp,
     extremes,
     logaffine,
+    lookup,
     moebius,
     power,
     squares,
@@ -28,6 +29,7 @@ FAMILIES = (
     moebius.recognize,
     squares.recognize,
     power.recognize,
+    lookup.recognize,
 )
 
 __all__ = ["FAMILIES", "Component", "NotInFamilyError"]

@@ -13,6 +13,7 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib._compat import freeze_graph
 from scanlib.ops.elemwise_scan import Recurrence, Term
+from scanlib.ops.positions import Position
 
 
 class NotInFamilyError(Exception):
@@ -53,6 +54,8 @@ class Component:
         forms: dict[Variable, Any] = {leaf: start(*where) for leaf, where in self.leaves().items()}
         for node in toposort(list(self.nexts.values())):
             given = [forms.get(inp) for inp in node.inputs]
+            if isinstance(node.op, Position):
+                given[0] = None  # the length of a row, not its values
             if any(form is not None for form in given):
                 forms.update(zip(node.outputs, step(node, given), strict=True))
         return {part: forms.get(value) for part, value in self.nexts.items()}

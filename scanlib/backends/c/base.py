@@ -27,6 +27,7 @@ from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.messages import Messages
+from scanlib.ops.positions import has_positions
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
@@ -133,12 +134,25 @@ class LoopPrinter:
                 line(f"npy_intp size[{self.n_loops}], low[{self.n_loops}], high[{self.n_loops}];")
             for name, *_ in self.arrays():
                 line(f"char *{name}; const npy_intp *{name}_s;")
+            for name in self.measured():
+                line(f"const npy_intp *{name}_d;")
             for i, ring in enumerate(self.in_ring):
                 if ring:
                     line(f"npy_intp h{i}_row;")
             for name in self.grown():
                 line(f"PyArrayObject **{name};")
         self.source.lines[-1] += ";"
+
+    def measured(self) -> list[str]:
+        """Return the inputs whose lengths the steps need: they index them."""
+        if not has_positions(self.graph.outputs):
+            return []
+        rows = [name for name, _ in self.parts.values()]
+        return [
+            name
+            for name in [*self.outer.initials, *self.outer.carries, *rows]
+            if isinstance(self.types[self.inputs.index(name)], TensorType)
+        ]
 
     def grown(self) -> list[str]:
         """Return the results that a loop with `until` allocates anew when they are full."""
@@ -223,6 +237,8 @@ class LoopPrinter:
                 continue
             line(f"data.{name} = (char *)PyArray_DATA({name});")
             line(f"data.{name}_s = PyArray_STRIDES({name});")
+        for name in self.measured():
+            line(f"data.{name}_d = PyArray_DIMS({name});")
 
     def allocate(self, name: str, dims: str, ndim: int, dtype: str) -> None:
         self.source.line(

@@ -1,26 +1,27 @@
 """Blocks of steps of one channel: elements, scan, map.
 
-A loop without channels whose parts all belong to recurrence families is run in blocks of steps:
+A loop of one channel, or of a few, whose parts all belong to recurrence families is run in blocks
+of steps. The channels of a block take turns:
 
 1. the elements of a recurrence are computed for all steps of the block: a loop without
    recurrence, which compilers vectorize;
 2. a kernel scans them from the state before the block (`kernels`, `lookahead`); where composing
    steps is not safe, the block is run step by step instead;
 3. what depends on the states (outputs, sums) is computed for all steps of the block.
-
-A state that is stored is scanned where its history is; all else is in buffers of one block, so that
-they stay in the first-level cache.
 """
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Constant, Variable
+from contextlib import ExitStack
+
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.c.scalars import can_fail
-from scanlib.backends.c.scans import REALS, BlockScans
+from scanlib.backends.c.scans import REALS
 from scanlib.backends.c.source import added, c_type, is_reducible
+from scanlib.backends.c.storage import BlockStorage
 from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence, schedule
 
@@ -31,7 +32,7 @@ SINGLE = {"affine", "maximum", "minimum", "clamp", "affine in squares"}
 
 def fits_blocks(op: ElemwiseScan) -> bool:
     """Whether a loop can be run in blocks of steps by the kernels that there are."""
-    if schedule(op) != "blocks" or can_fail(thaw_graph(op.body)):
+    if schedule(op) not in ("blocks", "by width") or can_fail(thaw_graph(op.body)):
         return False
     inner = op.signature.split_body_inputs(op.body.inputs)
     dtypes = [taps[0].type.dtype for taps in inner.taps] + [c.type.dtype for c in inner.carries]
@@ -51,40 +52,48 @@ def fits_blocks(op: ElemwiseScan) -> bool:
     return True
 
 
-class BlockPrinter(BlockScans):
-    """Writes an elementwise loop of one channel in blocks of steps."""
+class BlockPrinter(BlockStorage):
+    """Writes an elementwise loop of one channel, or of a few, in blocks of steps."""
 
-    def needs_ring(self, i: int) -> bool:
-        return False
-
-    def is_direct(self, part: int) -> bool:
-        """Whether a part is scanned in its history; others are in a buffer of one block."""
-        return part < self.signature.n_states and not self.signature.untraced[part]
+    run = f"{NODE}_run"
 
     # The function
 
     def write_run(self) -> None:
         line = self.source.line
-        with self.source.block(f"static int {NODE}_run({NODE}_data &data)"):
+        with self.source.block(f"static int {self.run}({NODE}_data &data)"), self.scalars.scope():
             line("const npy_intp steps = data.steps;")
             first = len(self.source.lines)
             self.write_storage()
+            if not self.layout.ndim:
+                self.write_constants()
             with self.source.block(f"for (npy_intp i = 0; i < steps; i += {self.block})"):
                 line(f"const npy_intp n = steps - i < {self.block} ? steps - i : {self.block};")
                 line(f"const npy_intp low = {'steps - i - n' if self.reverse else 'i'};")
-                line("int safe = 1;")
-                self.write_views()
-                for number, recurrence in enumerate(self.op.recurrences):
-                    self.write_recurrence(number, recurrence)
-                with self.source.block("if (!safe)"):
-                    self.write_sequential()
-                self.write_map()
-                if not self.reverse:
-                    self.move_on()
+                with ExitStack() as stack, self.scalars.scope():
+                    target = self.plan.targets[0]
+                    for axis in range(self.layout.ndim):
+                        size = f"data.size[{self.loops[id(target), axis]}]"
+                        head = f"for (npy_intp e{axis} = 0; e{axis} < {size}; e{axis}++)"
+                        stack.enter_context(self.source.block(head))
+                    if self.layout.ndim:
+                        self.write_constants()
+                    self.write_block()
             self.write_last_values()
             line("data.taken = steps;")
             line("return 0;")
             self.source.lines[first:first] = self.memory()
+
+    def write_block(self) -> None:
+        """Write one block of one channel."""
+        self.source.line("int safe = 1;")
+        self.write_views()
+        for number, recurrence in enumerate(self.op.recurrences):
+            self.write_recurrence(number, recurrence)
+        with self.source.block("if (!safe)"):
+            self.write_sequential()
+        self.write_map()
+        self.move_on()
 
     def memory(self) -> list[str]:
         """Return the declaration of the buffers' memory, known when all is written."""
@@ -96,94 +105,7 @@ class BlockPrinter(BlockScans):
             "  char *memory = buffers.data;",
         ]
 
-    # Storage
-
-    def write_storage(self) -> None:
-        line, n = self.source.line, self.signature.n_states
-        for part, depth in self.depths.items():
-            dtype = self.dtype_of(part)
-            if self.is_direct(part):
-                continue
-            self.buffer(f"B{part}", dtype, self.block + depth)
-            if part >= n:
-                line(f"B{part}[0] = *(const {c_type(dtype)} *)data.c{part - n};")
-                continue
-            name = self.outer.initials[part]
-            with self.source.block(f"for (npy_intp j = 0; j < {depth}; j++)"):
-                line(
-                    f"B{part}[j] = *(const {c_type(dtype)} *)(data.{name} + j * data.{name}_s[0]);"
-                )
-        for i, carry in enumerate(self.inner.carries):
-            if n + i not in self.depths:
-                item = c_type(carry.type.dtype)
-                line(f"{item} c{i} = *(const {item} *)data.c{i};")
-        for variable in self.inner.non_sequences:
-            array, _ = self.parts[variable]
-            item = c_type(variable.type.dtype)
-            self.scalars.bind_new(variable, f"*(const {item} *)data.{array}")
-        for i, row in enumerate(self.inner.rows):
-            self.buffer(f"R{i}", row.type.dtype, self.block)
-        for number, recurrence in enumerate(self.op.recurrences):
-            self.write_buffers(number, recurrence)
-
-    def write_buffers(self, number: int, recurrence: Recurrence) -> None:
-        """Compute elements that are the same at every step; make buffers for the others."""
-        graph = thaw_graph(recurrence.elements)
-        whole = set(graph.inputs[len(graph.inputs) - self.signature.n_non_sequences :])
-        with self.scalars.scope():
-            self.bind_same(graph.inputs)
-            for k, out in enumerate(graph.outputs):
-                inputs = {v for v in ancestors([out]) if v.owner is None}
-                varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
-                name, dtype = f"E{number}_{k}", out.type.dtype
-                if not varying:
-                    self.scalars.emit([out])
-                    name = f"e{number}_{k}"
-                    text = self.scalars.text(out)
-                    self.source.line(f"const {c_type(dtype)} {name} = {text};")
-                elif out not in graph.inputs:
-                    self.buffer(name, dtype, self.block)
-                self.elements[number, k] = name
-
-    def bind_same(self, inputs: list[Variable]) -> None:
-        """Bind the non-sequences of a copy of the body's inputs."""
-        for mine, other in zip(self.graph.inputs, inputs, strict=True):
-            if mine in self.inner.non_sequences:
-                self.scalars.bind(other, self.scalars.text(mine))
-
     # One block. `j` counts steps in the order of memory, also where the loop walks backwards.
-
-    def write_views(self) -> None:
-        """Write the parts of rows, histories and outputs that belong to the block."""
-        line = self.source.line
-        for i, row in enumerate(self.inner.rows):
-            name, item = self.outer.sequences[i], c_type(row.type.dtype)
-            line(f"const {item} *X{i} = R{i};")
-            stride = f"data.{name}_s[0]"
-            with self.source.block(f"if ({stride} == sizeof({item}))"):
-                line(f"X{i} = (const {item} *)data.{name} + low;")
-            line("else for (npy_intp j = 0; j < n; j++)")
-            line(f"  R{i}[j] = *(const {item} *)(data.{name} + (low + j) * {stride});")
-        for part, depth in self.depths.items():
-            item = c_type(self.dtype_of(part))
-            if self.is_direct(part):
-                line(f"{item} *H{part} = ({item} *)data.h{part} + low;")
-                continue
-            line(f"{item} *H{part} = B{part};")
-            if self.reverse:
-                # The newest rows of the block before come first; they move behind this block.
-                line(f"for (npy_intp j = {depth - 1}; j >= 0; j--) B{part}[n + j] = B{part}[j];")
-        for i, out in enumerate(self.result.outputs):
-            item = c_type(out.type.dtype)
-            line(f"{item} *Z{i} = ({item} *)data.z{i} + low;")
-
-    def move_on(self) -> None:
-        """Move the newest rows of the block in front of the next one."""
-        for part, depth in self.depths.items():
-            if not self.is_direct(part):
-                self.source.line(
-                    f"for (npy_intp j = 0; j < {depth}; j++) B{part}[j] = B{part}[n + j];"
-                )
 
     def read_inputs(self, outputs: list[Variable], copies: dict[Variable, Variable]) -> None:
         """Write the reads of rows and past values at step `j` that `outputs` need.
@@ -259,7 +181,9 @@ class BlockPrinter(BlockScans):
         sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         added_up = [self.result.carries[i] for i in sums]
         values = added_up + self.result.outputs
-        if not values:
+        untraced = enumerate(self.signature.untraced)
+        traced = [i for i, is_gone in untraced if not is_gone and not self.is_direct(i)]
+        if not values and not traced:
             return
         if all(is_reducible(value.type.dtype) for value in added_up):
             clause = f" reduction(+ : {', '.join(f'c{i}' for i in sums)})" if sums else ""
@@ -277,17 +201,6 @@ class BlockPrinter(BlockScans):
                 total = added(f"c{i}", self.scalars.text(value), value.type.dtype)
                 self.source.line(f"c{i} = {total};")
             for i, value in enumerate(self.result.outputs):
-                self.source.line(f"Z{i}[j] = {self.scalars.text(value)};")
-
-    # After the last step
-
-    def write_last_values(self) -> None:
-        """Write what is in buffers and local variables to where the results are."""
-        line, n = self.source.line, self.signature.n_states
-        for part, depth in self.depths.items():
-            if not self.is_direct(part):
-                target = f"data.h{part}" if part < n else f"data.c{part - n}"
-                line(f"memcpy({target}, B{part}, {depth} * sizeof({c_type(self.dtype_of(part))}));")
-        for i, carry in enumerate(self.inner.carries):
-            if n + i not in self.depths:
-                line(f"*({c_type(carry.type.dtype)} *)data.c{i} = c{i};")
+                self.source.line(f"{self.stored('Z', i)} = {self.scalars.text(value)};")
+            for i in traced:
+                self.source.line(f"{self.stored('S', i)} = {self.value(i, 0)};")

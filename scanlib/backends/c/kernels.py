@@ -184,12 +184,6 @@ template <bool BACK, class T>
 static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_each<T> a, npy_intp j) {
   return scanlib_load<BACK>(a.values + j);
 }
-template <bool BACK, class T>
-static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_same<T> a, npy_intp) {
-  const typename scanlib_lanes<T>::V zeros = {};
-  return zeros + a.value;
-}
-
 template <class V, class M> struct scanlib_affine_steps {
   V a, b;
   inline void compose(M places) {
@@ -223,10 +217,48 @@ static inline npy_float32 scanlib_affine_groups(scanlib_each<npy_float32> a, con
                                                 npy_float32 state, npy_intp *done) {
   return scanlib_affine_lanes<BACK>(a, b, h, n, state, done);
 }
+
+/* One coefficient for all steps: its powers are computed once. In single precision, powers that are
+ * rounded at each product would change it, and states that are rounded at each vector add up
+ * errors: both are in double precision. */
 template <bool BACK, class T>
-static inline T scanlib_affine_groups(scanlib_same<T> a, const T *b, T *__restrict__ h,
-                                      npy_intp n, T state, npy_intp *done) {
-  return scanlib_affine_lanes<BACK>(a, b, h, n, state, done);
+static inline T scanlib_affine_groups(scanlib_same<T> a, const T *b, T *__restrict__ h, npy_intp n,
+                                      T start, npy_intp *done) {
+  typedef scanlib_lanes<T> L;
+  typedef typename L::places places;
+  const typename L::V zeros = {};
+  typename L::V powers;
+  npy_float64 state = start, power = 1;
+  for (int lane = 0; lane < L::N; lane++) powers[lane] = (T)(power *= a.value);
+  const T p1 = powers[0], p2 = powers[1], p4 = powers[3], p8 = powers[L::N > 8 ? 7 : 0];
+  npy_intp k = 0;
+  for (; k + L::N <= n; k += L::N) {
+    const npy_intp j = BACK ? n - L::N - k : k;
+    typename L::V v = scanlib_load<BACK>(b + j);
+    v = p1 * __builtin_shuffle(v, zeros, places::by1()) + v;
+    v = p2 * __builtin_shuffle(v, zeros, places::by2()) + v;
+    if (L::N > 4) v = p4 * __builtin_shuffle(v, zeros, places::by4()) + v;
+    if (L::N > 8) v = p8 * __builtin_shuffle(v, zeros, places::by8()) + v;
+    scanlib_store<BACK>(h + j, powers * (T)state + v);
+    state = power * state + v[L::N - 1];
+  }
+  *done = k;
+  return (T)state;
+}
+#else
+/* In single precision, rounding at every step adds up: the state is in double precision. */
+template <bool BACK>
+static inline npy_float32 scanlib_affine_groups(scanlib_same<npy_float32> a, const npy_float32 *b,
+                                                npy_float32 *__restrict__ h, npy_intp n,
+                                                npy_float32 start, npy_intp *done) {
+  npy_float64 state = start;
+  for (npy_intp k = 0; k < n; k++) {
+    const npy_intp j = BACK ? n - 1 - k : k;
+    state = a.value * state + b[j];
+    h[j] = (npy_float32)state;
+  }
+  *done = n;
+  return (npy_float32)state;
 }
 #endif
 

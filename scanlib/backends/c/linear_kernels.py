@@ -102,8 +102,10 @@ template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
       if (check[i] != check[i]) return false;
     return true;
   }
+  /* Takes all steps; `again` repeats those of a block that are not finite, if it can. */
+  template <class Again>
   static void all(T *row, npy_intp step, const T *columns, const T *offset, npy_intp offset_step,
-                  npy_intp steps) {
+                  npy_intp steps, Again again) {
     vec powers[AHEAD][SIZE];
     for (int j = 0; j < SIZE; j++) powers[0][j] = load(columns + j * SIZE);
     for (int q = 1; q < AHEAD; q++)
@@ -115,7 +117,8 @@ template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
     for (npy_intp done = 0; done < steps; done += block) {
       const npy_intp count = steps - done < block ? steps - done : block;
       if (count < block || !run(row, step, powers, offset, offset_step, block / AHEAD))
-        scanlib_small<T, SIZE, 1, OFFSET>::run(row, step, powers, offset, offset_step, count);
+        if (!scanlib_small<T, SIZE, 1, OFFSET>::run(row, step, powers, offset, offset_step, count))
+          again(done, count);
       row += count * step;
       if (OFFSET) offset += count * offset_step;
     }
@@ -127,8 +130,10 @@ template <class T, int SEMIRING, bool FIXED, bool LEFT, bool VECTOR, bool REVERS
 struct scanlib_linear {
   T *history;
   const T *matrix, *offset;
+  const T *right; /* the matrices at the right of products from both sides, or NULL */
+  const npy_bool *mask; /* which items the matrix has, or NULL */
   npy_intp steps, batches, d, m;
-  std::vector<T> columns, largest, weights;
+  std::vector<T> columns, largest, weights, half;
 
   const T *matrix_at(npy_intp t, npy_intp k) const {
     return matrix + ((FIXED ? 0 : t * (SHARED ? 1 : batches)) + (SHARED ? 0 : k)) * d * d;
@@ -168,12 +173,39 @@ struct scanlib_linear {
     else if (VECTOR)
       for (npy_intp i = 0; i < d; i++)
         after[i] = scanlib_dot<T>(a + i * d, before, d) + (OFFSET ? add[i] : T(0));
-    else if (LEFT)
+    else if (right) {
+      const T *r = right + (FIXED ? 0 : t * m * m);
+      for (npy_intp i = 0; i < d; i++)
+        scanlib_combine<T>(&half[0], a + i * d, before, d, m, NULL),
+            scanlib_combine<T>(after + i * m, &half[0], r, m, m, OFFSET ? add + i * m : NULL);
+    } else if (LEFT)
       for (npy_intp i = 0; i < d; i++)
         scanlib_combine<T>(after + i * m, a + i * d, before, d, m, OFFSET ? add + i * m : NULL);
     else
       for (npy_intp i = 0; i < m; i++)
         scanlib_combine<T>(after + i * d, before + i * d, a, d, d, OFFSET ? add + i * d : NULL);
+  }
+  /* A step without the items that the mask leaves out. */
+  void masked_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
+    const T *a = matrix_at(t, k);
+    const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d, others = VECTOR ? 1 : m;
+    const npy_intp along = VECTOR || !LEFT ? 1 : m, across = LEFT ? 1 : d;
+    for (npy_intp i = 0; i < d; i++)
+      for (npy_intp c = 0; c < others; c++) {
+        const npy_intp place = i * along + c * across;
+        T total = OFFSET ? add[place] : T(0);
+        for (npy_intp j = 0; j < d; j++)
+          if (mask[i * row + j * column])
+            total += a[i * row + j * column] * before[j * along + c * across];
+        after[place] = total;
+      }
+  }
+  void checked_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
+    real_step(after, before, add, t, k);
+    if (!mask) return;
+    T check = 0;
+    for (npy_intp i = 0; i < (VECTOR ? d : d * m); i++) check += after[i] * T(0);
+    if (check != check) masked_step(after, before, add, t, k);
   }
   void terms_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
     const T *a = matrix_at(t, k);
@@ -209,14 +241,23 @@ struct scanlib_linear {
     const npy_intp cells = VECTOR ? d : d * m;
     if (!cells || !batches || !steps) return;
     if (laid_out) lay_out();
+    if (right) half.resize(m);
     if (laid_out && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1) {
       T *row = history + (REVERSE ? steps * d : 0);
       const T *add = OFFSET && REVERSE ? offset + (steps - 1) * d : offset;
       const npy_intp step = REVERSE ? -d : d;
+      auto again = [&](npy_intp done, npy_intp count) {
+        for (npy_intp n = done; mask && n < done + count; n++) {
+          const npy_intp t = REVERSE ? steps - 1 - n : n, old = REVERSE ? t + 1 : t;
+          masked_step(history + (REVERSE ? t : t + 1) * d, history + old * d,
+                      OFFSET ? offset + t * d : NULL, t, 0);
+        }
+      };
       switch (d) {
 #define SCANLIB_CASE(SIZE, AHEAD)                                                             \
   case SIZE:                                                                                  \
-    return scanlib_small<T, SIZE, AHEAD, OFFSET>::all(row, step, columns.data(), add, step, steps);
+    return scanlib_small<T, SIZE, AHEAD, OFFSET>::all(row, step, columns.data(), add, step, steps, \
+                                                      again);
         SCANLIB_CASE(2, 4)
         SCANLIB_CASE(3, 4)
         SCANLIB_CASE(4, 4)
@@ -236,7 +277,7 @@ struct scanlib_linear {
         const T *from = history + (before * batches + k) * cells;
         const T *add = OFFSET ? offset + (t * batches + k) * cells : NULL;
         if (SEMIRING == SCANLIB_REAL)
-          real_step(to, from, add, t, k);
+          checked_step(to, from, add, t, k);
         else if (laid_out)
           log_step(to, from, add, t, k);
         else

@@ -13,7 +13,7 @@ from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.c_code import CCode, NoCCodeError
 from scanlib.ops.linear_scan import LinearScan, register_linear_printer
 
-VERSION = 1  # of this module and of `linear_kernels`
+VERSION = 2  # of this module and of `linear_kernels`
 
 
 class LinearPrinter:
@@ -28,7 +28,8 @@ class LinearPrinter:
             raise NoCCodeError(f"{self.dtype} is left to the other backends")
         self.type = c_type(self.dtype)
         self.inputs = [f"x{i}" for i in range(len(node.inputs))]
-        self.steps, self.matrix, self.offset, self.initial = op.parts(self.inputs)
+        names = op.parts(self.inputs)
+        self.steps, self.matrix, self.offset, self.initial, self.mask, self.right = names
         self.ndim = self.parts.initial.type.ndim
         self.batch = op.batch_rank(self.ndim)
 
@@ -61,6 +62,8 @@ class LinearPrinter:
         fixed = op.coefficient == "fixed"
         timed = [] if self.offset is None else [(self.offset, linear_loop.OFFSET_ROWS)]
         timed += [] if fixed else [(self.matrix, linear_loop.MATRIX_ROWS)]
+        if self.right is not None and not fixed:
+            timed.append((self.right, linear_loop.MATRIX_ROWS))
         for name, text in timed:
             rows = self.size(name, 0)
             self.refuse(f"{rows} != steps", "SequenceLengthError", text, rows, "steps")
@@ -72,7 +75,7 @@ class LinearPrinter:
             with self.source.block(f"if (steps < {op.required_steps})"):
                 line(f"PyErr_SetString(PyExc_IndexError, {text});")
                 line("return -1;")
-        axis = self.ndim - 2 if not op.vector and op.side == "left" else self.ndim - 1
+        axis = self.ndim - 2 if not op.vector and op.side != "right" else self.ndim - 1
         line(f"const npy_intp d = {self.size(self.initial, axis)};")
         other = 2 * self.ndim - 3 - axis
         line(f"const npy_intp m = {'1' if op.vector else self.size(self.initial, other)};")
@@ -88,6 +91,10 @@ class LinearPrinter:
                 (self.size(self.matrix, first + axis), self.size(self.initial, 1 + axis))
                 for axis in range(self.batch)
             ]
+        if self.right is not None:
+            pairs += [(self.size(self.right, axis), "m") for axis in (ndim - 2, ndim - 1)]
+        if self.mask is not None:
+            pairs += [(self.size(self.mask, axis), "d") for axis in range(2)]
         if self.offset is not None:
             pairs += [
                 (self.size(self.offset, axis), self.size(self.initial, axis))
@@ -97,17 +104,21 @@ class LinearPrinter:
 
     def write_memory(self) -> None:
         line, ndim, untraced = self.source.line, self.ndim, self.op.untraced
-        for name in [self.matrix, *([] if self.offset is None else [self.offset])]:
+        arrays = [(self.matrix, self.type)]
+        arrays += [] if self.offset is None else [(self.offset, self.type)]
+        arrays += [] if self.right is None else [(self.right, self.type)]
+        arrays += [] if self.mask is None else [(self.mask, "npy_bool")]
+        for name, kind in arrays:
             line(f"scanlib_memory {name}_copy;")
-            line(f"const {self.type} *{name}_data = ({self.type} *)PyArray_DATA({name});")
+            line(f"const {kind} *{name}_data = ({kind} *)PyArray_DATA({name});")
             with self.source.block(f"if (!PyArray_IS_C_CONTIGUOUS({name}))"):
                 line(f"if ({name}_copy.get(PyArray_NBYTES({name}))) return -1;")
                 line(
                     f"scanlib_copy({name}_copy.data, (char *)PyArray_DATA({name}), "
                     f"PyArray_NDIM({name}), PyArray_DIMS({name}), PyArray_STRIDES({name}), "
-                    f"sizeof({self.type}));"
+                    f"sizeof({kind}));"
                 )
-                line(f"{name}_data = ({self.type} *){name}_copy.data;")
+                line(f"{name}_data = ({kind} *){name}_copy.data;")
         line(f"npy_intp dims[{ndim}];")
         line(f"memcpy(dims, PyArray_DIMS({self.initial}), sizeof(dims));")
         line("dims[0] = 1;" if untraced else "dims[0] = steps + rows;")
@@ -129,7 +140,7 @@ class LinearPrinter:
         op, line = self.op, self.source.line
         options = (
             op.coefficient == "fixed",
-            op.side == "left",
+            op.side != "right",
             op.vector,
             op.reverse,
             op.untraced,
@@ -140,6 +151,8 @@ class LinearPrinter:
         line(f"scanlib_linear<{self.type}, SCANLIB_{op.semiring.upper()}, {flags}> run;")
         offset = "NULL" if self.offset is None else f"{self.offset}_data"
         line(f"run.history = history, run.matrix = {self.matrix}_data, run.offset = {offset};")
+        line(f"run.mask = {'NULL' if self.mask is None else f'{self.mask}_data'};")
+        line(f"run.right = {'NULL' if self.right is None else f'{self.right}_data'};")
         line("run.steps = steps, run.batches = batches, run.d = d, run.m = m;")
         with self.source.block("try"):
             line("run.run();")

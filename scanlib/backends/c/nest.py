@@ -15,18 +15,25 @@ memory, they are walked as one.
 from __future__ import annotations
 
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.backends.c.base import REGISTER_DEPTH
-from scanlib.backends.c.channels import ChannelsPrinter, Target
+from scanlib.backends.c.channels import ChannelsPrinter
+from scanlib.backends.c.positions import PositionalCode, Row
 from scanlib.backends.c.source import added, c_type, is_reducible
 from scanlib.backends.c.threads import write_slices
 from scanlib.ops.c_code import NODE_NAME as NODE
-from scanlib.ops.elemwise_scan import Axes
+from scanlib.ops.channels import Target
+from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.positions import Position, loaded, only_place
 
 
 class NestPrinter(ChannelsPrinter):
     """Writes an elementwise loop with time outside and channels inside."""
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        super().__init__(op)
+        self.scalars.positional = PositionalCode(self.source, self.messages, self.indexed_row).write
 
     def is_local(self, i: int) -> bool:
         """Whether a state lives in local variables."""
@@ -134,11 +141,11 @@ class NestPrinter(ChannelsPrinter):
     def write_step(self) -> None:
         line = self.source.line
         self.write_rows()
-        for target in self.targets:
+        for target in self.plan.targets:
             if target.kind == "output" and target.reduced and target.total is None:
                 self.write_clear(target)
         with self.scalars.scope():
-            self.write_level(0, self.targets)
+            self.write_level(0, self.plan.targets)
         if self.scalars.can_fail:
             line("if (failed) return -1;")
 
@@ -186,7 +193,7 @@ class NestPrinter(ChannelsPrinter):
         for target in totals:
             line(f"{self.wide(target)} {target.total} = {self.wide(target)}(0);")
         values = [self.scalars.text(target.value) for target in here]
-        for group in self.groups(targets, level):
+        for group in self.plan.groups(targets, level):
             self.write_loop(level, group)
         self.write_values(list(zip(here, values, strict=True)))
         for target in totals:
@@ -206,13 +213,28 @@ class NestPrinter(ChannelsPrinter):
                 return
             with self.source.block(""):
                 head = self.loop_head(number, level)
-                for bound in ("low", "high"):
-                    self.source.line(f"const npy_intp {bound} = data.{bound}[{number}];")
+                only = self.only_place(group, level)
+                bounds = [f"data.low[{number}]", f"data.high[{number}]"]
+                if only is not None:
+                    bounds = [only, f"{only} + 1"]
+                for bound, value in zip(("low", "high"), bounds, strict=True):
+                    self.source.line(f"const npy_intp {bound} = {value};")
                     head = head.replace(f"data.{bound}[{number}]", bound)
                 for directive in self.directives(level, group):
                     self.source.line(directive)
                 with self.source.block(head):
                     self.write_level(level + 1, group)
+
+    def only_place(self, group: list[Target], level: int) -> str | None:
+        """Return the only position along an axis where results may change, None if all may."""
+        kept = {"sum": lambda _: 0, "carry": self.inner.carries.__getitem__}
+        found = {
+            only_place(t.value, kept[t.kind](t.number) if t.kind in kept else None, level)
+            for t in group
+        }
+        (place, *more) = found
+        known = not more and place is not None and place in self.scalars.values
+        return self.scalars.text(place) if known else None
 
     def write_values(self, values: list[tuple[Target, str]]) -> None:
         """Write what becomes of values: everything is read before anything is replaced."""
@@ -247,6 +269,11 @@ class NestPrinter(ChannelsPrinter):
         """Return what is said to the compiler about the loop over axis `level`."""
         if any(target.inner > level + 1 for target in group) or self.scalars.can_fail:
             return []
+        if any(
+            isinstance(node.op, Position) and self.plan.levels[node.outputs[0]] > level
+            for node in toposort([target.value for target in group])
+        ):
+            return []  # an index may lie outside its array
         sums = []
         for target in group:
             if not target.adds or level in target.kept:
@@ -262,15 +289,15 @@ class NestPrinter(ChannelsPrinter):
         wanted = [target.value for target in targets]
         if self.result.stop is not None and level == 0:
             wanted.append(self.result.stop)
-        above = set(ancestors(wanted))
+        above, read = set(ancestors(wanted)), loaded(wanted)
         for variable in self.graph.inputs:
-            if variable in above and self.levels[variable] == level:
+            if variable in read and self.plan.levels[variable] == level:
                 self.read(variable)
         self.scalars.emit(
             out
             for node in self.graph.toposort()
             for out in node.outputs
-            if self.levels[out] == level and out in above
+            if self.plan.levels[out] == level and out in above
         )
 
     def read(self, variable: Variable) -> None:
@@ -300,6 +327,20 @@ class NestPrinter(ChannelsPrinter):
                 local = self.local_carries[i]
                 text = f"c{i}_v" if local else self.item(f"c{i}", dtype, axes, f"c{i}", 0, True)
                 self.scalars.bind_new(variable, text)
+
+    def indexed_row(self, variable: Variable) -> Row:
+        """Return where the row is that an input of the body stands for."""
+        array, lead, _ = self.plan.array_of(variable)
+        base, strides = array, array
+        if variable in self.inner.rows:
+            base = f"{array}_t"
+        for i, taps in enumerate(self.inner.taps):
+            for offset, tap in zip(self.signature.taps[i], taps, strict=True):
+                if tap is variable:
+                    base, strides = f"h{i}_p{-offset}", f"h{i}"
+        if variable in self.inner.carries:
+            base = strides = f"c{self.inner.carries.index(variable)}"
+        return Row(base, f"data.{strides}_s", f"data.{array}_d", lead)
 
     def write_start(self) -> None:
         write_slices(self)

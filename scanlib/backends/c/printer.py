@@ -10,17 +10,20 @@ from scanlib.backends.c.helpers import HELPERS, THREADS
 from scanlib.backends.c.kernels import KERNELS
 from scanlib.backends.c.nest import NestPrinter
 from scanlib.backends.c.threads import threads_available
+from scanlib.backends.c.widths import WidthPrinter
 from scanlib.ops.c_code import CCode, register_c_printer
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 
-VERSION = 7  # of everything in this folder that changes the code
+VERSION = 12  # of everything in this folder that changes the code
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 ARGUMENTS = ("-fopenmp-simd", "-fwrapv", "-fno-fast-math", "-ffp-contract=fast")
 
 
 def printer_for(op: ElemwiseScan) -> LoopPrinter:
     """Return what writes a loop: the schedule that fits it."""
-    return BlockPrinter(op) if fits_blocks(op) else NestPrinter(op)
+    if not fits_blocks(op):
+        return NestPrinter(op)
+    return BlockPrinter(op) if schedule(op) == "blocks" else WidthPrinter(op)
 
 
 @register_c_printer
@@ -39,7 +42,7 @@ def print_loop(op: ElemwiseScan) -> CCode:
     own = ("scanlib", VERSION, threads, config.scanlib__parallel_channels)
     versions = printer.scalars.version()
     helpers = [HELPERS, *([THREADS] if threads > 1 else []), *printer.scalars.support_code()]
-    if isinstance(printer, BlockPrinter):
+    if isinstance(printer, BlockPrinter | WidthPrinter):
         helpers.append(KERNELS)
     return CCode(
         helpers="\n".join(helpers),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
 
 from scanlib.backends.c.source import Source, c_type, literal
 from scanlib.ops.c_code import NODE_NAME, NoCCodeError
+from scanlib.ops.positions import PositionalOp
 
 # What the code of an operation runs where it has raised an exception.
 FAIL = "failed = 1;"
@@ -28,6 +29,8 @@ class Scalars:
         self.ops: dict[Any, None] = {}
         self.functions: list[str] = []
         self.can_fail = False
+        # Writes what reads rows at computed places.
+        self.positional: Callable[[Apply, list[str]], list[str]] | None = None
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -58,7 +61,9 @@ class Scalars:
         bound = [variable for variable in self.values if not isinstance(variable, Constant)]
         for node in toposort(list(outputs), blockers=bound):
             if not all(out in self.values for out in node.outputs):
-                inputs = [self.text(inp) for inp in node.inputs]
+                # A row that is read at some place has no item to load.
+                first = isinstance(node.op, PositionalOp) and bool(node.inputs)
+                inputs = ["row"] * first + [self.text(inp) for inp in node.inputs[first:]]
                 for out, name in zip(node.outputs, self.apply(node, inputs), strict=True):
                     self.values[out] = name
 
@@ -66,6 +71,8 @@ class Scalars:
         """Write one operation; return the names of its results."""
         if isinstance(node.op, Composite):
             return self._composite(node, inputs)
+        if isinstance(node.op, PositionalOp):
+            return ["0"] if self.positional is None else self.positional(node, inputs)
         if isinstance(node.op, ScalarInnerGraphOp) or node.op.c_init_code():
             raise NoCCodeError(f"{node.op} needs more than an expression")
         inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]

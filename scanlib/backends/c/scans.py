@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pytensor.graph.basic import Variable
 
-from scanlib.backends.c.base import LoopPrinter
+from scanlib.backends.c.channels import ChannelsPrinter
 from scanlib.backends.c.lookahead import Lookahead
 from scanlib.backends.c.source import c_type
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
@@ -14,7 +14,7 @@ BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is w
 REALS = {"float32", "float64"}
 
 
-class BlockScans(LoopPrinter):
+class BlockScans(ChannelsPrinter):
     """What a block needs, and how its recurrences are scanned.
 
     In the code, ``H0[j]`` is a value of the first part (states count before carries), ``E1_0`` an

@@ -22,9 +22,11 @@ from pytensor.link.c.cmodule import GCC_compiler
 
 from scanlib.backends.c.source import added, c_type
 from scanlib.ops.c_code import NODE_NAME as NODE
+from scanlib.ops.positions import has_positions
 
 if TYPE_CHECKING:
-    from scanlib.backends.c.channels import ChannelsPrinter, Target
+    from scanlib.backends.c.channels import ChannelsPrinter
+    from scanlib.ops.channels import Target
 
 
 @cache
@@ -47,19 +49,21 @@ def can_slice(printer: ChannelsPrinter) -> bool:
     """Whether slices of the channels are independent of one another."""
     if not printer.n_loops or printer.signature.has_stop or printer.scalars.can_fail:
         return False
-    return all(0 in target.kept or 0 in target.reduced for target in printer.targets)
+    if has_positions(printer.graph.outputs):
+        return False  # a step may raise
+    return all(0 in target.kept or 0 in target.reduced for target in printer.plan.targets)
 
 
 def can_merge(printer: ChannelsPrinter) -> bool:
     """Whether every array and every sum has both of the last two axes or none of them."""
     last = printer.layout.ndim - 1
-    if last < 1:
+    if last < 1 or has_positions(printer.graph.outputs):
         return False
     for _, _, axes, _ in printer.arrays():
         both = last - 1 in axes, last in axes
         if any(both) and not (all(both) and axes.index(last) == axes.index(last - 1) + 1):
             return False
-    return all((last in t.reduced) == (last - 1 in t.reduced) for t in printer.targets)
+    return all((last in t.reduced) == (last - 1 in t.reduced) for t in printer.plan.targets)
 
 
 def write_slices(printer: ChannelsPrinter) -> None:
@@ -119,13 +123,13 @@ def _write_threads(printer: ChannelsPrinter, merge: bool) -> None:
     line, block, axes = printer.source.line, printer.source.block, printer.axes_of_loops
     line("npy_intp channels = 0;")
     for number in (number for number, axis in enumerate(axes) if axis == 0):
-        target = next(t for t in printer.targets if printer.loops.get((id(t), 0)) == number)
+        target = next(t for t in printer.plan.targets if printer.loops.get((id(t), 0)) == number)
         inside = sorted({loop for (key, _), loop in printer.loops.items() if key == id(target)})
         line(f"channels += {' * '.join(f'data.size[{loop}]' for loop in inside)};")
     line("npy_intp slices = steps ? channels : 0;")
     line(f"slices = slices * steps / {config.scanlib__parallel_channels};")
     line(f"if (slices > {config.scanlib__threads}) slices = {config.scanlib__threads};")
-    sums = [target for target in printer.targets if 0 in target.reduced]
+    sums = [target for target in printer.plan.targets if 0 in target.reduced]
     with block("if (slices > 1)"):
         for target in sums:
             name, output = target.array, _output(printer, target)

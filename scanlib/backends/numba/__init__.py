@@ -1,7 +1,15 @@
 """The numba backend: loops inside numba mode, and the compiled loop that `perform` runs."""
 
-from scanlib.backends.numba import dispatch, initial, linear_scan, memory, one_row, padded_rows
+from scanlib.backends.numba import (
+    dispatch,
+    initial,
+    linear_scan,
+    memory,
+    one_row,
+    padded_rows,
+    segments,
+)
 
 memory.keep_freed_memory()
 
-__all__ = ["dispatch", "initial", "linear_scan", "memory", "one_row", "padded_rows"]
+__all__ = ["dispatch", "initial", "linear_scan", "memory", "one_row", "padded_rows", "segments"]

@@ -15,7 +15,7 @@ from numba.extending import intrinsic, overload
 
 
 @intrinsic
-def _assumed_contiguous(typingctx: Any, array: Any) -> Any:
+def assumed_contiguous(typingctx: Any, array: Any) -> Any:
     """Return the same array with the type of a contiguous one; the caller has checked it."""
     known = array.copy(layout="C")
 
@@ -47,7 +47,7 @@ def _contiguous(array):
             if array.shape[axis] > 1 and array.strides[axis] != expected:
                 return array.copy()
             expected *= array.shape[axis]
-        return _assumed_contiguous(array)
+        return assumed_contiguous(array)
 
     return checked
 
@@ -64,9 +64,48 @@ def _contiguous_rows(array, buffer):
 
     def checked(array, buffer):
         if array.size < 2 or array.strides[0] == array.itemsize:
-            return _assumed_contiguous(array)
+            return assumed_contiguous(array)
         for j in range(array.shape[0]):
             buffer[j] = array[j]
         return buffer[: array.shape[0]]
 
     return checked
+
+
+def contiguous_steps(array: Any) -> Any:
+    """Return an array whose rows are contiguous, one behind the other at any distance.
+
+    That is the array itself, with its own type, or a copy.
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@overload(contiguous_steps)
+def _contiguous_steps(array):
+    if array.layout == "C":
+        return lambda array: array
+
+    def checked(array):
+        expected = array.itemsize
+        for axis in range(array.ndim - 1, 0, -1):
+            if array.shape[axis] > 1 and array.strides[axis] != expected:
+                return _any_layout(array.copy())
+            expected *= array.shape[axis]
+        if array.strides[0] % array.itemsize != 0:
+            return _any_layout(array.copy())
+        return _any_layout(array)
+
+    return checked
+
+
+@intrinsic
+def _any_layout(typingctx: Any, array: Any) -> Any:
+    """Return the same array with the type of one that lies in memory in any way."""
+    known = array.copy(layout="A")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        from numba.core.imputils import impl_ret_borrowed
+
+        return impl_ret_borrowed(context, builder, known, arguments[0])
+
+    return known(array), codegen

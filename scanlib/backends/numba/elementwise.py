@@ -48,6 +48,8 @@ class Values(ScalarCode):
         # Results that may outlive the step: they need fresh memory every time. None while
         # there are no steps yet.
         self.escaping: set[Variable] | None = None
+        # Arrays that are the same at every step.
+        self.whole: set[str] = set()
 
     def bind_scalar(self, variable: Variable, name: str) -> None:
         self.values[variable] = Value(scalar=name)

@@ -24,9 +24,10 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.numba.body import constant_value
-from scanlib.backends.numba.elementwise import ElementwiseLoops, Value
+from scanlib.backends.numba.elementwise import Value
 from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vector_products import VectorProducts
 
 BLAS_DTYPES = {"float32", "float64", "complex64", "complex128"}
 
@@ -36,7 +37,7 @@ def is_zero_dim(type: Type) -> bool:
     return isinstance(type, ScalarType) or (isinstance(type, TensorType) and type.ndim == 0)
 
 
-class Emitter(ElementwiseLoops):
+class Emitter(VectorProducts):
     """Writes the statements that compute nodes, and knows how each variable is held."""
 
     def __init__(self, source: Source) -> None:
@@ -151,6 +152,8 @@ class Emitter(ElementwiseLoops):
     @_emit.register
     def _dot(self, op: Dot, node: Apply) -> None:
         """Write a matrix product into memory that is reused from step to step."""
+        if self.write_vector_product(node):
+            return
         out = node.outputs[0]
         dtypes = {variable.type.dtype for variable in [*node.inputs, out]}
         reusable = self.escaping is not None and out not in self.escaping

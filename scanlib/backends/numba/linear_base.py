@@ -19,13 +19,13 @@ class LinearBase:
     """The parts of a node by name, and where they lie in memory."""
 
     def __init__(self, op: LinearScan, node: Apply) -> None:
-        self.op = op
+        self.op, self.node = op, node
         self.source = Source()
         self.line, self.block = self.source.line, self.source.block
         parts = op.parts(node.inputs)
         names = op.parts([f"x{i}" for i in range(len(node.inputs))])
         self.arguments = [f"x{i}" for i in range(len(node.inputs))]
-        self.steps_name, self.matrix, self.offset, self.initial = names
+        self.steps_name, self.matrix, self.offset, self.initial, self.mask, self.right = names
         ndim = parts.initial.type.ndim
         self.batch = op.batch_rank(ndim)
         self.row_ndim = ndim - 1
@@ -58,6 +58,11 @@ class LinearBase:
         lead += self.ks if self.matrix_batched else []
         order = [i, j] if self.op.side == "left" else [j, i]
         return f"{self.matrix}[{', '.join([*lead, *order])}]"
+
+    def mask_item(self, i: str, j: str) -> str:
+        """Return whether the matrix, as it stands at the left of the state, has an item."""
+        order = [i, j] if self.op.side == "left" else [j, i]
+        return f"{self.mask}[{', '.join(order)}]"
 
     def over_matrices(self, stack: ExitStack) -> None:
         """Open loops over the batch of a fixed matrix, if it has one."""

@@ -40,17 +40,31 @@ class ProductsWriter(LinearBase):
     def write_matrix_steps(self, size: int) -> None:
         """Write all steps with a matrix for each."""
         turned, has_offset = self.op.side == "left", self.offset is not None
-        function = linear_vectors.matrix_steps(size, turned, has_offset)
-        identity = f"{linear_vectors.VERSION} steps {size} {turned} {has_offset}"
+        checked = self.mask is not None
+        function = linear_vectors.matrix_steps(size, turned, has_offset, checked)
+        identity = f"{linear_vectors.VERSION} steps {size} {turned} {has_offset} {checked}"
         name = self.source.function(function, identity, "steps_by")
         items = size * size
-        place = f"(steps - 1) * {items}, -{items}" if self.op.reverse else f"0, {items}"
         offset = self.offset or "h"
-        self.line(
-            f"{name}(h, {self.matrix}, {offset}, row, row_step, {place}, "
-            "offset_row, offset_step, steps)"
-        )
-        self.line("done = steps")
+        call = f"{name}(h, {self.matrix}, {offset}, row, row_step, "
+        call += "{}, offset_row, offset_step, {})"
+        if not checked:
+            place = f"(steps - 1) * {items}, -{items}" if self.op.reverse else f"0, {items}"
+            self.line(call.format(place, "steps"))
+            self.line("done = steps")
+            return
+        with self.block("while done < steps:"):
+            self.line(f"count = min({linear_vectors.BLOCK}, steps - done)")
+            first = "(steps - 1 - done)" if self.op.reverse else "done"
+            sign = "-" if self.op.reverse else ""
+            with self.block(f"if not {call.format(f'{first} * {items}, {sign}{items}', 'count')}:"):
+                self.write_masked_steps()
+            self.write_next_block()
+
+    def write_next_block(self) -> None:
+        self.line("done += count")
+        self.line("row += count * row_step")
+        self.line("offset_row += count * offset_step")
 
     def write_offset_place(self) -> None:
         """Write where the offset's rows are, counted in items."""
@@ -88,14 +102,55 @@ class ProductsWriter(LinearBase):
             line(f"count = min({block}, steps - done)")
             line(f"whole = count // {ahead} if count == {block} else 0")
             with self.block(f"if whole == 0 or not {functions[ahead]}{call.format('whole')}:"):
-                line(f"{functions[1]}{call.format('count')}")
-            line("done += count")
-            line("row += count * row_step")
-            line("offset_row += count * offset_step")
+                step_by_step = f"{functions[1]}{call.format('count')}"
+                if self.mask is None:
+                    line(step_by_step)
+                else:
+                    with self.block(f"if not {step_by_step}:"):
+                        self.write_masked_steps()
+            self.write_next_block()
+
+    # Masks
+
+    def write_places(self) -> None:
+        """Write where step `n` is, and the rows before and after it."""
+        op, line = self.op, self.line
+        line("t = steps - 1 - n" if op.reverse else "t = n")
+        if op.untraced:
+            line("before, after = n % 2, (n + 1) % 2")
+        else:
+            line("before, after = t + 1, t" if op.reverse else "before, after = t, t + 1")
+
+    def write_masked_steps(self) -> None:
+        """Write the steps of a block again, without the items that are missing."""
+        with self.block("for n in range(done, done + count):"):
+            self.write_places()
+            with ExitStack() as stack:
+                self.write_views(stack)
+                self.write_item_by_item(masked=True)
+
+    def write_check(self) -> None:
+        """Write what is done about a step whose results are not finite."""
+        with ExitStack() as stack:
+            self.write_views(stack)
+            self.line("check = number(0)")
+            with ExitStack() as inner:
+                names = ["i"] if self.op.vector else ["i", "j"]
+                for axis, name in enumerate(names):
+                    inner.enter_context(self.block(f"for {name} in range(new.shape[{axis}]):"))
+                self.line(f"check += new[{', '.join(names)}] * number(0)")
+            with self.block("if check != check:"):
+                self.write_item_by_item(masked=True)
 
     # One step
 
+    def write_both_sides_step(self) -> None:
+        raise NotImplementedError
+
     def write_product_step(self) -> None:
+        if self.op.side == "both":
+            self.write_both_sides_step()
+            return
         if self.dtype.kind == "c" or self.sums_along_rows():
             with ExitStack() as stack:
                 self.write_views(stack)
@@ -117,8 +172,17 @@ class ProductsWriter(LinearBase):
                 rows = f"{self.rows()}, matrix_at, d, d, d"
                 self.write_lines("m", "h, old_at", rows, "d")
 
-    def write_lines(self, count: str, factors: str, rows: str, width: str) -> None:
-        """Write the lines of a matrix, several at a time."""
+    def write_lines(
+        self,
+        count: str,
+        factors: str,
+        rows: str,
+        width: str,
+        terms: str = "d",
+        array: str = "h",
+        start: str = "new_at",
+    ) -> None:
+        """Write the lines of a matrix, several at a time; each has `terms` factors."""
         several = linear_combine.LINES
         for lines, places in (
             (several, f"0, {count} // {several} * {several}, {several}"),
@@ -126,7 +190,9 @@ class ProductsWriter(LinearBase):
         ):
             with self.block(f"for i in range({places}):"):
                 line = f"i * {width}"
-                self.write_combination(f"new_at + {line}", f"{factors} + i * d", rows, line, lines)
+                self.write_combination(
+                    f"{start} + {line}", f"{factors} + i * {terms}", rows, line, lines, array
+                )
 
     def rows(self) -> str:
         return "columns" if self.uses_columns() else self.matrix
@@ -136,18 +202,24 @@ class ProductsWriter(LinearBase):
         return self.op.vector and self.op.side == "left" and not self.fixed
 
     def write_combination(
-        self, target: str, factors: str, rows: str, add_at: str = "0", lines: int = 1
+        self,
+        target: str,
+        factors: str,
+        rows: str,
+        add_at: str = "0",
+        lines: int = 1,
+        array: str = "h",
     ) -> None:
-        """Write ``target = addend + Σ_j factors[j] rows[j]``."""
-        has_offset = self.offset is not None
+        """Write ``target = addend + Σ_j factors[j] rows[j]``; only the history has an addend."""
+        has_offset = self.offset is not None and array == "h"
         function = linear_combine.combine(lines, has_offset)
         name = self.source.function(
             function, f"{linear_combine.VERSION} combine {lines} {has_offset}", "combine"
         )
         addend = f"{self.offset}, add_at + {add_at}" if has_offset else "h, 0"
-        self.line(f"{name}(h, {target}, {factors}, {rows}, {addend})")
+        self.line(f"{name}({array}, {target}, {factors}, {rows}, {addend})")
 
-    def write_item_by_item(self) -> None:
+    def write_item_by_item(self, masked: bool = False) -> None:
         d, left = "d", self.op.side == "left"  # compilers do worse with sizes they know
         outer = [] if self.op.vector else ["c"]
         place = ["i", *outer] if left else [*outer, "i"]
@@ -157,7 +229,9 @@ class ProductsWriter(LinearBase):
             if outer:
                 stack.enter_context(self.block("for c in range(m):"))
             self.line("total = number(0)")
-            with self.block(f"for j in range({d}):"):
+            with self.block(f"for j in range({d}):"), ExitStack() as kept:
+                if masked:
+                    kept.enter_context(self.block(f"if {self.mask_item('i', 'j')}:"))
                 self.line(f"total += {self.matrix_item('i', 'j')} * old[{', '.join(inner)}]")
             index = ", ".join(place)
             self.line(f"new[{index}] = total + {self.added(index)}")

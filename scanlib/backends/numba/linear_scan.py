@@ -12,7 +12,12 @@ How one step is computed:
 * the log semiring with a fixed matrix works with ``exp(A - its row's maximum)``, computed once:
   a step takes `d` exponentials and logarithms, and a real product. A row whose sum comes near
   the smallest numbers is computed again term by term, so nothing underflows;
+* products from both sides of a small state keep its rows in vectors, other ones are two products
+  of matrices (`linear_both`);
 * all other products go term by term.
+
+Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
+are computed again without these items.
 
 Nothing is allocated while the steps run. Compilers may regroup sums, so results agree with those
 of the plain loop up to rounding; they are the same at every run.
@@ -34,16 +39,16 @@ from pytensor.link.numba.dispatch.basic import (
 )
 
 from scanlib.backends.numba import linear_combine, linear_vectors
-from scanlib.backends.numba.linear_products import ProductsWriter
+from scanlib.backends.numba.linear_both import BothSidesWriter
 from scanlib.backends.numba.linear_terms import TermsWriter
 from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-5"
+VERSION = "scanlib-linear-6"
 
 
-class LinearWriter(ProductsWriter, TermsWriter):
+class LinearWriter(BothSidesWriter, TermsWriter):
     """Writes the function of one `LinearScan` node."""
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
@@ -52,6 +57,8 @@ class LinearWriter(ProductsWriter, TermsWriter):
         self.write_storage()
         if self.by_vectors():
             self.write_by_vectors()
+        if self.op.side == "both":
+            self.write_small_products()
         if not self.by_vectors() or self.size is None:
             with self.block("for n in range(done, steps):"):
                 self.write_step()
@@ -75,6 +82,8 @@ class LinearWriter(ProductsWriter, TermsWriter):
         timed = [(self.offset, linear_loop.OFFSET_ROWS)] if op.has_offset else []
         if not self.fixed:
             timed.append((self.matrix, linear_loop.MATRIX_ROWS))
+        if not self.fixed and self.right is not None:
+            timed.append((self.right, linear_loop.MATRIX_ROWS))
         for name, text in timed:
             rows = f"{name}.shape[0]"
             self.refuse(f"{rows} != steps", "SequenceLengthError", text, rows, "steps")
@@ -103,6 +112,10 @@ class LinearWriter(ProductsWriter, TermsWriter):
                 (f"{self.matrix}.shape[{first + axis}]", f"{self.initial}.shape[{1 + axis}]")
                 for axis in range(self.batch)
             ]
+        if self.right is not None:
+            pairs += [(f"{self.right}.shape[{axis}]", "m") for axis in (last - 2, last - 1)]
+        if self.mask is not None:
+            pairs += [(f"{self.mask}.shape[{axis}]", "d") for axis in range(2)]
         if self.offset is not None:
             pairs += [
                 (f"{self.offset}.shape[{axis}]", f"{self.initial}.shape[{axis}]")
@@ -124,6 +137,10 @@ class LinearWriter(ProductsWriter, TermsWriter):
                 self.offset = "add_rows"
             line(f"matrices = contiguous({self.matrix})")
             self.matrix = "matrices"
+            if self.right is not None:
+                line(f"rights = contiguous({self.right})")
+                line("half = np.empty(d * m, number)")
+                self.right = "rights"
             batch = " * ".join(f"h.shape[{1 + axis}]" for axis in range(self.batch))
             line(f"batches, cells = {batch or '1'}, {'d' if self.op.vector else 'd * m'}")
         if self.uses_columns():
@@ -143,14 +160,11 @@ class LinearWriter(ProductsWriter, TermsWriter):
     # One step
 
     def write_step(self) -> None:
-        op, line = self.op, self.line
-        line("t = steps - 1 - n" if op.reverse else "t = n")
-        if op.untraced:
-            line("before, after = n % 2, (n + 1) % 2")
-        else:
-            line("before, after = t + 1, t" if op.reverse else "before, after = t, t + 1")
-        if op.semiring == "real":
+        self.write_places()
+        if self.op.semiring == "real":
             self.write_product_step()
+            if self.mask is not None:
+                self.write_check()
         else:
             self.write_terms_step()
 

@@ -203,19 +203,23 @@ def _write_steps(
 
 
 @cache
-def matrix_steps(size: int, turned: bool, has_offset: bool) -> Callable[..., Any]:
+def matrix_steps(
+    size: int, turned: bool, has_offset: bool, checked: bool = False
+) -> Callable[..., Any]:
     """Return the function that takes `n` steps, each with a matrix of its own.
 
     The rows of a matrix are the columns of the product, unless `turned`. The arguments are the
     history, the matrices, the offset, then positions in items and distances: of the row before
-    the first step, of the matrix, and of the row of the offset; and `n`.
+    the first step, of the matrix, and of the row of the offset; and `n`. With `checked` it returns
+    whether all states are finite.
     """
 
     @intrinsic
     def steps(
         context, history, matrices, offset, row, row_step, place, place_step, add, add_step, n
     ):
-        signature = types.void(
+        result = types.boolean if checked else types.void
+        signature = result(
             history, matrices, offset, row, row_step, place, place_step, add, add_step, n
         )
 
@@ -228,8 +232,8 @@ def matrix_steps(size: int, turned: bool, has_offset: bool) -> Callable[..., Any
                 context.make_array(signature.args[i])(context, builder, arguments[i]).data
                 for i in range(3)
             ]
-            _write_matrix_steps(writer, data, arguments[3:], turned, has_offset)
-            return context.get_dummy_value()
+            check = _write_matrix_steps(writer, data, arguments[3:], turned, has_offset, checked)
+            return writer.all_ordered(check) if checked else context.get_dummy_value()
 
         return signature, codegen
 
@@ -237,14 +241,21 @@ def matrix_steps(size: int, turned: bool, has_offset: bool) -> Callable[..., Any
 
 
 def _write_matrix_steps(
-    writer: VectorWriter, data: list[Any], places: Any, turned: bool, has_offset: bool
-) -> None:
+    writer: VectorWriter,
+    data: list[Any],
+    places: Any,
+    turned: bool,
+    has_offset: bool,
+    checked: bool,
+) -> Any:
     history, matrices, offset = data
     builder, size = writer.builder, writer.size
     state = cgutils.alloca_once_value(builder, writer.load(history, places[0]))
     row, matrix, add = (cgutils.alloca_once_value(builder, places[k]) for k in (0, 2, 4))
+    zero = ir.Constant(writer.type, [0.0] * size)
+    check = cgutils.alloca_once_value(builder, zero)
     with cgutils.for_range(builder, places[6]):
-        start = ir.Constant(writer.type, [0.0] * size)
+        start = zero
         if has_offset:
             start = writer.load(offset, builder.load(add))
             builder.store(builder.add(builder.load(add), places[5]), add)
@@ -260,3 +271,6 @@ def _write_matrix_steps(
         builder.store(builder.add(builder.load(row), places[1]), row)
         writer.store(new, history, builder.load(row))
         builder.store(new, state)
+        if checked:
+            builder.store(writer.fma(new, zero, builder.load(check)), check)
+    return builder.load(check)

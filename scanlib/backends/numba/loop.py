@@ -38,6 +38,7 @@ class LoopWriter:
     """Writes the function of one loop."""
 
     version = VERSION
+    first_capacity = FIRST_CAPACITY
 
     def __init__(self, op: Scan) -> None:
         self.start(op)
@@ -130,6 +131,7 @@ class LoopWriter:
                 self.emitter.bind_scalar(variable, f"w{i}")
             else:
                 self.emitter.bind_array(variable, name)
+                self.emitter.whole.add(name)
         for i, name in enumerate(self.outer.carries):
             if is_zero_dim(self.inner.carries[i].type):
                 line(f"c{i} = as_scalar({name})")
@@ -390,4 +392,6 @@ class LoopWriter:
 
 def write_loop(op: Scan) -> tuple[Callable[..., Any], str | None]:
     """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    return LoopWriter(op).write()
+    from scanlib.backends.numba.array_loop import ArrayLoopWriter
+
+    return ArrayLoopWriter(op).write()

@@ -45,8 +45,10 @@ class Source:
         self._prelude = (len(self.lines), self._indent)
 
     def before_loop(self, text: str) -> None:
-        """Add a line at the marked place."""
-        assert self._prelude is not None
+        """Add a line at the marked place, or here as long as none is marked."""
+        if self._prelude is None:
+            self.line(text)
+            return
         position, indent = self._prelude
         self.lines.insert(position, "    " * indent + text)
         self._prelude = (position + 1, indent)

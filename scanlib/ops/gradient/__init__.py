@@ -18,8 +18,9 @@ and carries that a derivative needs are stored by running the same loop with mor
 merging makes the two forward loops one.
 """
 
+from scanlib.ops.gradient.checkpoints import checkpointed_pullback
 from scanlib.ops.gradient.connection import connection_pattern
 from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.gradient.pushforward import pushforward
 
-__all__ = ["connection_pattern", "pullback", "pushforward"]
+__all__ = ["checkpointed_pullback", "connection_pattern", "pullback", "pushforward"]

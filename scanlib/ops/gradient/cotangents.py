@@ -8,9 +8,13 @@ row alone is the backward loop's initial value, with no sequence at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytensor.gradient as pg
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
 from pytensor.tensor.basic import Alloc
@@ -25,12 +29,14 @@ class HistoryCotangent:
     """The sum of four parts, each None where it is zero.
 
     `rows` belongs to the T rows that the loop wrote, `last` to the last of them (the initial
-    row next to it if there are no steps), `initial` to the K initial rows.
+    row next to it if there are no steps), `ends` to the last K rows of the history, `initial` to
+    the K initial rows.
     """
 
     rows: Variable | None = None
     initial: Variable | None = None
     last: Variable | None = None
+    ends: Variable | None = None
 
     def add(self, part: str, value: Variable) -> None:
         known = getattr(self, part)
@@ -40,7 +46,7 @@ class HistoryCotangent:
 def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCotangent:
     """Take the cotangent of a history apart."""
     result = HistoryCotangent()
-    for term in _terms(cotangent):
+    for term in terms_of(cotangent):
         placed = None if reverse else _placed_in_zeros(term)
         if placed is None:
             if reverse:
@@ -52,7 +58,7 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
             continue
         value, index = placed
         if index == depth:
-            for inner in _terms(value):
+            for inner in terms_of(value):
                 inside = _placed_in_zeros(inner)
                 if inside is not None and inside[1] == -1:
                     result.add("last", inside[0])
@@ -60,13 +66,42 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
                     result.add("rows", inner)
         elif index == -1:
             result.add("last", value)
+        elif isinstance(index, slice) and index.start == -depth:
+            result.add("ends", value)
         else:
             result.add("rows", term[depth:])
             result.add("initial", term[:depth])
     return result
 
 
-def _terms(variable: Variable) -> list[Variable]:
+def total_of(parts: Sequence[Variable | None]) -> Variable | None:
+    """Return the sum of cotangents, the undefined one if there is any, None if there is none."""
+    present = [
+        part for part in parts if part is not None and not isinstance(part.type, DisconnectedType)
+    ]
+    undefined = [part for part in present if isinstance(part.type, NullType)]
+    if undefined or not present:
+        return undefined[0] if undefined else None
+    total = present[0]
+    for part in present[1:]:
+        total = total + part
+    return total
+
+
+def placed_history(like: Variable, parts: HistoryCotangent, depth: int) -> Variable:
+    """Return the cotangent of a history: of the rows its steps wrote, and of the last rows."""
+    zeros = pt.zeros_like(like)
+    placed = [
+        None if parts.rows is None else pt.set_subtensor(zeros[depth:], parts.rows),
+        None if parts.last is None else pt.set_subtensor(zeros[-1], parts.last),
+        None if parts.ends is None else pt.set_subtensor(zeros[-depth:], parts.ends),
+    ]
+    total = total_of(placed)
+    return pg.disconnected_type() if total is None else total
+
+
+def terms_of(variable: Variable) -> list[Variable]:
+    """Return the terms of a sum."""
     node = variable.owner
     if (
         node is not None
@@ -74,15 +109,16 @@ def _terms(variable: Variable) -> list[Variable]:
         and isinstance(node.op.scalar_op, Add)
         and all(inp.type.broadcastable == variable.type.broadcastable for inp in node.inputs)
     ):
-        return [term for inp in node.inputs for term in _terms(inp)]
+        return [term for inp in node.inputs for term in terms_of(inp)]
     return [variable]
 
 
-def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
-    """Read ``zeros[start:] = value`` (returns value, start) and ``zeros[-1] = value``
-    (returns value, -1); the index is None for other places, the result for other graphs."""
+def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None] | None:
+    """Read ``zeros[start:] = value`` (returns value, start), ``zeros[-k:] = value`` (returns
+    value, a slice) and ``zeros[-1] = value`` (returns value, -1); the index is None for other
+    places, the result for other graphs."""
     node = variable.owner
-    if node is None or not isinstance(node.op, IncSubtensor) or not _is_zeros(node.inputs[0]):
+    if node is None or not isinstance(node.op, IncSubtensor) or not is_zeros(node.inputs[0]):
         return None
     indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
     value = node.inputs[1]
@@ -93,11 +129,14 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
         if index.stop is not None or index.step is not None:
             return value, None
         start = constant_index(index.start)
-        if start is None or start < 1 or value.type.ndim != variable.type.ndim:
+        if start is None or not start or value.type.ndim != variable.type.ndim:
             return value, None
         if value.type.broadcastable[1:] != variable.type.broadcastable[1:]:
             return value, None
-        return value, start
+        # One row in place of several would be repeated.
+        if start < -1 and value.type.broadcastable[0]:
+            return value, None
+        return value, start if start > 0 else slice(start, None)
     if constant_index(index) == -1 and value.type.ndim == variable.type.ndim - 1:
         if value.type.broadcastable != variable.type.broadcastable[1:]:
             return value, None
@@ -105,7 +144,8 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | None] | None:
     return value, None
 
 
-def _is_zeros(variable: Variable) -> bool:
+def is_zeros(variable: Variable) -> bool:
+    """Whether an array holds zeros alone."""
     if isinstance(variable, Constant):
         data = np.asarray(variable.data)
         return data.size > 0 and not data.any()

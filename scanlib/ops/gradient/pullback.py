@@ -33,13 +33,24 @@ def pullback(
     cotangents: Sequence[Variable],
 ) -> list[Variable]:
     """Return the cotangents of a loop's inputs; see `pytensor.graph.op.Op.pullback`."""
+    results = Results(*op.signature.split_outputs(outputs), outputs[0].owner)
+    return pull_back(op, inputs, results, cotangents)
+
+
+def pull_back(
+    op: Scan,
+    inputs: Sequence[Variable],
+    results: Results,
+    cotangents: Sequence[Variable],
+) -> list[Variable]:
+    """Return the cotangents of a loop's inputs, reading forward values in `results`."""
     loop = Loop.from_op(op, list(inputs))
     given = op.signature.split_outputs(cotangents)
-    results = Results(*op.signature.split_outputs(outputs), outputs[0].owner)
     step = StepPullback(loop)
     step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in given))
     step.differentiate()
-    step.read_stored_results()
+    if not op.recompute:
+        step.read_stored_results()
     forward = ForwardValues(loop, results)
     _store_what_is_missing(forward, step)
     backward = _Backward(forward, step, given)
@@ -89,7 +100,7 @@ class _Backward:
     def build(self) -> None:
         source = self.forward.loop
         name = f"{source.name}_gradient" if source.name else "gradient"
-        self.loop = Loop(reverse=not source.reverse, name=name)
+        self.loop = Loop(reverse=not source.reverse, name=name, recompute=source.recompute)
         for i, state in enumerate(source.states):
             if is_usable(self.given.histories[i]):
                 cotangent = as_dtype(self.given.histories[i], state.initial)
@@ -134,6 +145,9 @@ class _Backward:
             zero = pt.zeros_like(state.initial[0])
             first = zero if entering.last is None else entering.last
             starts = [first] + [zero] * (state.depth - 1)
+            if entering.ends is not None:
+                ends = [entering.ends[state.depth - j] for j in range(1, state.depth + 1)]
+                starts = [a if b is zero else a + b for a, b in zip(ends, starts, strict=True)]
             self.owed[i] = [len(self.loop.carries) + j for j in range(state.depth)]
             added = [self.add_carry(start, total) for start in starts]
             value = added[0].value
@@ -226,8 +240,32 @@ class _Backward:
         self.loop.sequences = [part for part in self.loop.sequences if part.row in read]
 
 
-def _is_null(variable: Variable) -> bool:
+def is_null(variable: Variable) -> bool:
+    """Whether a cotangent is undefined."""
     return isinstance(variable.type, NullType)
+
+
+def finish(
+    outer: Variable, value: Variable | None, undefined: Variable | None, reaches: bool
+) -> Variable:
+    """Return the cotangent of an input, given what was found for it."""
+    if not reaches or not (is_tensor(outer) or value is not None):
+        return pg.disconnected_type()
+    if undefined is not None and is_differentiable(outer):
+        return undefined
+    if value is not None:
+        return value
+    dtype = outer.type.dtype if is_differentiable(outer) else config.floatX
+    return pt.zeros_like(outer, dtype=dtype)
+
+
+def reachable(op: Scan, given: OuterOutputs) -> list[bool]:
+    """Return, for each input, whether it reaches an output whose cotangent is connected."""
+    connected = [is_connected(g) for group in given for g in group]
+    return [
+        any(reaches and live for reaches, live in zip(row, connected, strict=True))
+        for row in connection_pattern(op)
+    ]
 
 
 @dataclass
@@ -247,28 +285,9 @@ class _Collector:
         found += [self.carry(self.backward.carries.get(i)) for i in range(len(groups.carries))]
         found += [self.carry(self.backward.sums.get(i)) for i in range(len(groups.non_sequences))]
         undefined = self.undefined()
-        rows = zip(self.inputs, found, undefined, self.reachable(), strict=True)
-        return [self.finish(*row) for row in rows]
-
-    def finish(
-        self, outer: Variable, value: Variable | None, undefined: Variable | None, reaches: bool
-    ) -> Variable:
-        if not reaches or not (is_tensor(outer) or value is not None):
-            return pg.disconnected_type()
-        if undefined is not None and is_differentiable(outer):
-            return undefined
-        if value is not None:
-            return value
-        dtype = outer.type.dtype if is_differentiable(outer) else config.floatX
-        return pt.zeros_like(outer, dtype=dtype)
-
-    def reachable(self) -> list[bool]:
-        """Return, for each input, whether it reaches an output whose cotangent is connected."""
-        connected = [is_connected(g) for group in self.given for g in group]
-        return [
-            any(reaches and live for reaches, live in zip(row, connected, strict=True))
-            for row in connection_pattern(self.op)
-        ]
+        reached = reachable(self.op, self.given)
+        rows = zip(self.inputs, found, undefined, reached, strict=True)
+        return [finish(*row) for row in rows]
 
     def undefined(self) -> list[Variable | None]:
         """Return, for each input, the undefined gradient it gets, if it does.
@@ -280,9 +299,9 @@ class _Collector:
 
         def null(*inner: Variable) -> Variable | None:
             values = (results.get(variable) for variable in inner)
-            return next((v for v in values if v is not None and _is_null(v)), None)
+            return next((v for v in values if v is not None and is_null(v)), None)
 
-        entering = [g for group in self.given for g in group if _is_null(g)]
+        entering = [g for group in self.given for g in group if is_null(g)]
         recurrent = [null(*state.taps.values()) for state in loop.states]
         recurrent += [null(carry.value) for carry in loop.carries]
         spread = next((v for v in [*entering, *recurrent] if v is not None), None)

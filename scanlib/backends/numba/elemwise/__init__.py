@@ -1,8 +1,9 @@
 """Numba code of `ElemwiseScan`.
 
-`nest` walks time outside and channels inside; `block` works on blocks of steps of one channel,
-with the kernels of `steps`, `lanes`, `logs` and `lookahead`. A loop of one channel that belongs
-to no recurrence family is written as any other loop: its states are local variables already.
+`nest` walks time outside and channels inside; `block` works on blocks of steps of one channel after
+the other, with the kernels of `steps`, `lanes`, `logs` and `lookahead`. A loop of one channel that
+belongs to no recurrence family is written as any other loop: its states are local variables
+already. `apart` chooses.
 """
 
 from __future__ import annotations
@@ -10,20 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scanlib.backends.numba.elemwise.block import BlockWriter
-from scanlib.backends.numba.elemwise.nest import NestWriter
-from scanlib.backends.numba.loop import LoopWriter
-from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.backends.numba.elemwise.apart import ScheduleWriter
+from scanlib.ops.elemwise_scan import ElemwiseScan
 
 
 def write_elemwise(op: ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
     """Return the Python source function of an elementwise loop and its key."""
-    return writer_for(op).write()
-
-
-def writer_for(op: ElemwiseScan) -> LoopWriter:
-    """Return what writes an elementwise loop: the schedule that fits it."""
-    chosen = schedule(op)
-    if chosen == "channels":
-        return NestWriter(op)
-    return BlockWriter(op) if chosen == "blocks" else LoopWriter(op.scan)
+    return ScheduleWriter(op).write()

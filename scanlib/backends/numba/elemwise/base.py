@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.numba.loop import LoopWriter
+from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.messages import Messages
+from scanlib.ops.positions import PositionalOp
 
 
 class ElemwiseWriter(LoopWriter):
     """Writes the function of one elementwise loop."""
 
-    version = "scanlib-elemwise-3"
+    version = "scanlib-elemwise-6"
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.start(op.scan)
@@ -29,6 +31,8 @@ class ElemwiseWriter(LoopWriter):
         self.in_registers = [False] * self.signature.n_states
         self.messages = Messages(op.signature, op.scan.labels, op.scan.name)
         self.parts = self._input_parts()
+        self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
+        self.sizes: dict[tuple[int, int], str] = {}  # of a target and an axis
 
     def escaping_values(self) -> set[Variable]:
         return set()
@@ -41,6 +45,30 @@ class ElemwiseWriter(LoopWriter):
         for i, variable in enumerate(self.inner.non_sequences):
             parts[variable] = (self.outer.non_sequences[i], self.layout.non_sequences[i])
         return parts
+
+    # Sizes
+
+    def write_sizes(self, targets: Sequence[Target], level: int) -> None:
+        """Write the lengths of all loops over channels, and the checks that inputs agree."""
+        for group in self.plan.groups(targets, level):
+            name = self.source.name("size")
+            places = self.plan.group_places(group, level)
+            sizes = [f"{place.array}.shape[{place.along(level)}]" for place in places]
+            self.source.line(f"{name} = {sizes[0] if sizes else 1}")
+            for place, text in list(zip(places, sizes, strict=True))[1:]:
+                self.check_size(place, level, text, name)
+            self.sizes.update({(id(target), level): name for target in group})
+            self.write_sizes(group, level + 1)
+
+    def check_size(self, place: Place, level: int, text: str, size: str) -> None:
+        """Write the check that an array has as many channels as the others."""
+        with self.source.block(f"if steps > 0 and {text} != {size}:"):
+            if place.owned is None:
+                message = "Incompatible Elemwise input shapes inside a scan"
+                self.source.line(f"raise ValueError('{message}')")
+            else:
+                message = self.messages.state_shape(place.owned, place.axes.index(level))
+                self.raise_error("StepShapeError", message, "np.int64(0)", text, size)
 
     # Names of items
 
@@ -58,6 +86,10 @@ class ElemwiseWriter(LoopWriter):
         yield
         self.emitter.values = values
 
+    def write_positional(self, node: Apply) -> None:
+        """Write an operation that reads rows at computed places."""
+        raise NotImplementedError(f"{node.op} is not written by this schedule")
+
     def load(self, variable: Variable, indices: list[str], *lead: str) -> None:
         """Write the read of a row's or a non-sequence's item."""
         array, axes = self.parts[variable]
@@ -69,7 +101,11 @@ class ElemwiseWriter(LoopWriter):
         """Write the statements that compute `outputs` from what is bound."""
         bound = [variable for variable in self.emitter.values if not isinstance(variable, Constant)]
         for node in toposort(outputs, blockers=bound):
-            if not all(out in self.emitter.values for out in node.outputs):
+            if all(out in self.emitter.values for out in node.outputs):
+                continue
+            if isinstance(node.op, PositionalOp):
+                self.write_positional(node)
+            else:
                 results = self.emitter._scalar_op(
                     node.op, node, [self.emitter.scalar(inp) for inp in node.inputs]
                 )

@@ -1,6 +1,7 @@
 """Blocks of steps of one channel: elements, scan, map.
 
-A loop without channels whose parts all belong to recurrence families is run in blocks of steps:
+A loop of one channel, or of a few, whose parts all belong to recurrence families is run in blocks
+of steps. The channels of a block take turns:
 
 1. the elements of a recurrence are computed for all steps of the block: a loop without
    recurrence, which compilers vectorize;
@@ -15,6 +16,7 @@ returns is stored for all steps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
@@ -27,28 +29,40 @@ from scanlib.ops.elemwise_scan import Recurrence
 
 
 class BlockWriter(BlockStorage):
-    """Writes an elementwise loop of one channel in blocks of steps."""
+    """Writes an elementwise loop of one channel, or of a few, in blocks of steps."""
 
     def write(self) -> tuple[Callable, str | None]:
         self.write_checks()
         self.write_storage()
         line = self.source.line
+        if not self.indices:
+            self.write_constants()
         line("i = 0")
         with self.source.block("while i < steps:"):
             line(f"n = min({self.block}, steps - i)")
             line("low = steps - i - n" if self.reverse else "low = i")
-            line("safe = True")
-            self.write_views()
-            for number, recurrence in enumerate(self.lowered.recurrences):
-                self.write_recurrence(number, recurrence)
-            with self.source.block("if not safe:"):
-                self.write_sequential()
-            self.write_map()
-            if not self.reverse:
-                self.move_on()
+            with ExitStack() as stack:
+                target = self.plan.targets[0]
+                for axis, index in enumerate(self.indices):
+                    size = self.sizes[id(target), axis]
+                    stack.enter_context(self.source.block(f"for {index} in range({size}):"))
+                if self.indices:
+                    self.write_constants()
+                self.write_block()
             line("i += n")
         self.write_return()
         return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def write_block(self) -> None:
+        """Write one block of one channel."""
+        self.source.line("safe = True")
+        self.write_views()
+        for number, recurrence in enumerate(self.lowered.recurrences):
+            self.write_recurrence(number, recurrence)
+        with self.source.block("if not safe:"):
+            self.write_sequential()
+        self.write_map()
+        self.move_on()
 
     def write_rows(self, variables: list[Variable], copies: dict[Variable, Variable]) -> None:
         """Write the reads of rows and past values at step `j` of the block.
@@ -253,13 +267,10 @@ class BlockWriter(BlockStorage):
             self.write_rows(self.needed(values, set(known)), {v: v for v in self.graph.inputs})
             self.emit(values)
             for i in traced:
-                row = "low + j" if self.reverse else f"low + j + {self.signature.depths[i]}"
-                place = self.item(f"h{i}", self.layout.states[i], [], row)
-                line(f"{place} = {self.value(i, 0)}")
+                line(f"S{i}[j] = {self.value(i, 0)}")
             for i in sums:
                 dtype = self.emitter._dtype(self.result.carries[i])
-                line(f"c{i} = {dtype}(c{i} + {self.emitter.scalar(self.result.carries[i])})")
+                total = f"t{i}" if self.layout.carries[i] else f"c{i}"
+                line(f"{total} = {dtype}({total} + {self.emitter.scalar(self.result.carries[i])})")
             for i, value in enumerate(self.result.outputs):
-                axes = self.layout.outputs[i]
-                place = self.item(f"z{i}", axes, [], "low + j") if axes else f"Z{i}[j]"
-                line(f"{place} = {self.emitter.scalar(value)}")
+                line(f"Z{i}[j] = {self.emitter.scalar(value)}")

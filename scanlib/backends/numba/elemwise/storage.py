@@ -1,7 +1,9 @@
 """Where a loop that runs in blocks keeps what: histories, buffers of one block, views.
 
-A traced state is scanned where its history is stored; other parts have a buffer of one block with
-the values before it in front (behind, where the loop walks backwards).
+A traced state of one channel is scanned where its history is stored; other parts have a buffer of
+one block with the values before it in front (behind, where the loop walks backwards). Between
+blocks, the values before the next one are in the history, or in the array that is the part's
+result: so the blocks of several channels can take turns.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ REALS = {"float32", "float64"}
 
 
 class BlockStorage(ElemwiseWriter):
-    """Writes the storage of an elementwise loop of one channel, and what is read from it."""
+    """Writes the storage of an elementwise loop that runs in blocks, and what is read from it."""
 
     def __init__(self, op: ElemwiseScan) -> None:
         super().__init__(op)
@@ -39,6 +41,7 @@ class BlockStorage(ElemwiseWriter):
         self.depths = {part: self.signature.depths[part] if part < n else 1 for part in recurrent}
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
+        self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
         self.source.object("contiguous_rows", contiguous_rows)
 
     def is_direct(self, part: int) -> bool:
@@ -49,27 +52,21 @@ class BlockStorage(ElemwiseWriter):
     def write_storage(self) -> None:
         line, n = self.source.line, self.signature.n_states
         line("capacity = steps")
+        self.write_sizes(self.plan.targets, 0)
         for i in range(n):
             self.write_state_storage(i)
         for i, carry in enumerate(self.inner.carries):
-            outer, axes = self.outer.carries[i], self.layout.carries[i]
             dtype = self.emitter._dtype(carry)
-            item = self.item(outer, axes, []) if axes else f"as_scalar({outer})"
             if n + i in self.depths:
                 line(f"B{n + i} = np.empty({self.block + 1}, {dtype})")
-                line(f"B{n + i}[0] = {item}")
-            else:
-                line(f"c{i} = {item}")
-        for i, (out, axes) in enumerate(zip(self.result.outputs, self.layout.outputs, strict=True)):
-            sizes = ", ".join(["steps", *("1" for _ in axes)])
-            line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(out)})")
-            line(f"advise(z{i})")
-        for variable in self.inner.non_sequences:
-            array, axes = self.parts[variable]
-            name = self.source.name("w")
-            item = self.item(array, axes, []) if axes else f"as_scalar({array})"
-            line(f"{name} = {item}")
-            self.emitter.bind_scalar(variable, name)
+            outer, axes = self.outer.carries[i], self.layout.carries[i]
+            line(f"c{i} = numba_deepcopy({outer})" if axes else f"c{i} = as_scalar({outer})")
+        for target in self.plan.targets:
+            if target.kind == "output":
+                row = ["1" if a is None else self.sizes[id(target), a] for a in target.axes]
+                dtype = self.emitter._dtype(target.value)
+                line(f"{target.array} = np.empty(({', '.join(['steps', *row])},), {dtype})")
+                line(f"advise({target.array})")
         for i, row in enumerate(self.inner.rows):
             line(f"R{i} = np.empty({self.block}, {self.emitter._dtype(row)})")
         for number, recurrence in enumerate(self.lowered.recurrences):
@@ -78,35 +75,47 @@ class BlockStorage(ElemwiseWriter):
     def write_state_storage(self, i: int) -> None:
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
         dtype, axes = self.emitter._dtype(self.inner.taps[i][0]), self.layout.states[i]
-        item = self.item(initial, axes, [], "j")
         if not self.is_direct(i):
             line(f"B{i} = np.empty({self.block + depth}, {dtype})")
-            with self.source.block(f"for j in range({depth}):"):
-                line(f"B{i}[j] = {item}")
-        if not self.signature.untraced[i]:
-            line(f"h{i} = np.empty((steps + {depth},) + {initial}.shape[1:], {dtype})")
-            line(f"advise(h{i})")
+        if self.signature.untraced[i]:
+            line(f"h{i} = numba_deepcopy({initial})")
+            return
+        line(f"h{i} = np.empty((steps + {depth},) + {initial}.shape[1:], {dtype})")
+        line(f"advise(h{i})")
+        with self.source.block(f"for j in range({depth}):"):
             row = "steps + j" if self.reverse else "j"
-            with self.source.block(f"for j in range({depth}):"):
-                line(f"{self.item(f'h{i}', axes, [], row)} = {item}")
+            self.copy_array(f"h{i}", (row,), initial, ("j",), len(axes))
 
     def write_buffers(self, number: int, recurrence: Recurrence) -> None:
-        """Compute elements that are the same at every step; make buffers for the others."""
+        """Make buffers for the elements that differ from step to step."""
         graph = thaw_graph(recurrence.elements)
         whole = set(graph.inputs[len(graph.inputs) - self.signature.n_non_sequences :])
-        with self.scope():
-            self.bind_same(graph.inputs)
-            for k, out in enumerate(graph.outputs):
-                inputs = {v for v in ancestors([out]) if v.owner is None}
-                varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
-                name, dtype = f"E{number}_{k}", self.emitter._dtype(out)
-                if not varying:
-                    self.emit([out])
-                    name = f"e{number}_{k}"
-                    self.source.line(f"{name} = {dtype}({self.emitter.scalar(out)})")
-                elif out not in graph.inputs:
-                    self.source.line(f"{name} = np.empty({self.block}, {dtype})")
-                self.elements[number, k] = name
+        for k, out in enumerate(graph.outputs):
+            inputs = {v for v in ancestors([out]) if v.owner is None}
+            varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
+            if varying and out not in graph.inputs:
+                dtype = self.emitter._dtype(out)
+                self.source.line(f"E{number}_{k} = np.empty({self.block}, {dtype})")
+            self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
+
+    def write_constants(self) -> None:
+        """Read what a channel keeps for all steps, and compute its elements that never change."""
+        for variable in self.inner.non_sequences:
+            array, axes = self.parts[variable]
+            name = self.source.name("w")
+            item = self.item(array, axes, self.indices) if axes else f"as_scalar({array})"
+            self.source.line(f"{name} = {item}")
+            self.emitter.bind_scalar(variable, name)
+        for number, recurrence in enumerate(self.lowered.recurrences):
+            graph = thaw_graph(recurrence.elements)
+            with self.scope():
+                self.bind_same(graph.inputs)
+                for k, out in enumerate(graph.outputs):
+                    name = self.elements[number, k]
+                    if name[0] == "e":
+                        self.emit([out])
+                        dtype = self.emitter._dtype(out)
+                        self.source.line(f"{name} = {dtype}({self.emitter.scalar(out)})")
 
     def bind_same(self, inputs: list[Variable]) -> None:
         """Bind the non-sequences of a copy of the body's inputs."""
@@ -118,25 +127,38 @@ class BlockStorage(ElemwiseWriter):
         """Write the parts of rows, histories and outputs that belong to the block."""
         line = self.source.line
         for i, axes in enumerate(self.layout.sequences):
-            name = self.outer.sequences[i]
-            if axes:
-                with self.source.block("for j in range(n):"):
-                    line(f"R{i}[j] = {self.item(name, axes, [], 'low + j')}")
-                line(f"X{i} = R{i}")
-            else:
-                line(f"X{i} = contiguous_rows({name}[low:low + n], R{i})")
+            rows = self.item(self.outer.sequences[i], axes, self.indices, "low:low + n")
+            line(f"X{i} = contiguous_rows({rows}, R{i})")
         for part, depth in self.depths.items():
             if self.is_direct(part):
                 line(f"H{part} = h{part}[low:low + n + {depth}]")
                 continue
             line(f"H{part} = B{part}")
-            if self.reverse:
-                # The newest rows of the block before come first; they move behind this block.
-                with self.source.block(f"for j in range({depth}):"):
-                    line(f"B{part}[n + {depth - 1} - j] = B{part}[{depth - 1} - j]")
+            with self.source.block(f"for j in range({depth}):"):
+                item = self.kept(part, "low + n + j" if self.reverse else "low + j")
+                line(f"B{part}[{'n + j' if self.reverse else 'j'}] = {item}")
         for i, axes in enumerate(self.layout.outputs):
-            if not axes:
-                line(f"Z{i} = z{i}[low:low + n]")
+            line(f"Z{i} = {self.item(f'z{i}', axes, self.indices, 'low:low + n')}")
+        for i, axes in enumerate(self.layout.states):
+            if not self.signature.untraced[i] and not self.is_direct(i):
+                first = "low" if self.reverse else f"low + {self.signature.depths[i]}"
+                rows = self.item(f"h{i}", axes, self.indices, f"{first}:{first} + n")
+                line(f"S{i} = {rows}")
+        for i, is_sum in enumerate(self.layout.sums):
+            if is_sum and self.layout.carries[i]:
+                line(f"t{i} = {self.item(f'c{i}', self.layout.carries[i], self.indices)}")
+
+    def kept(self, part: int, row: str) -> str:
+        """Return where a part's values outside of the block are: those before it, and after.
+
+        `row` is a row of its history; other parts have their latest values, at `j`.
+        """
+        n = self.signature.n_states
+        if part >= n:
+            axes = self.layout.carries[part - n]
+            return self.item(f"c{part - n}", axes, self.indices) if axes else f"c{part - n}"
+        row = "j" if self.signature.untraced[part] else row
+        return self.item(f"h{part}", self.layout.states[part], self.indices, row)
 
     def value(self, part: int, offset: int) -> str:
         """Return where the value of a part is, `offset` steps after step `j`."""
@@ -152,27 +174,20 @@ class BlockStorage(ElemwiseWriter):
         return f"H{part}[{place}:{place} + n]"
 
     def move_on(self) -> None:
-        """Move the newest rows of the block in front of the next one."""
+        """Write where the next block finds them, and the results in the end, the latest values."""
         for part, depth in self.depths.items():
-            if not self.is_direct(part):
-                with self.source.block(f"for j in range({depth}):"):
-                    self.source.line(f"B{part}[j] = B{part}[n + j]")
+            if part < self.signature.n_states and not self.signature.untraced[part]:
+                continue
+            with self.source.block(f"for j in range({depth}):"):
+                row = "j" if self.reverse else "n + j"
+                self.source.line(f"{self.kept(part, '')} = B{part}[{row}]")
+        for i, is_sum in enumerate(self.layout.sums):
+            if is_sum and self.layout.carries[i]:
+                item = self.item(f"c{i}", self.layout.carries[i], self.indices)
+                self.source.line(f"{item} = t{i}")
 
     def history(self, i: int) -> str:
-        if not self.signature.untraced[i]:
-            return f"h{i}"
-        initial = self.outer.initials[i]
-        self.source.line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
-        with self.source.block(f"for j in range({self.signature.depths[i]}):"):
-            item = self.item(f"o{i}", self.layout.states[i], [], "j")
-            self.source.line(f"{item} = B{i}[j]")
-        return f"o{i}"
+        return f"h{i}"
 
     def final_carry(self, i: int) -> str:
-        n, axes, outer = self.signature.n_states, self.layout.carries[i], self.outer.carries[i]
-        value = f"B{n + i}[0]" if n + i in self.depths else f"c{i}"
-        if not axes:
-            return f"np.asarray({value})"
-        self.source.line(f"o{n + i} = np.empty({outer}.shape, {outer}.dtype)")
-        self.source.line(f"{self.item(f'o{n + i}', axes, [])} = {value}")
-        return f"o{n + i}"
+        return f"c{i}" if self.layout.carries[i] else f"np.asarray(c{i})"

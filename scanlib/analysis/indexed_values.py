@@ -1,0 +1,369 @@
+"""Rows that a body reads and writes at computed places, as scalars.
+
+``h[i]`` reads one channel of a row, and ``set_subtensor(h[i], v)`` changes one. Along an axis that
+is read at an index, a value has a *position* in the place of the channels' axis (see
+`scanlib.ops.positions`); positions travel down through elementwise operations as axes do, and the
+rows at the bottom are read there. A row with one item replaced is
+
+    h'[c] = v if c = i else h[c]
+
+so that every channel has a formula again. With index arrays, as in ``h[arange(n), i]``, the axes
+that are counted through run along with the channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import SpecifyShape
+
+from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib.analysis.index_places import Place, index_places
+from scanlib.analysis.scalar_values import (
+    Axes,
+    NotElementwiseError,
+    ScalarValues,
+    describe,
+)
+from scanlib.analysis.sizes import BodySizes, Names, measured
+from scanlib.ops.positions import Channel, Item, Position, node_level
+
+__all__ = ["IndexedValues"]
+
+
+@dataclass
+class IndexedValues(ScalarValues):
+    """Turns values of a body into scalars, indexing included."""
+
+    positions: list[tuple[Variable, Names, Variable]] = field(default_factory=list)
+    # In the value that is written at a position: the channels' axis that lies there.
+    same: dict[Variable, int] = field(default_factory=dict)
+    # Axes of the channels after those of the body's own values.
+    extra: int = 0
+    scattered: dict[Apply, Apply] = field(default_factory=dict)
+    zeros: dict[Variable, Variable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sizes = BodySizes(self.loop)
+
+    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        core = op.core_op if isinstance(op, Blockwise) else op
+        if isinstance(core, INDEX_READS):
+            places, _ = self.places(node)
+            return self.convert_read(node, places, axes)
+        if isinstance(core, INDEX_WRITES) and core is op:
+            return self.convert_write(node, axes)
+        return super().convert_node(op, node, variable, axes)
+
+    def places(self, node: Apply) -> tuple[list[Place], int]:
+        """Return the place of every axis of the indexed row, and the rank of the items."""
+        return index_places(node, self.sizes)
+
+    # Positions
+
+    def position(self, source: Variable, axis: int, place: Place, axes: Axes) -> Variable:
+        """Return the position at which an axis of a row is read; `axes` are those of the result."""
+        assert place.index is not None
+        index = self.convert(place.index, tuple(axes[k] for k in place.along))
+        leaf, own = self.measured_input(source, axis)
+        names = self.sizes.of_axis(leaf, own)
+        for known, lengths, position in self.positions:
+            if known is index and not lengths.isdisjoint(names):
+                return position
+        position = Position(own).make_node(self.any_port(leaf), index).outputs[0]
+        self.positions.append((index, names, position))
+        return position
+
+    def any_port(self, leaf: Variable) -> Variable:
+        """Return the scalar that stands for an input of which an array is needed."""
+        if leaf not in self.ports:
+            self.bind(leaf, (None,) * leaf.type.ndim)
+        return self.ports[leaf][0][1]
+
+    def measured_input(self, variable: Variable, axis: int) -> tuple[Variable, int]:
+        """Return an input of the body and an axis of it that is as long as one of a variable."""
+        if variable in self.read_whole:
+            return variable, axis
+        node = variable.owner
+        op = None if node is None else node.op
+        if isinstance(op, DimShuffle) and op.new_order[axis] != "x":
+            return self.measured_input(node.inputs[0], op.new_order[axis])
+        if isinstance(op, (SpecifyShape, *INDEX_WRITES)):
+            return self.measured_input(node.inputs[0], axis)
+        if isinstance(op, Elemwise):
+            longer = [inp for inp in node.inputs if not inp.type.broadcastable[axis]]
+            return self.measured_input([*longer, node.inputs[0]][0], axis)
+        if isinstance(op, Alloc):
+            found = measured(node.inputs[1 + axis])
+            if found is not None:
+                return self.measured_input(*found)
+        if isinstance(op, INDEX_READS):
+            places, _ = self.places(node)
+            for k, place in enumerate(places):
+                if place.out == axis and place.index is None:
+                    return self.measured_input(node.inputs[0], k)
+        raise NotElementwiseError(f"the length of {describe(variable)} is not known", variable)
+
+    # Reading
+
+    def convert_read(self, node: Apply, places: list[Place], axes: Axes) -> Variable:
+        source = node.inputs[0]
+        own: list[Any] = []
+        checks = []
+        for k, place in enumerate(places):
+            if place.index is None:
+                own.append(axes[place.out])
+                continue
+            position = self.position(source, k, place, axes)
+            if source.type.broadcastable[k]:
+                checks.append(position)
+                own.append(None)
+            else:
+                own.append(self.same.get(position, position))
+        value = self.convert(source, tuple(own))
+        for position in checks:
+            value = ps.second(position, value)
+        return value
+
+    def read(self, variable: Variable, axes: Axes) -> Variable:
+        positions = [axis for axis in axes if isinstance(axis, Variable)]
+        if not positions:
+            return super().read(variable, axes)
+        visible = tuple(None if isinstance(axis, Variable) else axis for axis in axes)
+        if variable in self.recurrent:
+            known, port = self.ports[variable][0]
+            for axis, own in zip(axes, known, strict=True):
+                if not isinstance(axis, Variable) and axis != own:
+                    raise NotElementwiseError(
+                        f"{describe(variable)} is read along two different axes"
+                    )
+        else:
+            port = super().read(variable, visible)
+        places = tuple(
+            "at" if isinstance(axis, Variable) else None if axis is None else self.number(axis)
+            for axis in axes
+        )
+        return Item(places).make_node(port, *positions).outputs[0]
+
+    def number(self, axis: int) -> int:
+        """Return an axis of the channels as kernels count them, without those of length one."""
+        return axis - sum(other < axis for other in self.dropped)
+
+    # Writing
+
+    def convert_write(self, node: Apply, axes: Axes) -> Variable:
+        op, (row, new) = node.op, node.inputs[:2]
+        dtype = row.type.dtype
+        places, ndim = self.places(node)
+        if not op.set_instead_of_inc and dtype == "bool":
+            raise NotElementwiseError(f"{op} adds truth values", node.outputs[0])
+        inner: list[Any] = [None] * ndim
+        for place, axis in zip(places, axes, strict=True):
+            if place.index is None:
+                inner[place.out] = axis
+        covered = {place.out for place in places if place.index is None}
+        if any(k not in covered for place in places for k in place.along):
+            raise NotElementwiseError(f"{op} writes several items at once", node.outputs[0])
+        base = self.convert(row, axes)
+        mask: Variable | None = None
+        found: dict[Variable, int] = {}
+        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
+            if place.index is None:
+                continue
+            position = self.position(row, k, place, tuple(inner))
+            if isinstance(axis, int):
+                found[position] = axis
+            here = self.here(axis)
+            hit = ps.eq(here, position)
+            mask = hit if mask is None else ps.and_(mask, hit)
+        assert mask is not None
+        with self.written_at(found, inner):
+            start = ndim - new.type.ndim
+            value = self.convert(new, tuple(inner[start:]))
+        if value.type.dtype != dtype:
+            value = ps.cast(value, dtype)
+        if not op.set_instead_of_inc and not _is_zero(base):
+            value = ps.add(base, value)
+        if value.type.dtype != dtype:
+            raise NotElementwiseError(f"{op} computes in another dtype on scalars")
+        return ps.switch(mask, value, base)
+
+    # Rows of a matrix that go into an output
+
+    def row_at_position(self, variable: Variable) -> tuple[Variable, Axes, tuple[int, ...]] | None:
+        """Return a function of one row as a sum over all rows, of which only that one counts.
+
+        Returns
+        -------
+        tuple or None
+            The summand, the axes of the result and those that are summed over; None if `variable`
+            reads no row of a past value at a position.
+        """
+        node = self.first_read(variable)
+        if node is None or variable.type.dtype == "bool":
+            return None
+        source = node.inputs[0]
+        places, ndim = self.places(node)
+        if ndim != variable.type.ndim:
+            return None
+        axes = self.row_axes(source, tuple(range(self.ndim - source.type.ndim, self.ndim)))
+        inner: list[Any] = [None] * ndim
+        for place, axis in zip(places, axes, strict=True):
+            if place.index is None:
+                inner[place.out] = axis
+        found: dict[Variable, int] = {}
+        mask: Variable | None = None
+        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
+            if place.index is not None:
+                position = self.position(source, k, place, tuple(inner))
+                if not isinstance(axis, int):
+                    return None
+                found[position] = axis
+                hit = ps.eq(self.here(axis), position)
+                mask = hit if mask is None else ps.and_(mask, hit)
+        assert mask is not None
+        with self.written_at(found, inner):
+            value = self.convert(variable, tuple(inner))
+        zero = ps.constant(np.zeros((), variable.type.dtype))
+        return ps.switch(mask, value, zero), tuple(inner), tuple(sorted(found.values()))
+
+    # Items added at several places: sums over the places
+
+    def is_scattered(self, variable: Variable) -> bool:
+        """Whether a value is a row to which items are added at several places at once."""
+        node = variable.owner
+        op: Any = None if node is None else node.op
+        if node is None or not isinstance(op, INDEX_WRITES):
+            return False
+        if getattr(op, "set_instead_of_inc", True) or getattr(op, "ignore_duplicates", False):
+            return False
+        places, _ = self.places(node)
+        covered = {place.out for place in places if place.index is None}
+        return any(k not in covered for place in places for k in place.along)
+
+    def scattered_term(self, node: Apply, total: Variable) -> Variable:
+        """Return what is added to an accumulator `total`, as items added to a row of zeros."""
+        for known, source in self.scattered.items():
+            if source is node:
+                return known.outputs[0]
+        zeros = node.inputs[0].type()
+        self.zeros[zeros] = total
+        new = node.op.make_node(zeros, *node.inputs[1:])
+        self.scattered[new] = node
+        return new.outputs[0]
+
+    def scatter(self, node: Apply) -> tuple[Variable, Axes, tuple[int, ...]]:
+        """Return the items added to a row as a sum over the channels that they come from.
+
+            z[k] = Σ_c (y[c] if k = i[c] else 0)
+
+        `k` runs along an axis of the channels of its own.
+
+        Returns
+        -------
+        tuple
+            The summand, the axes of the row and those that are summed over.
+        """
+        row, new = node.inputs[:2]
+        places, ndim = self.places(node)
+        indices = [place for place in places if place.index is not None]
+        if len(indices) != 1 or row.type.ndim != 1 or row.type.dtype == "bool":
+            raise NotElementwiseError(f"{node.op} writes several items at once", node.outputs[0])
+        inner = self.own_axes(indices[0].index)
+        if len(inner) != ndim or self.ndim - len(self.dropped) > ndim or None in inner:
+            raise NotElementwiseError(f"{node.op} writes several items at once", node.outputs[0])
+        self.extra = 1
+        axis = self.ndim
+        position = self.position(self.zeros[row], 0, indices[0], inner)
+        value = self.convert(new, inner[ndim - new.type.ndim :])
+        if value.type.dtype != row.type.dtype:
+            value = ps.cast(value, row.type.dtype)
+        zero = ps.constant(np.zeros((), row.type.dtype))
+        value = ps.switch(ps.eq(self.here(axis), position), value, zero)
+        return value, (axis,), tuple(inner)
+
+    def first_read(self, variable: Variable) -> Apply | None:
+        """Return an indexing of past values that a variable depends on."""
+        for node in toposort([variable]):
+            core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+            past = self.recurrent.intersection(ancestors(node.inputs[:1]))
+            if isinstance(core, INDEX_READS) and past:
+                return node
+        return None
+
+    def here(self, axis: Any) -> Variable:
+        """Return where the channel lies along an axis."""
+        if isinstance(axis, Variable):
+            return axis
+        if axis is None:
+            return ps.constant(np.int64(0))
+        return Channel(self.number(axis)).make_node().outputs[0]
+
+    @contextmanager
+    def written_at(self, found: dict[Variable, int], inner: list[Any]) -> Iterator[None]:
+        """Read rows, inside, at the channel where they are read at the position that is written.
+
+        This is for rows of a matrix, ``h[i] = f(h[i])``: what is read lies in the same channels as
+        what is written. A single item is read once, outside the loop over channels.
+        """
+        deepest = max((axis for axis in inner if isinstance(axis, int)), default=-1)
+        if not any(axis < deepest for axis in found.values()):
+            yield
+            return
+        before, self.same = self.same, {**self.same, **found}
+        memo, self.memo = self.memo, {}
+        try:
+            yield
+        finally:
+            self.same, self.memo = before, memo
+
+
+def _is_zero(value: Variable) -> bool:
+    return isinstance(value, Constant) and not np.asarray(value.data).any()
+
+
+def check_order(
+    outputs: Sequence[Variable], axes: Mapping[Variable, Axes], recurrent: Set[Variable]
+) -> None:
+    """Raise if an item of a past value may be read after its channel has been overwritten.
+
+    Kernels overwrite rows in place, channel by channel. An item read inside the loop over the axis
+    that it is picked from would be old or new, as it comes.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+        The results of a step, scalars.
+    axes : mapping of Variable to Axes
+        The channels' axes of the inputs.
+    recurrent : set of Variable
+        The past values among the inputs.
+
+    Raises
+    ------
+    NotElementwiseError
+    """
+    levels = {
+        port: max((axis + 1 for axis in own if axis is not None), default=0)
+        for port, own in axes.items()
+    }
+    for node in toposort(outputs):
+        level = node_level(node, levels)
+        levels.update(dict.fromkeys(node.outputs, level))
+        if not isinstance(node.op, Item) or node.inputs[0] not in recurrent:
+            continue
+        own = axes[node.inputs[0]]
+        if any(own[k] is not None and own[k] < level for k in node.op.hidden):
+            raise NotElementwiseError("a step reads a row at a place that it may have overwritten")

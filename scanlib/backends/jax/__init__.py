@@ -1,0 +1,36 @@
+"""The JAX backend: what PyTensor's JAX linker calls for scanlib's Ops.
+
+Imported by `scanlib.backends.jax_hook` when the linker runs. Importing it imports jax and
+registers a rule for every Op with `pytensor.link.jax.dispatch.jax_funcify`.
+"""
+
+import jax
+
+from scanlib.backends.jax import (
+    associative,
+    elemwise,
+    linear,
+    loops,
+    rows,
+    segments,
+    small,
+    static,
+)
+
+
+def combines_in_trees() -> bool:
+    """Whether associative scans are combined in trees: not on a CPU, where a walk is less work."""
+    return jax.default_backend() != "cpu"
+
+
+__all__ = [
+    "associative",
+    "combines_in_trees",
+    "elemwise",
+    "linear",
+    "loops",
+    "rows",
+    "segments",
+    "small",
+    "static",
+]

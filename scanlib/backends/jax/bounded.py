@@ -1,0 +1,216 @@
+"""Arrays whose length JAX does not know when it compiles.
+
+A loop that ends by a condition has as many rows as it took steps. Compiled by JAX, such an array
+is a buffer as long as the loop can get, and the number of rows that count::
+
+    rows = [r_0 … r_{n-1}, whatever]      length = n <= capacity
+
+`Bounded` is both. scanlib's rules read and write it, and where PyTensor's compiled function returns
+one, the caller gets the array of the `n` rows: outside of compiled code the length is known. Any
+other use raises `UnknownLengthError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class UnknownLengthError(NotImplementedError):
+    """JAX needs a length when it compiles that is known only when the loop has run."""
+
+
+class Length:
+    """A number that is known when the loop has run, and what it is at most.
+
+    Parameters
+    ----------
+    value : jax.Array
+    bound : int
+    """
+
+    def __init__(self, value: Any, bound: int) -> None:
+        self.value = value
+        self.bound = bound
+
+    def __jax_array__(self) -> Any:
+        return jnp.asarray(self.value)
+
+
+def number_of(value: Any) -> Any:
+    """Return a number without its bound."""
+    return value.value if isinstance(value, Length) else value
+
+
+class Bounded:
+    """The first `length` rows of a buffer.
+
+    Parameters
+    ----------
+    rows : jax.Array
+        Shape (capacity, …).
+    length : jax.Array or int
+        The number of rows that count.
+    origin : str
+        What made it, for messages.
+    """
+
+    def __init__(self, rows: Any, length: Any, origin: str) -> None:
+        self.rows = rows
+        self.length = length
+        self.origin = origin
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return (self.length, *self.rows.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        return self.rows.ndim
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    @property
+    def capacity(self) -> int:
+        return self.rows.shape[0]
+
+    def valid(self) -> Any:
+        """Return, for each row of the buffer, whether it counts; shape (capacity, 1 …)."""
+        counts = jnp.arange(self.capacity) < self.length
+        return counts.reshape((-1, *(1 for _ in self.rows.shape[1:])))
+
+    def filled(self, value: Any = 0) -> Any:
+        """Return the buffer with `value` in the rows that do not count."""
+        return jnp.where(self.valid(), self.rows, jnp.asarray(value, self.rows.dtype))
+
+    def __jax_array__(self) -> Any:
+        raise UnknownLengthError(
+            f"{self.origin} has as many rows as the loop takes steps, which JAX does not know when "
+            "it compiles. Return it from the function, read rows of it, or reduce it along time "
+            "by a sum, product, maximum or minimum; or give the loop a fixed number of steps"
+        )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        if isinstance(self.length, jax.core.Tracer) or np.ndim(self.length):
+            self.__jax_array__()
+        return np.asarray(self.rows)[: int(self.length)].astype(dtype or self.dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        first = number_of(first)
+        if isinstance(first, slice):
+            taken: Any = self.slice(first.start, first.stop, first.step)
+            if rest:
+                taken = Bounded(taken.rows[(slice(None), *rest)], taken.length, taken.origin)
+            return taken
+        if first is None or first is Ellipsis or np.ndim(first):
+            self.__jax_array__()
+        if not self.capacity:
+            raise IndexError(f"a row of {self.origin} was read, but it has none")
+        position = jnp.where(jnp.asarray(first) < 0, self.length + first, first)
+        row = jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
+        return row[tuple(rest)] if rest else row
+
+    def slice(self, start: Any, stop: Any, step: Any) -> Bounded:
+        """Return the rows of a slice, as NumPy counts them."""
+        start, stop = number_of(start), number_of(stop)
+        if step is not None and static_int(step) != 1:
+            return self.strided(start, stop, static_int(step))
+        first = 0 if start is None else bound_of(start, self.length)
+        last = self.length if stop is None else bound_of(stop, self.length)
+        rows = self.rows
+        known = static_int(first)
+        rows = jnp.roll(rows, -first, axis=0) if known is None else rows[known:]
+        end = static_int(stop) if stop is not None else None
+        if end is not None and end >= 0 and known is not None:
+            rows = rows[: max(end - known, 0)]
+        return Bounded(rows, jnp.maximum(last - first, 0), self.origin)
+
+    def strided(self, start: Any, stop: Any, step: int | None) -> Bounded:
+        """Return the rows of a slice with a step."""
+        if step is None:
+            self.__jax_array__()
+        assert step is not None
+        # Going down, a place is clipped to -1 … n - 1 instead of 0 … n.
+        down = int(step < 0)
+        first = self.length - 1 if down else 0
+        last = -1 if down else self.length
+        if start is not None:
+            first = bound_of(start, self.length, down)
+        if stop is not None:
+            last = bound_of(stop, self.length, down)
+        number = (last - first + step + (1 if down else -1)) // step
+        places = first + step * jnp.arange(self.capacity)
+        rows = self.rows[jnp.clip(places, 0, self.capacity - 1)]
+        return Bounded(rows, jnp.maximum(number, 0), self.origin)
+
+
+def bound_of(bound: Any, length: Any, down: int = 0) -> Any:
+    """Return the place of a slice's bound in an array of some length."""
+    known, of = static_int(bound), static_int(length)
+    if known is not None and of is not None:
+        return min(known, of - down) if known >= 0 else max(of + known, -down)
+    from_end = jnp.maximum(length + bound, -down)
+    if known is not None and known < 0:
+        return from_end
+    from_start = bound if known == 0 and not down else jnp.minimum(bound, length - down)
+    return from_start if known is not None else jnp.where(bound < 0, from_end, from_start)
+
+
+def slice_rows(array: Any, start: Any, stop: Any, origin: str) -> Any:
+    """Return ``array[start:stop]``, also for bounds that are not known when JAX compiles."""
+    start, stop = number_of(start), number_of(stop)
+    bounds = [None if bound is None else static_int(bound) for bound in (start, stop)]
+    if bounds[0] is not None or start is None:
+        first = bounds[0]
+        if isinstance(array, Bounded):
+            return array.slice(first, stop if bounds[1] is None else bounds[1], None)
+        if bounds[1] is not None or stop is None:
+            return array[first : bounds[1]]
+    if not isinstance(array, Bounded):
+        array = Bounded(array, array.shape[0], origin)
+    return array.slice(start, stop, None)
+
+
+def static_int(value: Any) -> int | None:
+    """Return an integer that is known when JAX compiles, else None."""
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        return int(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return int(value)
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        return int(value) if value.ndim == 0 else None
+    return None
+
+
+def rows_of(array: Any) -> Any:
+    """Return an array, or the buffer of one of unknown length."""
+    return array.rows if isinstance(array, Bounded) else array
+
+
+def _flatten(value: Bounded) -> tuple[tuple[Any, Any], str]:
+    return (value.rows, value.length), value.origin
+
+
+def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
+    rows, length = parts
+    # What compiled code returns: the length has a value now, and the rows are cut to it.
+    if _has_value(rows) and _has_value(length) and not length.ndim:
+        return rows[: int(length)]
+    return Bounded(rows, length, origin)
+
+
+def _has_value(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+
+
+jax.tree_util.register_pytree_node(Bounded, _flatten, _unflatten)
+# A length that leaves compiled code, or enters a loop, is an ordinary number.
+jax.tree_util.register_pytree_node(
+    Length, lambda length: ((length.value,), None), lambda _, parts: parts[0]
+)

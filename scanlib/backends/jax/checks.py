@@ -1,0 +1,28 @@
+"""Checks of what JAX knows when it compiles: made then, and gone from compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
+from pytensor.raise_op import CheckAndRaise
+
+from scanlib.backends.jax.bounded import static_int
+
+
+class StaticCheck(CheckAndRaise):
+    """A check of conditions that are computed from sizes and integer inputs."""
+
+
+@jax_funcify.register(StaticCheck)
+def funcify_static_check(op: StaticCheck, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that checks what is known."""
+
+    def check(value: Any, *conditions: Any) -> Any:
+        if any(static_int(condition) == 0 for condition in conditions):
+            raise op.exc_type(op.msg)
+        return value
+
+    return check

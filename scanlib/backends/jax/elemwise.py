@@ -1,0 +1,58 @@
+"""`ElemwiseScan` under JAX: a compiled loop on the CPU, `lax.scan` elsewhere.
+
+The compiled loop (`scanlib.backends.jax.kernels`) runs a known number of steps. Loops that end by
+a condition are `lax.while_loop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
+
+from scanlib.backends.jax.body import array_of
+from scanlib.backends.jax.bounded import Bounded, static_int
+from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel
+from scanlib.backends.jax.loops import JAXLoop, single
+from scanlib.backends.jax.windows import Window, windows
+from scanlib.ops.elemwise_scan import ElemwiseScan
+
+
+@jax_funcify.register(ElemwiseScan)
+def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the JAX function of an elementwise loop."""
+    loop = JAXLoop(op.scan)
+    target = kernel_for(op, node)
+
+    def elemwise_scan(*inputs: Any) -> Any:
+        known = not any(isinstance(value, Bounded) for value in inputs)
+        if op.signature.has_n_steps:
+            known = known and static_int(inputs[0]) is not None
+        if target is None or not known:
+            return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
+        return single(run_compiled(op, node, loop, target, inputs))
+
+    return elemwise_scan
+
+
+def run_compiled(
+    op: ElemwiseScan, node: Apply, loop: JAXLoop, target: str, inputs: tuple[Any, ...]
+) -> list[Any]:
+    """Run a loop of a known number of steps by the compiled code `target`."""
+    count, first = windows_of(op)
+    values, places = windows(inputs, first, count)
+    arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
+    steps = [static_int(inputs[0])] if op.signature.has_n_steps else []
+
+    def portable(*arguments: Any) -> list[Any]:
+        rows = list(arguments[: len(arrays)])
+        for k, (start, length) in enumerate(np.asarray(places).tolist(), first):
+            rows[k] = rows[k][start : start + length]
+        return loop(*steps, *rows[len(steps) :])
+
+    window = [jnp.asarray(places)] if count else []
+    return with_kernel(target, portable)(*arrays, *window)

@@ -1,0 +1,192 @@
+"""Compiled loops that XLA calls on the CPU, through its foreign function interface.
+
+The C code is that of `scanlib.backends.c`, between the `shim` and a handler. It is compiled once by
+the compiler that PyTensor uses, with the headers that jaxlib ships, and kept in PyTensor's
+compilation directory under a name made of its source, the compiler's flags and the version of
+jaxlib. Where there is no compiler, or the code of a loop cannot be compiled without Python, loops
+are `lax.scan`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax import lax
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.link.c.cmodule import GCC_compiler
+from pytensor.tensor.type import TensorType
+
+from scanlib.backends.c.linear_scan import print_linear
+from scanlib.backends.c.printer import print_loop
+from scanlib.backends.jax.shim import SHIM, handler
+from scanlib.ops.c_code import NODE_NAME, CCode, NoCCodeError
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
+
+KINDS = "biuf"  # of dtypes that the shim knows
+_targets: dict[str, str | None] = {}
+_libraries: list[ctypes.CDLL] = []
+
+
+def code_for(op: ElemwiseScan | LinearScan, node: Apply) -> CCode | None:
+    """Return the C code of a loop that XLA can call, None if there is none."""
+    if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
+        return None
+    if isinstance(op, ElemwiseScan) and op.signature.has_stop:
+        return None  # XLA's results have a length that is known beforehand
+    try:
+        return print_linear(op, node) if isinstance(op, LinearScan) else print_loop(op)
+    except NoCCodeError:
+        return None
+
+
+def kernel_for(op: ElemwiseScan | LinearScan, node: Apply) -> str | None:
+    """Return the name by which XLA knows the compiled loop, None if there is none."""
+    code = code_for(op, node)
+    return None if code is None else register(code, node)
+
+
+def _has_plain_types(node: Apply) -> bool:
+    """Whether all arrays have dtypes that JAX keeps and the shim knows."""
+    for variable in [*node.inputs, *node.outputs]:
+        if not isinstance(variable.type, TensorType):
+            return False
+        dtype = np.dtype(variable.type.dtype)
+        if dtype.kind not in KINDS or dtype == np.float16:
+            return False
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            return False
+    return True
+
+
+def register(code: CCode, node: Apply) -> str | None:
+    """Compile the code of a loop and make it known to XLA."""
+
+    def sizes(variables: Sequence[Any]) -> list[int]:
+        return [np.dtype(variable.type.dtype).itemsize for variable in variables]
+
+    function = "scanlib_loop"
+    text = "\n".join(
+        [
+            SHIM,
+            *(f"#include {header}" for header in _headers(code)),
+            code.helpers,
+            code.functions.replace(NODE_NAME, function),
+            handler(
+                "scanlib_handler",
+                f"{function}_call",
+                sizes(node.inputs),
+                sizes(node.outputs),
+                *windows_of(node.op),
+            ),
+        ]
+    )
+    arguments = compile_arguments(code)
+    identity = "\n".join([jaxlib.__version__, str(config.cxx), *arguments, text])
+    name = "scanlib_" + sha256(identity.encode()).hexdigest()[:24]
+    if name not in _targets:
+        _targets[name] = _load(name, text, arguments)
+    return _targets[name]
+
+
+def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
+    """Return of how many inputs a compiled loop reads some rows only, and the first of them.
+
+    Slices of histories enter gradient loops. XLA would copy them.
+    """
+    if isinstance(op, LinearScan):
+        return 0, 0
+    return op.signature.n_sequences, int(op.signature.has_n_steps)
+
+
+def _headers(code: CCode) -> list[str]:
+    found = [header for op in code.scalar_ops for header in op.c_headers()]
+    return [h for h in dict.fromkeys(found) if "numpy" not in h and "Python" not in h]
+
+
+def compile_arguments(code: CCode) -> list[str]:
+    """Return the flags to compile a loop with: PyTensor's own, and those of its operations."""
+    unwanted = {"-ffast-math"}
+    own = [flag for op in code.scalar_ops for flag in op.c_compile_args()]
+    flags = [flag for flag in GCC_compiler.compile_args() if flag not in unwanted]
+    flags = [flag for flag in flags if not flag.startswith(("-I", "-L", "-D NPY", "-DNPY"))]
+    return [
+        *flags,
+        "-O3",
+        "-std=c++17",
+        "-fno-math-errno",
+        *own,
+        *code.compile_args,
+        "-fno-fast-math",
+        "-ffp-contract=fast",
+        "-w",
+    ]
+
+
+def _load(name: str, text: str, arguments: list[str]) -> str | None:
+    """Return the name of the registered handler, None if it cannot be compiled."""
+    folder = Path(config.compiledir) / "scanlib_xla"
+    library = folder / f"{name}.so"
+    try:
+        if not library.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _compile(text, library, arguments)
+        loaded = ctypes.CDLL(str(library))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    _libraries.append(loaded)  # XLA keeps an address in it
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(loaded.scanlib_handler), platform="cpu")
+    return name
+
+
+def _compile(text: str, library: Path, arguments: list[str]) -> None:
+    """Compile to a file of another name first: other processes may look for this one."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        source, target = Path(folder) / "loop.cpp", Path(folder) / "loop.so"
+        source.write_text(text)
+        command = [
+            config.cxx,
+            "-shared",
+            "-fPIC",
+            *arguments,
+            f"-I{jax.ffi.include_dir()}",
+            str(source),
+            "-o",
+            str(target),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        os.replace(target, library)
+
+
+def with_kernel(target: str, portable: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a function that calls a compiled loop on the CPU, and `portable` elsewhere.
+
+    Derivatives that JAX takes by itself, with `jax.grad` around the function that PyTensor
+    compiled, are those of `portable`.
+    """
+
+    def compiled(*inputs: Any) -> list[Any]:
+        results = jax.eval_shape(portable, *inputs)
+        call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
+        return list(call(*inputs))
+
+    @jax.custom_jvp
+    def run(*inputs: Any) -> list[Any]:
+        return lax.platform_dependent(*inputs, cpu=compiled, default=portable)
+
+    @run.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(portable, primals, tangents)
+
+    return run

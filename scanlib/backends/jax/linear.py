@@ -1,0 +1,192 @@
+r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t``, compiled on the CPU, else `lax.scan`.
+
+Shapes and semirings are those of `scanlib.ops.linear_scan`. Arrays of an unknown length (`Bounded`)
+run over their whole buffers; steps beyond the length leave the state as it is, so that row `n` of
+the history, in either direction, is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
+
+from scanlib.backends.jax.body import array_of
+from scanlib.backends.jax.bounded import (
+    Bounded,
+    Length,
+    UnknownLengthError,
+    number_of,
+    rows_of,
+    static_int,
+)
+from scanlib.backends.jax.kernels import kernel_for, with_kernel
+from scanlib.backends.jax.loops import single
+from scanlib.ops import linear_loop
+from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
+from scanlib.ops.linear_scan import LinearScan, Parts
+
+
+@jax_funcify.register(LinearScan)
+def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the JAX function of a matrix recurrence."""
+    target = kernel_for(op, node)
+
+    def with_steps(inputs: tuple[Any, ...]) -> Any:
+        steps = static_int(inputs[0])
+
+        def portable(number: Any, *others: Any) -> list[Any]:
+            return [run(op, op.parts([steps, *others]))]
+
+        return portable, (jnp.asarray(steps), *inputs[1:])
+
+    def linear_scan(*inputs: Any) -> Any:
+        values = [
+            value if isinstance(value, Bounded) else array_of(value, variable)
+            for value, variable in zip(inputs, node.inputs, strict=True)
+        ]
+        parts = op.parts(values)
+        if op.has_n_steps:
+            parts = parts._replace(n_steps=inputs[0])
+            values = [inputs[0], *values[1:]]
+        known = count_steps(op, parts)[1]
+        if target is None or not known or any(isinstance(v, Bounded) for v in values):
+            return run(op, parts)
+        if op.has_n_steps:
+            portable, arrays = with_steps(tuple(values))
+        else:
+            portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
+        return single(with_kernel(target, portable)(*arrays))
+
+    return linear_scan
+
+
+def run(op: LinearScan, parts: Parts) -> Any:
+    """Run the recurrence, one product per step."""
+    number, known, bound = count_steps(op, parts)
+    if bound is None:
+        return _run_unbounded(op, parts, number)
+    check(op, parts, known)
+    if not bound:  # XLA has no rows to index then
+        return parts.initial
+    timed = {
+        name: rows_of(value)[:bound]
+        for name, value in (
+            ("matrix", parts.matrix if op.coefficient == "steps" else None),
+            ("right", parts.right if op.coefficient == "steps" else None),
+            ("offset", parts.offset),
+        )
+        if value is not None
+    }
+
+    def step(h: Any, rows: Any) -> Any:
+        t, row = rows
+        now = parts._replace(offset=None)._replace(**row)
+        new = next_state(op, now, h)
+        if known is None:
+            new = jnp.where(t < number, new, h)
+        return new, None if op.untraced else new
+
+    times = jnp.arange(bound)
+    last, rows = lax.scan(step, parts.initial[0], (times, timed), length=bound, reverse=op.reverse)
+    if op.untraced:
+        return last[None]
+    pieces = [rows, parts.initial] if op.reverse else [parts.initial, rows]
+    history = jnp.concatenate(pieces)
+    return history if known is not None else Bounded(history, number + 1, str(op))
+
+
+def count_steps(op: LinearScan, parts: Parts) -> tuple[Any, int | None, int | None]:
+    """Return the number of steps, its value if it is known to the compiler, and a bound."""
+    timed = [parts.offset] if parts.offset is not None else []
+    if op.coefficient == "steps":
+        timed.append(parts.matrix)
+    bound = min((len(rows_of(value)) for value in timed), default=None)
+    partial = [value.length for value in timed if isinstance(value, Bounded)]
+    if parts.n_steps is not None:
+        number = number_of(parts.n_steps)
+        if isinstance(parts.n_steps, Length):
+            bound = parts.n_steps.bound if bound is None else min(bound, parts.n_steps.bound)
+    else:
+        number = partial[0] if partial else len(timed[0])
+    known = static_int(number)
+    if known is not None:
+        return known, known, known
+    number = jnp.maximum(number, 0)
+    return (number if bound is None else jnp.minimum(number, bound)), None, bound
+
+
+def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
+    """Raise what can be known to be wrong when JAX compiles."""
+    linear_loop.check_shapes(op, parts)
+    if steps is None:
+        return
+    if steps < 0:
+        raise StepCountError(linear_loop.NEGATIVE_STEPS, steps)
+    for value, text, timed in (
+        (parts.offset, linear_loop.OFFSET_ROWS, True),
+        (parts.matrix, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
+        (parts.right, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
+    ):
+        if timed and value is not None and not isinstance(value, Bounded) and len(value) != steps:
+            raise SequenceLengthError(text, len(value), steps)
+    rows = len(parts.initial)
+    if rows != 1 and (steps or rows or op.untraced):
+        raise InitialRowsError(linear_loop.INITIAL_ROWS, rows)
+    if steps < op.required_steps:
+        raise IndexError(linear_loop.missing_steps(op.required_steps))
+
+
+def next_state(op: LinearScan, parts: Parts, h: Any) -> Any:
+    """Return ``A ⊗ h + b`` (``h ⊗ A + b`` on the right side), with the rows of one step."""
+    matrix, mask = parts.matrix, parts.mask
+    if op.side == "right":
+        matrix = jnp.swapaxes(matrix, -1, -2)
+        mask = None if mask is None else mask.T
+
+    def times(h: Any) -> Any:
+        if mask is None:
+            return product(op.semiring, matrix, h)
+        terms = matrix[..., :, :, None] * h[..., None, :, :]
+        return jnp.where(mask[:, :, None], terms, 0).sum(axis=-2)
+
+    if op.vector:
+        new = times(h[..., None])[..., 0]
+    elif op.side == "right":
+        new = jnp.swapaxes(times(jnp.swapaxes(h, -1, -2)), -1, -2)
+    else:
+        new = times(h)
+    if op.side == "both":
+        new = product(op.semiring, new, parts.right)
+    return new if parts.offset is None else new + parts.offset
+
+
+def product(semiring: str, matrix: Any, state: Any) -> Any:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+    if semiring == "real":
+        return jnp.matmul(matrix, state, precision=lax.Precision.HIGHEST)
+    terms = matrix[..., :, :, None] + state[..., None, :, :]
+    if semiring == "max":
+        return jnp.max(terms, axis=-2, initial=-jnp.inf)
+    if semiring == "min":
+        return jnp.min(terms, axis=-2, initial=jnp.inf)
+    return jax.scipy.special.logsumexp(terms, axis=-2)
+
+
+def _run_unbounded(op: LinearScan, parts: Parts, number: Any) -> Any:
+    """Run a number of steps that nothing bounds; only the last row can be returned."""
+    if not op.untraced:
+        raise UnknownLengthError(
+            f"{op}: JAX needs to know when it compiles how many rows the history has, but the "
+            "number of steps is computed by the function itself. Read the last row only, or pass "
+            "n_steps as an input or a constant"
+        )
+    last = lax.fori_loop(
+        0, number, lambda _, h: next_state(op, parts._replace(offset=None), h), parts.initial[0]
+    )
+    return last[None]

@@ -1,0 +1,266 @@
+"""`Scan` under JAX: `lax.scan` where the number of steps is known, `lax.while_loop` elsewhere.
+
+Inside compiled code the length of an array is known, so loops over sequences, and loops of a
+constant number of steps, are `lax.scan`::
+
+    (window, carry), (y, z) = lax.scan(step, (initial rows, carry), rows of the sequences)
+
+A state of depth `K` is carried as its last `K` rows, the latest one first; a history is its initial
+rows and the stacked new ones. A loop that ends by a condition, or whose number of steps is computed
+by the function itself, is a `lax.while_loop` that writes into buffers as long as the loop can get.
+Its histories are `Bounded`. Where nothing bounds the number of steps, only results that
+are not stored over time exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
+
+from scanlib.backends.jax.body import array_of, body_function
+from scanlib.backends.jax.bounded import (
+    Bounded,
+    Length,
+    UnknownLengthError,
+    number_of,
+    rows_of,
+    static_int,
+)
+from scanlib.ops.errors import (
+    InitialRowsError,
+    SequenceLengthError,
+    StepCountError,
+    StepShapeError,
+)
+from scanlib.ops.messages import Messages
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import OuterInputs
+
+
+@jax_funcify.register(Scan)
+def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the JAX function of a loop."""
+    loop = JAXLoop(op)
+
+    def scan(*inputs: Any) -> Any:
+        return single(loop(*inputs))
+
+    return scan
+
+
+def single(results: list[Any]) -> Any:
+    """Return results as PyTensor's linker takes them: one alone, several as a list."""
+    return results[0] if len(results) == 1 else results
+
+
+class Steps(NamedTuple):
+    """How many steps a loop takes: `known` to the compiler or not, and at most `bound`."""
+
+    number: Any
+    known: int | None
+    bound: int | None
+
+
+class Values(NamedTuple):
+    """What a step gives: new rows of the states, next carries, rows of the outputs, stop."""
+
+    states: tuple[Any, ...]
+    carries: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    stop: Any
+
+
+class JAXLoop:
+    """Runs one `Scan` on JAX values."""
+
+    def __init__(self, op: Scan) -> None:
+        self.op = op
+        self.signature = op.signature
+        self.messages = Messages(op.signature, op.labels, op.name)
+        self.function = body_function(op.body)
+        self.inner = op.signature.split_body_inputs(op.body.inputs)
+        self.result = op.signature.split_body_outputs(op.body.outputs)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        outer = self.typed(self.signature.split_inputs(inputs))
+        steps = self.count(outer)
+        self.check(outer, steps)
+        windows = [
+            window_of(initial, depth, self.signature.reverse)
+            for initial, depth in zip(outer.initials, self.signature.depths, strict=True)
+        ]
+        if steps.known is not None and not self.signature.has_stop:
+            return self.run_known(outer, steps.known, windows)
+        from scanlib.backends.jax.unknown_steps import run_unknown
+
+        return run_unknown(self, outer, steps, windows)
+
+    # Before the first step
+
+    def typed(self, outer: OuterInputs) -> OuterInputs:
+        """Return the inputs as arrays of the body's dtypes."""
+
+        def array(value: Any, variable: Any) -> Any:
+            return value if isinstance(value, Bounded) else array_of(value, variable)
+
+        return outer._replace(
+            sequences=[array(*pair) for pair in zip(outer.sequences, self.inner.rows, strict=True)],
+            initials=[
+                array_of(rows_of(initial), taps[0])
+                for initial, taps in zip(outer.initials, self.inner.taps, strict=True)
+            ],
+            carries=[
+                array_of(value, variable)
+                for value, variable in zip(outer.carries, self.inner.carries, strict=True)
+            ],
+        )
+
+    def count(self, outer: OuterInputs) -> Steps:
+        """Return the number of steps."""
+        whole = [len(s) for s in outer.sequences if not isinstance(s, Bounded)]
+        partial = [s for s in outer.sequences if isinstance(s, Bounded)]
+        room = [*whole, *(s.capacity for s in partial)]
+        bound = min(room) if room else None
+        if outer.n_steps is not None:
+            number = number_of(outer.n_steps)
+            if isinstance(outer.n_steps, Length):
+                bound = min([outer.n_steps.bound, *room])
+        elif partial:
+            number = partial[0].length
+        else:
+            number = bound
+        known = static_int(number)
+        if known is not None:
+            return Steps(known, known, known)
+        number = jnp.maximum(number, 0)
+        return Steps(number if bound is None else jnp.minimum(number, bound), None, bound)
+
+    def check(self, outer: OuterInputs, steps: Steps) -> None:
+        """Raise what can be known to be wrong when JAX compiles."""
+        known = steps.known
+        if known is not None:
+            if known < 0:
+                raise StepCountError(self.messages.negative_steps(), known)
+            for i, sequence in enumerate(outer.sequences):
+                if not isinstance(sequence, Bounded) and len(sequence) != known:
+                    message = self.messages.sequence_length(i)
+                    raise SequenceLengthError(message, len(sequence), known)
+            if known < self.signature.required_steps:
+                raise IndexError(self.messages.missing_steps())
+        for i, (initial, depth) in enumerate(
+            zip(outer.initials, self.signature.depths, strict=True)
+        ):
+            if len(initial) != depth:
+                raise InitialRowsError(self.messages.initial_rows(i), len(initial))
+
+    # One step
+
+    def step(self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]) -> Values:
+        """Return what one step computes, in the dtypes of the body."""
+        taps = [
+            window[-offset - 1]
+            for window, offsets in zip(windows, self.signature.taps, strict=True)
+            for offset in offsets
+        ]
+        found = self.signature.split_body_outputs(
+            self.function(*rows, *taps, *carries, *non_sequences)
+        )
+        states = tuple(
+            array_of(value, taps[0])
+            for value, taps in zip(found.states, self.inner.taps, strict=True)
+        )
+        for i, (value, window) in enumerate(zip(states, windows, strict=True)):
+            for axis, (size, wanted) in enumerate(zip(value.shape, window[0].shape, strict=True)):
+                if size != wanted:
+                    raise StepShapeError(self.messages.state_shape(i, axis), 0, wanted, size)
+        return Values(
+            states,
+            tuple(map(array_of, found.carries, self.inner.carries)),
+            tuple(map(array_of, found.outputs, self.result.outputs)),
+            None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0,
+        )
+
+    # A known number of steps
+
+    def run_known(self, outer: OuterInputs, steps: int, windows: list[Any]) -> list[Any]:
+        """Run the loop by `lax.scan`."""
+        traced = [not untraced for untraced in self.signature.untraced]
+        if steps == 0:  # XLA has no rows to index then
+            return [*outer.initials, *outer.carries, *self.empty_outputs(outer, windows, 0)]
+
+        def step(carry: Any, rows: Any) -> Any:
+            windows, carries = carry
+            values = self.step(rows, windows, carries, outer.non_sequences)
+            kept = [value for value, keep in zip(values.states, traced, strict=True) if keep]
+            moved = [shifted(*pair) for pair in zip(windows, values.states, strict=True)]
+            return (moved, list(values.carries)), (kept, list(values.outputs))
+
+        sequences = [rows_of(sequence)[:steps] for sequence in outer.sequences]
+        (windows, carries), (kept, outputs) = lax.scan(
+            step,
+            (windows, outer.carries),
+            sequences,
+            length=steps,
+            reverse=self.signature.reverse,
+        )
+        rows = iter(kept)
+        histories = [
+            joined(initial, next(rows), self.signature.reverse)
+            if keep
+            else last_rows(window, self.signature.reverse)
+            for initial, window, keep in zip(outer.initials, windows, traced, strict=True)
+        ]
+        return [*histories, *carries, *outputs]
+
+    def empty_outputs(self, outer: OuterInputs, windows: list[Any], rows: int) -> list[Any]:
+        """Return buffers for stacked outputs; their rows have the shapes that a step says."""
+        if not self.signature.n_outputs:
+            return []
+
+        def outputs(rows: list[Any], windows: list[Any], carries: list[Any]) -> Any:
+            return self.step(rows, windows, carries, outer.non_sequences).outputs
+
+        first = [
+            jax.ShapeDtypeStruct(rows_of(s).shape[1:], rows_of(s).dtype) for s in outer.sequences
+        ]
+        found = jax.eval_shape(outputs, first, windows, outer.carries)
+        return [jnp.zeros((rows, *row.shape), row.dtype) for row in found]
+
+    # For messages
+
+    def title(self) -> str:
+        return f"scan `{self.op.name}`" if self.op.name else "a scan"
+
+    def refuse_unbounded(self) -> None:
+        raise UnknownLengthError(
+            f"{self.title()}: JAX needs to know when it compiles how many rows the results of a "
+            "loop can have, but the number of steps is computed by the function itself and no "
+            "sequence bounds it. Read last rows only, pass n_steps as an input or a "
+            "constant, or loop over a sequence of the greatest length"
+        )
+
+
+def window_of(initial: Any, depth: int, reverse: bool) -> tuple[Any, ...]:
+    """Return the initial rows of a state, the latest one first."""
+    return tuple(initial[k if reverse else depth - 1 - k] for k in range(depth))
+
+
+def shifted(window: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+    """Return the last rows of a state after a step."""
+    return (new, *window[:-1])
+
+
+def last_rows(window: tuple[Any, ...], reverse: bool) -> Any:
+    """Return the last rows of a state as they stand in its history."""
+    return jnp.stack(window if reverse else window[::-1])
+
+
+def joined(initial: Any, rows: Any, reverse: bool) -> Any:
+    """Return a history from its initial rows and the others."""
+    return jnp.concatenate([rows, initial] if reverse else [initial, rows])

@@ -1,0 +1,242 @@
+"""The last rewrite before the JAX linker: what JAX must know when it compiles, made known.
+
+Three things are changed in graphs that hold loops:
+
+1. *Static numbers.* Scalars that are computed from sizes and integer inputs alone, and that
+   something other than such a computation reads, become `StaticNumber`.
+2. *Checks.* A check whose conditions are static is made when JAX compiles; PyTensor leaves all
+   checks out.
+3. *Arrays of unknown length.* Results of loops whose number of steps is not known, and what is
+   computed from them, meet PyTensor's own Ops; these are wrapped in `OnRows`.
+"""
+
+from __future__ import annotations
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph, Output
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import ScalarType
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.type import TensorType, integer_dtypes
+
+from scanlib._compat import freeze_graph
+from scanlib.backends.jax.checks import StaticCheck
+from scanlib.backends.jax.rows import KNOWN, OnRows
+from scanlib.backends.jax.static import StaticNumber
+from scanlib.backends.jax.traces import stack_traces
+from scanlib.backends.jax.windows import read_in_place
+from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.initial import Filled
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.scan import Scan
+from scanlib.ops.segments import PlacedStarts, SegmentStarts, SplitRows
+
+LOOPS = (Scan, ElemwiseScan, LinearScan)
+FOLLOWED = (
+    *KNOWN,
+    AssociativeScan,
+    CheckAndRaise,
+    PaddedRows,
+    ScalarFromTensor,
+    StaticNumber,
+    TensorFromScalar,
+)
+REASON = "scanlib_prepare_for_jax"
+# What needs to know its numbers when JAX compiles. Of others it may be a traced value as well.
+NEEDS_STATIC = (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Subtensor,
+    IncSubtensor,
+    SpecifyShape,
+    CheckAndRaise,
+    Filled,
+    PaddedRows,
+    PlacedStarts,
+    SegmentStarts,
+    SplitRows,
+    *LOOPS,
+)
+
+
+def prepare(fgraph: FunctionGraph) -> None:
+    """Make known to JAX what it must know when it compiles."""
+    stack_traces(fgraph)
+    countable = _countable(fgraph)
+    _make_static(fgraph, countable)
+    _make_checks(fgraph)
+    numbers = {
+        out
+        for node in fgraph.apply_nodes
+        for out in node.outputs
+        if isinstance(node.op, StaticNumber)
+    }
+    unknown = _unknown_lengths(fgraph, countable | numbers)
+    _wrap(fgraph, unknown)
+    read_in_place(fgraph)
+
+
+def _is_scalar(variable: Variable) -> bool:
+    if isinstance(variable.type, ScalarType):
+        return True
+    return isinstance(variable.type, TensorType) and variable.type.ndim == 0
+
+
+def _is_integer(variable: Variable) -> bool:
+    return _is_scalar(variable) and variable.type.dtype in integer_dtypes
+
+
+def _countable(fgraph: FunctionGraph) -> set[Variable]:
+    """Return the scalars that are computed from sizes, integer inputs and constants alone."""
+    found = {variable for variable in fgraph.inputs if _is_integer(variable)}
+
+    def is_known(variable: Variable) -> bool:
+        return _is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
+
+    for node in fgraph.toposort():
+        computes = isinstance(node.op, Elemwise | ScalarFromTensor | TensorFromScalar)
+        if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
+            found.update(node.outputs)
+    return found
+
+
+def _make_static(fgraph: FunctionGraph, countable: set[Variable]) -> None:
+    inputs = [v for v in fgraph.inputs if v in countable and _needs_static(fgraph, v)]
+    kept = set(inputs)
+    for node in fgraph.toposort():
+        if isinstance(node.op, Shape_i) or not all(out in countable for out in node.outputs):
+            continue
+        for out in node.outputs:
+            if any(not _continues(client, countable) for client, _ in fgraph.clients[out]):
+                leaves = _leaves(out, countable)
+                if all(leaf in kept or leaf.owner is not None for leaf in leaves):
+                    _replace(fgraph, out, leaves)
+    for variable in inputs:
+        others = [c for c, _ in fgraph.clients[variable] if not isinstance(c.op, StaticNumber)]
+        if others:
+            _replace(fgraph, variable, [variable])
+
+
+def _continues(client: Apply, countable: set[Variable]) -> bool:
+    """Whether a reader of a number computes another such number."""
+    return bool(client.outputs) and all(out in countable for out in client.outputs)
+
+
+def _needs_static(fgraph: FunctionGraph, variable: Variable) -> bool:
+    """Whether JAX must know what is computed from an integer input."""
+    pending, visited = [variable], set()
+    while pending:
+        value = pending.pop()
+        for client, _ in fgraph.clients.get(value, ()):
+            if isinstance(client.op, NEEDS_STATIC):
+                return True
+            if isinstance(client.op, Output) or client in visited:
+                continue
+            visited.add(client)
+            if all(_is_scalar(out) for out in client.outputs) and isinstance(
+                client.op, Elemwise | ScalarFromTensor | TensorFromScalar
+            ):
+                pending += client.outputs
+    return False
+
+
+def _leaves(variable: Variable, countable: set[Variable]) -> list[Variable]:
+    """Return the sizes and integer inputs that a number is computed from."""
+    found: dict[Variable, None] = {}
+    pending = [variable]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Constant):
+            continue
+        if value.owner is None or isinstance(value.owner.op, Shape_i):
+            found[value] = None
+        else:
+            pending += value.owner.inputs
+    return list(found)
+
+
+def _replace(fgraph: FunctionGraph, variable: Variable, leaves: list[Variable]) -> None:
+    op = StaticNumber(freeze_graph(leaves, [variable]))
+    new = op(*leaves)
+    for client, position in list(fgraph.clients[variable]):
+        if not isinstance(client.op, StaticNumber) and client is not new.owner:
+            fgraph.change_node_input(client, position, new, reason=REASON)
+
+
+def _make_checks(fgraph: FunctionGraph) -> None:
+    """Make checks of static conditions when JAX compiles."""
+    for node in fgraph.toposort():
+        if not isinstance(node.op, CheckAndRaise):
+            continue
+        value, *conditions = node.inputs
+        if all(c.owner is not None and isinstance(c.owner.op, StaticNumber) for c in conditions):
+            new = StaticCheck(node.op.exc_type, node.op.msg)(value, *conditions)
+            fgraph.replace(node.outputs[0], new, reason=REASON)
+
+
+# Arrays of unknown length
+
+
+def _unknown_lengths(fgraph: FunctionGraph, countable: set[Variable]) -> set[Variable]:
+    """Return the variables that may be `Bounded`, or numbers computed from their lengths."""
+    unknown: set[Variable] = set()
+    for node in fgraph.toposort():
+        follows = any(inp in unknown for inp in node.inputs)
+        if isinstance(node.op, LOOPS):
+            if follows or _is_unknown_loop(node, countable):
+                unknown.update(out for out in node.outputs if getattr(out.type, "ndim", 0))
+        elif follows and isinstance(node.op, Shape_i):
+            unknown.update(node.outputs if node.op.i == 0 else [])
+        elif (follows and isinstance(node.op, FOLLOWED)) or _has_unknown_slice(node, countable):
+            unknown.update(node.outputs)
+    return unknown
+
+
+def _is_unknown_loop(node: Apply, countable: set[Variable]) -> bool:
+    op = node.op
+    if isinstance(op, LinearScan):
+        n_steps = op.parts(node.inputs).n_steps
+    else:
+        if op.signature.has_stop:
+            return True
+        n_steps = op.signature.split_inputs(node.inputs).n_steps
+    return not (n_steps is None or isinstance(n_steps, Constant) or n_steps in countable)
+
+
+def _has_unknown_slice(node: Apply, countable: set[Variable]) -> bool:
+    """Whether an Op reads or writes a slice of rows whose bounds JAX cannot know."""
+    if not isinstance(node.op, Subtensor | IncSubtensor) or not node.op.idx_list:
+        return False
+    first = node.op.idx_list[0]
+    if not isinstance(first, slice):
+        return False
+    lead = 2 if isinstance(node.op, IncSubtensor) else 1
+    count = sum(bound is not None for bound in (first.start, first.stop, first.step))
+    bounds = node.inputs[lead : lead + count]
+    return any(not isinstance(b, Constant) and b not in countable for b in bounds)
+
+
+def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
+    """Put `OnRows` in front of Ops that read or give arrays of unknown length."""
+    for node in fgraph.toposort():
+        if not isinstance(node.op, KNOWN):
+            continue
+        if _writes_rows(node) or any(v in unknown for v in [*node.inputs, *node.outputs]):
+            new = Apply(OnRows(node.op), list(node.inputs), [out.type() for out in node.outputs])
+            pairs = list(zip(node.outputs, new.outputs, strict=True))
+            unknown.update(out for old, out in pairs if old in unknown)
+            fgraph.replace_all(pairs, reason=REASON)
+
+
+def _writes_rows(node: Apply) -> bool:
+    """Whether an Op adds rows to a slice of rows: `OnRows` does it without a scatter."""
+    if not isinstance(node.op, IncSubtensor) or len(node.op.idx_list) != 1:
+        return False
+    (index,) = node.op.idx_list
+    return isinstance(index, slice) and index.step is None

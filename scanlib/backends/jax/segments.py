@@ -1,0 +1,85 @@
+"""Rows cut into segments under JAX: what checkpointed loops read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
+
+from scanlib.backends.jax.bounded import UnknownLengthError, static_int
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
+
+
+def _known(*values: Any) -> list[int]:
+    """Return integers that JAX must know when it compiles."""
+    found = [static_int(value) for value in values]
+    if None in found:
+        raise UnknownLengthError(
+            "JAX needs to know the number of steps of a checkpointed loop when it compiles, but "
+            "the function computes it; pass n_steps as an input or a constant"
+        )
+    return [value for value in found if value is not None]
+
+
+@jax_funcify.register(SplitRows)
+def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the first rows of an array, cut into segments."""
+
+    def split_rows(value: Any, count: Any, length: Any) -> Any:
+        n, size = _known(count, length)
+        if n * size > len(value):
+            raise SequenceLengthError(
+                f"a sequence has {len(value)} rows, but the loop takes {n * size} steps or more"
+            )
+        return jnp.reshape(value[: n * size], (n, size, *value.shape[1:]))
+
+    return split_rows
+
+
+def _merged(value: Any) -> Any:
+    return jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
+
+
+@jax_funcify.register(MergeRows)
+def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return segments of rows, one above the other."""
+    return _merged
+
+
+@jax_funcify.register(JoinRows)
+def funcify_join_rows(op: JoinRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return segments of rows one above the other, and further rows."""
+
+    def join_rows(segments: Any, tail: Any) -> Any:
+        return jnp.concatenate([_merged(segments), tail]) if segments.size else jnp.asarray(tail)
+
+    return join_rows
+
+
+@jax_funcify.register(SegmentStarts)
+def funcify_segment_starts(op: SegmentStarts, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the rows at the starts of segments."""
+
+    def segment_starts(history: Any, count: Any, length: Any) -> Any:
+        n, size = _known(count, length)
+        rows = [history[k : k + n * size + 1 : size] for k in range(op.depth)]
+        return jnp.stack(rows, axis=1)
+
+    return segment_starts
+
+
+@jax_funcify.register(PlacedStarts)
+def funcify_placed_starts(op: PlacedStarts, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return rows added into zeros, at the starts of segments."""
+
+    def placed_starts(values: Any, rows: Any, count: Any, length: Any) -> Any:
+        total, n, size = _known(rows, count, length)
+        places = jnp.arange(n + 1)[:, None] * size + jnp.arange(op.depth)
+        zeros = jnp.zeros((total, *values.shape[2:]), values.dtype)
+        return zeros.at[places].add(values)
+
+    return placed_starts

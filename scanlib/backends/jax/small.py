@@ -1,0 +1,68 @@
+"""Small Ops under JAX: where recurrences start, and rows of zeros behind others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
+
+from scanlib.backends.jax.bounded import Bounded, Length, UnknownLengthError, rows_of, static_int
+from scanlib.ops.initial import AsRow, Filled
+from scanlib.ops.one_row import OneRow
+from scanlib.ops.padded_rows import PaddedRows
+
+
+@jax_funcify.register(OneRow)
+def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the first row of an array, zeros if there is none."""
+
+    def one_row(value: Any) -> Any:
+        first = rows_of(value)[:1]
+        if op.zeros or not len(first):
+            return jnp.zeros((1, *first.shape[1:]), first.dtype)
+        if isinstance(value, Bounded):
+            return jnp.where(jnp.asarray(value.length) > 0, first, jnp.zeros_like(first))
+        return first
+
+    return one_row
+
+
+@jax_funcify.register(PaddedRows)
+def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return rows and zero rows behind them, up to a length."""
+
+    def padded_rows(rows: Any, length: Any) -> Any:
+        known = length.bound if isinstance(length, Length) else static_int(length)
+        if known is None:
+            raise UnknownLengthError(
+                "the gradient of a sequence needs the length of the sequence when JAX compiles"
+            )
+        values = rows.filled() if isinstance(rows, Bounded) else jnp.asarray(rows)
+        missing = max(known - len(values), 0)
+        padded = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))[:known]
+        if isinstance(length, Length):
+            return Bounded(padded, length.value, "the gradient of an array of unknown length")
+        return padded
+
+    return padded_rows
+
+
+@jax_funcify.register(Filled)
+def funcify_filled(op: Filled, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return an array that holds one number."""
+    dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
+
+    def filled(value: Any, *sizes: Any) -> Any:
+        return jnp.full(sizes, value, dtype=dtype)
+
+    return filled
+
+
+@jax_funcify.register(AsRow)
+def funcify_as_row(op: AsRow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return a value as an array of one row."""
+    return lambda value: jnp.asarray(value)[None]

@@ -1,0 +1,141 @@
+"""Loops whose number of steps JAX does not know when it compiles: `lax.while_loop`.
+
+The loop carries buffers of `bound` rows for what is stored over time, writes one row per step, and
+ends when the condition says so or all steps are taken. With ``n`` steps taken, a history has the
+rows ``0 … K + n - 1`` of its buffer. A reverse loop writes row ``t = T - 1 - i`` at step `i`;
+rows that a condition left out stand before the others, so its buffers are rolled to begin with
+row ``T - n``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from scanlib.backends.jax.bounded import Bounded, rows_of
+
+if TYPE_CHECKING:
+    from scanlib.backends.jax.loops import JAXLoop, Steps
+    from scanlib.ops.signature import OuterInputs
+
+
+class Progress(NamedTuple):
+    """What `lax.while_loop` carries from step to step."""
+
+    taken: Any
+    stopped: Any
+    windows: list[Any]
+    carries: list[Any]
+    histories: list[Any]
+    stacks: list[Any]
+
+
+def run_unknown(loop: JAXLoop, outer: OuterInputs, steps: Steps, windows: list[Any]) -> list[Any]:
+    """Run a loop of an unknown number of steps."""
+    signature = loop.signature
+    stores = signature.n_outputs or not all(signature.untraced)
+    if steps.bound is None and stores:
+        loop.refuse_unbounded()
+    start = Progress(
+        jnp.asarray(0),
+        jnp.asarray(False),
+        windows,
+        outer.carries,
+        _empty_histories(outer, steps, signature),
+        loop.empty_outputs(outer, windows, steps.bound or 0),
+    )
+    if steps.bound == 0:  # XLA has no rows to index then
+        return _results(loop, steps, start)
+    end = lax.while_loop(
+        lambda progress: (progress.taken < steps.number) & ~progress.stopped,
+        lambda progress: _advance(loop, outer, steps, progress),
+        start,
+    )
+    return _results(loop, steps, end)
+
+
+def _time(signature: Any, steps: Steps, taken: Any) -> Any:
+    return steps.number - 1 - taken if signature.reverse else taken
+
+
+def _empty_histories(outer: OuterInputs, steps: Steps, signature: Any) -> list[Any]:
+    """Return buffers that hold the initial rows of traced states."""
+    buffers = []
+    for initial, untraced in zip(outer.initials, signature.untraced, strict=True):
+        if untraced:
+            continue
+        buffer = jnp.zeros(((steps.bound or 0) + len(initial), *initial.shape[1:]), initial.dtype)
+        place = steps.number if signature.reverse else 0
+        buffers.append(lax.dynamic_update_slice_in_dim(buffer, initial, place, 0))
+    return buffers
+
+
+def _advance(loop: JAXLoop, outer: OuterInputs, steps: Steps, progress: Progress) -> Progress:
+    """Take one step."""
+    from scanlib.backends.jax.loops import shifted
+
+    signature = loop.signature
+    t = _time(signature, steps, progress.taken)
+    rows = [
+        lax.dynamic_index_in_dim(rows_of(sequence), t, keepdims=False)
+        for sequence in outer.sequences
+    ]
+    values = loop.step(rows, progress.windows, progress.carries, outer.non_sequences)
+    traced = [
+        (value, depth)
+        for value, depth, untraced in zip(
+            values.states, signature.depths, signature.untraced, strict=True
+        )
+        if not untraced
+    ]
+    return Progress(
+        progress.taken + 1,
+        progress.stopped if values.stop is None else values.stop,
+        [shifted(*pair) for pair in zip(progress.windows, values.states, strict=True)],
+        list(values.carries),
+        [
+            lax.dynamic_update_index_in_dim(buffer, value, t if signature.reverse else t + depth, 0)
+            for buffer, (value, depth) in zip(progress.histories, traced, strict=True)
+        ],
+        [
+            lax.dynamic_update_index_in_dim(buffer, value, t, 0)
+            for buffer, value in zip(progress.stacks, values.outputs, strict=True)
+        ],
+    )
+
+
+def _results(loop: JAXLoop, steps: Steps, end: Progress) -> list[Any]:
+    from scanlib.backends.jax.loops import last_rows
+
+    signature = loop.signature
+    skipped = steps.number - end.taken if signature.reverse and signature.has_stop else None
+    buffers = iter(end.histories)
+    results = []
+    for i, (window, depth, untraced) in enumerate(
+        zip(end.windows, signature.depths, signature.untraced, strict=True)
+    ):
+        if untraced:
+            rows = last_rows(window, signature.reverse)
+            results.append(_marked(rows, end.taken >= signature.required_steps))
+            continue
+        origin = f"state {i} of {loop.title()}"
+        results.append(_cut(next(buffers), end.taken + depth, skipped, origin))
+    results += end.carries
+    for i, buffer in enumerate(end.stacks):
+        results.append(_cut(buffer, end.taken, skipped, f"output {i} of {loop.title()}"))
+    return results
+
+
+def _cut(buffer: Any, length: Any, skipped: Any, origin: str) -> Bounded:
+    if skipped is not None:
+        buffer = jnp.roll(buffer, -skipped, axis=0)
+    return Bounded(buffer, length, origin)
+
+
+def _marked(rows: Any, exist: Any) -> Any:
+    """Return rows, or NaN where they do not exist: compiled code cannot raise an error."""
+    if not jnp.issubdtype(rows.dtype, jnp.inexact):
+        return rows
+    return jnp.where(exist, rows, jnp.asarray(jnp.nan, rows.dtype))

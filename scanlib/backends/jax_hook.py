@@ -1,0 +1,67 @@
+"""Loads the JAX backend when PyTensor's JAX linker runs, and not before.
+
+Registering a rule with PyTensor's JAX dispatch imports jax. Two rewrites that only the modes of
+the JAX linker ask for (by the tag ``jax``) import it when such a mode rewrites a graph: the
+linker always asks for them, and so does code that rewrites a graph with ``mode.JAX.optimizer`` and
+hands it to `jax_funcify` itself, as PyMC does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+
+from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.associative_tree import CombinesInTrees
+from scanlib.ops.execution import register_loader
+
+DISPATCH = "pytensor.link.jax.dispatch.basic"
+
+
+def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
+    """Whether an Op of scanlib stands in a graph."""
+    return any(type(node.op).__module__.startswith("scanlib.") for node in fgraph.apply_nodes)
+
+
+class LoadJAX(GraphRewriter):
+    """Import the JAX backend if the graph has loops; first of all rewrites."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if not holds_scanlib_ops(fgraph):
+            return
+        from scanlib.backends import jax as backend
+
+        has_trees = any(isinstance(node.op, AssociativeScan) for node in fgraph.apply_nodes)
+        if has_trees and backend.combines_in_trees():
+            fgraph.attach_feature(CombinesInTrees())
+
+
+class PrepareForJAX(GraphRewriter):
+    """Make static what JAX must know when it compiles; before fusion mixes it with other work."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if holds_scanlib_ops(fgraph):
+            from scanlib.backends.jax.prepare import prepare
+
+            prepare(fgraph)
+
+
+def load_where_dispatch_is() -> None:
+    """Import the JAX backend if PyTensor's JAX dispatch has been imported already."""
+    if DISPATCH in sys.modules:
+        from scanlib.backends import jax  # noqa: F401
+
+
+optdb.register("scanlib_load_jax", LoadJAX(), "jax", position=-0.5)
+optdb.register("scanlib_prepare_for_jax", PrepareForJAX(), "jax", position=48.6)
+register_loader(load_where_dispatch_is)

@@ -1,0 +1,72 @@
+"""The function of an elementwise loop: which schedule runs, chosen when it is called.
+
+Each schedule is compiled apart from the function that calls it, when the first loop needs it: one
+schedule out of two need not be compiled at all, and a loop is not optimized once more with every
+function that it becomes part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.subtensor import Subtensor
+
+from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.elemwise.block import BlockWriter
+from scanlib.backends.numba.elemwise.nest import NestWriter
+from scanlib.backends.numba.lazy import lazily
+from scanlib.backends.numba.loop import LoopWriter
+from scanlib.ops.elemwise_scan import MANY_STEPS, ElemwiseScan, few_channels, schedule
+
+
+class ScheduleWriter(ElemwiseWriter):
+    """Writes the choice of a schedule."""
+
+    def write(self) -> tuple[Callable, str | None]:
+        chosen, op = schedule(self.lowered), self.lowered
+        if chosen == "by width":
+            with self.source.block(f"if {self.is_narrow()}:"):
+                self.write_call("few", BlockWriter(op))
+        if chosen == "steps" and _is_checked(op):
+            self.write_call("steps", LoopWriter(op.scan))
+        elif chosen == "blocks":
+            self.write_call("blocks", BlockWriter(op))
+        else:
+            self.write_call("channels", NestWriter(op))
+        return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def is_narrow(self) -> str:
+        """Return the test whether there are few channels and many steps."""
+        steps = self.outer.n_steps
+        steps = f"as_scalar({steps})" if steps else f"{self.outer.sequences[0]}.shape[0]"
+        sizes = []
+        for axis in range(self.layout.ndim):
+            place = self.plan.group_places(self.plan.targets, axis)[0]
+            sizes.append(f"{place.array}.shape[{place.along(axis)}]")
+        most = few_channels(self.lowered)
+        return f"{' * '.join(sizes)} <= {most} and {steps} >= {MANY_STEPS}"
+
+    def write_call(self, name: str, writer: LoopWriter) -> None:
+        """Write that one schedule runs, and that its results are the loop's."""
+        function, key = writer.write()
+        layout, result = self.layout, self.result
+        firsts = [taps[0] for taps in self.inner.taps]
+        results = chain(
+            ((value, len(axes) + 1) for value, axes in zip(firsts, layout.states, strict=True)),
+            ((v, len(axes)) for v, axes in zip(self.inner.carries, layout.carries, strict=True)),
+            ((v, len(axes) + 1) for v, axes in zip(result.outputs, layout.outputs, strict=True)),
+        )
+        arrays = [(variable.type.dtype, ndim) for variable, ndim in results]
+        call = lazily(function, key or f"function {id(function)}", arrays, key is not None)
+        call_key = None if key is None else f"{name} {key}"
+        name = self.source.function(call, call_key, name)
+        self.source.line(f"return {name}(({', '.join(self.arguments)},))")
+
+
+def _is_checked(op: ElemwiseScan) -> bool:
+    """Whether the code of other loops checks all indices that the body uses."""
+    unchecked = (Blockwise, *(kind for kind in INDEX_READS if kind is not Subtensor), *INDEX_WRITES)
+    return not any(isinstance(node.op, unchecked) for node in op.scan.body.toposort())

@@ -1,0 +1,108 @@
+"""`Scan`, `ElemwiseScan` and `LinearScan` as torch operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
+from pytensor.printing import debugprint
+
+from scanlib.backends.torch.linear import linear_rows
+from scanlib.backends.torch.operator import Run, add_entry, caller
+from scanlib.backends.torch.parallel import elemwise_runner
+from scanlib.backends.torch.portable import torch_dtype
+from scanlib.backends.torch.shapes import shapes_of_linear, shapes_of_loop
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
+
+
+def _to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return a result as a tensor of its own: torch takes operators at their word on that."""
+    array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
+    shared = any(np.may_share_memory(array, other) for other in others)
+    return torch.from_numpy(array.copy() if shared else array)
+
+
+def kernel(op: Any, node: Apply) -> Run:
+    """Return the compiled kernel of an Op as a function of tensors on the CPU."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = [tensor.detach().resolve_conj().resolve_neg().numpy() for tensor in inputs]
+        storage: list[list[Any]] = [[None] for _ in node.outputs]
+        op.perform(node, values, storage)
+        results: list[torch.Tensor] = []
+        for (value,) in storage:
+            results.append(_to_tensor(value, [*values, *(r.numpy() for r in results)]))
+        return results
+
+    return run
+
+
+def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
+    """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
+    compiled = kernel(op, node)
+    choice = config.scanlib__perform
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
+        if on_cpu and choice != "python":
+            return compiled(inputs)
+        device = next((x.device for x in inputs if x.device.type != "cpu"), inputs[0].device)
+        return portable([tensor.to(device) for tensor in inputs])
+
+    return run
+
+
+def _content(op: Any, node: Apply) -> str:
+    """Say all about what an Op computes."""
+    body = getattr(op, "body", None)
+    inside = debugprint(list(body.outputs), file="str", print_type=True) if body is not None else ""
+    constants = "" if body is None else _constants(body)
+    types = [str(variable.type) for variable in [*node.inputs, *node.outputs]]
+    properties = [getattr(op, name) for name in op.__props__ if name not in ("body", "scan")]
+    scan = getattr(op, "scan", None)
+    more = "" if scan is None else repr(scan.signature)
+    return "\n".join(
+        [type(op).__name__, repr(properties), more, inside, constants, *types,
+         config.scanlib__perform]
+    )  # fmt: skip
+
+
+def _constants(body: Any) -> str:
+    constants = [inp for node in body.toposort() for inp in node.inputs if hasattr(inp, "data")]
+    return " ".join(repr(getattr(c.data, "tobytes", lambda c=c: c.data)()) for c in constants)
+
+
+def _check_types(op: Any, node: Apply) -> list[torch.dtype]:
+    for variable in [*node.inputs, *node.outputs]:
+        if not hasattr(variable.type, "dtype"):
+            raise NotImplementedError(
+                f"{op}: {variable} is of type {variable.type}; under PyTorch a loop takes tensors "
+                "only. Generators of random numbers have no counterpart there"
+            )
+    return [torch_dtype(out.type.dtype) for out in node.outputs]
+
+
+def _funcify(op: Any, node: Apply, portable: Run, shapes: Any) -> Callable[..., Any]:
+    dtypes = _check_types(op, node)
+    entry = add_entry(_content(op, node), on_any_device(op, node, portable), shapes, dtypes)
+    return caller(entry, len(node.outputs) == 1)
+
+
+@pytorch_funcify.register(Scan)
+@pytorch_funcify.register(ElemwiseScan)
+def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of a loop's inputs, tensors, to its results."""
+    return _funcify(op, node, elemwise_runner(op), shapes_of_loop(op, node))
+
+
+@pytorch_funcify.register(LinearScan)
+def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of a matrix recurrence."""
+    return _funcify(op, node, linear_rows(op), shapes_of_linear(op, node))

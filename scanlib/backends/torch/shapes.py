@@ -1,0 +1,166 @@
+"""Shapes of a loop's results, from the shapes of its inputs alone.
+
+`torch.compile` asks for them before anything is computed. Where they depend on values (a number
+of steps computed in the graph, `until`), there is no answer, and the loop runs between two
+compiled graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape_i
+
+from scanlib.backends.torch.operator import Shapes
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.graph import constant_integer
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
+from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+
+Size = Callable[[Sequence[torch.Tensor]], Any]
+
+
+def _dim(position: int, axis: int) -> Size:
+    return lambda inputs: inputs[position].shape[axis]
+
+
+def _fixed(value: int) -> Size:
+    return lambda inputs: value
+
+
+def shapes_of_linear(op: LinearScan, node: Apply) -> Shapes | None:
+    """Return the rule for the history of a matrix recurrence."""
+    parts = op.parts(range(len(node.inputs)))
+    if parts.n_steps is not None:
+        known = constant_integer(node.inputs[parts.n_steps])
+        if known is None and not op.untraced:
+            return None
+        length = _fixed(known or 0)
+    else:
+        length = _dim(parts.matrix if parts.offset is None else parts.offset, 0)
+
+    def shapes(inputs: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+        first, *rest = inputs[parts.initial].shape
+        return [(1 if op.untraced else length(inputs) + first, *rest)]
+
+    return shapes
+
+
+def shapes_of_loop(op: Scan | ElemwiseScan, node: Apply) -> Shapes | None:
+    """Return the rule for the results of a loop, None if shapes depend on values."""
+    scan = op.scan if isinstance(op, ElemwiseScan) else op
+    signature = scan.signature
+    positions = signature.split_inputs(range(len(node.inputs)))
+    steps = _steps(node, positions, signature.has_stop)
+    rows = _output_rows(scan, node)
+    traced = any(not untraced for untraced in signature.untraced) or signature.n_outputs
+    if (traced and steps is None) or rows is None:
+        return None
+
+    def shapes(inputs: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+        count = steps(inputs) if steps is not None else 0
+        found: list[tuple[Any, ...]] = []
+        for i, position in enumerate(positions.initials):
+            length = signature.depths[i] + (0 if signature.untraced[i] else count)
+            found.append((length, *inputs[position].shape[1:]))
+        found += [tuple(inputs[position].shape) for position in positions.carries]
+        found += [(count, *(size(inputs) for size in row)) for row in rows]
+        return found
+
+    return shapes
+
+
+def _steps(node: Apply, positions: Any, has_stop: bool) -> Size | None:
+    if has_stop:
+        return None
+    if positions.n_steps is not None:
+        known = constant_integer(node.inputs[positions.n_steps])
+        if known is not None:
+            return _fixed(known)
+    return _dim(positions.sequences[0], 0) if positions.sequences else None
+
+
+def _output_rows(scan: Scan, node: Apply) -> list[list[Size]] | None:
+    """Return the sizes of every stacked output's rows."""
+    signature = scan.signature
+    if not signature.n_outputs:
+        return []
+    inputs = [type() for type in scan.outer_input_types()]
+    shapes = body_input_shapes(signature, [list(variable.shape) for variable in inputs])
+    values = [None] * (len(scan.body.inputs) - signature.n_non_sequences)
+    values += inputs[len(inputs) - signature.n_non_sequences :]
+    outputs = signature.split_body_outputs(scan.body.outputs).outputs
+    try:
+        rows = output_row_shapes(scan.body.inputs, outputs, shapes, values)
+        return [[_size(dim, inputs) for dim in row] for row in rows]
+    except _UnknownSizeError:
+        return None
+
+
+class _UnknownSizeError(Exception):
+    """A size is not a function of the inputs' shapes that is known here."""
+
+
+_SIZES: dict[type, Callable[..., Any]] = {
+    ps.Add: lambda *sizes: sum(sizes),
+    ps.Mul: lambda a, *rest: a * _product(rest),
+    ps.Sub: lambda a, b: a - b,
+    ps.Neg: lambda a: -a,
+    ps.Cast: lambda a: a,
+    ps.ScalarMaximum: lambda a, *rest: torch.sym_max(a, rest[0]),
+    ps.ScalarMinimum: lambda a, *rest: torch.sym_min(a, rest[0]),
+}
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    result: Any = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def _size(dim: Variable | None, inputs: list[Variable]) -> Size:
+    """Return the function of the inputs' shapes that a size is."""
+    if dim is None:
+        raise _UnknownSizeError
+    if isinstance(dim, Constant):
+        return _fixed(int(dim.data))
+    node = dim.owner
+    if node is None:
+        raise _UnknownSizeError
+    if isinstance(node.op, Shape_i) and node.inputs[0] in inputs:
+        return _dim(inputs.index(node.inputs[0]), node.op.i)
+    if isinstance(node.op, ScalarFromTensor | TensorFromScalar):
+        return _size(node.inputs[0], inputs)
+    scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else node.op
+    known = _SIZES.get(type(scalar))
+    axis = _axis_of_shape(dim)
+    if axis is not None and axis[0] in inputs:
+        return _dim(inputs.index(axis[0]), axis[1])
+    if known is None:
+        raise _UnknownSizeError
+    parts = [_size(inp, inputs) for inp in node.inputs]
+    return lambda values: known(*(part(values) for part in parts))
+
+
+def _axis_of_shape(dim: Variable) -> tuple[Variable, int] | None:
+    """Recognize ``shape(x)[i]``."""
+    from pytensor.tensor.shape import Shape
+    from pytensor.tensor.subtensor import Subtensor
+
+    node = dim.owner
+    if not (isinstance(node.op, Subtensor) and node.inputs[0].owner):
+        return None
+    if not isinstance(node.inputs[0].owner.op, Shape):
+        return None
+    indices = [constant_integer(inp) for inp in node.inputs[1:]]
+    if len(indices) != 1 or indices[0] is None or len(node.op.idx_list) != 1:
+        return None
+    return node.inputs[0].owner.inputs[0], indices[0]

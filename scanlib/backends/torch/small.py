@@ -1,0 +1,47 @@
+"""Small Ops under PyTorch: where recurrences start, and what truth values and numbers share.
+
+Gradients of comparisons and choices mix truth values with numbers. PyTensor's translation leaves
+that to torch, whose rules are narrower than NumPy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytensor.graph.basic import Apply
+from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
+from pytensor.scalar.basic import EQ, Sub
+
+from scanlib.backends.torch.portable import torch_dtype
+from scanlib.ops.one_row import OneRow
+
+
+@pytorch_funcify.register(OneRow)
+def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the first row of an array, zeros if there is none."""
+
+    def one_row(value: Any) -> Any:
+        if op.zeros or value.shape[0] == 0:
+            return value.new_zeros((1, *value.shape[1:]))
+        return value[:1]
+
+    return one_row
+
+
+@pytorch_funcify.register(EQ)
+def funcify_eq(op: EQ, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the comparison of elements.
+
+    PyTensor goes by NumPy's name of the function, ``equal``. Torch's function of that name compares
+    whole tensors.
+    """
+    return torch.eq
+
+
+@pytorch_funcify.register(Sub)
+def funcify_sub(op: Sub, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the difference, also of truth values and numbers, which torch refuses."""
+    dtype = torch_dtype(node.outputs[0].type.dtype)
+    return lambda x, y: torch.sub(torch.as_tensor(x).to(dtype), torch.as_tensor(y).to(dtype))

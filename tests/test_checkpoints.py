@@ -1,0 +1,599 @@
+"""Gradients from checkpoints: values and derivatives of the plain loop, with less memory.
+
+Wide sweeps run in plain Python, where nothing is compiled; every linker sees the main cases.
+"""
+
+import ctypes
+import subprocess
+import sys
+from functools import lru_cache
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytensor.compile.mode import Mode
+from pytensor.graph.replace import vectorize_graph
+
+import scanlib
+from scanlib.ops.checkpoints import Lengths
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.generator_words import generator_from_words, generator_words
+from scanlib.ops.scan import Scan
+from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
+from tests.checks import assert_derivatives, evaluate
+from tests.reference import reference_scan
+
+PLAIN = Mode(linker="py", optimizer="fast_run")
+SCHEDULES = [1, (5, 2), "sqrt", scanlib.Levels(3), scanlib.Memory(700)]
+rng = np.random.default_rng(20000301)
+
+
+@pytest.fixture(autouse=True)
+def _rewrites_raise():
+    """A rewrite that fails is an error here; PyTensor would go on without it."""
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        yield
+
+
+@pytest.fixture
+def python():
+    """Loops run in Python: nothing to compile."""
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        yield
+
+
+def close(actual, expected, rtol=1e-11, atol=1e-13):
+    assert len(actual) == len(expected)
+    for mine, wanted in zip(actual, expected, strict=True):
+        assert mine.shape == wanted.shape
+        np.testing.assert_allclose(mine, wanted, rtol=rtol, atol=atol)
+
+
+def plain_step(xp):
+    """A step that reads a tap of each kind, of NumPy or of PyTensor."""
+
+    def step(x_before, x, h1, h2, w):
+        h = xp.tanh(w * h2 + 0.5 * h1 - x_before * x)
+        return [h, h * h1 + x]
+
+    return step
+
+
+def taps_loop(checkpoint, x, h, w, **options):
+    return scanlib.scan(
+        plain_step(pt),
+        sequences={"input": x, "taps": [-1, 0]},
+        outputs_info=[{"initial": h, "taps": [-1, -2]}, None],
+        non_sequences=w,
+        return_updates=False,
+        checkpoint=checkpoint,
+        **options,
+    )
+
+
+COSTS = {
+    "last rows": lambda xp, h, z: xp.sum(h[-1] ** 2) + xp.sum(h[-2] * h[-1]),
+    "states": lambda xp, h, z: xp.sum(h**3),
+    "outputs": lambda xp, h, z: xp.sum(z**2),
+    "all": lambda xp, h, z: xp.sum(h**2) + xp.sum(z[1:] * h[:-1]) + xp.sum(h[-1]),
+}
+
+
+def test_derivatives_of_a_loop_with_taps(mode):
+    """To second order, with a tail of one step."""
+    steps = 7
+    inputs = {
+        pt.dmatrix("x"): rng.normal(size=(steps + 1, 2)),
+        pt.dmatrix("h"): rng.normal(size=(2, 2)),
+        pt.dvector("w"): rng.normal(size=2),
+    }
+
+    def reference(x, h, w):
+        traces = reference_scan(
+            plain_step(np),
+            [{"input": x, "taps": [-1, 0]}],
+            [{"initial": h, "taps": [-1, -2]}, None],
+            [w],
+        )
+        return COSTS["last rows"](np, *traces)
+
+    cost = COSTS["last rows"](pt, *taps_loop(3, *inputs))
+    assert_derivatives(cost, inputs, reference, mode)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("cost", COSTS)
+def test_schedules_change_no_value(python, cost, schedule):
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    functions = []
+    for checkpoint in (None, schedule):
+        value = COSTS[cost](pt, *taps_loop(checkpoint, x, h, w))
+        functions.append(
+            pytensor.function([x, h, w], [value, *pytensor.grad(value, [x, h, w])], mode=PLAIN)
+        )
+    for steps in (2, 3, 5, 6, 11, 16):
+        values = [rng.normal(size=s) for s in ((steps + 1, 2), (2, 2), 2)]
+        expected, actual = (function(*values) for function in functions)
+        close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "schedule", [3, "sqrt", pytest.param((4, 2), marks=pytest.mark.slow)], ids=str
+)
+def test_second_derivatives_of_schedules(python, schedule):
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    results = []
+    for checkpoint in (None, schedule):
+        value = COSTS["all"](pt, *taps_loop(checkpoint, x, h, w))
+        first = pytensor.grad(value, [x, h, w])
+        results += pytensor.grad(sum(pt.sin(g).sum() for g in first), [x, h, w])
+    function = pytensor.function([x, h, w], results, mode=PLAIN)
+    for steps in (2, 3, 4, 8, 11):
+        values = function(*(rng.normal(size=s) for s in ((steps + 1, 2), (2, 2), 2)))
+        close(values[3:], values[:3], rtol=1e-9, atol=1e-11)
+
+
+@lru_cache(maxsize=64)
+def swept(taps, until, backwards, whole, schedule):
+    """Compile the gradients of one kind of loop with and without checkpoints."""
+    x, h, w, n = pt.dvector("x"), pt.dvector("h"), pt.dscalar("w"), pt.lscalar("n")
+
+    def step(x, *rest):
+        *past, w = rest
+        value = pt.tanh(w * past[0] + 0.3 * sum(past) + x)
+        return (value, scanlib.until(value > 0.9)) if until else value
+
+    outputs = []
+    for checkpoint in (None, schedule):
+        trace = scanlib.scan(
+            step,
+            sequences=x,
+            outputs_info={"initial": h, "taps": list(taps)} if taps != (-1,) else h[0],
+            non_sequences=w,
+            n_steps=n,
+            go_backwards=backwards,
+            return_updates=False,
+            checkpoint=checkpoint,
+        )
+        cost = pt.sum(trace**2) + trace[-1] if whole else trace[-1] ** 2
+        outputs += [cost, *pytensor.grad(cost, [x, h, w])]
+    return pytensor.function([x, h, w, n], outputs, mode=PLAIN)
+
+
+@given(
+    taps=st.sampled_from([(-1,), (-3, -1)]),
+    until=st.booleans(),
+    backwards=st.booleans(),
+    whole=st.booleans(),
+    schedule=st.sampled_from([2, 3]),
+    steps=st.integers(1, 20),
+    more=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40)
+def test_any_loop_any_schedule(taps, until, backwards, whole, schedule, steps, more, seed):
+    """Lengths, taps, `until`, `go_backwards`, and fewer steps than the sequence has rows."""
+    draw = np.random.default_rng(seed)
+    with pytensor.config.change_flags(scanlib__perform="python", on_opt_error="raise"):
+        values = swept(taps, until, backwards, whole, schedule)(
+            draw.normal(size=steps + more), draw.normal(size=3)[: -min(taps)], 0.7, steps
+        )
+    half = len(values) // 2
+    close(values[half:], values[:half], rtol=1e-10)
+
+
+def test_no_step_at_all(python):
+    """A loop of zero steps has gradients of the right shapes."""
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    for schedule in (3, "sqrt", (4, 2)):
+        trace, _ = taps_loop(schedule, x, h, w)
+        cost = pt.sum(trace**2) + pt.sum(h**2)
+        gradient = pytensor.function([x, h, w], pytensor.grad(cost, [x, h, w]), mode=PLAIN)
+        start = rng.normal(size=(2, 2))
+        close(
+            gradient(np.ones((1, 2)), start, np.ones(2)), [np.zeros((1, 2)), 2 * start, np.zeros(2)]
+        )
+
+
+def test_reading_the_last_of_no_rows_is_an_error(mode):
+    h, n = pt.dvector("h"), pt.lscalar("n")
+    trace = scanlib.scan(pt.tanh, outputs_info=h, n_steps=n, checkpoint=2, return_updates=False)
+    function = pytensor.function([h, n], pytensor.grad(trace[-1].sum(), h), mode=mode)
+    assert function([0.5], 3).shape == (1,)
+    with pytest.raises(IndexError, match=r"fewer steps|out of bounds"):
+        function([0.5], 0)
+
+
+def test_scan_checkpoints_has_none_of_the_classic_limits(mode):
+    """No non-sequences, lengths that differ, taps, steps that 4 does not divide, all rows read."""
+    x, z, h = pt.dvector("x"), pt.dvector("z"), pt.dvector("h")
+    inputs = {x: rng.normal(size=9), z: rng.normal(size=12), h: rng.normal(size=2)}
+    trace, updates = scanlib.scan_checkpoints(
+        lambda x, z, before, h: pt.tanh(x * h - z * before),
+        sequences=[x, {"input": z, "taps": [1]}],
+        outputs_info={"initial": h, "taps": [-2, -1]},
+        n_steps=7,
+        save_every_N=4,
+        padding=True,
+    )
+    assert updates == {}
+
+    def reference(x, z, h):
+        (rows,) = reference_scan(
+            lambda x, z, before, h: [np.tanh(x * h - z * before)],
+            [x, {"input": z, "taps": [1]}],
+            [{"initial": h, "taps": [-2, -1]}],
+            n_steps=7,
+        )
+        return np.sum(rows**2) + rows[-1]
+
+    assert_derivatives(pt.sum(trace**2) + trace[-1], inputs, reference, mode, order=1)
+
+
+def test_truncated_gradients(python):
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    for truncate in (0, 1, 4, 50):
+        results = []
+        for checkpoint in (None, 3):
+            traces = taps_loop(checkpoint, x, h, w, truncate_gradient=truncate)
+            results += pytensor.grad(COSTS["all"](pt, *traces), [x, h, w])
+        function = pytensor.function([x, h, w], results, mode=PLAIN)
+        for steps in (2, 4, 9):
+            values = function(*(rng.normal(size=s) for s in ((steps + 1, 2), (2, 2), 2)))
+            close(values[3:], values[:3])
+
+
+# Random numbers
+
+
+def random_loop(checkpoint, h, w, n, seed=3):
+    generator = pytensor.shared(np.random.default_rng(seed))
+
+    def step(h, w):
+        after, noise = pt.random.normal(size=(2,), rng=generator).owner.outputs
+        return pt.tanh(w * h) + noise * h, {generator: after}
+
+    trace, updates = scanlib.scan(
+        step, outputs_info=h, non_sequences=w, n_steps=n, checkpoint=checkpoint
+    )
+    return trace, updates[generator]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_recomputed_steps_see_the_same_draws(mode, whole):
+    h, w, n = pt.dvector("h"), pt.dvector("w"), pt.lscalar("n")
+    results = []
+    for checkpoint in (None, 3):
+        trace, after = random_loop(checkpoint, h, w, n)
+        cost = pt.sum(trace**2) if whole else pt.sum(trace[-1] ** 2)
+        after = pt.random.normal(size=(3,), rng=after)
+        results += [cost, after, *pytensor.grad(cost, [h, w])]
+    function = pytensor.function([h, w, n], results, mode=mode)
+    for steps in (1, 3, 7):
+        values = function(rng.normal(size=2), rng.normal(size=2), steps)
+        close(values[4:], values[:4])
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_words_restore_a_generator(kind):
+    generator = np.random.Generator(getattr(np.random, kind)(5))
+    generator.random(3, dtype="float32")  # leaves half of a 64-bit draw behind, where there is one
+    copy = generator_from_words(generator_words(generator))
+    for _ in range(3):
+        np.testing.assert_array_equal(copy.random(7, "float32"), generator.random(7, "float32"))
+        np.testing.assert_array_equal(copy.normal(size=700), generator.normal(size=700))
+
+
+# What the compiler makes of it
+
+
+def loops_of(function):
+    return [n for n in function.maker.fgraph.apply_nodes if isinstance(n.op, Scan | ElemwiseScan)]
+
+
+def rows_in(function):
+    """Return the first sizes of all arrays that a function computes, as far as they are known."""
+    return {
+        out.type.shape[0]
+        for node in function.maker.fgraph.apply_nodes
+        for out in node.outputs
+        if getattr(out.type, "ndim", 0)
+    }
+
+
+def tanh_loop(checkpoint, h, w, n=60):
+    return scanlib.scan(
+        lambda h, w: pt.tanh(w * h),
+        outputs_info=h,
+        non_sequences=w,
+        n_steps=n,
+        return_updates=False,
+        checkpoint=checkpoint,
+    )
+
+
+def test_without_a_gradient_the_loop_is_the_plain_one():
+    h, w = pt.dvector("h"), pt.dvector("w")
+    plain, checkpointed = (
+        pytensor.function([h, w], tanh_loop(checkpoint, h, w), mode="NUMBA")
+        for checkpoint in (None, 7)
+    )
+    (mine,), (theirs,) = loops_of(checkpointed), loops_of(plain)
+    assert mine.op == theirs.op
+    assert len(checkpointed.maker.fgraph.apply_nodes) == len(plain.maker.fgraph.apply_nodes)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_nothing_in_the_graph_has_a_row_for_every_step(order):
+    """Neither the forward loop's history nor a batch of all segments at once."""
+    h, w = pt.dvector("h"), pt.dvector("w")
+    for checkpoint, stores in ((None, True), (7, False), (10, False), ((20, 5), False)):
+        cost = pt.sum(tanh_loop(checkpoint, h, w)[-1] ** 2)
+        outputs = pytensor.grad(cost, [h, w])
+        if order == 2:
+            outputs = pytensor.grad(sum(pt.sin(g).sum() for g in outputs), [h, w])
+        function = pytensor.function([h, w], outputs, mode=PLAIN)
+        assert bool(rows_in(function) & {60, 61}) is stores
+
+
+def test_forward_steps_run_once_outside_the_gradient():
+    """One nest and one tail run forward: the user's loop is not there beside them."""
+    h, w = pt.dvector("h"), pt.dvector("w")
+    cost = pt.sum(tanh_loop(7, h, w)[-1] ** 2)
+    function = pytensor.function([h, w], [cost, *pytensor.grad(cost, [h, w])], mode=PLAIN)
+    directions = sorted((n.op.signature.reverse, str(n.op)) for n in loops_of(function))
+    assert [reverse for reverse, _ in directions] == [False, False, True, True]
+    assert sum("segments" in name for _, name in directions) == 2
+
+
+def test_a_trace_that_is_read_whole_is_stored_once():
+    """Its rows give the starts: no nest runs beside the loop, only the backward one."""
+    h, w = pt.dvector("h"), pt.dvector("w")
+    cost = pt.sum(pt.exp(tanh_loop(7, h, w)) ** 2, axis=0).prod()
+    function = pytensor.function([h, w], [cost, *pytensor.grad(cost, [h, w])], mode=PLAIN)
+    forward = [n.op for n in loops_of(function) if not n.op.signature.reverse]
+    assert sum("segments" in str(op) for op in forward) == 0
+
+
+def test_inner_loops_are_lowered():
+    from scanlib.backends.numba.body import prepare_body
+
+    h, w = pt.dvector("h"), pt.dvector("w")
+    cost = pt.sum(tanh_loop(10, h, w)[-1] ** 2)
+    function = pytensor.function([h, w], pytensor.grad(cost, [h, w]), mode=PLAIN)
+    outer = [n.op for n in loops_of(function) if "segments" in str(n.op)]
+    assert len(outer) == 2
+    for op in outer:
+        nodes = prepare_body(op).fgraph.apply_nodes
+        assert not any(isinstance(node.op, Scan) for node in nodes)
+        kernels = [node.op for node in nodes if isinstance(node.op, ElemwiseScan)]
+        assert [k.signature.reverse for k in kernels].count(True) == op.signature.reverse
+        # Forward, a segment keeps its last row; backward, it stores all of its rows.
+        untraced = [k.signature.untraced for k in kernels if not k.signature.reverse]
+        assert untraced == [(not op.signature.reverse,)]
+
+
+def test_two_checkpointed_loops_merge_and_stay_nests():
+    """Merging loops of one length happens before it is decided what is stored."""
+    h, w = pt.dvector("h"), pt.dvector("w")
+    cost = pt.sum(tanh_loop(6, h, w)[-1] * tanh_loop(6, pt.sin(h), w)[-1])
+    function = pytensor.function([h, w], [cost, *pytensor.grad(cost, [h, w])], mode=PLAIN)
+    assert len([n for n in loops_of(function) if not n.op.signature.reverse]) == 1
+    assert not rows_in(function) & {60, 61}
+    plain = pt.sum(tanh_loop(None, h, w)[-1] * tanh_loop(None, pt.sin(h), w)[-1])
+    values = {h: rng.normal(size=3), w: rng.normal(size=3)}
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = evaluate([plain, *pytensor.grad(plain, [h, w])], values, PLAIN)
+        close(function(*values.values()), expected)
+
+
+def test_simplification_off(python):
+    """Everything is stored then, and right."""
+    h, w = pt.dvector("h"), pt.dvector("w")
+    values = {h: rng.normal(size=3), w: rng.normal(size=3)}
+    plain, cost = (pt.sum(tanh_loop(c, h, w)[-1] ** 2) for c in (None, 7))
+    with pytensor.config.change_flags(scanlib__simplify=False):
+        actual = evaluate(pytensor.grad(cost, [h, w]), values, PLAIN)
+    close(actual, evaluate(pytensor.grad(plain, [h, w]), values, PLAIN))
+
+
+def test_batches_and_forward_mode(python):
+    h, w = pt.dvector("h"), pt.dvector("w")
+    batch = pt.dmatrix("batch")
+    results = []
+    for checkpoint in (None, 7):
+        cost = pt.sum(tanh_loop(checkpoint, h, w, 17)[-1] ** 2)
+        gradient = pytensor.grad(cost, h)
+        results.append(vectorize_graph(gradient, {h: batch}))
+        results.append(pytensor.gradient.pushforward(gradient, h, pt.ones_like(h)))
+    values = {batch: rng.normal(size=(4, 3)), h: rng.normal(size=3), w: rng.normal(size=3)}
+    batched, moved, *rest = evaluate(results, values, PLAIN)
+    close(rest, [batched, moved])
+
+
+# Memory
+
+
+def peak_rows(checkpoint, steps, width):
+    """Return the peak of a gradient's call, in rows, measured in a process of its own."""
+    code = f"""
+import pytensor, pytensor.tensor as pt, scanlib
+from benchmarks.memory import peak_of_call
+h, w, m, n = pt.dvector(), pt.dvector(), pt.dmatrix(), pt.lscalar()
+trace = scanlib.scan(lambda h, w: pt.tanh(w * h), outputs_info=h, non_sequences=w, n_steps=n,
+                     return_updates=False, checkpoint={checkpoint})
+gradient = pytensor.grad(trace[-1].sum(), [h, w])
+f = pytensor.function([h, w, m, n], gradient, mode="NUMBA", on_unused_input="ignore")
+print(peak_of_call(f, {steps}, "elementwise", {width}))
+"""
+    output = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    return int(output.stdout.splitlines()[-1]) / (8 * width)
+
+
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="memory is read from /proc",
+)
+
+
+@on_linux
+@pytest.mark.slow
+def test_memory_of_schedules():
+    """Rows of the state, above the baseline: about what the schedules promise."""
+    steps, width = 4_096, 1_000
+    stored = peak_rows(None, steps, width)
+    assert stored > 0.9 * steps
+    assert peak_rows("'sqrt'", steps, width) < 2 * 64 + 60
+    assert peak_rows("scanlib.Levels(3)", steps, width) < 3 * 16 + 60
+    assert peak_rows("scanlib.Levels(3)", 8 * steps, width) < 3 * 32 + 60
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [5_000, 500, 150])
+def test_a_budget_is_respected(rows):
+    """Within ten percent, also where sizes are known at run time only."""
+    budget = rows * 8_000
+    assert peak_rows(f"scanlib.Memory({budget})", 4_096, 1_000) <= 1.1 * rows
+
+
+def test_a_budget_takes_the_fewest_levels():
+    h = pt.vector("h", shape=(100,), dtype="float64")
+    row = 800
+
+    def levels(budget):
+        trace = tanh_loop(scanlib.Memory(budget), h, h, 10_000)
+        loop = scanlib.ops.loop.Loop.from_node(trace.owner.inputs[0].owner)
+        length, rest = loop.checkpoint.first(loop)
+        return int(length.data), rest
+
+    assert levels(10_010 * row) == (10_001, None)
+    assert levels(210 * row) == (100, None)
+    length, rest = levels(100 * row)
+    assert 400 < length < 500
+    assert isinstance(rest, Lengths)
+    assert 19 < rest.lengths[0] < 25
+
+
+def test_too_small_a_budget(python):
+    h, n = pt.dvector("h"), pt.lscalar("n")
+    known = pt.vector("known", shape=(3,))
+    cost = tanh_loop(scanlib.Memory(9), known, 0.5)[-1].sum()
+    with pytest.raises(ValueError, match=r"Memory\(9\) is too little"):
+        pytensor.grad(cost, known)
+    trace = tanh_loop(scanlib.Memory(2_000), h, 0.5, n)
+    function = pytensor.function([h, n], pytensor.grad(trace[-1].sum(), h), mode=PLAIN)
+    assert function(np.ones(2), 1000).shape == (2,)
+    with pytest.raises(ValueError, match=r"Memory\(2000\) is too little"):
+        function(np.ones(20), 1000)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "checkpoint, error",
+    [
+        (0, ValueError),
+        (-3, ValueError),
+        (True, TypeError),
+        (2.5, TypeError),
+        ("cube", ValueError),
+        ((), ValueError),
+        ((3, 3), ValueError),
+        ((3, 0), ValueError),
+    ],
+)
+def test_checkpoints_that_make_no_sense(checkpoint, error):
+    with pytest.raises(error, match=r"checkpoint|segment"):
+        tanh_loop(checkpoint, pt.dvector("h"), 0.5)
+
+
+@pytest.mark.parametrize("kind, value", [(scanlib.Levels, 0), (scanlib.Memory, 0)])
+def test_schedules_that_make_no_sense(kind, value):
+    with pytest.raises(ValueError, match=kind.__name__):
+        kind(value)
+    with pytest.raises(TypeError, match=kind.__name__):
+        kind(1.5)
+
+
+def test_scan_checkpoints_checks_its_segments():
+    h = pt.dvector("h")
+    with pytest.raises(ValueError, match="save_every_N"):
+        scanlib.scan_checkpoints(pt.tanh, outputs_info=h, n_steps=3, save_every_N=0)
+    with pytest.raises(TypeError, match="save_every_N"):
+        scanlib.scan_checkpoints(pt.tanh, outputs_info=h, n_steps=3, save_every_N=1.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be stacked over time")
+def test_a_carry_that_cannot_be_stored():
+    from pytensor.typed_list import TypedListType
+
+    carried = TypedListType(pt.dvector().type)("list")
+    with pytest.raises(TypeError, match=r"checkpoints store tensors .* leave out `checkpoint`"):
+        scanlib.scan(
+            lambda h, carried: [pt.tanh(h), carried],
+            outputs_info=[pt.dvector("h"), carried],
+            n_steps=4,
+            checkpoint=2,
+        )
+
+
+# The Ops
+
+
+def test_rows_cut_and_joined(mode):
+    x, tail, n, s = pt.dmatrix("x"), pt.dmatrix("tail"), pt.lscalar("n"), pt.lscalar("s")
+    cut, flipped = SplitRows()(x, n, s), SplitRows()(x[::-1], n, s)
+    outputs = [cut, flipped, MergeRows()(cut), JoinRows()(cut, tail), JoinRows()(flipped, tail)]
+    function = pytensor.function([x, tail, n, s], outputs, mode=mode)
+    rows, rest = rng.normal(size=(11, 2)), rng.normal(size=(3, 2))
+    for count, length in ((3, 3), (1, 11), (0, 4), (11, 1)):
+        whole = count * length
+        back = rows[::-1][:whole]
+        expected = [
+            rows[:whole].reshape(count, length, 2),
+            back.reshape(count, length, 2),
+            rows[:whole],
+            np.concatenate([rows[:whole], rest]),
+            np.concatenate([back, rest]),
+        ]
+        close(function(rows, rest, count, length), expected)
+    with pytest.raises(ValueError, match="a sequence has 11 rows, but the loop takes 12 steps"):
+        function(rows, rest, 3, 4)
+
+
+def test_starts_and_their_adjoint(fast_mode):
+    """``<y, S x> = <S' y, x>``, for histories of two initial rows, also with shorter segments."""
+    history, starts = pt.dmatrix("history"), pt.dtensor3("starts")
+    for count, length in ((3, 3), (4, 1), (0, 5)):
+        read = SegmentStarts(2)(history, count, length)
+        placed = PlacedStarts(2)(starts, history.shape[0], count, length)
+        slices = read.owner.op.as_slices(*read.owner.inputs)
+        added = placed.owner.op.as_slices(*placed.owner.inputs)
+        values = {history: rng.normal(size=(12, 3)), starts: rng.normal(size=(count + 1, 2, 3))}
+        mine, sliced, adjoint, summed = evaluate([read, slices, placed, added], values, fast_mode)
+        close([sliced, summed], [mine, adjoint])
+        for j in range(count + 1):
+            np.testing.assert_array_equal(mine[j], values[history][j * length : j * length + 2])
+        dot = np.sum(mine * values[starts])
+        np.testing.assert_allclose(np.sum(adjoint * values[history]), dot)
+
+
+@pytest.mark.parametrize("schedule", [3, (4, 2), "sqrt"], ids=str)
+def test_under_jax(schedule):
+    pytest.importorskip("jax")
+    x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
+    functions = []
+    for checkpoint, mode in ((None, PLAIN), (schedule, "JAX")):
+        cost = COSTS["last rows"](pt, *taps_loop(checkpoint, x, h, w))
+        functions.append(pytensor.function([x, h, w], pytensor.grad(cost, [x, h, w]), mode=mode))
+    values = [rng.normal(size=s) for s in ((12, 2), (2, 2), 2)]
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = functions[0](*values)
+    close([np.asarray(value) for value in functions[1](*values)], expected)
