@@ -51,6 +51,30 @@ config.add(
     in_c_key=False,
 )
 config.add(
+    "scanlib__split",
+    "Whether loops are taken apart into batches over all steps and the smallest loops that remain.",
+    BoolParam(True),
+    in_c_key=False,
+)
+config.add(
+    "scanlib__split_maps",
+    "Whether splitting evaluates what reads no state, or is read by none, as a batch.",
+    BoolParam(True),
+    in_c_key=False,
+)
+config.add(
+    "scanlib__split_sums",
+    "Whether splitting turns sums over the steps into sums over rows and matrix products.",
+    BoolParam(True),
+    in_c_key=False,
+)
+config.add(
+    "scanlib__split_affine",
+    "Whether splitting gives recurrences that can be lowered a loop of their own.",
+    BoolParam(True),
+    in_c_key=False,
+)
+config.add(
     "scanlib__adopt",
     "Whether loops built with pytensor.scan, and their gradients, become scanlib's loops when a "
     "function is compiled; the same as scanlib.enable().",

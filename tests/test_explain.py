@@ -478,7 +478,9 @@ def test_html_is_escaped():
 def test_names_that_are_long_or_equal():
     x = pt.dvector("x" * 60)
     loop = scan(
-        lambda now, before: now - before, sequences={"input": x, "taps": [0, -1]}, name="n" * 40
+        lambda now, before: pt.tanh(now - before),
+        sequences={"input": x, "taps": [0, -1]},
+        name="n" * 40,
     )
     explanation = scanlib.explain(loop)
     check_forms(explanation)

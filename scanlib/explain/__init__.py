@@ -22,6 +22,7 @@ from scanlib.explain.data import AdoptedLoop, Explanation, LoopExplanation, Obst
 from scanlib.explain.loops import explain_nodes
 from scanlib.explain.runs import Setting, linker_name
 from scanlib.rewrites.adopt import adoption_record
+from scanlib.rewrites.split_record import notes_of
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
@@ -91,7 +92,9 @@ def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation
     adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
     reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
     setting = Setting(linker_name(linker), reasons=reasons)
-    return Explanation(explain_nodes(fgraph.toposort(), setting), source, setting.linker, adoption)
+    loops = explain_nodes(fgraph.toposort(), setting)
+    splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
+    return Explanation(loops, source, setting.linker, adoption, splits)
 
 
 def _outputs(f: Any) -> list[Variable]:

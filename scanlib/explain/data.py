@@ -258,12 +258,15 @@ class Explanation:
     adoption : tuple of AdoptedLoop
         The loops of `pytensor.scan` that were there, where adoption is switched on, and what
         became of each; see `scanlib.enable`.
+    splits : list of (str, str)
+        The name of every loop that was taken apart, and what left it.
     """
 
     loops: list[LoopExplanation] = field(default_factory=list)
     source: str = "graph"
     linker: str = ""
     adoption: tuple[AdoptedLoop, ...] = ()
+    splits: list[tuple[str, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
         from scanlib.explain.text import text
@@ -284,5 +287,6 @@ class Explanation:
             "source": self.source,
             "linker": self.linker,
             "adoption": [asdict(loop) for loop in self.adoption],
+            "splits": [{"loop": name, "what": what} for name, what in self.splits],
             "loops": [loop.to_dict() for loop in self.loops],
         }

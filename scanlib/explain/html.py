@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from scanlib.explain.data import Explanation, LoopExplanation
-from scanlib.explain.text import COLUMNS, adoption, cells, facts, headline, title
+from scanlib.explain.text import COLUMNS, adoption, cells, facts, headline, splits, title
 
 
 def html(explanation: Explanation) -> str:
@@ -13,7 +13,7 @@ def html(explanation: Explanation) -> str:
     loops = "".join(
         _loop(loop, f"{number}. ") for number, loop in enumerate(explanation.loops, start=1)
     )
-    lines = [headline(explanation), *adoption(explanation)]
+    lines = [headline(explanation), *adoption(explanation), *splits(explanation)]
     head = "<br>".join(escape(line) for line in lines)
     return f'<div class="scanlib-explanation"><p>{head}</p>{loops}</div>'
 

@@ -16,10 +16,16 @@ NAME = COLUMNS.index("name")
 
 def text(explanation: Explanation) -> str:
     """Return an explanation as text."""
-    blocks = ["\n".join([headline(explanation), *_wrapped(adoption(explanation))])]
+    lines = [*adoption(explanation), *splits(explanation)]
+    blocks = ["\n".join([headline(explanation), *_wrapped(lines)])]
     for number, loop in enumerate(explanation.loops, start=1):
         blocks.append("\n".join(_loop(loop, f"{number}.", "")))
     return "\n\n".join(blocks)
+
+
+def splits(explanation: Explanation) -> list[str]:
+    """Return what became of the loops that were taken apart, a sentence each."""
+    return [f"{name} was taken apart: {what}" for name, what in explanation.splits]
 
 
 def headline(explanation: Explanation) -> str:

@@ -15,8 +15,13 @@ position  rewrite                          why there
                                      history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
                                            fewer readers
+1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps alive
 1.62      ``scanlib_linear``               before the elementwise lowering, which knows no matrices
 1.65      ``scanlib_elementwise``          after all that makes bodies smaller
+1.655     ``scanlib_reuse``                on loops that are no kernels, before they are taken apart
+1.66      ``scanlib_split``                what is no kernel as a whole; its parts are lowered
+1.661     ``scanlib_split_numba``          the same with factorizations, whose batches only numba
+                                           compiles (and evaluates for zero steps)
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
 48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
@@ -32,8 +37,10 @@ from scanlib.rewrites.compile_time import prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
+from scanlib.rewrites.reuse import ReuseForwardValues
 from scanlib.rewrites.segments import expand_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
+from scanlib.rewrites.split import SplitLoops
 from scanlib.rewrites.sums import SumsIntoLoops
 
 # The first is for modes that include it by name, the second for the whole process.
@@ -63,7 +70,11 @@ optdb.register(
 )
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
+optdb.register("scanlib_maps", SplitLoops(maps_only=True), "fast_run", "scanlib", position=1.615)
 optdb.register("scanlib_linear", LowerLinearLoops(), "fast_run", "scanlib", position=1.62)
 optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scanlib", position=1.65)
+optdb.register("scanlib_reuse", ReuseForwardValues(), "fast_run", "scanlib", position=1.655)
+optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
+optdb.register("scanlib_split_numba", SplitLoops(heavy=True), "numba", position=1.661)
 optdb.register("scanlib_padding", pad_rows, "numba", "jax", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

@@ -60,17 +60,23 @@ class LowerLinearLoops(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if not config.scanlib__linear:
-            return
         for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-            try:
-                new = lower_linear(node, read)
-            except NotLinearError:
-                continue
-            pairs = zip(node.outputs, new, strict=True)
-            replacements = {old: value for old, value in pairs if value is not None}
-            replace(fgraph, replacements, "scanlib_linear")
+            self.lower(fgraph, node)
+
+    @staticmethod
+    def lower(fgraph: FunctionGraph, node: Apply) -> bool:
+        """Replace one loop; return whether it could be."""
+        if not config.scanlib__linear:
+            return False
+        read = [bool(fgraph.clients.get(out)) for out in node.outputs]
+        try:
+            new = lower_linear(node, read)
+        except NotLinearError:
+            return False
+        pairs = zip(node.outputs, new, strict=True)
+        replacements = {old: value for old, value in pairs if value is not None}
+        replace(fgraph, replacements, "scanlib_linear")
+        return True
 
 
 def explain_linear(loop: Loop) -> str | None:

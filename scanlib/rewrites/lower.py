@@ -32,16 +32,20 @@ class LowerElementwiseLoops(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if not config.scanlib__lower:
-            return
         for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            try:
-                new = lower_elementwise(absorb_producers(fgraph, node))
-            except NotElementwiseError:
-                continue
-            replace(
-                fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise"
-            )
+            self.lower(fgraph, node)
+
+    @staticmethod
+    def lower(fgraph: FunctionGraph, node: Apply) -> bool:
+        """Replace one loop; return whether it could be."""
+        if not config.scanlib__lower:
+            return False
+        try:
+            new = lower_elementwise(absorb_producers(fgraph, node))
+        except NotElementwiseError:
+            return False
+        replace(fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise")
+        return True
 
 
 def lower_elementwise(loop: Loop) -> Apply:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytensor.tensor as pt
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
@@ -27,7 +28,11 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
+from scanlib.ops.graph import row_type, substitute
+from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
+from scanlib.rewrites.peel_nodes import batched, elementwise_region
+from scanlib.rewrites.split_cost import is_function
 
 # Operations that a batch computes in one pass over memory, as the steps did.
 _CHEAP: tuple[type, ...] = (
@@ -82,10 +87,13 @@ class OverTime:
         self.length = length
         self.fixed = dict(fixed)
         self.varying = dict(varying)
+        self.given_fixed = set(fixed)
+        self.given = set(varying)
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
         self.varying[variable] = values
+        self.given.add(variable)
 
     def check(self, variables: Iterable[Variable]) -> None:
         """Raise an error if something above the variables is not for a batch.
@@ -152,9 +160,17 @@ class OverTime:
         if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
             self.varying[node.outputs[0]] = self._changed_part(node)
             return
+        kernel = self._kernel(node)
+        if kernel is not None:
+            self.varying[node.outputs[0]] = kernel
+            return
         if isinstance(node.op, Join) and self._join(node):
             return
         if isinstance(node.op, Split) and self._split(node):
+            return
+        special = batched(node, inputs)
+        if special is not None:
+            self.varying[node.outputs[0]] = special
             return
         if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
             axes = [axis + 1 for axis in node.op.axis]
@@ -192,6 +208,31 @@ class OverTime:
             parts = pt.expand_dims(parts, tuple(range(1, 1 + missing)))
         change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
         return change(where, parts)
+
+    def _kernel(self, node: Apply) -> Variable | None:
+        """Return a node's values as a loop of elementwise work; see `split_cost`.
+
+        The loop holds all elementwise work above the node, if there is a function among it.
+        """
+        if not isinstance(node.op, Elemwise) or not config.scanlib__lower:
+            return None
+        region, ends = elementwise_region(node, [*self.given_fixed, *self.given])
+        if not any(is_function(member) for member in region):
+            return None
+        rows: dict[Variable, Variable] = {}
+        loop = Loop(name="map")
+        for end in ends:
+            value, has_time = self.value(end)
+            inner = row_type(value)() if has_time else value.type()
+            if inner.type.broadcastable != end.type.broadcastable:
+                return None
+            rows[end] = inner
+            if has_time:
+                loop.sequences.append(Sequence(value, inner))
+            else:
+                loop.non_sequences.append(NonSequence(value, inner))
+        loop.outputs.append(Output(substitute([node.outputs[0]], rows)[0]))
+        return loop.apply().outputs[0]
 
     # Sums over time
 
@@ -279,7 +320,9 @@ class OverTime:
         x, y = self.rows(left), self.rows(right)
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
-        return pt.tensordot(x, y, axes=([0, 2], [0, 1]))
+        # All rows below one another, without a copy where x is a transposition: Xᵀ then is one.
+        size, columns = x.shape[1], y.shape[2]
+        return pt.dot(x.mT.reshape((-1, size)).T, y.reshape((-1, columns)))
 
 
 def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:

@@ -9,6 +9,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer
 
 from scanlib.rewrites.body import canonicalize_body, hoist_invariants
+from scanlib.rewrites.constants import forward_constants
 from scanlib.rewrites.duplicates import forward_inputs, forward_outputs, merge_equal_states
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.last_rows import check_last_rows, is_loop, untrace
@@ -59,6 +60,7 @@ class SimplifyLoops(GraphRewriter):
             forward_inputs(edit)
             if node.op not in done:
                 canonicalize_body(edit)
+            forward_constants(edit)
             hoist_invariants(edit)
             merge_equal_states(edit)
             forward_outputs(edit)

@@ -1,0 +1,92 @@
+"""Operations that PyTensor would evaluate row by row, or not at all, as one batch over time.
+
+==========================  =======================================================
+in a step                   for all steps
+==========================  =======================================================
+``E[i_t]``                  ``E[i]``, a gather of rows
+``solve(A, b_t)``           one solve with `T` right sides, ``solve(A, Bᵀ)ᵀ``
+``check(x_t, condition_t)`` one check that every step's condition holds
+``x_t @ y_t`` in a batch    a product with one more batch axis
+==========================  =======================================================
+
+All of them give a result of zero rows for zero steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
+
+Value = tuple[Variable, bool]
+
+
+def batched(node: Apply, inputs: list[Value]) -> Variable | None:
+    """Return the values of a node for all steps, None if it has no form of its own.
+
+    Parameters
+    ----------
+    node : Apply
+        A node of a body.
+    inputs : list of (Variable, bool)
+        Its inputs' values, and whether they have a time axis. One of them has.
+    """
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    values = [value for value, _ in inputs]
+    varies = [has_time for _, has_time in inputs]
+    if isinstance(op, CheckAndRaise):
+        return _check(op, inputs)
+    if isinstance(op, Subtensor | AdvancedSubtensor | AdvancedSubtensor1):
+        return values[0][values[1]] if varies == [False, True] and len(values) == 2 else None
+    if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
+        return _solve(op, *values)
+    return None
+
+
+def _check(op: CheckAndRaise, inputs: list[Value]) -> Variable:
+    """Return the checked value, one check for all steps; the value may be the same at each."""
+    (value, has_time), *conditions = inputs
+    if not has_time:
+        steps = next(condition for condition, varies in conditions if varies).shape[0]
+        value = pt.broadcast_to(value, (steps, *tuple(value.shape)))
+    return op(value, *(pt.all(condition) for condition, _ in conditions))
+
+
+def _solve(op: SolveBase, matrix: Variable, right: Variable) -> Variable:
+    """Return the solutions for the right sides of all steps, of shape (T, n) or (T, n, m)."""
+    properties = {name: getattr(op, name) for name in op.__props__}
+    many = type(op)(**(properties | {"b_ndim": 2}))
+    if right.type.ndim == 2:
+        return many(matrix, right.T).T
+    steps, size, columns = right.shape
+    joined = right.dimshuffle(1, 0, 2).reshape((size, steps * columns))
+    return many(matrix, joined).reshape((size, steps, columns)).dimshuffle(1, 0, 2)
+
+
+def elementwise_region(
+    node: Apply, known: Collection[Variable]
+) -> tuple[list[Apply], list[Variable]]:
+    """Return the elementwise nodes above a node, itself included, and what they read."""
+    region: list[Apply] = []
+    ends: dict[Variable, None] = {}
+    pending = [node]
+    seen = {node}
+    while pending:
+        current = pending.pop()
+        region.append(current)
+        for inp in current.inputs:
+            above = inp.owner
+            if isinstance(inp, Constant):
+                continue
+            if above is None or inp in known or not isinstance(above.op, Elemwise):
+                ends[inp] = None
+            elif above not in seen:
+                seen.add(above)
+                pending.append(above)
+    return region, list(ends)

@@ -1,0 +1,71 @@
+"""Sizes that a step asks a value for become inputs of the step.
+
+``zeros_like(h)``, ``h.shape[1]`` and what gradients leave behind, such as a sum over as many rows
+as `h` has, depend on the shape of a value alone. As long as they stand in the body, whatever has
+that shape seems to be needed. A row or a state keeps its shape in all steps, so its sizes are
+those of the loop's own inputs.
+"""
+
+from __future__ import annotations
+
+import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Second
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.rewriting.shape import ShapeFeature
+from pytensor.tensor.shape import Shape, Shape_i
+
+from scanlib.ops.graph import is_tensor
+from scanlib.ops.loop import Loop, NonSequence
+
+_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+
+
+def sizes_from_outside(loop: Loop) -> None:
+    """Let a step read sizes of its inputs from outside; `loop` is edited."""
+    if not any(_asks_for_a_shape(node) for node in toposort(loop.body_outputs())):
+        return
+    shapes = ShapeFeature()
+    fgraph = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False, features=[shapes])
+    for node in fgraph.toposort():
+        if _is_fill(node):
+            (out,), value = node.outputs, node.inputs[1]
+            filled = pt.alloc(value, *shapes.shape_of[node.inputs[0]])
+            if out.type.is_super(filled.type):
+                fgraph.replace(out, filled)
+    optdb.query(_CANONICAL).rewrite(fgraph)
+    loop.set_body_outputs(list(fgraph.outputs))
+    outer = _outer_rows(loop)
+    replacements: dict[Variable, Variable] = {}
+    for node in toposort(loop.body_outputs()):
+        if not isinstance(node.op, Shape_i) or node.inputs[0] not in outer:
+            continue
+        whole, lead = outer[node.inputs[0]]
+        size = pt.cast(whole.shape[node.op.i + lead], "int64")
+        inner = node.outputs[0].type()
+        loop.non_sequences.append(NonSequence(size, inner))
+        replacements[node.outputs[0]] = inner
+    if replacements:
+        loop.substitute(replacements)
+
+
+def _asks_for_a_shape(node: Apply) -> bool:
+    return isinstance(node.op, Shape | Shape_i) or _is_fill(node)
+
+
+def _is_fill(node: Apply) -> bool:
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Second)
+
+
+def _outer_rows(loop: Loop) -> dict[Variable, tuple[Variable, int]]:
+    """Return, for every tensor among a step's inputs, where its sizes come from."""
+    found = {part.row: (part.outer, 1) for part in loop.sequences}
+    for state in loop.states:
+        found.update(dict.fromkeys(state.taps.values(), (state.initial, 1)))
+    found.update({carry.value: (carry.initial, 0) for carry in loop.carries})
+    found.update({part.inner: (part.outer, 0) for part in loop.non_sequences})
+    return {inner: place for inner, place in found.items() if is_tensor(inner)}

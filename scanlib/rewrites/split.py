@@ -1,0 +1,347 @@
+"""The smallest possible loop: what does not need the steps one after the other leaves it.
+
+For a loop with recurrent parts `h`, early values `m`, late outputs `y` and sums `c`::
+
+    m_t = μ(x_t)            one batch for all steps, before the loop
+    h_t = φ(h_{t-1}, m_t)   the loop
+    y_t = ψ(h_t, x_t)       one batch, after the loop
+    c   = Σ_t g(h_t, x_t)   a sum over rows; for g = λ_t h_tᵀ one matrix product Λᵀ H
+
+`scanlib.rewrites.split_parts` says what belongs where, by the cost rule of
+`scanlib.rewrites.split_cost`; `scanlib.rewrites.peel` evaluates batches and sums. In the gradient
+of a recurrent network all weight gradients are such sums.
+
+A loop with `until` is not preceded by batches: they would compute steps that the loop may not
+take, and fail where a step would. What comes after it sees the steps that ran.
+
+Derived from loop distribution (fission) along strongly connected components: R. Allen and
+K. Kennedy, "Automatic translation of FORTRAN programs to vector form", 1987.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.raise_op import CheckAndRaise
+
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import conform, substitute
+from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
+from scanlib.ops.messages import Messages
+from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.joins import join_slices
+from scanlib.rewrites.last_rows import is_loop
+from scanlib.rewrites.lengths import row_count
+from scanlib.rewrites.linear import LowerLinearLoops
+from scanlib.rewrites.linear_parts import canonical_loop
+from scanlib.rewrites.lower import LowerElementwiseLoops, specialize_body
+from scanlib.rewrites.peel import OverTime
+from scanlib.rewrites.shape_reads import sizes_from_outside
+from scanlib.rewrites.simplify import replace
+from scanlib.rewrites.split_components import drop_unread, fresh_copy, rows_of_tap, separate
+from scanlib.rewrites.split_parts import SplitParts
+from scanlib.rewrites.split_record import SplitNote, record
+
+_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
+
+
+class SplitLoops(GraphRewriter):
+    """Take loops apart; see the module's text.
+
+    Parameters
+    ----------
+    maps_only : bool
+        Whether only loops without recurrent parts and sums are replaced.
+    heavy : bool
+        Whether factorizations and solves may be evaluated as a batch, a call per step.
+    """
+
+    def __init__(self, maps_only: bool = False, heavy: bool = False) -> None:
+        super().__init__()
+        self.maps_only = maps_only
+        self.heavy = heavy
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if not config.scanlib__split:
+            return
+        pending = [node for node in fgraph.toposort() if is_loop(node)]
+        while pending:
+            node = pending.pop()
+            if node not in fgraph.apply_nodes or (self.maps_only and not _is_map(node)):
+                continue
+            read = [bool(fgraph.clients.get(out)) for out in node.outputs]
+            new, note = split(node, read, self.heavy) or (None, None)
+            if new is None and not self.maps_only and config.scanlib__split_affine:
+                new, note = separate(node) or (None, None)
+            if new is None or note is None:
+                continue
+            record(fgraph, note)
+            before = set(fgraph.apply_nodes)
+            pairs = zip(node.outputs, new, strict=True)
+            made = {old: value for old, value in pairs if value is not None}
+            replace(fgraph, made, "scanlib_split")
+            for own in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
+                if not lower(fgraph, own) and own.op != node.op:
+                    pending.append(own)
+
+
+def _is_map(node: Apply) -> bool:
+    signature = node.op.signature
+    return not (signature.n_states or signature.n_carries or signature.has_stop)
+
+
+def lower(fgraph: FunctionGraph, node: Apply) -> bool:
+    """Lower a loop that a split left; return whether it could be."""
+    return LowerLinearLoops.lower(fgraph, node) or LowerElementwiseLoops.lower(fgraph, node)
+
+
+def split(
+    node: Apply, read: list[bool], heavy: bool = False
+) -> tuple[list[Variable | None], SplitNote] | None:
+    """Return what replaces each output of a loop that is read, None if the loop stays."""
+    loop = canonical_loop(node)
+    sizes_from_outside(loop)
+    join_slices(loop)
+    parts = SplitParts(loop, heavy)
+    if not parts.plan() and not _is_only_sums(parts):
+        return None
+    if not parts.recurrent and loop.stop is None and not _lowers(parts):
+        parts.take_all_sums()
+    if not (parts.before or parts.outputs or parts.taken_sums):
+        return None
+    outer = list(dict.fromkeys(loop.outer_inputs()))
+    stand_ins = [variable.type() for variable in outer]
+    places = dict(zip(outer, stand_ins, strict=True))
+    replace_outer(loop, places)
+    lengths = {new: row_count(old) for old, new in places.items()}
+    try:
+        builder = _Split(parts, read, lengths)
+        values = builder.values()
+    except NotImplementedError:
+        return None
+    chosen = [value for value in values if value is not None]
+    # What is new has missed the rewrites of this phase.
+    graph = FunctionGraph(stand_ins, chosen, clone=False)
+    optdb.query(_STABLE).rewrite(graph)
+    made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
+    note = SplitNote(
+        loop.name or "loop",
+        before=len(parts.before),
+        after=len(parts.outputs),
+        sums=len(parts.taken_sums),
+        stored=len(parts.stored),
+        loops=0 if builder.results is None else 1,
+    )
+    return [None if value is None else next(made) for value in values], note
+
+
+def _is_only_sums(parts: SplitParts) -> bool:
+    return not parts.recurrent and parts.loop.stop is None and bool(parts.sums)
+
+
+def _lowers(parts: SplitParts) -> bool:
+    """Whether the loop of what remains is elementwise, or there is none."""
+    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
+    if not rest.body_outputs():
+        return True
+    rest = fresh_copy(rest)
+    specialize_body(rest)
+    try:
+        scalar_loop(rest)
+    except NotElementwiseError:
+        return False
+    return True
+
+
+def remaining_loop(
+    parts: SplitParts, before: dict[Variable, Variable]
+) -> tuple[Loop, dict[int, Output]]:
+    """Return the loop of what does not leave, and the outputs that store values for batches.
+
+    `before` holds the rows of early values, `parts.stored` what is stored; the second result is
+    keyed by the identity of the stored value.
+    """
+    loop = parts.loop
+    taken = {id(carry) for carry, _ in parts.taken_sums}
+    gone = {id(part) for part in parts.outputs}
+    stored = {id(value): Output(value) for value in parts.stored}
+    rest = Loop(
+        n_steps=loop.n_steps,
+        sequences=list(loop.sequences),
+        states=[
+            State(part.initial, dict(part.taps), part.next, part.untraced, part.name)
+            for part in loop.states
+            if id(part) not in taken
+        ],
+        carries=[
+            Carry(part.initial, part.value, part.next, part.name)
+            for part in loop.carries
+            if id(part) not in taken
+        ],
+        non_sequences=list(loop.non_sequences),
+        outputs=[Output(p.value, p.name) for p in loop.outputs if id(p) not in gone],
+        stop=loop.stop,
+        reverse=loop.reverse,
+        truncate_gradient=loop.truncate_gradient,
+        required_steps=loop.required_steps,
+        name=loop.name,
+    )
+    rest.outputs += stored.values()
+    if not rest.body_outputs():
+        return rest, stored
+    rows = {value: value.type() for value in before}
+    rest.sequences += [Sequence(before[value], row) for value, row in rows.items()]
+    rest.substitute(rows)
+    drop_unread(rest)
+    return rest, stored
+
+
+def replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
+    """Give a loop other inputs."""
+    loop.n_steps = None if loop.n_steps is None else replacements[loop.n_steps]
+    for sequence in loop.sequences:
+        sequence.outer = replacements[sequence.outer]
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in recurrent:
+        part.initial = replacements[part.initial]
+    for whole in loop.non_sequences:
+        whole.outer = replacements[whole.outer]
+
+
+@dataclass
+class _Split:
+    """Builds what replaces a loop's outputs."""
+
+    parts: SplitParts
+    read: list[bool]
+    lengths: dict[Variable, Any]
+    results: Results | None = None
+    by_part: dict[int, Variable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = self.parts.loop
+        fixed = {whole.inner: whole.outer for whole in self.loop.non_sequences}
+        rows = {part.row: part.outer for part in self.loop.sequences}
+        self.over_time = OverTime(self.loop.length(), fixed, rows)
+
+    def values(self) -> list[Variable | None]:
+        parts, loop = self.parts, self.loop
+        before = {value: self.over_time.rows(value) for value in parts.before}
+        rest, stored = remaining_loop(parts, before)
+        if rest.body_outputs():
+            self.results = rest.apply()
+            self._name_results(rest, stored)
+        self._check_lengths(rest)
+        if self.results is not None and loop.stop is not None:
+            self._only_steps_that_ran()
+        added = {id(carry): value for carry, value in parts.taken_sums}
+        gone = {id(part) for part in parts.outputs}
+        found: list[Variable | None] = []
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        for part, read in zip(every, self.read, strict=True):
+            if not read:
+                found.append(None)
+            elif id(part) in gone:
+                assert isinstance(part, Output)
+                found.append(self.over_time.rows(part.value))
+            elif id(part) in added:
+                found.append(self._sum(part, added[id(part)]))
+            else:
+                found.append(self.by_part[id(part)])
+        return found
+
+    def _sum(self, part: State | Carry | Output, added: Variable) -> Variable:
+        """Return the value of a sum after the last step."""
+        total = self.over_time.total(added)
+        if isinstance(part, Carry):
+            return conform(part.initial + total, part.value.type)
+        assert isinstance(part, State)
+        last = conform(part.initial[0] + total, part.taps[-1].type)[None]
+        required = self.loop.required_steps
+        if self.results is None and required:
+            loop = self.loop
+            message = Messages(loop.signature(), loop.labels(), loop.name).missing_steps()
+            last = CheckAndRaise(IndexError, message)(last, pt.ge(self.loop.length(), required))
+        return last
+
+    def _name_results(self, rest: Loop, stored: dict[int, Output]) -> None:
+        """Give batches the rows that the loop stored, and find the results of its parts."""
+        assert self.results is not None
+        made = results_by_part(rest, self.results)
+        loop, taken = self.loop, {id(carry) for carry, _ in self.parts.taken_sums}
+        gone = {id(part) for part in self.parts.outputs}
+        old: list[State | Carry | Output] = [
+            *(part for part in loop.states if id(part) not in taken),
+            *(part for part in loop.carries if id(part) not in taken),
+            *(part for part in loop.outputs if id(part) not in gone),
+        ]
+        new: list[State | Carry | Output] = [*rest.states, *rest.carries, *rest.outputs]
+        for mine, theirs in zip(old, new, strict=False):
+            self.by_part[id(mine)] = made[id(theirs)]
+        known = self.over_time
+        for state in loop.states:
+            if state.untraced:
+                continue
+            history = self.by_part[id(state)]
+            for offset, tap in [*state.taps.items(), (0, state.next)]:
+                if offset or tap in self.parts.late_or_recurrent:
+                    rows = rows_of_tap(history, state.depth, offset, loop.reverse)
+                    known.varying.setdefault(tap, rows)
+        for output in loop.outputs:
+            if id(output) in self.by_part and output.value in self.parts.late_or_recurrent:
+                known.varying.setdefault(output.value, self.by_part[id(output)])
+        for value in self.parts.stored:
+            known.varying[value] = made[id(stored[id(value)])]
+
+    def _check_lengths(self, rest: Loop) -> None:
+        """Check the lengths of sequences that no loop reads any more."""
+        loop, known = self.loop, self.over_time
+        if self.results is not None:
+            checked = [part.outer for part in rest.sequences]
+        else:
+            checked = [] if loop.n_steps is not None else [loop.sequences[0].outer]
+        for part in loop.sequences:
+            if any(self._same_length(part.outer, other) for other in checked):
+                continue
+            message = (
+                f"scan{f' `{loop.name}`' if loop.name else ''}: a sequence does not have one row "
+                "for every step; pass a longer sequence or fewer steps"
+            )
+            check = CheckAndRaise(SequenceLengthError, message)
+            rows = check(part.outer, pt.eq(part.outer.shape[0], loop.length()))
+            known.varying[part.row] = rows
+
+    def _same_length(self, one: Variable, two: Variable) -> bool:
+        if one is two:
+            return True
+        if one.type.shape[0] is not None and one.type.shape[0] == two.type.shape[0]:
+            return True
+        return one in self.lengths and self.lengths[one] == self.lengths.get(two)
+
+    def _only_steps_that_ran(self) -> None:
+        """Cut the rows of sequences that no step read, because the loop ended before."""
+        assert self.results is not None
+        loop, known = self.loop, self.over_time
+        if self.results.outputs:
+            ran = self.results.outputs[0].shape[0]
+        else:
+            traced = next(s for s in loop.states if not s.untraced)
+            ran = self.by_part[id(traced)].shape[0] - traced.depth
+        for part in loop.sequences:
+            rows = known.varying[part.row]
+            first = rows.shape[0] - ran
+            known.varying[part.row] = rows[first:] if loop.reverse else rows[:ran]
+        known.length = ran

@@ -1,0 +1,259 @@
+"""The cost rule of the split: what leaves a loop, and what stays.
+
+A step's operation is of one of four kinds:
+
+========  =================================================  ====================================
+kind      operations                                         in a batch over time
+========  =================================================  ====================================
+product   a matrix product with a side that is the same at   one large product: its matrix is read
+          every step; a solve with such a matrix             once, not once per step. Pays always.
+pairs     a product of two values that both differ from      the same work; pays where it is
+          step to step                                       summed, as ``Σ X_t Y_t`` is one product
+light     elementwise work, reductions, indices, shapes      one more pass over memory. In a step it
+                                                             works on rows that are in the cache.
+heavy     factorizations, solves, sorts: an array a time     the same work, one call per step
+bound     loops, random draws, all that is not known         not possible
+========  =================================================  ====================================
+
+Let `T` be the number of steps. A loop moves, for every step, the rows it reads and writes; a value
+that crosses the border between a loop and a batch is written once and read once, ``2 T`` rows.
+
+1. **A product pays for its rows.** It takes as many multiplications per item of its result as its
+   matrix has rows, so both passes over the result cost less than what a large product saves over
+   `T` small ones. It leaves the loop, before it if it reads no state, after it if no state reads
+   it, with the light work it needs. A product over an axis of one item is light work.
+2. **Light work stays if there is a loop.** It costs no pass over memory there. It leaves with a
+   product it feeds; and if there is nothing else left, the loop disappears.
+3. **A batch after the loop reads what is there.** Rows of sequences and of stored states cost
+   nothing more; arithmetic on them is done again. All else that it needs is stored by the loop.
+4. **Sums run in constant memory.** ``c + f(x_t, h_t)`` leaves the loop if it is a product (one
+   matrix product over all steps), or if its rows are stored anyway. Sums of elementwise work on
+   sequences are a loop of their own, which stores nothing.
+5. **Functions are computed by a kernel.** PyTensor evaluates ``exp`` and ``tanh`` of an array one
+   item after the other; scanlib's elementwise kernels take 4 to 60 times less. Batches
+   that hold one become an elementwise kernel over the steps, without recurrence.
+6. **A recurrence leaves a loop** if it can be lowered on its own and that stores nothing new but
+   scalars, or feeds a product.
+7. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
+   these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
+   of a batch, the step multiplies instead.
+8. **What the forward loop computed, the backward loop reads** if it is a product, or a function
+   with more than arithmetic of one: it takes two passes over the rows, and computing it
+   again takes the product as well (`scanlib.rewrites.reuse`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import ancestors
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import basic as ps
+from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    ExtractDiag,
+    Eye,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, IncSubtensor, Subtensor
+
+from scanlib._compat import LOG_SUM_EXP
+from scanlib.ops.graph import is_tensor
+from scanlib.rewrites.gathers import varying_index
+
+PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
+
+_VIEWS = (DimShuffle, Subtensor, SpecifyShape, ScalarFromTensor, TensorFromScalar)
+_LIGHT: tuple[type, ...] = (
+    *_VIEWS,
+    Alloc,
+    Argmax,
+    CAReduce,
+    CheckAndRaise,
+    CumOp,
+    Elemwise,
+    ExtractDiag,
+    Eye,
+    IncSubtensor,
+    Join,
+    LogSoftmax,
+    MakeVector,
+    Reshape,
+    Shape,
+    Shape_i,
+    Softmax,
+)
+if LOG_SUM_EXP is not None:
+    _LIGHT = (*_LIGHT, LOG_SUM_EXP)
+
+# Sizes of matrices that are made for every step at no cost to speak of, and at too great a cost.
+SMALL, LARGE = 4, 32
+
+# Functions that kernels of elementwise loops compute for several items at once.
+FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
+
+# Arithmetic that is done again rather than stored.
+_ARITHMETIC = (
+    ps.Add,
+    ps.Sub,
+    ps.Mul,
+    ps.TrueDiv,
+    ps.Neg,
+    ps.Sqr,
+    ps.Abs,
+    ps.Cast,
+    ps.Identity,
+    ps.Second,
+    ps.Switch,
+    ps.Sign,
+    ps.ScalarMaximum,
+    ps.ScalarMinimum,
+    ps.LogicalComparison,
+    ps.AND,
+    ps.OR,
+    ps.Invert,
+)
+
+
+def core(node: Apply) -> object:
+    """Return the Op of a node, without the batch around it."""
+    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
+
+
+def batch_rank(node: Apply) -> int:
+    """Return how many axes of a node's result belong to a batch around its Op."""
+    return node.op.batch_ndim(node) if isinstance(node.op, Blockwise) else 0
+
+
+def is_linear_algebra(op: object) -> bool:
+    """Whether an Op factorizes, inverts or solves."""
+    return type(op).__module__.startswith("pytensor.tensor.linalg")
+
+
+def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
+    """Return the kind of a node of a body; `varies` says what differs from step to step."""
+    if not all(is_tensor(v) or _is_scalar(v) for v in (*node.inputs, *node.outputs)):
+        return BOUND
+    op = core(node)
+    if isinstance(op, Dot):
+        return _kind_of_product(node, varies)
+    if isinstance(op, SolveBase) and not varies(node.inputs[0]) and not batch_rank(node):
+        return PRODUCT
+    if is_linear_algebra(op):
+        return HEAVY
+    if isinstance(node.op, Blockwise):
+        return BOUND
+    if isinstance(op, AdvancedSubtensor | AdvancedSubtensor1):
+        return LIGHT if _is_lookup(node, varies) else BOUND
+    if isinstance(op, ARange):
+        return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
+    if isinstance(op, Subtensor | IncSubtensor):
+        return LIGHT if _fixed_places(node, varies) or varying_index(node, varies) else BOUND
+    if isinstance(op, Alloc | Reshape | Eye) and not _fixed_sizes(node, varies):
+        return BOUND
+    return LIGHT if isinstance(op, _LIGHT) else BOUND
+
+
+def _is_scalar(variable: Variable) -> bool:
+    return getattr(variable.type, "dtype", None) is not None and not hasattr(
+        variable.type, "format"
+    )
+
+
+def _kind_of_product(node: Apply, varies: Callable[[Variable], bool]) -> str:
+    left, right = node.inputs
+    if left.type.shape[-1] == 1 or right.type.shape[-2] == 1:
+        return LIGHT
+    differ = [varies(inp) for inp in node.inputs]
+    return PAIRS if all(differ) else PRODUCT
+
+
+def _fixed_places(node: Apply, varies: Callable[[Variable], bool]) -> bool:
+    arrays = 2 if isinstance(node.op, IncSubtensor) else 1
+    return not any(varies(inp) for inp in node.inputs[arrays:])
+
+
+def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
+    """Whether a node reads rows of an array that is the same at every step."""
+    if len(node.inputs) != 2 or varies(node.inputs[0]):
+        return False
+    if isinstance(node.op, AdvancedSubtensor1):
+        return True
+    places = node.op.idx_list
+    return len(places) == 1 and not isinstance(places[0], slice)
+
+
+def _fixed_sizes(node: Apply, varies: Callable[[Variable], bool]) -> bool:
+    arrays = 0 if isinstance(node.op, Eye) else 1
+    return not any(varies(inp) for inp in node.inputs[arrays:])
+
+
+def is_view(node: Apply) -> bool:
+    """Whether a node's result is its input, read in another way."""
+    return isinstance(node.op, _VIEWS)
+
+
+def is_arithmetic(node: Apply) -> bool:
+    """Whether computing a node's result again costs less than storing it."""
+    if isinstance(node.op, Elemwise):
+        return isinstance(node.op.scalar_op, _ARITHMETIC)
+    return is_view(node) or isinstance(node.op, Alloc | Shape | Shape_i | MakeVector)
+
+
+def is_function(node: Apply) -> bool:
+    """Whether a node is elementwise, and scanlib's kernels are faster at it than PyTensor's."""
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, FUNCTIONS)
+
+
+def is_sum_of_products(node: Apply) -> bool:
+    """Whether the sum over time of a node's result is one matrix product."""
+    if isinstance(core(node), Dot):
+        return True
+    if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
+        return False
+    if len(node.inputs) != 2 or node.outputs[0].type.ndim != 2:
+        return False
+    left, right = (inp.type.broadcastable for inp in node.inputs)
+    return {left, right} == {(True, False), (False, True)}
+
+
+def _is_product(variable: Variable) -> bool:
+    node = variable.owner
+    return (
+        node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Mul)
+    )
+
+
+def builds_matrices(matrix: Variable, rows: Iterable[Variable]) -> bool:
+    """Whether a recurrence's matrices of all steps take more memory than what they are made of.
+
+    `matrix` has the state's other axes in front of its own two.
+    """
+    source = matrix
+    while source.owner is not None and is_view(source.owner):
+        source = source.owner.inputs[0]
+    rows = set(rows)
+    if not _is_product(source) or not rows.intersection(ancestors([matrix])):
+        return False
+    factors = [inp for inp in source.owner.inputs if True not in inp.type.broadcastable[-2:]]
+    if rows.intersection(ancestors(factors)):
+        return False  # a step makes such matrices in any case
+    size = max((length or 0 for length in matrix.type.shape[-2:]), default=0)
+    if 0 < size <= SMALL:
+        return False
+    if any(length != 1 for length in matrix.type.shape[:-2]):
+        return True
+    return size > LARGE
