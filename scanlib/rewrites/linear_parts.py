@@ -29,7 +29,6 @@ from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.gathers import additions_as_sums
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.peel import NotPeelableError, OverTime
-from scanlib.rewrites.split_cost import builds_matrices
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 

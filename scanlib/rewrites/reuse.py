@@ -42,7 +42,7 @@ class ReuseForwardValues(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         if not (config.scanlib__split and config.scanlib__split_maps):
             return
-        loops = [node for node in fgraph.toposort() if is_loop(node)]
+        loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
         for reader in loops[1:]:
             above = set(ancestors(reader.inputs))
             for maker in loops[: loops.index(reader)]:

@@ -77,7 +77,8 @@ class SplitLoops(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         if not config.scanlib__split:
             return
-        pending = [node for node in fgraph.toposort() if is_loop(node)]
+        # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
+        pending = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
         while pending:
             node = pending.pop()
             if node not in fgraph.apply_nodes or (self.maps_only and not _is_map(node)):

@@ -36,7 +36,7 @@ that crosses the border between a loop and a batch is written once and read once
    scalars, or feeds a product.
 7. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
    these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
-   of a batch, the step multiplies instead.
+   of a batch, the step multiplies instead (`scanlib.rewrites.linear_cost`).
 8. **What the forward loop computed, the backward loop reads** if it is a product, or a function
    with more than arithmetic of one: it takes two passes over the rows, and computing it
    again takes the product as well (`scanlib.rewrites.reuse`).
@@ -44,10 +44,9 @@ that crosses the border between a loop and a batch is written once and read once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import Sigmoid, Softplus
@@ -98,9 +97,6 @@ _LIGHT: tuple[type, ...] = (
 )
 if LOG_SUM_EXP is not None:
     _LIGHT = (*_LIGHT, LOG_SUM_EXP)
-
-# Sizes of matrices that are made for every step at no cost to speak of, and at too great a cost.
-SMALL, LARGE = 4, 32
 
 # Functions that kernels of elementwise loops compute for several items at once.
 FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
@@ -228,32 +224,3 @@ def is_sum_of_products(node: Apply) -> bool:
         return False
     left, right = (inp.type.broadcastable for inp in node.inputs)
     return {left, right} == {(True, False), (False, True)}
-
-
-def _is_product(variable: Variable) -> bool:
-    node = variable.owner
-    return (
-        node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Mul)
-    )
-
-
-def builds_matrices(matrix: Variable, rows: Iterable[Variable]) -> bool:
-    """Whether a recurrence's matrices of all steps take more memory than what they are made of.
-
-    `matrix` has the state's other axes in front of its own two.
-    """
-    source = matrix
-    while source.owner is not None and is_view(source.owner):
-        source = source.owner.inputs[0]
-    rows = set(rows)
-    if not _is_product(source) or not rows.intersection(ancestors([matrix])):
-        return False
-    factors = [inp for inp in source.owner.inputs if True not in inp.type.broadcastable[-2:]]
-    if rows.intersection(ancestors(factors)):
-        return False  # a step makes such matrices in any case
-    size = max((length or 0 for length in matrix.type.shape[-2:]), default=0)
-    if 0 < size <= SMALL:
-        return False
-    if any(length != 1 for length in matrix.type.shape[:-2]):
-        return True
-    return size > LARGE
