@@ -291,10 +291,17 @@ RECURRENT = {
         scans=1,
         kernels=1,
     ),
-    "two matrix recurrences": Case(
+    "two matrix recurrences, joined": Case(
         lambda p, x, h, g, U, V: [x + 0.1 * (h @ U), x + h - 0.1 * (g @ V)],
         ("x",),
         ("h", "g"),
+        ("U", "V"),
+        kernels=1,
+    ),
+    "two matrix recurrences of two shapes": Case(
+        lambda p, x, h, H, U, V: [x + 0.1 * (h @ U), x + h - 0.1 * (H @ V)],
+        ("x",),
+        ("h", "H"),
         ("U", "V"),
         kernels=2,
     ),

@@ -37,6 +37,13 @@ class NotLinearError(Exception):
     """A loop is not a matrix recurrence with maps around it; the text says why."""
 
 
+class MatricesCostMoreError(NotLinearError):
+    """A loop is a matrix recurrence, but its matrices take more memory than the loop."""
+
+    def __init__(self) -> None:
+        super().__init__("a matrix for each step would take more memory than the loop")
+
+
 def canonical_loop(node: Apply) -> Loop:
     loop = Loop.from_node(node)
     if not config.scanlib__simplify:
@@ -161,8 +168,8 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError(str(error)) from error
     if recurrence.matrix.type.dtype != dtype:
         raise NotLinearError("the matrix has another dtype than the state")
-    if builds_matrices(recurrence.matrix, [sequence.row for sequence in loop.sequences]):
-        raise NotLinearError("a matrix for each step would take more memory than the loop")
+    if builds_matrices(loop, {value: part.next}, recurrence.matrix):
+        raise MatricesCostMoreError
     parts = Parts(part, recurrence, sums)
     check_maps(loop, parts)
     return parts
@@ -258,6 +265,15 @@ def added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
                 continue
             return shift.dimshuffle(*(order.index(k) for k in range(value.type.ndim)))
     return None
+
+
+def added_up(part: State | Carry, loop: Loop) -> Variable | None:
+    """Return what a step adds to a part that only adds up and is not stored, else None."""
+    if isinstance(part, Carry):
+        return _addend(part, loop)
+    if not part.untraced or set(part.taps) != {-1}:
+        return None
+    return _addend(Carry(part.initial, part.taps[-1], part.next), loop)
 
 
 def _addend(carry: Carry, loop: Loop) -> Variable | None:

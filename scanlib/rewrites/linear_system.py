@@ -30,12 +30,15 @@ from scanlib.analysis.system_rules import Block
 from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
+from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.linear_joined import Joined, initial_of, piece_of, slots_of
 from scanlib.rewrites.linear_parts import (
     CANONICAL,
+    MatricesCostMoreError,
     NotLinearError,
     Parts,
     added_to,
+    added_up,
     canonical_loop,
     check_maps,
     split_sums,
@@ -209,9 +212,13 @@ class _Joining:
     def result(self) -> tuple[Loop, Parts, Joined]:
         """Return the joined loop, its parts, and what its results are to those of the old one."""
         loop = self.loop
+        if all(added_up(slot.part, loop) is not None for slot in self.slots):
+            raise NotLinearError("its states only add up what the steps compute")
         matrix = self.matrix(self.forms)
         above = set(ancestors([matrix]))
         self.check_cost(any(sequence.row in above for sequence in loop.sequences))
+        if builds_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix):
+            raise MatricesCostMoreError
         mask = None if self.is_dense() else self.mask()
         offset = self.offset()
         recurrence = Recurrence("real", self.batch, matrix.mT, offset)

@@ -23,7 +23,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scanlib.ops.graph import depends_on, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.gathers import varying_index
-from scanlib.rewrites.linear_parts import _addend as addend
+from scanlib.rewrites.linear_parts import added_up
 from scanlib.rewrites.split_cost import (
     BOUND,
     HEAVY,
@@ -64,7 +64,7 @@ class SplitParts:
         self.recurrent: list[State | Carry] = []
         parts: list[State | Carry] = [*loop.states, *loop.carries]
         for part in parts:
-            added = _added_up(part, loop)
+            added = added_up(part, loop)
             if added is None:
                 self.recurrent.append(part)
             else:
@@ -299,12 +299,3 @@ class SplitParts:
 
 def _past(part: State | Carry) -> list[Variable]:
     return list(part.taps.values()) if isinstance(part, State) else [part.value]
-
-
-def _added_up(part: State | Carry, loop: Loop) -> Variable | None:
-    """Return what a step adds to a part that only adds up and is not stored, else None."""
-    if isinstance(part, Carry):
-        return addend(part, loop)
-    if not part.untraced or set(part.taps) != {-1}:
-        return None
-    return addend(Carry(part.initial, part.taps[-1], part.next), loop)
