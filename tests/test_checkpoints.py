@@ -456,7 +456,7 @@ def test_memory_of_schedules():
 
 @on_linux
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "width"), [(5_000, 1_000), (500, 1_000), (150, 10_000)])
+@pytest.mark.parametrize("rows, width", [(5_000, 1_000), (500, 1_000), (150, 10_000)])
 def test_a_budget_is_respected(rows, width):
     """Within ten percent, also where sizes are known at run time only.
 
