@@ -248,6 +248,19 @@ class TestLengths:
         assert [r.shape for r in results] == [(0, 3), (0, 5), (0,), (0, 3, 3), (0, 2, 1)]
         assert [str(r.dtype) for r in results] == ["float64", "int32", "float64", "float64", "int8"]
 
+    def test_rows_as_long_as_an_array_of_the_step(self, mode):
+        """Of zero steps as well: only the array's shape is read, which needs no step."""
+        n, x, y = pt.lscalar("n"), pt.matrix("x"), pt.matrix("y")
+        rows = scanlib.scan(
+            lambda x, y: pt.zeros((0.4 + 4 * x).shape[0] + pt.concatenate([x, y]).shape[0]),
+            sequences=[x, y],
+            n_steps=n,
+            return_updates=False,
+        )
+        f = pytensor.function([n, x, y], rows, mode=mode)
+        for steps in (0, 1, 2):
+            assert f(steps, np.ones((2, 3)), np.ones((2, 2))).shape == (steps, 8)
+
     @pytest.mark.parametrize("empty", ["n_steps", "sequence"])
     def test_last_row_of_zero_steps(self, mode, empty):
         x, h0, n = pt.vector("x"), pt.scalar("h0"), pt.lscalar("n")

@@ -254,6 +254,20 @@ class TestCompiled:
         np.testing.assert_allclose(rows[0][1:], wanted)
 
 
+def test_explain():
+    x = pt.dvector("x")
+    h = scanlib.scan(lambda x, h: 0.5 * h + x, x, pt.zeros(()), return_updates=False)
+    function = pytensor.function([x], h, mode="PYTORCH")
+    (loop,) = scanlib.explain(function).loops
+    assert loop.schedule == "blocks of steps"
+    assert "compiled by numba" in loop.runs
+    assert "tensors on other devices" in loop.runs
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        (loop,) = scanlib.explain(function).loops
+    assert loop.schedule == "chosen by the PyTorch backend"
+    assert "functions of tensors" in loop.runs
+
+
 def test_importing_scanlib_does_not_import_torch():
     code = "import sys, scanlib; assert 'torch' not in sys.modules and 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,7 +18,7 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import INDEX_WRITES, INDEXED_BY_VECTOR
 from scanlib.analysis.scalar_values import NotElementwiseError
-from scanlib.analysis.sizes import BodySizes
+from scanlib.analysis.sizes import BodyLengths
 
 FULL = slice(None)
 
@@ -36,14 +36,14 @@ class Place:
     along: tuple[int, ...] = ()
 
 
-def index_places(node: Apply, sizes: BodySizes) -> tuple[list[Place], int]:
+def index_places(node: Apply, sizes: BodyLengths) -> tuple[list[Place], int]:
     """Return the place of every axis of the row that a node indexes, and the rank of the items.
 
     Parameters
     ----------
     node : Apply
         Reads or writes some items of its first input.
-    sizes : BodySizes
+    sizes : BodyLengths
         Tells which index arrays count through an axis.
 
     Raises
@@ -101,7 +101,7 @@ def _ndim(index: Variable) -> int:
     return getattr(index.type, "ndim", 0)
 
 
-def _counted(source: Variable, axis: int, place: Place, sizes: BodySizes) -> Place | None:
+def _counted(source: Variable, axis: int, place: Place, sizes: BodyLengths) -> Place | None:
     """Return the place of an axis that an index array counts through, None if it does not."""
     index, along = place.index, place.along
     if index is None or not along:

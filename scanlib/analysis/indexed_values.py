@@ -36,7 +36,7 @@ from scanlib.analysis.scalar_values import (
     ScalarValues,
     describe,
 )
-from scanlib.analysis.sizes import BodySizes, Names, measured
+from scanlib.analysis.sizes import BodyLengths, Names, measured
 from scanlib.ops.positions import Channel, Item, Position, node_level
 
 __all__ = ["IndexedValues"]
@@ -56,7 +56,7 @@ class IndexedValues(ScalarValues):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sizes = BodySizes(self.loop)
+        self.sizes = BodyLengths(self.loop)
 
     def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
         core = op.core_op if isinstance(op, Blockwise) else op

@@ -132,7 +132,7 @@ def _is_number(variable: Variable, number: int) -> bool:
     return isinstance(variable, Constant) and np.asarray(variable.data).item() == number
 
 
-class BodySizes:
+class BodyLengths:
     """Lengths of arrays in the body of a loop, named by what the loop is applied to."""
 
     def __init__(self, loop: Loop) -> None:

@@ -25,6 +25,9 @@ _NAMES = {
     "PerformLinker": "Python",
 }
 
+# Linkers that run what `perform` runs, where they have no code of their own.
+_PERFORM = ("C", "Python", "PyTorch")
+
 
 def linker_name(linker: Any) -> str:
     """Return the name of a linker for users."""
@@ -60,7 +63,7 @@ class Setting:
             return True
         if self.linker == "JAX":
             return _has_xla_code(node)
-        return self.linker in ("C", "Python") and not _runs_in_python(node)
+        return self.linker in _PERFORM and not _runs_in_python(node)
 
     def has_c_code(self, node: Apply) -> bool:
         """Whether the C linker runs code that scanlib writes for the loop."""
@@ -69,7 +72,8 @@ class Setting:
 
     def other_schedule(self) -> str:
         """Return the schedule of loops that the numba backend does not write."""
-        if self.linker in ("C", "Python"):
+        by_tensors = self.linker == "PyTorch" and config.scanlib__perform == "python"
+        if self.linker in _PERFORM and not by_tensors:
             return "one Python call per step"
         return f"chosen by the {self.linker} backend"
 
@@ -79,7 +83,9 @@ class Setting:
             return "as a part of the function that numba compiles"
         if self.linker == "JAX":
             return _runs_in_jax(node)
-        if self.linker not in ("C", "Python"):
+        if self.linker == "PyTorch":
+            return _runs_in_torch(node)
+        if self.linker not in _PERFORM:
             return f"through the {self.linker} linker"
         if config.scanlib__perform == "python":
             return "in plain Python, because the flag scanlib__perform is python"
@@ -108,6 +114,16 @@ def _runs_in_jax(node: Apply) -> str:
     if getattr(getattr(node.op, "signature", None), "has_stop", False):
         return "by lax.while_loop"
     return "by lax.scan; by lax.while_loop if the function computes the number of steps"
+
+
+def _runs_in_torch(node: Apply) -> str:
+    """Return what the PyTorch backend makes of a loop."""
+    if config.scanlib__perform == "python":
+        return "by functions of tensors, because the flag scanlib__perform is python"
+    elsewhere = "by functions of tensors on other devices"
+    if _runs_in_python(node):
+        return f"in plain Python on the CPU, because numba could not compile it; {elsewhere}"
+    return f"as a function of its own on the CPU, compiled by numba at the first call; {elsewhere}"
 
 
 def _runs_in_python(node: Apply) -> bool:

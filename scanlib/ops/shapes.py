@@ -12,6 +12,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import cloneable
@@ -75,11 +76,28 @@ def output_row_shapes(
                 row.append(static[axis])
                 continue
             dim = _without_checks(_item(pt.as_tensor_variable(symbolic[axis])))
+            if dim in depends_on([dim], varying):
+                dim = _without_checks(_with_known_shapes(dim, inputs, shapes))
             row.append(None if dim in depends_on([dim], varying) else dim)
         results.append(row)
     flat = substitute([dim for row in results for dim in row if dim is not None], constant)
     remaining = iter(flat)
     return [[None if dim is None else next(remaining) for dim in row] for row in results]
+
+
+def _with_known_shapes(
+    size: Variable, inputs: Sequence[Variable], shapes: Sequence[Sequence[Variable] | None]
+) -> Variable:
+    """Return a size that reads no array for its shape alone, where that can be told."""
+    reads = [node for node in toposort([size]) if isinstance(node.op, Shape | Shape_i)]
+    told = infer_shape([node.inputs[0] for node in reads], inputs, shapes)
+    replacements: dict[Variable, Variable] = {}
+    for node, shape in zip(reads, told, strict=True):
+        if isinstance(node.op, Shape_i):
+            replacements[node.outputs[0]] = pt.as_tensor_variable(shape[node.op.i])
+        elif shape:
+            replacements[node.outputs[0]] = pt.stack([pt.cast(dim, "int64") for dim in shape])
+    return substitute([size], replacements)[0]
 
 
 def _item(size: Variable) -> Variable:
