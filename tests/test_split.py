@@ -546,6 +546,21 @@ class TestSums:
             function(a[:0], b[:0])
 
 
+    def test_a_sum_that_another_part_reads_runs_in_the_loop(self):
+        x = pt.dmatrix("x")
+
+        def step(x, c, d):
+            c = c + pt.outer(x, x)
+            return [c, d + c @ c]
+
+        sums = scanlib.scan(step, x, [pt.zeros((N, N))] * 2, return_updates=False)
+        outputs = [trace[-1] for trace in sums]
+        function = pytensor.function([x], outputs, mode=MODES["c"])
+        a = np.random.default_rng(0).standard_normal((T, N))
+        running = np.cumsum(a[:, :, None] * a[:, None, :], axis=0)
+        assert_same(function(a), [running[-1], (running @ running).sum(axis=0)])
+
+
 class TestFlags:
     @pytest.mark.parametrize(
         "flag, scans, products",

@@ -289,8 +289,8 @@ def _addend(carry: Carry, loop: Loop) -> Variable | None:
     roots = [out for out in loop.body_outputs() if out is not carry.next]
     if carry.next in roots:
         return None
-    above = ancestors([*(variable for _, variable in others), *roots], blockers=[carry.next])
-    if carry.value in set(above):
+    above = set(ancestors([*(variable for _, variable in others), *roots], blockers=[carry.next]))
+    if carry.value in above or carry.next in above:
         return None
     added = None
     for sign, variable in others:
