@@ -40,6 +40,8 @@ class ArrayLoopWriter(CarryWriter):
         super().start(op)
         self.emitter = Emitter(self.source)
         self.sizes = self.emitter.sizes
+        # The names of parts: of non-sequences, and of the carries' memory.
+        self.source.reserve("wcdqu", max(op.signature.n_non_sequences, op.signature.n_carries))
         self.source.object("contiguous_steps", contiguous_steps)
         self.source.object("address", address)
         self.rows: dict[str, tuple[str, ...]] = {}  # the sizes of an array's rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
@@ -30,11 +30,18 @@ class Source:
         self._prelude: tuple[int, int] | None = None
         self._count = 0
         self._names: dict[Any, str] = {}
+        self._reserved: set[str] = set()
 
     def name(self, prefix: str) -> str:
         """Return a new name."""
         self._count += 1
+        while f"{prefix}{self._count}" in self._reserved:
+            self._count += 1
         return f"{prefix}{self._count}"
+
+    def reserve(self, prefixes: Iterable[str], count: int) -> None:
+        """Keep `name` from giving these prefixes followed by numbers below `count`."""
+        self._reserved.update(f"{prefix}{i}" for prefix in prefixes for i in range(count))
 
     def line(self, text: str) -> None:
         """Add a line at the current indentation."""

@@ -194,7 +194,7 @@ class BlockWriter(BlockStorage):
 
     def filled(self, value: str, dtype: str) -> str:
         """Write a buffer that holds one number for all steps."""
-        name = self.source.name("B")
+        name = self.source.name("filled")
         self.source.line(f"{name} = np.empty({self.block}, np.{dtype})")
         with self.source.block(f"for j in range({self.block}):"):
             self.source.line(f"{name}[j] = {value}")
