@@ -29,7 +29,7 @@ from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
-from scanlib.rewrites.split import replace_outer
+from scanlib.rewrites.split import keeps_loops_whole, replace_outer
 from scanlib.rewrites.split_cost import HEAVY, PAIRS, PRODUCT, is_arithmetic, is_function, kind
 
 
@@ -41,6 +41,8 @@ class ReuseForwardValues(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         if not (config.scanlib__split and config.scanlib__split_maps):
+            return
+        if keeps_loops_whole(fgraph):
             return
         loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
         for reader in loops[1:]:

@@ -38,6 +38,7 @@ from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.messages import Messages
+from scanlib.ops.whole_loops import KeepsLoopsWhole
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.joins import join_slices
 from scanlib.rewrites.last_rows import is_loop
@@ -75,7 +76,7 @@ class SplitLoops(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if not config.scanlib__split:
+        if not config.scanlib__split or keeps_loops_whole(fgraph):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
         pending = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
@@ -97,6 +98,11 @@ class SplitLoops(GraphRewriter):
             for own in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
                 if not lower(fgraph, own) and own.op != node.op:
                     pending.append(own)
+
+
+def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
+    """Whether the linker of a graph wants its loops as they are."""
+    return any(isinstance(feature, KeepsLoopsWhole) for feature in fgraph._features)
 
 
 def _is_map(node: Apply) -> bool:
