@@ -1,0 +1,25 @@
+/* Sums over steps and channels, in a fixed order: one block for each item of the result.
+ *
+ * `S` is a sum (see `printer.py`): the partial sums of chunks and channels, and its result.
+ */
+template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp item) {
+  typedef typename S::Total Total;
+  SCANLIB_SHARED Total shared[SCANLIB_THREADS];
+  const npy_intp inner = S::reduced(p), count = inner * p.chunks;
+  SCANLIB_EACH(t) {
+    Total total = 0;
+    for (npy_intp k = t; k < count; k += SCANLIB_THREADS)
+      total += S::partial(p)[k / inner * p.channels + S::channel(p, item, k % inner)];
+    shared[t] = total;
+  }
+  SCANLIB_SYNC();
+  for (int half = SCANLIB_THREADS / 2; half; half /= 2) {
+    SCANLIB_EACH(t) {
+      if (t < half) shared[t] += shared[t + half];
+    }
+    SCANLIB_SYNC();
+  }
+  SCANLIB_EACH(t) {
+    if (t == 0) S::write(p, item, shared[0]);
+  }
+}

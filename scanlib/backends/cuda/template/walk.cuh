@@ -1,0 +1,259 @@
+/* Blocks of threads that share the steps of a few channels.
+ *
+ * `lanes` channels that lie side by side form a tile, and a block walks the tile's steps, a stretch
+ * of SCANLIB_THREADS / lanes · SCANLIB_ITEMS at a time: thread `t` has the channel ``t % lanes`` and
+ * the segment ``t / lanes`` of SCANLIB_ITEMS steps. A stretch is
+ *
+ * 1. read, neighbours by neighbours, into shared memory;
+ * 2. composed: each thread its segment, then the block its segments (W. D. Hillis and G. L. Steele,
+ *    "Data parallel algorithms", Communications of the ACM 29, 1986);
+ * 3. walked: each thread from the value before its segment, by the steps as they are;
+ * 4. stored, neighbours by neighbours.
+ *
+ * Where composing cannot be trusted, one thread walks the stretch to find the values before the
+ * segments, and 3 is done again. So results never depend on it, but for rounding.
+ *
+ * A block walks a chunk of the steps. With several chunks, `scanlib_summarize` composes the steps of
+ * each first, and `scanlib_carry` finds the values before each.
+ */
+template <class L> struct scanlib_tile {
+  typename L::Channel channel;
+  typename L::Fixed fixed;
+  npy_intp c;
+  int lane, segment;
+  bool active;
+
+  SCANLIB_METHOD void locate(const Params &p, npy_intp tile, int t) {
+    lane = t % (int)p.lanes;
+    segment = t / (int)p.lanes;
+    c = tile * p.lanes + lane;
+    active = c < p.channels;
+    L::locate(p, active ? c : 0, channel);
+    L::fix(channel, fixed);
+  }
+};
+
+/* What a thread keeps of its segment. */
+template <class L> struct scanlib_segment {
+  typename L::Rows rows[SCANLIB_ITEMS];
+  typename L::State state;
+  typename L::Sums sums;
+  int count; /* of steps */
+};
+
+/* Where the value of a place in a stretch is in shared memory; gaps keep threads off each other. */
+SCANLIB_DEVICE int scanlib_slot(int place, int lanes) {
+  return place + place / (SCANLIB_ITEMS * lanes) * lanes;
+}
+#define SCANLIB_SLOTS (SCANLIB_THREADS * SCANLIB_ITEMS + SCANLIB_THREADS)
+
+/* Read a stretch of `n` steps, and give each thread the rows of its segment. */
+template <class L>
+SCANLIB_DEVICE void scanlib_read(const Params &p, typename L::Rows *shared, npy_intp begin, int n,
+                                 scanlib_each<scanlib_tile<L> > &tile,
+                                 scanlib_each<scanlib_segment<L> > &own) {
+  const int lanes = (int)p.lanes, apart = SCANLIB_THREADS / lanes;
+  SCANLIB_EACH(t) {
+    SCANLIB_UNROLL
+    for (int k = 0; k < SCANLIB_ITEMS; k++) {
+      const int step = tile[t].segment + k * apart;
+      if (step < n && tile[t].active)
+        L::load(tile[t].channel, L::row(p.steps, begin + step),
+                shared[scanlib_slot(step * lanes + tile[t].lane, lanes)]);
+    }
+  }
+  SCANLIB_SYNC();
+  SCANLIB_EACH(t) {
+    const int first = tile[t].segment * SCANLIB_ITEMS, left = n - first;
+    own[t].count = !tile[t].active || left < 0 ? 0 : left < SCANLIB_ITEMS ? left : SCANLIB_ITEMS;
+    SCANLIB_UNROLL
+    for (int k = 0; k < SCANLIB_ITEMS; k++)
+      if (k < own[t].count)
+        own[t].rows[k] = shared[scanlib_slot((first + k) * lanes + tile[t].lane, lanes)];
+  }
+  SCANLIB_SYNC();
+}
+
+/* Compose the segments of each lane: of two halves of `shared`, the one that is returned holds, for
+ * each thread, the composition of its segment and all before it. */
+template <class L>
+SCANLIB_DEVICE typename L::Summary *scanlib_compose(const Params &p, typename L::Summary *shared,
+                                                    scanlib_each<scanlib_tile<L> > &tile,
+                                                    scanlib_each<scanlib_segment<L> > &own) {
+  typename L::Summary *from = shared, *to = shared + SCANLIB_THREADS;
+  SCANLIB_EACH(t) {
+    typename L::Summary all = {};
+    SCANLIB_UNROLL
+    for (int k = 0; k < SCANLIB_ITEMS; k++)
+      if (k < own[t].count) {
+        typename L::Summary one;
+        L::lift(tile[t].fixed, own[t].rows[k], one);
+        if (k)
+          L::compose(all, one);
+        else
+          all = one;
+      }
+    from[t] = all;
+  }
+  SCANLIB_SYNC();
+  for (int distance = (int)p.lanes; distance < SCANLIB_THREADS; distance *= 2) {
+    SCANLIB_EACH(t) {
+      typename L::Summary all = from[t];
+      if (t >= distance && own[t].count) {
+        all = from[t - distance];
+        L::compose(all, from[t]);
+      }
+      to[t] = all;
+    }
+    SCANLIB_SYNC();
+    typename L::Summary *other = from;
+    from = to;
+    to = other;
+  }
+  return from;
+}
+
+/* Walk a segment from `state`; returns whether all values stay far from overflow. */
+template <class L>
+SCANLIB_DEVICE bool scanlib_segment_steps(const Params &p, scanlib_tile<L> &tile,
+                                          scanlib_segment<L> &own, typename L::State &state,
+                                          typename L::Sums &sums, typename L::Results *shared) {
+  const int lanes = (int)p.lanes;
+  bool moderate = true;
+  SCANLIB_UNROLL
+  for (int k = 0; k < SCANLIB_ITEMS; k++)
+    if (k < own.count) {
+      typename L::Results results;
+      const typename L::State before = state;
+      L::step(tile.fixed, own.rows[k], state, sums, results);
+      moderate = moderate && L::moderate(before, state);
+      shared[scanlib_slot((tile.segment * SCANLIB_ITEMS + k) * lanes + tile.lane, lanes)] = results;
+    }
+  return moderate;
+}
+
+/* Walk a stretch by one thread, from `state`, to find the values before its segments. */
+template <class L>
+SCANLIB_DEVICE bool scanlib_entries(const Params &p, scanlib_tile<L> &tile, npy_intp begin, int n,
+                                    typename L::State state, typename L::State *entries) {
+  typename L::Sums sums = {};
+  typename L::Results results;
+  typename L::Rows rows;
+  bool moderate = true;
+  for (int k = 0; k < n; k++) {
+    if (k % SCANLIB_ITEMS == 0) entries[k / SCANLIB_ITEMS * (int)p.lanes + tile.lane] = state;
+    const typename L::State before = state;
+    L::load(tile.channel, L::row(p.steps, begin + k), rows);
+    L::step(tile.fixed, rows, state, sums, results);
+    moderate = moderate && L::moderate(before, state);
+  }
+  return moderate;
+}
+
+/* Write the last values, sums and alarms of a chunk. */
+template <class L>
+SCANLIB_DEVICE void scanlib_leave(const Params &p, npy_intp chunk,
+                                  scanlib_each<scanlib_tile<L> > &tile,
+                                  scanlib_each<typename L::Sums> &sums, typename L::Sums *shared,
+                                  typename L::State *current, int *alarm) {
+  const int lanes = (int)p.lanes;
+  SCANLIB_SYNC();
+  SCANLIB_EACH(t) { shared[t] = sums[t]; }
+  SCANLIB_SYNC();
+  SCANLIB_EACH(t) {
+    if (t < lanes && tile[t].active) {
+      typename L::Sums total = shared[t];
+      for (int other = t + lanes; other < SCANLIB_THREADS; other += lanes)
+        L::add(total, shared[other]);
+      L::keep(p, chunk * p.channels + tile[t].c, total);
+      if (chunk == p.chunks - 1) L::finish(tile[t].channel, current[t]);
+      if (p.chunks > 1) {
+        npy_int32 &found = L::alarms(p)[chunk * p.channels + tile[t].c];
+        found = alarm[t] && !found;
+      }
+    }
+  }
+}
+
+/* Walk one chunk of one tile. */
+template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, npy_intp block) {
+  typedef typename L::Rows Rows;
+  typedef typename L::Results Results;
+  typedef typename L::State State;
+  typedef typename L::Sums Sums;
+  enum { SIZE = sizeof(Rows) > sizeof(Results) ? sizeof(Rows) : sizeof(Results) };
+  enum { SLOTS = SCANLIB_SLOTS * SIZE, TOTALS = SCANLIB_THREADS * sizeof(Sums) };
+  alignas(16) SCANLIB_SHARED char memory[SLOTS > TOTALS ? SLOTS : TOTALS];
+  alignas(16) SCANLIB_SHARED char composed_memory[2 * SCANLIB_THREADS * sizeof(typename L::Summary)];
+  alignas(16) SCANLIB_SHARED char entry_memory[(SCANLIB_THREADS + SCANLIB_LANES) * sizeof(State)];
+  SCANLIB_SHARED int redo[SCANLIB_LANES], alarm[SCANLIB_LANES];
+  Rows *rows = (Rows *)memory;
+  Results *results = (Results *)memory;
+  State *entries = (State *)entry_memory, *current = entries + SCANLIB_THREADS;
+  const int lanes = (int)p.lanes, stretch = SCANLIB_THREADS / lanes * SCANLIB_ITEMS;
+  const npy_intp tiles = (p.channels + lanes - 1) / lanes, chunk = block / tiles;
+  const npy_intp first = chunk * p.chunk;
+  const npy_intp last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
+  scanlib_each<scanlib_tile<L> > tile;
+  scanlib_each<scanlib_segment<L> > own;
+  scanlib_each<Sums> sums;
+  SCANLIB_EACH(t) {
+    tile[t].locate(p, block % tiles, t);
+    sums[t] = Sums();
+    if (t < lanes) {
+      redo[t] = alarm[t] = 0;
+      if (tile[t].active) {
+        L::start(tile[t].channel, p.steps, current[t], chunk == 0);
+        if (p.chunks > 1) current[t] = L::states(p)[chunk * p.channels + tile[t].c];
+      }
+    }
+  }
+  for (npy_intp begin = first; begin < last; begin += stretch) {
+    const int n = last - begin < stretch ? (int)(last - begin) : stretch;
+    scanlib_read<L>(p, rows, begin, n, tile, own);
+    typename L::Summary *composed =
+        scanlib_compose<L>(p, (typename L::Summary *)composed_memory, tile, own);
+    SCANLIB_EACH(t) {
+      if (own[t].count) {
+        State state = current[tile[t].lane];
+        bool good = true;
+        if (tile[t].segment) good = L::apply(composed[t - lanes], state);
+        own[t].sums = sums[t];
+        good &= scanlib_segment_steps<L>(p, tile[t], own[t], state, own[t].sums, results);
+        own[t].state = state;
+        if (!good) redo[tile[t].lane] = 1;
+      }
+    }
+    SCANLIB_SYNC();
+    SCANLIB_EACH(t) {
+      if (t < lanes && tile[t].active && redo[t] &&
+          !scanlib_entries<L>(p, tile[t], begin, n, current[t], entries))
+        alarm[t] = 1;
+    }
+    SCANLIB_SYNC();
+    SCANLIB_EACH(t) {
+      if (own[t].count) {
+        if (redo[tile[t].lane]) {
+          own[t].state = entries[t];
+          own[t].sums = sums[t];
+          scanlib_segment_steps<L>(p, tile[t], own[t], own[t].state, own[t].sums, results);
+        }
+        sums[t] = own[t].sums;
+        if (tile[t].segment * SCANLIB_ITEMS + own[t].count == n) current[tile[t].lane] = own[t].state;
+      }
+    }
+    SCANLIB_SYNC();
+    SCANLIB_EACH(t) {
+      if (t < lanes) redo[t] = 0;
+      SCANLIB_UNROLL
+      for (int k = 0; k < SCANLIB_ITEMS; k++) {
+        const int step = tile[t].segment + k * (SCANLIB_THREADS / lanes);
+        if (step < n && tile[t].active)
+          L::store(tile[t].channel, L::row(p.steps, begin + step),
+                   results[scanlib_slot(step * lanes + tile[t].lane, lanes)]);
+      }
+    }
+    SCANLIB_SYNC();
+  }
+  scanlib_leave<L>(p, chunk, tile, sums, (Sums *)memory, current, alarm);
+}
