@@ -85,6 +85,15 @@ def compile_for_host(*flags: str):
     return compile_kernels
 
 
+def walked_again(kernels: KernelLoop) -> int:
+    """Return how many stretches were walked by one thread since the last question."""
+    count = ctypes.c_longlong.in_dll(
+        ctypes.CDLL(str(host_library(kernels.source))), "scanlib_walked_again"
+    )
+    found, count.value = count.value, 0
+    return found
+
+
 def emulated_driver() -> Driver:
     return Driver(str(host_library(DRIVER)))
 

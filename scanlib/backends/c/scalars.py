@@ -133,9 +133,9 @@ class Scalars:
         return tuple(versions) if all(versions) else ()
 
 
-def can_fail(graph: FunctionGraph) -> bool:
+def can_fail(graph: FunctionGraph, writer: type[Scalars] = Scalars) -> bool:
     """Whether an operation of a graph may raise an exception (and whether all have C code)."""
-    trial = Scalars(Source())
+    trial = writer(Source())
     for variable in graph.inputs:
         trial.bind(variable, "x")
     trial.emit(graph.outputs)

@@ -160,6 +160,11 @@ def find_compiler() -> NVRTC | NVCC:
     return found
 
 
+def folder() -> Path:
+    """Return where compiled kernels are kept."""
+    return Path(config.base_compiledir) / "scanlib_cuda"
+
+
 def compile_kernels(source: str, architecture: str) -> bytes:
     """Return the machine code of a translation unit, from the disk if it was compiled before.
 
@@ -177,7 +182,7 @@ def compile_kernels(source: str, architecture: str) -> bytes:
     compiler = find_compiler()
     identity = "\n".join([compiler.version, architecture, *OPTIONS, source])
     name = sha256(identity.encode()).hexdigest()[:32]
-    path = Path(config.base_compiledir) / "scanlib_cuda" / f"{name}.cubin"
+    path = folder() / f"{name}.cubin"
     if path.exists():
         return path.read_bytes()
     code = compiler.compile(source, architecture)

@@ -96,9 +96,7 @@ def _own(place: Place, level: int) -> int:
     return own
 
 
-def _outputs(
-    loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape
-) -> list[Shape]:
+def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape) -> list[Shape]:
     outer, signature = loop.plan.outer, loop.signature
     shapes: list[Shape] = []
     for name, depth, untraced in zip(

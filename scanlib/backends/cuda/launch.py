@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from scanlib.backends.cuda.compiler import compile_kernels
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import Geometry
@@ -80,9 +82,7 @@ class KernelLoop:
                 self._loaded[context] = driver.load(code, self.names)
         return self._loaded[context]
 
-    def call(
-        self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int
-    ) -> Call:
+    def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
         """Return the launches for arguments of known sizes.
 
         Parameters
@@ -120,6 +120,9 @@ class KernelLoop:
     def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
         count = sizes.channels * plan.chunks
         works = [8 * count for _ in self.writer.sums]
+        for i in self.writer.summed:
+            size = max(4, np.dtype(self.writer.arrays[f"z{i}"].dtype).itemsize)
+            works.append(sizes.steps * sizes.channels * size)
         if self.writer.composed is not None:
             several = count if plan.chunks > 1 else 0
             each = (self.writer.summary_bytes, self.writer.state_bytes, 4)
@@ -143,10 +146,13 @@ class KernelLoop:
             launches.append(self._launch("repair", each, flat))
         if plan.kind == "rows":
             launches.append(self._launch("walk", tiles, shared))
-        for k, i in enumerate(self.writer.sums):
-            kept = self.writer.arrays[f"c{i}"].kept
-            items = prod(sizes.sizes[axis] for _, axis in kept)
-            launches.append(self._launch(f"sum_{k}", items, shared))
+        results = [f"c{i}" for i in self.writer.sums] + [f"z{i}" for i in self.writer.summed]
+        for k, name in enumerate(results):
+            array = self.writer.arrays[name]
+            items = prod(sizes.sizes[axis] for _, axis in array.kept)
+            items *= sizes.steps if array.lead else 1
+            if items:
+                launches.append(self._launch(f"sum_{k}", items, shared))
         return launches
 
     def _launch(self, name: str, blocks: int, threads: int) -> Launch:

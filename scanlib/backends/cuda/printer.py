@@ -55,17 +55,24 @@ def check_supported(op: ElemwiseScan) -> None:
     signature = op.signature
     if signature.has_stop:
         raise NoCCodeError("a loop that ends by a condition has no CUDA kernel")
-    if has_positions(op.body.outputs) or not op.plan().is_independent():
+    if has_positions(op.body.outputs) or not _is_independent(op.plan()):
         raise NoCCodeError("channels that need one another have no CUDA kernel")
     if any(depth > DEPTH for depth in signature.depths):
         raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")
     if not all(type.dtype and np.dtype(type.dtype).kind in KINDS for type in _types(op)):
         raise NoCCodeError("an argument of this type has no CUDA kernel")
-    if can_fail(thaw_graph(op.body)):
+    if can_fail(thaw_graph(op.body), DeviceScalars):
         raise NoCCodeError("an operation that raises exceptions has no CUDA kernel")
-    sums = [k for k, is_sum in enumerate(op.layout.sums) if is_sum]
-    if any(op.body.outputs[signature.n_states + k].type.dtype == "bool" for k in sums):
+    if any(target.adds and target.value.type.dtype == "bool" for target in op.plan().targets):
         raise NoCCodeError("a sum of truth values has no CUDA kernel")
+
+
+def _is_independent(plan: ChannelPlan) -> bool:
+    """Whether every result belongs to every channel, or sums over some of their axes."""
+    every = set(range(plan.layout.ndim))
+    return all({*t.kept, *t.reduced} == every for t in plan.targets) and all(
+        len(plan.groups(plan.targets, level)) == 1 for level in every
+    )
 
 
 def _types(op: ElemwiseScan) -> Iterator[TensorType]:
@@ -111,7 +118,9 @@ class LoopWriter:
         self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         self.carried = [i for i, is_sum in enumerate(self.layout.sums) if not is_sum]
         self.traced = [i for i, gone in enumerate(self.signature.untraced) if not gone]
-        works = [f"partial{i}" for i in self.sums]
+        reductions = enumerate(self.layout.output_reductions)
+        self.summed = [i for i, axes in reductions if axes]  # outputs
+        works = [f"partial{i}" for i in self.sums] + [f"whole{i}" for i in self.summed]
         if self.composed is not None:
             works += ["summaries", "states", "alarms"]
         self.parameters = Parameters(
@@ -193,7 +202,7 @@ class LoopWriter:
             line("SCANLIB_BLOCK_KERNEL(summarize, scanlib_summarize<Loop>(p, block))")
             line("SCANLIB_FLAT_KERNEL(carry, scanlib_carry<Loop>(p, index))")
             line("SCANLIB_FLAT_KERNEL(repair, scanlib_repair<Loop>(p, index))")
-        for k in range(len(self.sums)):
+        for k in range(len(self.sums) + len(self.summed)):
             line(f"SCANLIB_BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))")
         head = [
             f"#define SCANLIB_THREADS {self.threads}",
@@ -215,7 +224,7 @@ class LoopWriter:
         names = ["serial_4", "serial_16"]
         if self.composed is not None:
             names += ["walk", "summarize", "carry", "repair"]
-        return names + [f"sum_{k}" for k in range(len(self.sums))]
+        return names + [f"sum_{k}" for k in range(len(self.sums) + len(self.summed))]
 
     # What a channel keeps
 
@@ -237,14 +246,28 @@ class LoopWriter:
         self.struct("Channel", members)
         head = "SCANLIB_METHOD static void locate(const Params &p, npy_intp c, Channel &l)"
         with self.source.block(head):
+            self.write_whole()
             for axis in reversed(range(self.layout.ndim)):
                 line(f"const npy_intp e{axis} = c % p.n{axis};")
                 line(f"c /= p.n{axis};")
             for array in self.arrays.values():
+                if array.name in self.whole:
+                    continue
                 terms = [f" + e{axis} * p.{array.name}_{axis}" for _, axis in array.kept]
                 line(f"l.{array.name} = (char *)p.{array.name}{''.join(terms)};")
                 if array.lead:
                     line(f"l.{array.name}_t = p.{array.name}_t;")
+
+    @property
+    def whole(self) -> dict[str, str]:
+        """Outputs that are sums over channels, and where the terms are kept until they are added."""
+        return {f"z{i}": f"whole{i}" for i in self.summed}
+
+    def write_whole(self) -> None:
+        for name, work in self.whole.items():
+            size = f"sizeof({item_type(self.arrays[name].dtype)})"
+            self.source.line(f"l.{name} = (char *)p.{work} + c * {size};")
+            self.source.line(f"l.{name}_t = p.channels * {size};")
 
     def fetched(self, name: str, row: str = "") -> str:
         """Return the text that reads an item of an input of the loop."""
@@ -255,7 +278,7 @@ class LoopWriter:
     def stored(self, name: str, row: str, value: str) -> str:
         """Return the statement that writes an item of a result."""
         array = self.arrays[name]
-        kind = memory_type(array.dtype)
+        kind = (item_type if name in self.whole else memory_type)(array.dtype)
         place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
         return f"*({kind} *)({place}) = {kind}({value});"
 
@@ -299,9 +322,7 @@ class LoopWriter:
         outer, line = self.plan.outer, self.source.line
         kinds = [taps[0].type.dtype for taps in self.inner.taps]
         members = [(item_type(kinds[i]), f"r{i}_{k}") for i, k, _ in self.past()]
-        members += [
-            (item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried
-        ]
+        members += [(item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried]
         self.struct("State", members)
         head = "static void start(const Channel &l, npy_intp steps, State &s, bool write)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
@@ -375,7 +396,9 @@ class LoopWriter:
                 with self.scalars.scope(), self.source.block(""):
                     self.bind(one.inputs)
                     self.scalars.emit([v for v in one.elements if isinstance(v, Variable)])
-                    texts = [v if isinstance(v, str) else self.scalars.text(v) for v in one.elements]
+                    texts = [
+                        v if isinstance(v, str) else self.scalars.text(v) for v in one.elements
+                    ]
                     line(f"f.f{k} = {one.template}::make({', '.join(texts)});")
         head = "static void compose(Summary &f, const Summary &later)"
         with self.source.block(f"SCANLIB_METHOD {head}"):

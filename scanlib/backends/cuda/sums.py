@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scanlib.backends.cuda.scalars import item_type
+from scanlib.backends.cuda.parameters import Array
+from scanlib.backends.cuda.scalars import item_type, memory_type
 
 if TYPE_CHECKING:
     from scanlib.backends.cuda.printer import LoopWriter
@@ -24,9 +25,7 @@ class SumWriter:
     def __init__(self, loop: LoopWriter) -> None:
         self.loop = loop
         self.source = loop.source
-        self.totals = {
-            i: total_type(loop.result.carries[i].type.dtype) for i in loop.sums
-        }
+        self.totals = {i: total_type(loop.result.carries[i].type.dtype) for i in loop.sums}
 
     def write_members(self) -> None:
         """Write the partial sums of a thread, and how they are added and kept."""
@@ -44,42 +43,79 @@ class SumWriter:
         """Write one struct for each sum."""
         for number, i in enumerate(self.totals):
             with self.source.block(f"struct Sum{number}"):
-                self.write_result(i)
+                self.write_carry(i)
+            self.source.lines[-1] += ";"
+        for number, i in enumerate(self.loop.summed, len(self.totals)):
+            with self.source.block(f"struct Sum{number}"):
+                self.write_output(i)
             self.source.lines[-1] += ";"
 
-    def write_result(self, i: int) -> None:
-        line, loop, kind = self.source.line, self.loop, self.totals[i]
-        reduced = loop.layout.carry_reductions[i]
-        line(f"typedef {kind} Total;")
-        line(
-            f"SCANLIB_METHOD static const {kind} *partial(const Params &p) "
-            f"{{ return (const {kind} *)p.partial{i}; }}"
-        )
-        product = " * ".join(["npy_intp(1)", *(f"p.n{axis}" for axis in reduced)])
-        line(f"SCANLIB_METHOD static npy_intp reduced(const Params &p) {{ return {product}; }}")
-        result = loop.arrays[f"c{i}"]
+    def write_carry(self, i: int) -> None:
+        """Write the sum over steps that a carry is: of partial sums, and its value before."""
+        result, given = self.loop.arrays[f"c{i}"], self.loop.plan.outer.carries[i]
+        reduced = self.loop.layout.carry_reductions[i]
+        self.write_parts(self.totals[i], self.totals[i], f"partial{i}", reduced)
         kept = sorted(axis for _, axis in result.kept)
-        head = "static npy_intp channel(const Params &p, npy_intp item, npy_intp inner)"
+        head = (
+            "static npy_intp place(const Params &p, npy_intp item, npy_intp inner, npy_intp chunk)"
+        )
         with self.source.block(f"SCANLIB_METHOD {head}"):
             self._decode("item", kept)
             self._decode("inner", sorted(reduced))
-            place = "0"
-            for axis in range(loop.layout.ndim):
-                place = f"({place}) * p.n{axis} + e{axis}"
-            line(f"return {place};")
+            self.source.line(f"return chunk * p.channels + {self._channel()};")
+        self.source.line(
+            "SCANLIB_METHOD static npy_intp parts(const Params &p) { return p.chunks; }"
+        )
+        self.write_total(result, kept, given)
+
+    def write_output(self, i: int) -> None:
+        """Write the sum over channels that an output is, at every step."""
+        result, reduced = self.loop.arrays[f"z{i}"], self.loop.layout.output_reductions[i]
+        kind = item_type(result.dtype)
+        self.write_parts(total_type(result.dtype), kind, f"whole{i}", reduced)
+        kept = sorted(axis for _, axis in result.kept)
+        head = "static npy_intp place(const Params &p, npy_intp item, npy_intp inner, npy_intp)"
+        with self.source.block(f"SCANLIB_METHOD {head}"):
+            self._decode("item", kept)
+            self._decode("inner", sorted(reduced))
+            self.source.line(f"return item * p.channels + {self._channel()};")
+        self.source.line("SCANLIB_METHOD static npy_intp parts(const Params &) { return 1; }")
+        self.write_total(result, kept, None)
+
+    def write_parts(self, total: str, kind: str, work: str, reduced: tuple[int, ...]) -> None:
+        """Write where the terms are, and how many belong to one item."""
+        line = self.source.line
+        line(f"typedef {total} Total;")
+        line(
+            f"SCANLIB_METHOD static {kind} part(const Params &p, npy_intp place) "
+            f"{{ return ((const {kind} *)p.{work})[place]; }}"
+        )
+        product = " * ".join(["npy_intp(1)", *(f"p.n{axis}" for axis in reduced)])
+        line(f"SCANLIB_METHOD static npy_intp reduced(const Params &p) {{ return {product}; }}")
+
+    def write_total(self, result: Array, kept: list[int], given: str | None) -> None:
+        """Write what becomes of a sum; `given` is the array of what it is added to."""
+
+        def place(array: Array) -> str:
+            terms = [f" + e{axis} * p.{array.name}_{axis}" for _, axis in array.kept]
+            time = f" + item * p.{array.name}_t" if array.lead else ""
+            return f"((char *)p.{array.name}{''.join(terms)}{time})"
+
+        kind, memory = item_type(result.dtype), memory_type(result.dtype)
         head = "static void write(const Params &p, npy_intp item, Total total)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
             self._decode("item", kept)
-            given = loop.arrays[loop.plan.outer.carries[i]]
-            places = [
-                f"(char *)p.{array.name}"
-                + "".join(f" + e{axis} * p.{array.name}_{axis}" for _, axis in array.kept)
-                for array in (given, result)
-            ]
-            kind = item_type(result.dtype)
-            memory = "scanlib_half" if result.dtype == "float16" else kind
-            start = f"{kind}(*(const {memory} *)({places[0]}))"
-            line(f"*({memory} *)({places[1]}) = {memory}({kind}({start} + total));")
+            value = "total"
+            if given is not None:
+                value = f"{kind}(*(const {memory} *){place(self.loop.arrays[given])}) + total"
+            self.source.line(f"*({memory} *){place(result)} = {memory}({kind}({value}));")
+
+    def _channel(self) -> str:
+        """Return the number of a channel, from its places along the axes."""
+        place = "0"
+        for axis in range(self.loop.layout.ndim):
+            place = f"({place}) * p.n{axis} + e{axis}"
+        return place
 
     def _decode(self, number: str, axes: list[int]) -> None:
         for axis in reversed(axes):

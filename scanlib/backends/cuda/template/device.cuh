@@ -29,6 +29,7 @@ typedef double npy_double;
 #define SCANLIB_SYNC() __syncthreads()
 #define SCANLIB_EACH(t) for (int t = threadIdx.x, once_ = 1; once_; once_ = 0)
 #define SCANLIB_UNROLL _Pragma("unroll")
+#define SCANLIB_NOTE() /* for tests */
 #define NPY_NAN __int_as_float(0x7fc00000)
 #define NPY_INFINITY __int_as_float(0x7f800000)
 
@@ -58,6 +59,10 @@ template <class T> struct scanlib_each {
 #define SCANLIB_METHOD inline
 #define SCANLIB_SHARED static
 #define SCANLIB_SYNC()
+extern "C" {
+npy_intp scanlib_walked_again = 0;
+}
+#define SCANLIB_NOTE() scanlib_walked_again++
 #ifdef SCANLIB_LAST_THREAD_FIRST /* the order of the threads must not matter */
 #define SCANLIB_EACH(t) for (int t = SCANLIB_THREADS - 1; t >= 0; t--)
 #else

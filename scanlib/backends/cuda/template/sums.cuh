@@ -1,15 +1,15 @@
 /* Sums over steps and channels, in a fixed order: one block for each item of the result.
  *
- * `S` is a sum (see `printer.py`): the partial sums of chunks and channels, and its result.
+ * `S` is a sum (see `sums.py`): where its terms are, and what becomes of the total.
  */
 template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp item) {
   typedef typename S::Total Total;
   SCANLIB_SHARED Total shared[SCANLIB_THREADS];
-  const npy_intp inner = S::reduced(p), count = inner * p.chunks;
+  const npy_intp inner = S::reduced(p), count = inner * S::parts(p);
   SCANLIB_EACH(t) {
     Total total = 0;
     for (npy_intp k = t; k < count; k += SCANLIB_THREADS)
-      total += S::partial(p)[k / inner * p.channels + S::channel(p, item, k % inner)];
+      total += S::part(p, S::place(p, item, k % inner, k / inner));
     shared[t] = total;
   }
   SCANLIB_SYNC();

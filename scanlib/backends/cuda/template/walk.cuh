@@ -140,6 +140,7 @@ SCANLIB_DEVICE bool scanlib_entries(const Params &p, scanlib_tile<L> &tile, npy_
   typename L::Results results;
   typename L::Rows rows;
   bool moderate = true;
+  SCANLIB_NOTE();
   for (int k = 0; k < n; k++) {
     if (k % SCANLIB_ITEMS == 0) entries[k / SCANLIB_ITEMS * (int)p.lanes + tile.lane] = state;
     const typename L::State before = state;
