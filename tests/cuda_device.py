@@ -98,6 +98,11 @@ def emulated_driver() -> Driver:
     return Driver(str(host_library(DRIVER)))
 
 
+def launches() -> int:
+    """Return how many kernels the emulated driver has launched."""
+    return ctypes.c_int.in_dll(emulated_driver().library, "launches").value
+
+
 def forced(kind: str, lanes: int = 4, chunks: int = 3):
     """Return a `choose` that always takes one schedule, however short the loop."""
 
