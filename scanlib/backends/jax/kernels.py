@@ -169,11 +169,15 @@ def _compile(text: str, library: Path, arguments: list[str]) -> None:
         os.replace(target, library)
 
 
-def with_kernel(target: str, portable: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def with_kernel(
+    target: str | None,
+    portable: Callable[..., list[Any]],
+    on_cuda: Callable[..., list[Any]] | None = None,
+) -> Callable[..., list[Any]]:
     """Return a function that calls a compiled loop on the CPU, and `portable` elsewhere.
 
-    Derivatives that JAX takes by itself, with `jax.grad` around the function that PyTensor
-    compiled, are those of `portable`.
+    On CUDA devices it calls `on_cuda`, if there is such a function. Derivatives that JAX takes by
+    itself, with `jax.grad` around the function that PyTensor compiled, are those of `portable`.
     """
 
     def compiled(*inputs: Any) -> list[Any]:
@@ -183,7 +187,9 @@ def with_kernel(target: str, portable: Callable[..., list[Any]]) -> Callable[...
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
-        return lax.platform_dependent(*inputs, cpu=compiled, default=portable)
+        special: dict[str, Any] = {} if target is None else {"cpu": compiled}
+        special |= {} if on_cuda is None else {"cuda": on_cuda}
+        return lax.platform_dependent(*inputs, default=portable, **special)
 
     @run.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
