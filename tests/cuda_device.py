@@ -27,18 +27,49 @@ from scanlib.ops.c_code import NoCCodeError
 
 DRIVER = r"""
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <dlfcn.h>
 typedef void (*kernel)(long long, long long, const void *);
 extern "C" {
 int launches = 0, pushed = 0;
 int cuInit(unsigned) { return 0; }
-int cuGetErrorString(int, const char **text) { *text = "an error of the emulated driver"; return 0; }
+int cuGetErrorString(int, const char **text) {
+  *text = "an error of the emulated driver";
+  return 0;
+}
 int cuStreamGetCtx(void *, void **context) { *context = (void *)16; return 0; }
 int cuCtxPushCurrent_v2(void *) { pushed++; return 0; }
 int cuCtxPopCurrent_v2(void **) { pushed--; return 0; }
 int cuCtxGetDevice(int *device) { *device = 0; return 0; }
-int cuDeviceGetAttribute(int *value, int which, int) { *value = which == 75 ? 9 : 0; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int) {
+  *value = which == 75 ? 9 : which == 16 ? 2 : 0; /* the architecture, multiprocessors */
+  return 0;
+}
+int cuDeviceGet(int *device, int) { *device = 0; return 0; }
+int cuDeviceGetName(char *name, int size, int) { snprintf(name, size, "an emulator"); return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int) { *context = (void *)16; return 0; }
+int cuCtxSetCurrent(void *) { return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = *total = 1 << 24; return 0; }
+int cuMemAlloc_v2(void **place, size_t size) { *place = malloc(size); return *place ? 0 : 2; }
+int cuMemFree_v2(void *place) { free(place); return 0; }
+int cuMemsetD8_v2(void *place, unsigned char value, size_t n) { memset(place, value, n); return 0; }
+int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) { memcpy(to, from, size); return 0; }
+int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) { memcpy(to, from, size); return 0; }
+int cuMemcpyDtoDAsync_v2(void *to, const void *from, size_t size, void *) {
+  memcpy(to, from, size);
+  return 0;
+}
+int cuEventCreate(void **event, unsigned) { *event = malloc(sizeof(timespec)); return 0; }
+int cuEventDestroy_v2(void *event) { free(event); return 0; }
+int cuEventRecord(void *event, void *) { return clock_gettime(CLOCK_MONOTONIC, (timespec *)event); }
+int cuEventSynchronize(void *) { return 0; }
+int cuEventElapsedTime(float *milliseconds, void *start, void *end) {
+  const timespec *a = (const timespec *)start, *b = (const timespec *)end;
+  *milliseconds = (b->tv_sec - a->tv_sec) * 1e3f + (b->tv_nsec - a->tv_nsec) * 1e-6f;
+  return 0;
+}
 int cuModuleLoadData(void **module, const void *path) {
   *module = dlopen((const char *)path, RTLD_NOW | RTLD_LOCAL);
   return *module ? 0 : 200;

@@ -125,7 +125,7 @@ def test_an_error_of_the_driver_is_an_error_of_the_call(on_device, monkeypatch):
 
 def test_vmap(on_device):
     function = pytensor.function(*affine(), mode="JAX").vm.jit_fn
-    a, b, h0 = VALUES
+    a, b, _ = VALUES
     batched = jax.vmap(function, in_axes=(None, None, 0))(a, b, np.arange(6.0).reshape(2, 3))
     result = np.asarray(jax.tree.leaves(batched)[0])
     assert result.shape == (2, 9, 3)

@@ -16,6 +16,7 @@ from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
+FEW_TERMS = 64  # of a sum that one thread adds up
 MOST_BLOCKS = 2**31 - 1
 
 
@@ -102,6 +103,7 @@ class KernelLoop:
             "steps": sizes.steps,
             "channels": sizes.channels,
             "lanes": plan.lanes,
+            "lane_bits": plan.lanes.bit_length() - 1,
             "chunk": plan.chunk,
             "chunks": plan.chunks,
         }
@@ -146,13 +148,22 @@ class KernelLoop:
             launches.append(self._launch("repair", each, flat))
         if plan.kind == "rows":
             launches.append(self._launch("walk", tiles, shared))
+        return launches + self._sums(sizes, plan)
+
+    def _sums(self, sizes: Geometry, plan: Schedule) -> list[Launch]:
+        """Return the launches that add up what channels have left: a block or a thread each."""
         results = [f"c{i}" for i in self.writer.sums] + [f"z{i}" for i in self.writer.summed]
+        launches = []
         for k, name in enumerate(results):
             array = self.writer.arrays[name]
             items = prod(sizes.sizes[axis] for _, axis in array.kept)
+            terms = sizes.channels // items * (1 if array.lead else plan.chunks)
             items *= sizes.steps if array.lead else 1
-            if items:
-                launches.append(self._launch(f"sum_{k}", items, shared))
+            if items and terms < FEW_TERMS:
+                blocks = -(-items // self.writer.threads)
+                launches.append(self._launch(f"short_sum_{k}", blocks, self.writer.threads))
+            elif items:
+                launches.append(self._launch(f"sum_{k}", items, self.writer.threads))
         return launches
 
     def _launch(self, name: str, blocks: int, threads: int) -> Launch:

@@ -51,7 +51,7 @@ class Array:
         return found | {f"{self.name}_{axis}": strides[own] for own, axis in self.kept}
 
 
-COUNTS = ("steps", "channels", "lanes", "chunk", "chunks")
+COUNTS = ("steps", "channels", "lanes", "lane_bits", "chunk", "chunks")
 
 
 class Parameters:

@@ -25,62 +25,21 @@ from importlib.resources import files
 
 import numpy as np
 from pytensor.graph.basic import Variable
-from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.c.source import Source
-from scanlib.backends.cuda.families import Composed, composed_recurrences
+from scanlib.backends.cuda.families import composed_recurrences
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalars import DeviceScalars, item_type, memory_type
+from scanlib.backends.cuda.summary import write_summary
 from scanlib.backends.cuda.sums import SumWriter
-from scanlib.ops.c_code import NODE_NAME, NoCCodeError
+from scanlib.backends.cuda.support import check_supported
+from scanlib.ops.c_code import NODE_NAME
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import has_positions
 
-DEPTH = 8  # of states whose past values are kept in registers
-KINDS = "biuf"
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 LANES = 32
-
-
-def check_supported(op: ElemwiseScan) -> None:
-    """Raise an error if a loop has no kernel.
-
-    Raises
-    ------
-    NoCCodeError
-    """
-    signature = op.signature
-    if signature.has_stop:
-        raise NoCCodeError("a loop that ends by a condition has no CUDA kernel")
-    if has_positions(op.body.outputs) or not _is_independent(op.plan()):
-        raise NoCCodeError("channels that need one another have no CUDA kernel")
-    if any(depth > DEPTH for depth in signature.depths):
-        raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")
-    if not all(type.dtype and np.dtype(type.dtype).kind in KINDS for type in _types(op)):
-        raise NoCCodeError("an argument of this type has no CUDA kernel")
-    if can_fail(thaw_graph(op.body), DeviceScalars):
-        raise NoCCodeError("an operation that raises exceptions has no CUDA kernel")
-    if any(target.adds and target.value.type.dtype == "bool" for target in op.plan().targets):
-        raise NoCCodeError("a sum of truth values has no CUDA kernel")
-
-
-def _is_independent(plan: ChannelPlan) -> bool:
-    """Whether every result belongs to every channel, or sums over some of their axes."""
-    every = set(range(plan.layout.ndim))
-    return all({*t.kept, *t.reduced} == every for t in plan.targets) and all(
-        len(plan.groups(plan.targets, level)) == 1 for level in every
-    )
-
-
-def _types(op: ElemwiseScan) -> Iterator[TensorType]:
-    for type_ in op.scan.outer_input_types():
-        if not hasattr(type_, "dtype"):
-            raise NoCCodeError(f"an input of type {type_} has no CUDA kernel")
-        yield type_
-    yield from (out.type for out in op.body.outputs)
 
 
 class LoopWriter:
@@ -192,7 +151,7 @@ class LoopWriter:
             SumWriter(self).write_members()
             self.write_step()
             if self.composed is not None:
-                self.write_summary(self.composed)
+                write_summary(self, self.composed)
         self.source.lines[-1] += ";"
         SumWriter(self).write_results()
         for ahead in (4, 16):
@@ -204,9 +163,11 @@ class LoopWriter:
             line("SCANLIB_FLAT_KERNEL(repair, scanlib_repair<Loop>(p, index))")
         for k in range(len(self.sums) + len(self.summed)):
             line(f"SCANLIB_BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))")
+            line(f"SCANLIB_FLAT_KERNEL(short_sum_{k}, scanlib_short_sum<Sum{k}>(p, index))")
         head = [
             f"#define SCANLIB_THREADS {self.threads}",
             f"#define SCANLIB_ITEMS {self.items}",
+            f"#define SCANLIB_ITEM_BITS {self.items.bit_length() - 1}",
             f"#define SCANLIB_LANES {LANES}",
             template("device"),
             *(code for code in self.scalars.support_code()),
@@ -224,7 +185,8 @@ class LoopWriter:
         names = ["serial_4", "serial_16"]
         if self.composed is not None:
             names += ["walk", "summarize", "carry", "repair"]
-        return names + [f"sum_{k}" for k in range(len(self.sums) + len(self.summed))]
+        count = len(self.sums) + len(self.summed)
+        return names + [f"{kind}_{k}" for k in range(count) for kind in ("sum", "short_sum")]
 
     # What a channel keeps
 
@@ -260,7 +222,7 @@ class LoopWriter:
 
     @property
     def whole(self) -> dict[str, str]:
-        """Outputs that are sums over channels, and where the terms are kept until they are added."""
+        """Outputs that are sums over channels, and where their terms are kept."""
         return {f"z{i}": f"whole{i}" for i in self.summed}
 
     def write_whole(self) -> None:
@@ -383,46 +345,6 @@ class LoopWriter:
                 line(f"s.c{i} = {held[f'c{i}']};")
             for i in self.sums:
                 line(f"sums.s{i} += {held[f'c{i}']};")
-
-    # Several steps
-
-    def write_summary(self, composed: list[Composed]) -> None:
-        line, n = self.source.line, self.signature.n_states
-        values = [f"r{c.part}_1" if c.part < n else f"c{c.part - n}" for c in composed]
-        self.struct("Summary", [(c.template, f"f{k}") for k, c in enumerate(composed)])
-        head = "static void lift(const Fixed &w, const Rows &x, Summary &f)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
-            for k, one in enumerate(composed):
-                with self.scalars.scope(), self.source.block(""):
-                    self.bind(one.inputs)
-                    self.scalars.emit([v for v in one.elements if isinstance(v, Variable)])
-                    texts = [
-                        v if isinstance(v, str) else self.scalars.text(v) for v in one.elements
-                    ]
-                    line(f"f.f{k} = {one.template}::make({', '.join(texts)});")
-        head = "static void compose(Summary &f, const Summary &later)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
-            for k in range(len(composed)):
-                line(f"f.f{k} = f.f{k}.then(later.f{k});")
-        with self.source.block("SCANLIB_METHOD static bool apply(const Summary &f, State &s)"):
-            line("const State before = s;")
-            line("bool good = true;")
-            for k, value in enumerate(values):
-                line(f"s.{value} = f.f{k}.of(s.{value});")
-                line(f"good = good && f.f{k}.trusted(before.{value}, s.{value});")
-            line("return good;")
-        head = "static bool moderate(const State &before, const State &after)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
-            tests = [
-                f"(before.{value} != before.{value} || {one.template}::moderate(after.{value}))"
-                for value, one in zip(values, composed, strict=True)
-            ]
-            line(f"return {' && '.join(tests)};")
-        for name, kind in (("summaries", "Summary"), ("states", "State"), ("alarms", "npy_int32")):
-            line(
-                f"SCANLIB_METHOD static {kind} *{name}(const Params &p) "
-                f"{{ return ({kind} *)p.{name}; }}"
-            )
 
 
 def _struct_bytes(members: list[Variable]) -> int:

@@ -1,8 +1,8 @@
 """How a loop is walked on a GPU: a function of its sizes and of the device.
 
 ``serial``
-    One thread per channel walks all steps. Best where channels fill the device, and the only way for
-    steps that do not compose.
+    One thread per channel walks all steps. Best where channels fill the device, and the only way
+    for steps that do not compose.
 ``rows``
     One block per tile of channels, stretch by stretch: for hundreds of channels.
 ``chunks``

@@ -63,9 +63,7 @@ class SumWriter:
             self._decode("item", kept)
             self._decode("inner", sorted(reduced))
             self.source.line(f"return chunk * p.channels + {self._channel()};")
-        self.source.line(
-            "SCANLIB_METHOD static npy_intp parts(const Params &p) { return p.chunks; }"
-        )
+        self.write_counts("p.chunks", "1", kept)
         self.write_total(result, kept, given)
 
     def write_output(self, i: int) -> None:
@@ -79,8 +77,15 @@ class SumWriter:
             self._decode("item", kept)
             self._decode("inner", sorted(reduced))
             self.source.line(f"return item * p.channels + {self._channel()};")
-        self.source.line("SCANLIB_METHOD static npy_intp parts(const Params &) { return 1; }")
+        self.write_counts("1", "p.steps", kept)
         self.write_total(result, kept, None)
+
+    def write_counts(self, parts: str, rows: str, kept: list[int]) -> None:
+        """Write how many partial sums there are of each item, and how many items."""
+        items = " * ".join([f"npy_intp({rows})", *(f"p.n{axis}" for axis in kept)])
+        for name, count in (("parts", parts), ("items", items)):
+            text = f"static npy_intp {name}(const Params &p) {{ return {count}; }}"
+            self.source.line(f"SCANLIB_METHOD {text}")
 
     def write_parts(self, total: str, kind: str, work: str, reduced: tuple[int, ...]) -> None:
         """Write where the terms are, and how many belong to one item."""

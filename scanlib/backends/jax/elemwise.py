@@ -14,9 +14,9 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
+from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, static_int
-from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel
 from scanlib.backends.jax.loops import JAXLoop, single

@@ -14,6 +14,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -180,14 +181,14 @@ def with_kernel(
     itself, with `jax.grad` around the function that PyTensor compiled, are those of `portable`.
     """
 
-    def compiled(*inputs: Any) -> list[Any]:
+    def compiled(target: str, *inputs: Any) -> list[Any]:
         results = jax.eval_shape(portable, *inputs)
         call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
         return list(call(*inputs))
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
-        special: dict[str, Any] = {} if target is None else {"cpu": compiled}
+        special: dict[str, Any] = {} if target is None else {"cpu": partial(compiled, target)}
         special |= {} if on_cuda is None else {"cuda": on_cuda}
         return lax.platform_dependent(*inputs, default=portable, **special)
 

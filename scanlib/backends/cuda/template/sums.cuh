@@ -1,4 +1,4 @@
-/* Sums over steps and channels, in a fixed order: one block for each item of the result.
+/* Sums over steps and channels, in a fixed order: a block, or a thread, for each item of the result.
  *
  * `S` is a sum (see `sums.py`): where its terms are, and what becomes of the total.
  */
@@ -22,4 +22,13 @@ template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp ite
   SCANLIB_EACH(t) {
     if (t == 0) S::write(p, item, shared[0]);
   }
+}
+
+template <class S> SCANLIB_DEVICE void scanlib_short_sum(const Params &p, npy_intp item) {
+  if (item >= S::items(p)) return;
+  const npy_intp inner = S::reduced(p), parts = S::parts(p);
+  typename S::Total total = 0;
+  for (npy_intp part = 0; part < parts; part++)
+    for (npy_intp k = 0; k < inner; k++) total += S::part(p, S::place(p, item, k, part));
+  S::write(p, item, total);
 }

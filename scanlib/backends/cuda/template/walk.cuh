@@ -42,8 +42,9 @@ template <class L> struct scanlib_segment {
 };
 
 /* Where the value of a place in a stretch is in shared memory; gaps keep threads off each other. */
-SCANLIB_DEVICE int scanlib_slot(int place, int lanes) {
-  return place + place / (SCANLIB_ITEMS * lanes) * lanes;
+SCANLIB_DEVICE int scanlib_slot(const Params &p, int place) {
+  const int bits = (int)p.lane_bits;
+  return place + (place >> (SCANLIB_ITEM_BITS + bits) << bits);
 }
 #define SCANLIB_SLOTS (SCANLIB_THREADS * SCANLIB_ITEMS + SCANLIB_THREADS)
 
@@ -59,7 +60,7 @@ SCANLIB_DEVICE void scanlib_read(const Params &p, typename L::Rows *shared, npy_
       const int step = tile[t].segment + k * apart;
       if (step < n && tile[t].active)
         L::load(tile[t].channel, L::row(p.steps, begin + step),
-                shared[scanlib_slot(step * lanes + tile[t].lane, lanes)]);
+                shared[scanlib_slot(p, step * lanes + tile[t].lane)]);
     }
   }
   SCANLIB_SYNC();
@@ -69,7 +70,7 @@ SCANLIB_DEVICE void scanlib_read(const Params &p, typename L::Rows *shared, npy_
     SCANLIB_UNROLL
     for (int k = 0; k < SCANLIB_ITEMS; k++)
       if (k < own[t].count)
-        own[t].rows[k] = shared[scanlib_slot((first + k) * lanes + tile[t].lane, lanes)];
+        own[t].rows[k] = shared[scanlib_slot(p, (first + k) * lanes + tile[t].lane)];
   }
   SCANLIB_SYNC();
 }
@@ -127,7 +128,7 @@ SCANLIB_DEVICE bool scanlib_segment_steps(const Params &p, scanlib_tile<L> &tile
       const typename L::State before = state;
       L::step(tile.fixed, own.rows[k], state, sums, results);
       moderate = moderate && L::moderate(before, state);
-      shared[scanlib_slot((tile.segment * SCANLIB_ITEMS + k) * lanes + tile.lane, lanes)] = results;
+      shared[scanlib_slot(p, (tile.segment * SCANLIB_ITEMS + k) * lanes + tile.lane)] = results;
     }
   return moderate;
 }
@@ -251,7 +252,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, npy_intp bl
         const int step = tile[t].segment + k * (SCANLIB_THREADS / lanes);
         if (step < n && tile[t].active)
           L::store(tile[t].channel, L::row(p.steps, begin + step),
-                   results[scanlib_slot(step * lanes + tile[t].lane, lanes)]);
+                   results[scanlib_slot(p, step * lanes + tile[t].lane)]);
       }
     }
     SCANLIB_SYNC();
