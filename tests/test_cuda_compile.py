@@ -165,6 +165,18 @@ class TestSchedule:
                 assert plan.chunk % (256 // plan.lanes * 16) == 0
 
 
+@pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
+def test_explain_tells_of_kernels(mode):
+    pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])
+    inputs, output = FAMILIES["affine-f32"].render()
+    function = pytensor.function(inputs, output, mode=mode)
+    assert "as kernels on CUDA devices" in scanlib.explain(function).loops[0].runs
+    with pytensor.config.change_flags(scanlib__cuda=False):
+        assert "CUDA" not in scanlib.explain(function).loops[0].runs
+    far = pytensor.function(*FAMILIES["far"].render(), mode=mode)
+    assert "CUDA" not in scanlib.explain(far).loops[0].runs
+
+
 def test_numbers_of_a_kernel_have_one_place_each():
     (loop, *_) = kernels(*channels())
     names = loop.parameters.names

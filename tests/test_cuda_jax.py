@@ -67,10 +67,20 @@ class TestProgram:
         assert cuda.TARGET not in text
 
 
+@pytest.fixture(params=["compiled", "python"])
+def handler(request, monkeypatch):
+    """The two handlers, each under a name of its own."""
+    target = f"{cuda.TARGET}_{request.param}"
+    with monkeypatch.context() as patches:
+        if request.param == "python":
+            patches.setattr(cuda, "load_handler", lambda: None)
+        cuda.register(emulated_driver().path, "cpu", target)
+    monkeypatch.setattr(cuda, "TARGET", target)
+
+
 @pytest.fixture
-def on_device(monkeypatch):
+def on_device(handler, monkeypatch):
     """XLA's CPU client runs what is meant for CUDA."""
-    assert cuda.register(emulated_driver().path, "cpu")
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     monkeypatch.setattr(cuda, "processors", lambda: 2)
     dependent = jax.lax.platform_dependent

@@ -226,12 +226,22 @@ class TestExtremeValues:
             expected, allowed = plain_affine(a, b, np.float64(0.0))
             assert_same_kind(affine(a, b, 0.0), expected, allowed)
 
+    @pytest.mark.parametrize("place", [3, 40, 64, 100, 159, 160, 700])
+    def test_overflow_inside_a_chunk_that_ends_in_ordinary_values(self, affine, place):
+        """What the chunk does as a whole is ordinary, so the chunks after it start wrong."""
+        a = np.ones(1000)
+        a[place], a[place + 1] = 1e200, 1e-200
+        expected, allowed = plain_affine(a, np.zeros(1000), np.float64(1e250))
+        assert np.isinf(expected[-1])
+        assert_same_kind(affine(a, np.zeros(1000), 1e250), expected, allowed)
+
     def test_a_state_that_decays_and_grows_again(self, affine):
         """Products of coefficients vanish where the state itself, large at first, does not."""
-        a = np.repeat(np.array([0.5, 2.0], "float32"), [220, 200])
-        expected, allowed = plain_affine(a, np.zeros_like(a), np.float32(2.0**90))
-        assert expected[-1] == 2.0**70
-        assert_same_kind(affine(a, np.zeros_like(a), np.float32(2.0**90)), expected, allowed)
+        for before in range(0, 200, 7):
+            a = np.repeat(np.array([1, 0.125, 8, 1], "float32"), [before, 60, 60, 200])
+            expected, allowed = plain_affine(a, np.zeros_like(a), np.float32(2.0**90))
+            assert expected[-1] == 2.0**90
+            assert_same_kind(affine(a, np.zeros_like(a), np.float32(2.0**90)), expected, allowed)
 
     def test_only_one_stretch_is_not_finite(self, affine):
         a, b = np.full(5000, 0.5), np.ones(5000)
@@ -242,7 +252,8 @@ class TestExtremeValues:
 
 
 @pytest.mark.parametrize(
-    "start, noise, most", [(0.0, 0.0, 0), (1.0, 1.0, 0), (1e-3, 0.0, 12), (2.0**90, 0.0, 12)]
+    "start, noise, most",
+    [(0.0, 0.0, 0), (1.0, 1.0, 0), (1e-3, 0.0, 12), (2.0**90, 0.0, 12), (np.nan, 1.0, 0)],
 )
 def test_decay_is_composed(start, noise, most):
     """Products of coefficients underflow; that counts only while it could show in the state."""
@@ -257,6 +268,30 @@ def test_decay_is_composed(start, noise, most):
         expected, allowed = plain_affine(a[:, 0], b[:, 0], np.float32(start))
         assert_same_kind(result[:, 0], expected, allowed)
         assert walked_again(KernelLoop(ran[0])) <= most
+
+
+@pytest.mark.parametrize("kind", ["rows", "chunks"])
+def test_extreme_values_of_logarithms(kind):
+    a, b, h0 = pt.dmatrix("a"), pt.dmatrix("b"), pt.dvector("h0")
+    h = scanlib.scan(lambda a, b, h: pt.logaddexp(h + a, b), [a, b], h0, return_updates=False)
+    pool = [0.0, -1.0, 700.0, 1e5, -1e5, 1e300, -1e300, 1e308, -1e308, -np.inf, np.nan]
+    rng = np.random.default_rng(2)
+    shape = 333, 300
+    share = np.where(np.arange(300) % 2, 0.02, 0.3)
+    values = [
+        np.where(rng.random(shape) < share, rng.choice(pool, shape), rng.normal(size=shape))
+        for _ in range(2)
+    ]
+    start = rng.choice([0.0, -np.inf, 1e4], 300)
+    last, error = start, np.zeros(300)
+    with emulated(forced(kind, lanes=32, chunks=5)) as (mode, _):
+        found = pytensor.function([a, b, h0], h, mode=mode)(*values, start)
+    for x, y, mine in zip(*values, found, strict=True):
+        terms = np.abs([last, x, y])
+        error = error + 1e-12 * np.where(np.isfinite(terms), terms, 1.0).max(axis=0)
+        with np.errstate(all="ignore"):
+            last = np.logaddexp(last + x, y)
+        assert_same_kind(mine, last, error)
 
 
 def test_the_c_backend_agrees():

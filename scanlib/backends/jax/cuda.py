@@ -3,7 +3,7 @@
 All sizes are known when JAX compiles, so that all numbers of the launches are too: they are
 attributes of a custom call, ``scanlib_cuda_loop``, whose handler adds the addresses. The handler is
 compiled once with the headers that jaxlib ships; it asks Python for a loop's kernels at the
-first call in a context, and needs it no more.
+first call in a context, and needs it no more. Without a compiler the handler is Python's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from math import prod
 from typing import Any
@@ -26,6 +26,7 @@ from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, 
 from scanlib.backends.cuda.driver import LIBRARY, Driver, DriverError
 from scanlib.backends.cuda.geometry import Geometry, geometry
 from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.jax.callback import python_handler
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -63,7 +64,10 @@ def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
         return kernels
-    return kernels if _compiles(kernels, device) and register(LIBRARY, "CUDA") else None
+    if not _compiles(kernels, device):
+        return None
+    register(LIBRARY, "CUDA")
+    return kernels
 
 
 @cache
@@ -92,25 +96,28 @@ def processors() -> int:
 
 
 @cache
-def register(driver: str, platform: str) -> bool:
-    """Make the handler known to XLA; return whether there is one.
+def register(driver: str, platform: str, target: str = TARGET) -> None:
+    """Make the handler known to XLA: the compiled one, or that in Python.
 
     Parameters
     ----------
     driver : str
         The library of the driver.
     platform : str
+    target : str, optional
+        The name of the custom call.
     """
-    handler = load_handler()
-    if handler is None:
-        return False
-    find = FIND(_finder(driver))
-    handler.scanlib_connect.argtypes = [ctypes.c_char_p, FIND, ctypes.c_int]
-    handler.scanlib_connect(driver.encode(), find, int(platform != "CUDA"))
-    _kept.append(find)
-    capsule = jax.ffi.pycapsule(handler.scanlib_handler)
-    jax.ffi.register_ffi_target(TARGET, capsule, platform=platform)
-    return True
+    library, any_stream = load_handler(), platform != "CUDA"
+    if library is None:
+        handler = python_handler(_loops, partial(_driver, driver), any_stream)
+        _kept.append(handler)
+    else:
+        find = FIND(_finder(driver))
+        library.scanlib_connect.argtypes = [ctypes.c_char_p, FIND, ctypes.c_int]
+        library.scanlib_connect(driver.encode(), find, int(any_stream))
+        handler = library.scanlib_handler
+        _kept.append(find)
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
 
 
 _kept: list[Any] = []  # what the handler calls
