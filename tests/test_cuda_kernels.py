@@ -242,6 +242,10 @@ class TestExtremeValues:
             expected, allowed = plain_affine(a, np.zeros_like(a), np.float32(2.0**90))
             assert expected[-1] == 2.0**90
             assert_same_kind(affine(a, np.zeros_like(a), np.float32(2.0**90)), expected, allowed)
+            a, b = np.insert(a, 0, 0), np.zeros(len(a) + 1, "float32")
+            b[0] = 2.0**90
+            expected, allowed = plain_affine(a, b, np.float32(0))
+            assert_same_kind(affine(a, b, np.float32(0)), expected, allowed)
 
     def test_only_one_stretch_is_not_finite(self, affine):
         a, b = np.full(5000, 0.5), np.ones(5000)
@@ -282,6 +286,9 @@ def test_extreme_values_of_logarithms(kind):
         np.where(rng.random(shape) < share, rng.choice(pool, shape), rng.normal(size=shape))
         for _ in range(2)
     ]
+    # Sums of coefficients are infinite with both signs where the state itself is just -inf.
+    values[0][:, :30] = rng.choice([0.0, 1e308, -1e308], (333, 30))
+    values[1][:, :30] = -np.inf
     start = rng.choice([0.0, -np.inf, 1e4], 300)
     last, error = start, np.zeros(300)
     with emulated(forced(kind, lanes=32, chunks=5)) as (mode, _):
