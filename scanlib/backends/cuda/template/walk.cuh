@@ -152,26 +152,138 @@ SCANLIB_DEVICE bool scanlib_entries(const Params &p, scanlib_tile<L> &tile, npy_
   return moderate;
 }
 
-/* Write the last values, sums and alarms of a chunk. */
+/* What the threads of a block share, and what each has of its own. */
+template <class L> struct scanlib_shared {
+  typedef typename L::Rows Rows;
+  typedef typename L::Results Results;
+  typedef typename L::Sums Sums;
+  typedef typename L::State State;
+  enum {
+    ROW = sizeof(Rows) > sizeof(Results) ? sizeof(Rows) : sizeof(Results),
+    ROWS = SCANLIB_SLOTS * ROW,
+    TOTALS = SCANLIB_THREADS * sizeof(Sums)
+  };
+  alignas(16) char memory[ROWS > TOTALS ? ROWS : TOTALS]; /* rows, then results; at the end, sums */
+  alignas(16) char composed[2 * SCANLIB_THREADS * sizeof(typename L::Summary)];
+  alignas(16) char entries_[SCANLIB_THREADS * sizeof(State)];
+  alignas(16) char current_[SCANLIB_LANES * sizeof(State)];
+  int redo[SCANLIB_LANES], alarm[SCANLIB_LANES]; /* of each lane */
+
+  SCANLIB_METHOD Rows *rows() { return (Rows *)memory; }
+  SCANLIB_METHOD Results *results() { return (Results *)memory; }
+  SCANLIB_METHOD Sums *totals() { return (Sums *)memory; }
+  SCANLIB_METHOD State *entries() { return (State *)entries_; } /* before each segment */
+  SCANLIB_METHOD State *current() { return (State *)current_; } /* before the stretch */
+};
+
+template <class L> struct scanlib_own {
+  scanlib_each<scanlib_tile<L> > tile;
+  scanlib_each<scanlib_segment<L> > segment;
+  scanlib_each<typename L::Sums> sums;
+};
+
+/* Find the channels of each thread, and the values before the chunk. */
 template <class L>
-SCANLIB_DEVICE void scanlib_leave(const Params &p, npy_intp chunk,
-                                  scanlib_each<scanlib_tile<L> > &tile,
-                                  scanlib_each<typename L::Sums> &sums, typename L::Sums *shared,
-                                  typename L::State *current, int *alarm) {
-  const int lanes = (int)p.lanes;
+SCANLIB_DEVICE void scanlib_enter(const Params &p, npy_intp tile, npy_intp chunk,
+                                  scanlib_own<L> &own, scanlib_shared<L> &shared) {
+  SCANLIB_EACH(t) {
+    own.tile[t].locate(p, tile, t);
+    own.sums[t] = typename L::Sums();
+    if (t < (int)p.lanes) {
+      shared.redo[t] = shared.alarm[t] = 0;
+      if (own.tile[t].active) {
+        typename L::State &state = shared.current()[t];
+        L::start(own.tile[t].channel, p.steps, state, chunk == 0);
+        if (p.chunks > 1) state = L::states(p)[chunk * p.channels + own.tile[t].c];
+      }
+    }
+  }
+}
+
+/* Walk all segments from composed values; note the lanes where that cannot be trusted. */
+template <class L>
+SCANLIB_DEVICE void scanlib_try(const Params &p, const typename L::Summary *composed,
+                                scanlib_own<L> &own, scanlib_shared<L> &shared) {
+  SCANLIB_EACH(t) {
+    scanlib_tile<L> &tile = own.tile[t];
+    scanlib_segment<L> &segment = own.segment[t];
+    if (segment.count) {
+      segment.state = shared.current()[tile.lane];
+      segment.sums = own.sums[t];
+      bool good = true;
+      if (tile.segment) good = L::apply(composed[t - (int)p.lanes], segment.state);
+      good &= scanlib_segment_steps<L>(p, tile, segment, segment.state, segment.sums,
+                                       shared.results());
+      if (!good) shared.redo[tile.lane] = 1;
+    }
+  }
   SCANLIB_SYNC();
-  SCANLIB_EACH(t) { shared[t] = sums[t]; }
+}
+
+/* Where that was so, walk once more from true values; then take over what was found. */
+template <class L>
+SCANLIB_DEVICE void scanlib_settle(const Params &p, npy_intp begin, int n, scanlib_own<L> &own,
+                                   scanlib_shared<L> &shared) {
+  SCANLIB_EACH(t) {
+    if (t < (int)p.lanes && own.tile[t].active && shared.redo[t] &&
+        !scanlib_entries<L>(p, own.tile[t], begin, n, shared.current()[t], shared.entries()))
+      shared.alarm[t] = 1;
+  }
   SCANLIB_SYNC();
   SCANLIB_EACH(t) {
-    if (t < lanes && tile[t].active) {
-      typename L::Sums total = shared[t];
+    scanlib_tile<L> &tile = own.tile[t];
+    scanlib_segment<L> &segment = own.segment[t];
+    if (segment.count) {
+      if (shared.redo[tile.lane]) {
+        segment.state = shared.entries()[t];
+        segment.sums = own.sums[t];
+        scanlib_segment_steps<L>(p, tile, segment, segment.state, segment.sums, shared.results());
+      }
+      own.sums[t] = segment.sums;
+      if (tile.segment * SCANLIB_ITEMS + segment.count == n)
+        shared.current()[tile.lane] = segment.state;
+    }
+  }
+  SCANLIB_SYNC();
+}
+
+template <class L>
+SCANLIB_DEVICE void scanlib_store(const Params &p, npy_intp begin, int n, scanlib_own<L> &own,
+                                  scanlib_shared<L> &shared) {
+  const int lanes = (int)p.lanes, apart = SCANLIB_THREADS / lanes;
+  SCANLIB_EACH(t) {
+    const scanlib_tile<L> &tile = own.tile[t];
+    if (t < lanes) shared.redo[t] = 0;
+    SCANLIB_UNROLL
+    for (int k = 0; k < SCANLIB_ITEMS; k++) {
+      const int step = tile.segment + k * apart;
+      if (step < n && tile.active)
+        L::store(tile.channel, L::row(p.steps, begin + step),
+                 shared.results()[scanlib_slot(p, step * lanes + tile.lane)]);
+    }
+  }
+  SCANLIB_SYNC();
+}
+
+/* Write the last values, sums and alarms of a chunk. */
+template <class L>
+SCANLIB_DEVICE void scanlib_leave(const Params &p, npy_intp chunk, scanlib_own<L> &own,
+                                  scanlib_shared<L> &shared) {
+  const int lanes = (int)p.lanes;
+  SCANLIB_SYNC();
+  SCANLIB_EACH(t) { shared.totals()[t] = own.sums[t]; }
+  SCANLIB_SYNC();
+  SCANLIB_EACH(t) {
+    const scanlib_tile<L> &tile = own.tile[t];
+    if (t < lanes && tile.active) {
+      typename L::Sums total = shared.totals()[t];
       for (int other = t + lanes; other < SCANLIB_THREADS; other += lanes)
-        L::add(total, shared[other]);
-      L::keep(p, chunk * p.channels + tile[t].c, total);
-      if (chunk == p.chunks - 1) L::finish(tile[t].channel, current[t]);
+        L::add(total, shared.totals()[other]);
+      L::keep(p, chunk * p.channels + tile.c, total);
+      if (chunk == p.chunks - 1) L::finish(tile.channel, shared.current()[t]);
       if (p.chunks > 1) {
-        npy_int32 &found = L::alarms(p)[chunk * p.channels + tile[t].c];
-        found = alarm[t] && !found;
+        npy_int32 &found = L::alarms(p)[chunk * p.channels + tile.c];
+        found = shared.alarm[t] && !found;
       }
     }
   }
@@ -179,83 +291,21 @@ SCANLIB_DEVICE void scanlib_leave(const Params &p, npy_intp chunk,
 
 /* Walk one chunk of one tile. */
 template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, npy_intp block) {
-  typedef typename L::Rows Rows;
-  typedef typename L::Results Results;
-  typedef typename L::State State;
-  typedef typename L::Sums Sums;
-  enum { SIZE = sizeof(Rows) > sizeof(Results) ? sizeof(Rows) : sizeof(Results) };
-  enum { SLOTS = SCANLIB_SLOTS * SIZE, TOTALS = SCANLIB_THREADS * sizeof(Sums) };
-  alignas(16) SCANLIB_SHARED char memory[SLOTS > TOTALS ? SLOTS : TOTALS];
-  alignas(16) SCANLIB_SHARED char composed_memory[2 * SCANLIB_THREADS * sizeof(typename L::Summary)];
-  alignas(16) SCANLIB_SHARED char entry_memory[(SCANLIB_THREADS + SCANLIB_LANES) * sizeof(State)];
-  SCANLIB_SHARED int redo[SCANLIB_LANES], alarm[SCANLIB_LANES];
-  Rows *rows = (Rows *)memory;
-  Results *results = (Results *)memory;
-  State *entries = (State *)entry_memory, *current = entries + SCANLIB_THREADS;
+  SCANLIB_SHARED scanlib_shared<L> shared;
+  scanlib_own<L> own;
   const int lanes = (int)p.lanes, stretch = SCANLIB_THREADS / lanes * SCANLIB_ITEMS;
   const npy_intp tiles = (p.channels + lanes - 1) / lanes, chunk = block / tiles;
   const npy_intp first = chunk * p.chunk;
   const npy_intp last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
-  scanlib_each<scanlib_tile<L> > tile;
-  scanlib_each<scanlib_segment<L> > own;
-  scanlib_each<Sums> sums;
-  SCANLIB_EACH(t) {
-    tile[t].locate(p, block % tiles, t);
-    sums[t] = Sums();
-    if (t < lanes) {
-      redo[t] = alarm[t] = 0;
-      if (tile[t].active) {
-        L::start(tile[t].channel, p.steps, current[t], chunk == 0);
-        if (p.chunks > 1) current[t] = L::states(p)[chunk * p.channels + tile[t].c];
-      }
-    }
-  }
+  scanlib_enter<L>(p, block % tiles, chunk, own, shared);
   for (npy_intp begin = first; begin < last; begin += stretch) {
     const int n = last - begin < stretch ? (int)(last - begin) : stretch;
-    scanlib_read<L>(p, rows, begin, n, tile, own);
-    typename L::Summary *composed =
-        scanlib_compose<L>(p, (typename L::Summary *)composed_memory, tile, own);
-    SCANLIB_EACH(t) {
-      if (own[t].count) {
-        State state = current[tile[t].lane];
-        bool good = true;
-        if (tile[t].segment) good = L::apply(composed[t - lanes], state);
-        own[t].sums = sums[t];
-        good &= scanlib_segment_steps<L>(p, tile[t], own[t], state, own[t].sums, results);
-        own[t].state = state;
-        if (!good) redo[tile[t].lane] = 1;
-      }
-    }
-    SCANLIB_SYNC();
-    SCANLIB_EACH(t) {
-      if (t < lanes && tile[t].active && redo[t] &&
-          !scanlib_entries<L>(p, tile[t], begin, n, current[t], entries))
-        alarm[t] = 1;
-    }
-    SCANLIB_SYNC();
-    SCANLIB_EACH(t) {
-      if (own[t].count) {
-        if (redo[tile[t].lane]) {
-          own[t].state = entries[t];
-          own[t].sums = sums[t];
-          scanlib_segment_steps<L>(p, tile[t], own[t], own[t].state, own[t].sums, results);
-        }
-        sums[t] = own[t].sums;
-        if (tile[t].segment * SCANLIB_ITEMS + own[t].count == n) current[tile[t].lane] = own[t].state;
-      }
-    }
-    SCANLIB_SYNC();
-    SCANLIB_EACH(t) {
-      if (t < lanes) redo[t] = 0;
-      SCANLIB_UNROLL
-      for (int k = 0; k < SCANLIB_ITEMS; k++) {
-        const int step = tile[t].segment + k * (SCANLIB_THREADS / lanes);
-        if (step < n && tile[t].active)
-          L::store(tile[t].channel, L::row(p.steps, begin + step),
-                   results[scanlib_slot(p, step * lanes + tile[t].lane)]);
-      }
-    }
-    SCANLIB_SYNC();
+    scanlib_read<L>(p, shared.rows(), begin, n, own.tile, own.segment);
+    typename L::Summary *composed = scanlib_compose<L>(
+        p, (typename L::Summary *)shared.composed, own.tile, own.segment);
+    scanlib_try<L>(p, composed, own, shared);
+    scanlib_settle<L>(p, begin, n, own, shared);
+    scanlib_store<L>(p, begin, n, own, shared);
   }
-  scanlib_leave<L>(p, chunk, tile, sums, (Sums *)memory, current, alarm);
+  scanlib_leave<L>(p, chunk, own, shared);
 }
