@@ -94,6 +94,15 @@ def graph(name: str, dtype: str) -> tuple[list[Any], Any]:
     return [a, b, start], trace
 
 
+def compiled(name: str, dtype: str, mode: Any) -> Any:
+    """Return the function of a loop and its gradients; in half precision of the loop alone."""
+    inputs, trace = graph(name, dtype)
+    outputs = [trace]
+    if dtype != "float16":
+        outputs += pytensor.grad((trace**2).sum(), inputs, disconnected_inputs="ignore")
+    return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+
+
 def values(steps: int, channels: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return random arguments."""
     shape = steps, channels
@@ -128,19 +137,10 @@ def check(
     """Yield how loops and their gradients on the device differ from the CPU's, in float64."""
     rng = np.random.default_rng()
     for name in names:
+        on_cpu = compiled(name, "float64", "CVM")
         for dtype in TOLERANCE:
-            inputs, trace = graph(name, dtype)
-            exact_inputs, exact = graph(name, "float64")
-            outputs, wanted = [trace], [exact]
-            if dtype != "float16":
-                kinds = {"disconnected_inputs": "ignore"}
-                outputs += pytensor.grad((trace**2).sum(), inputs, **kinds)
-                wanted += pytensor.grad((exact**2).sum(), exact_inputs, **kinds)
             with on_device(device) as (mode, ran):
-                function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-                on_cpu = pytensor.function(
-                    exact_inputs, wanted, mode="CVM", on_unused_input="ignore"
-                )
+                function = compiled(name, dtype, mode)
                 for shape in shapes:
                     given = [value.astype(dtype) for value in values(*shape, rng)]
                     actual = function(*given)

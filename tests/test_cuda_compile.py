@@ -24,8 +24,9 @@ from tests.modes import MODES
 from tests.test_cuda_kernels import channels
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-TYPES = ("affine", "affine-f32", "affine-u8", "cumprod", "extremes", "minimum-i32", "log-affine",
-         "arma", "shift-register", "mixed-taps")  # fmt: skip
+TYPES = ("affine", "affine-complex", "two-complex", "affine-i8", "affine-f32", "affine-u8",
+         "cumprod", "extremes", "minimum-i32", "log-affine", "arma", "shift-register",
+         "mixed-taps")  # fmt: skip
 
 
 def kernels(inputs, outputs):

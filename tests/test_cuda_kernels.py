@@ -25,7 +25,7 @@ SCHEDULES = {
 }
 # Zero, one, primes, and next to the lengths of segments and stretches.
 LENGTHS = (0, 1, 2, 7, 15, 16, 17, 31, 32, 33, 127, 128, 129, 257, 4095, 4096, 4097, 9001)
-LATE = {"affine-complex", "two-complex", "season", "far"}  # have no kernel
+LATE = {"season", "far"}  # have no kernel
 
 
 @pytest.fixture(params=list(SCHEDULES))
@@ -49,8 +49,9 @@ def run_families(names, mode, lengths):
                 assert_close(actual, expected, f"{name}, {steps} steps")
 
 
-COMPOSED = ("affine", "affine-f32", "affine-fixed-f32", "affine-u8", "cumsum-i64", "cumprod",
-            "extremes", "minimum-i32", "log-affine", "log-sum")  # fmt: skip
+COMPOSED = ("affine", "affine-complex", "affine-f32", "affine-fixed-f32", "affine-u8",
+            "cumsum-i64", "cumprod", "extremes", "minimum-i32", "log-affine",
+            "log-sum")  # fmt: skip
 
 
 def test_families_that_compose(device):
@@ -311,3 +312,39 @@ def test_the_c_backend_agrees():
         function = pytensor.function(inputs, outputs, mode=mode)
         for actual, expected in zip(function(*values), reference(*values), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_complex_numbers_of_single_precision(device):
+    function = affine_of("complex64", device)
+    rng = np.random.default_rng(0)
+    for steps in (1, 33, 1000):
+        a, b = (
+            (rng.uniform(-0.6, 0.6, (steps, 3)) + 1j * rng.normal(size=(steps, 3)) / 3)
+            .astype("complex64")
+            for _ in range(2)
+        )  # fmt: skip
+        h, wanted = np.zeros(3, "complex128"), []
+        for t in range(steps):
+            h = a[t] * h + b[t]
+            wanted.append(h)
+        actual = function(a, b, np.zeros(3, "complex64"))
+        assert actual.dtype == "complex64"
+        np.testing.assert_allclose(actual, np.array(wanted), rtol=2e-5, atol=2e-5)
+
+
+def test_complex_sums_over_channels(device):
+    """A carry that sums over steps and channels; states that compose."""
+    x, w = pt.zmatrix("x"), pt.zscalar("w")
+    h = scanlib.scan(
+        lambda x, h, w: w * h + x, x, pt.zeros(x.shape[1:], dtype="complex128"), w,
+        return_updates=False,
+    )  # fmt: skip
+    total = scanlib.scan(lambda h, s: s + pt.sum(h), h, np.complex128(0), return_updates=False)[-1]
+    function = pytensor.function([x, w], total, mode=device)
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(300, 3)) + 1j * rng.normal(size=(300, 3))
+    weight, state, expected = 0.6 + 0.5j, np.zeros(3, complex), 0
+    for row in values:
+        state = weight * state + row
+        expected += state.sum()
+    np.testing.assert_allclose(function(values, weight), expected, rtol=1e-10)

@@ -86,7 +86,7 @@ def _composed(op: ElemwiseScan, number: int) -> Composed | None:
 
 def _template(family: str, dtype: str) -> str | None:
     kind = np.dtype(dtype).kind
-    if kind == "f":
+    if kind == "f" or (kind == "c" and family == "affine"):
         return TEMPLATES[family]
     if kind in "iu" and family != "log-affine":
         return "scanlib_whole_affine" if family == "affine" else TEMPLATES[family]

@@ -121,7 +121,7 @@ class KernelLoop:
 
     def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
         count = sizes.channels * plan.chunks
-        works = [8 * count for _ in self.writer.sums]
+        works = [16 * count for _ in self.writer.sums]  # as large as a total can be
         for i in self.writer.summed:
             size = max(4, np.dtype(self.writer.arrays[f"z{i}"].dtype).itemsize)
             works.append(sizes.steps * sizes.channels * size)

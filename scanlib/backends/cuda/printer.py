@@ -113,7 +113,10 @@ class LoopWriter:
 
     @property
     def state_bytes(self) -> int:
-        return 8 * (sum(self.signature.depths) + len(self.carried)) or 8
+        kept = [tap for i, taps in enumerate(self.inner.taps)
+                for tap in taps[:1] * self.signature.depths[i]]  # fmt: skip
+        kept += [self.inner.carries[i] for i in self.carried]
+        return sum(max(8, np.dtype(value.type.dtype).itemsize) for value in kept) or 8
 
     @property
     def summary_bytes(self) -> int:
@@ -129,7 +132,7 @@ class LoopWriter:
             fixed = threads * (2 * self.summary_bytes + self.state_bytes) + LANES * self.state_bytes
             fixed += 1024
             for items in (16, 8, 4, 2):
-                totals = 8 * len(self.sums) * threads
+                totals = 16 * len(self.sums) * threads
                 if fixed + max(threads * (items + 1) * size, totals) <= SHARED:
                     if items >= 8 or threads == 64:
                         return threads, items
@@ -170,6 +173,7 @@ class LoopWriter:
             f"#define SCANLIB_ITEM_BITS {self.items.bit_length() - 1}",
             f"#define SCANLIB_LANES {LANES}",
             template("device"),
+            *([template("complex")] if self.has_complex() else []),
             *(code for code in self.scalars.support_code()),
             *self.scalars.functions,
             self.parameters.struct(),
@@ -179,6 +183,10 @@ class LoopWriter:
         if self.composed is not None:
             head += [template(name) for name in ("families", "walk", "chunks")]
         return "\n".join([*head, self.source.text()]).replace(NODE_NAME, "scanlib")
+
+    def has_complex(self) -> bool:
+        variables = [*self.graph.inputs, *self.graph.variables, *self.graph.outputs]
+        return any(variable.type.dtype.startswith("complex") for variable in variables)
 
     def kernels(self) -> list[str]:
         """Return the names of the kernels."""

@@ -12,7 +12,7 @@ HALF = "float16"
 
 def item_type(dtype: str) -> str:
     """Return the type in which a kernel computes."""
-    return f"npy_{dtype}"
+    return f"pytensor_{dtype}" if dtype.startswith("complex") else f"npy_{dtype}"
 
 
 def memory_type(dtype: str) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def total_type(dtype: str) -> str:
     """Return the type in which a sum is collected: wider than its items are."""
     kind = np.dtype(dtype).kind
-    return {"f": "npy_float64", "i": "npy_int64", "u": "npy_uint64"}[kind]
+    totals = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
+    return item_type(totals[kind])
 
 
 class SumWriter:

@@ -16,7 +16,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.positions import has_positions
 
 DEPTH = 8  # of states whose past values are kept in registers
-KINDS = "biuf"
+KINDS = "biufc"
 
 
 def check_supported(op: ElemwiseScan) -> None:

@@ -91,7 +91,8 @@ class CudaRunner:
         device = inputs[0].device
         outer = self.op.signature.split_inputs(inputs)
         steps = count_steps(self.op.signature, self.messages, outer)
-        arrays = [tensor.resolve_neg() for tensor in inputs[int(outer.n_steps is not None) :]]
+        given = inputs[int(outer.n_steps is not None) :]
+        arrays = [tensor.resolve_conj().resolve_neg() for tensor in given]
         sizes = geometry(self.kernels.writer, [tuple(array.shape) for array in arrays], steps)
         outputs = [
             torch.empty(shape, dtype=torch_dtype(array.dtype), device=device)

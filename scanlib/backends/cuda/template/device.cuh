@@ -145,3 +145,10 @@ template <> SCANLIB_METHOD scanlib_half scanlib_fetch<scanlib_half>(const char *
   half.bits = scanlib_fetch<npy_uint16>(place);
   return half;
 }
+
+/* The type of a number's size, and the size. */
+template <class T> struct scanlib_real {
+  typedef T type;
+};
+SCANLIB_DEVICE npy_float32 scanlib_size(npy_float32 x) { return fabsf(x); }
+SCANLIB_DEVICE npy_float64 scanlib_size(npy_float64 x) { return fabs(x); }

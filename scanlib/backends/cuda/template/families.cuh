@@ -23,33 +23,33 @@ template <> struct scanlib_range<npy_float64> {
   SCANLIB_METHOD static npy_float64 digit() { return 0x1p-53; }
 };
 
-SCANLIB_DEVICE npy_float32 scanlib_size(npy_float32 x) { return fabsf(x); }
-SCANLIB_DEVICE npy_float64 scanlib_size(npy_float64 x) { return fabs(x); }
-
 /* h -> a h + b. Products of coefficients below one vanish in time, and should: but what has been
  * lost must not matter. `lost_a` and `lost_b` bound the errors of `a` and `b` from underflow. */
 template <class T> struct scanlib_affine {
-  T a, b, lost_a, lost_b;
-  typedef scanlib_range<T> range;
+  typedef typename scanlib_real<T>::type R;
+  typedef scanlib_range<R> range;
+  T a, b;
+  R lost_a, lost_b;
   SCANLIB_METHOD static scanlib_affine make(T a, T b) {
-    const scanlib_affine made = {a, b, T(0), T(0)};
+    const scanlib_affine made = {a, b, R(0), R(0)};
     return made;
   }
   SCANLIB_METHOD scanlib_affine then(const scanlib_affine &later) const {
-    const T size = scanlib_size(later.a), product = later.a * a;
-    const bool under = scanlib_size(product) < range::least() && a != 0 && later.a != 0;
+    const R size = scanlib_size(later.a);
+    const T product = later.a * a;
+    const bool under = scanlib_size(product) < range::least() && a != T(0) && later.a != T(0);
     scanlib_affine both;
     both.a = product;
     both.b = later.a * b + later.b;
     both.lost_a = size * lost_a + later.lost_a * (scanlib_size(a) + lost_a);
-    both.lost_a += under ? range::least() : T(0);
+    both.lost_a += under ? range::least() : R(0);
     both.lost_b = size * lost_b + later.lost_b + later.lost_a * (scanlib_size(b) + lost_b);
     return both;
   }
   SCANLIB_METHOD T of(T h) const { return a * h + b; }
   SCANLIB_METHOD bool trusted(T before, T after) const {
     if (before != before) return true; /* NaN stays NaN */
-    const T size = scanlib_size(after);
+    const R size = scanlib_size(after);
     return scanlib_size(a) <= range::large() && scanlib_size(b) <= range::large() &&
            size <= range::large() &&
            lost_a * scanlib_size(before) + lost_b <= range::digit() * size;
