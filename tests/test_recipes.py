@@ -309,12 +309,12 @@ def test_returns_and_advantages():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", [False, True])
-def test_the_policy_gradient_of_a_batch(critic):
+def test_the_policy_gradient_of_a_batch(critic, interpreted):
     inputs, gradients = policy_gradient.losses(critic)
     rng = np.random.default_rng(5)
     logits, table = rng.normal(size=(8, 2)), rng.normal(size=8)
     cells, actions, rewards, going_on, valid = policy_gradient.play(logits, rng)
-    f = compiled(inputs, gradients)
+    f = compiled(inputs, gradients, interpreted)
     by_logits, by_table = f(logits, table, cells, actions, rewards, going_on, valid)
 
     returns, weight = np.zeros_like(rewards), np.zeros_like(rewards)
@@ -387,9 +387,9 @@ def test_the_task_of_the_state_space_layer():
             assert target[row, t] == last
 
 
-def test_newton():
+def test_newton(interpreted):
     times, shapes = np.linspace(0.1, 3.0, 7), np.full(7, 0.6)
-    anomaly, slope = newton.solver(mode=MODE)(times, shapes)
+    anomaly, slope = newton.solver(mode=interpreted)(times, shapes)
     close(anomaly - 0.6 * np.sin(anomaly), times)
     close(slope, 1 / (1 - 0.6 * np.cos(anomaly)))
 
@@ -473,9 +473,9 @@ def test_the_page_shows_the_recipe(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adstock", "garch", "holt_winters", "sir"])
+@pytest.mark.parametrize("name", ["garch", "sir"])
 def test_a_recipe_draws(name, tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
-    module = {"adstock": adstock, "garch": garch, "holt_winters": holt_winters, "sir": sir}[name]
+    module = {"garch": garch, "sir": sir}[name]
     module.draw(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
