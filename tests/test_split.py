@@ -545,7 +545,6 @@ class TestSums:
         with pytest.raises(IndexError, match="fewer than 1 step"):
             function(a[:0], b[:0])
 
-
     def test_a_sum_that_another_part_reads_runs_in_the_loop(self):
         x = pt.dmatrix("x")
 
