@@ -256,6 +256,8 @@ def added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
                 if above.inputs[0] is not value:
                     continue
                 order = above.op.new_order
+                if not set(range(value.type.ndim)) <= set(order):
+                    continue  # an axis of one item was dropped
             others = [other for k, other in enumerate(node.inputs) if k != place]
             shift = others[0] if len(others) == 1 else pt.add(*others)
             added = [k for k, axis in enumerate(order) if axis == "x"]
