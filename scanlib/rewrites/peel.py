@@ -322,7 +322,8 @@ class OverTime:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
         # All rows below one another, without a copy where x is a transposition: Xᵀ then is one.
         size, columns = x.shape[1], y.shape[2]
-        return pt.dot(x.mT.reshape((-1, size)).T, y.reshape((-1, columns)))
+        count = x.shape[0] * x.shape[2]  # not -1, which says nothing where another length is zero
+        return pt.dot(x.mT.reshape((count, size)).T, y.reshape((count, columns)))
 
 
 def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:
@@ -331,7 +332,7 @@ def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable
     if left_varies and not right_varies:
         if left.type.shape[1] == 1:
             return pt.dot(left[:, 0, :], right)[:, None, :]
-        joined = left.reshape((-1, left.shape[2]))
+        joined = left.reshape((left.shape[0] * left.shape[1], left.shape[2]))
         return pt.dot(joined, right).reshape((left.shape[0], left.shape[1], right.shape[1]))
     if right_varies and not left_varies:
         if right.type.shape[2] == 1:

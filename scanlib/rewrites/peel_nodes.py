@@ -22,7 +22,8 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
-from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
+
+from scanlib._compat import INDEX_READS
 
 Value = tuple[Variable, bool]
 
@@ -42,7 +43,7 @@ def batched(node: Apply, inputs: list[Value]) -> Variable | None:
     varies = [has_time for _, has_time in inputs]
     if isinstance(op, CheckAndRaise):
         return _check(op, inputs)
-    if isinstance(op, Subtensor | AdvancedSubtensor | AdvancedSubtensor1):
+    if isinstance(op, INDEX_READS):
         return values[0][values[1]] if varies == [False, True] and len(values) == 2 else None
     if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
         return _solve(op, *values)

@@ -34,7 +34,7 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.messages import Messages
@@ -320,16 +320,12 @@ class _Split:
             checked = [part.outer for part in rest.sequences]
         else:
             checked = [] if loop.n_steps is not None else [loop.sequences[0].outer]
-        for part in loop.sequences:
+        messages = Messages(loop.signature(), loop.labels(), loop.name)
+        for position, part in enumerate(loop.sequences):
             if any(self._same_length(part.outer, other) for other in checked):
                 continue
-            message = (
-                f"scan{f' `{loop.name}`' if loop.name else ''}: a sequence does not have one row "
-                "for every step; pass a longer sequence or fewer steps"
-            )
-            check = CheckAndRaise(SequenceLengthError, message)
-            rows = check(part.outer, pt.eq(part.outer.shape[0], loop.length()))
-            known.varying[part.row] = rows
+            check = CheckedRows(messages.sequence_length(position))
+            known.varying[part.row] = check(part.outer, loop.length())
 
     def _same_length(self, one: Variable, two: Variable) -> bool:
         if one is two:

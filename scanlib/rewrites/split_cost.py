@@ -67,9 +67,9 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, IncSubtensor, Subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
 
-from scanlib._compat import LOG_SUM_EXP
+from scanlib._compat import INDEXED_BY_VECTOR, LOG_SUM_EXP
 from scanlib.ops.graph import is_tensor
 from scanlib.rewrites.gathers import varying_index
 
@@ -152,7 +152,7 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
         return HEAVY
     if isinstance(node.op, Blockwise):
         return BOUND
-    if isinstance(op, AdvancedSubtensor | AdvancedSubtensor1):
+    if isinstance(op, (AdvancedSubtensor, *INDEXED_BY_VECTOR)):
         return LIGHT if _is_lookup(node, varies) else BOUND
     if isinstance(op, ARange):
         return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
@@ -186,7 +186,7 @@ def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     """Whether a node reads rows of an array that is the same at every step."""
     if len(node.inputs) != 2 or varies(node.inputs[0]):
         return False
-    if isinstance(node.op, AdvancedSubtensor1):
+    if isinstance(node.op, INDEXED_BY_VECTOR):
         return True
     places = node.op.idx_list
     return len(places) == 1 and not isinstance(places[0], slice)

@@ -1,6 +1,7 @@
 """The numba backend: loops inside numba mode, and the compiled loop that `perform` runs."""
 
 from scanlib.backends.numba import (
+    checked_rows,
     dispatch,
     initial,
     linear_scan,
@@ -12,4 +13,13 @@ from scanlib.backends.numba import (
 
 memory.keep_freed_memory()
 
-__all__ = ["dispatch", "initial", "linear_scan", "memory", "one_row", "padded_rows", "segments"]
+__all__ = [
+    "checked_rows",
+    "dispatch",
+    "initial",
+    "linear_scan",
+    "memory",
+    "one_row",
+    "padded_rows",
+    "segments",
+]

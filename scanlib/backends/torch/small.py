@@ -15,6 +15,8 @@ from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.scalar.basic import EQ, Sub
 
 from scanlib.backends.torch.portable import torch_dtype
+from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.one_row import OneRow
 
 
@@ -45,3 +47,15 @@ def funcify_sub(op: Sub, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the difference, also of truth values and numbers, which torch refuses."""
     dtype = torch_dtype(node.outputs[0].type.dtype)
     return lambda x, y: torch.sub(torch.as_tensor(x).to(dtype), torch.as_tensor(y).to(dtype))
+
+
+@pytorch_funcify.register(CheckedRows)
+def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the check that an array has one row for every step."""
+
+    def checked_rows(rows: Any, steps: Any) -> Any:
+        if rows.shape[0] != int(steps):
+            raise SequenceLengthError(op.message, rows.shape[0], int(steps))
+        return rows
+
+    return checked_rows

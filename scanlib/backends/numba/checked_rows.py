@@ -1,0 +1,31 @@
+"""Numba code of `CheckedRows`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytensor.graph.basic import Apply
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+
+from scanlib.backends.numba.scalar import as_scalar
+from scanlib.backends.numba.source import Source
+from scanlib.ops import errors
+from scanlib.ops.checked_rows import CheckedRows
+
+VERSION = "scanlib-checked-rows-1"
+
+
+@register_funcify_and_cache_key(CheckedRows)
+def funcify_checked_rows(
+    op: CheckedRows, node: Apply, **kwargs: Any
+) -> tuple[Callable[..., Any], str | None]:
+    """Return the compiled function of a `CheckedRows`."""
+    source = Source()
+    source.object("as_scalar", as_scalar)
+    source.object("SequenceLengthError", errors.SequenceLengthError)
+    with source.block("if rows.shape[0] != as_scalar(steps):"):
+        source.line(f"raise SequenceLengthError({op.message!r}, rows.shape[0], as_scalar(steps))")
+    source.line("return rows")
+    function, key = source.compile("checked_rows", ["rows", "steps"], VERSION)
+    return numba_njit(function), key

@@ -1,0 +1,47 @@
+"""`CheckedRows`: an array, known to have one row for every step.
+
+When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
+check that it has one row for every step, and the loop's message, stay with the array.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+
+from scanlib.ops.errors import SequenceLengthError
+
+
+class CheckedRows(Op):
+    """The array it is given, or an error.
+
+    Parameters
+    ----------
+    message : str
+        The error's text, with ``{}`` for the number of rows and the number of steps.
+    """
+
+    __props__ = ("message",)
+    view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __str__(self) -> str:
+        return "CheckedRows"
+
+    def make_node(self, rows: Variable, steps: Variable) -> Apply:
+        rows = pt.as_tensor_variable(rows)
+        return Apply(self, [rows, pt.cast(steps, "int64")], [rows.type()])
+
+    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [tuple(arguments[-1][0])]
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        rows, steps = inputs
+        if len(rows) != steps:
+            raise SequenceLengthError(self.message, len(rows), int(steps))
+        output_storage[0][0] = rows
