@@ -20,6 +20,7 @@ import scanlib
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PUBLIC = [name for name in scanlib.__all__ if name != "__version__"]
 
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -124,7 +125,7 @@ def without_blocks(page):
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
 def test_links_of_a_page(page):
     for match in LINK.finditer(without_blocks(page)):
         target, _, anchor = match["target"].partition("#")
