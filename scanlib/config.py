@@ -57,3 +57,10 @@ config.add(
     BoolParam(False),
     in_c_key=False,
 )
+config.add(
+    "scanlib__cuda",
+    "Whether elementwise loops on CUDA devices, under JAX and PyTorch, run as scanlib's kernels. "
+    "Without, and where there is no kernel, they are made of functions of JAX or PyTorch.",
+    BoolParam(True),
+    in_c_key=False,
+)

@@ -9,6 +9,7 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 
 from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
@@ -105,12 +106,26 @@ def _has_xla_code(node: Apply) -> bool:
     return code_for(node.op, node) is not None
 
 
+def _has_cuda_kernels(node: Apply) -> bool:
+    """Whether a loop has kernels for CUDA devices, and they are wanted."""
+    if not isinstance(node.op, ElemwiseScan) or not config.scanlib__cuda:
+        return False
+    from scanlib.backends.cuda.support import check_supported
+
+    try:
+        check_supported(node.op)
+    except NoCCodeError:
+        return False
+    return config.scanlib__perform == "auto"
+
+
 def _runs_in_jax(node: Apply) -> str:
     """Return what the JAX backend makes of a loop."""
     if isinstance(node.op, AssociativeScan):
         return "by lax.associative_scan, in a tree"
     if _has_xla_code(node):
-        return "as compiled code that XLA calls on the CPU; by lax.scan on other devices"
+        kernels = "as kernels on CUDA devices; " if _has_cuda_kernels(node) else ""
+        return f"as compiled code that XLA calls on the CPU; {kernels}by lax.scan on other devices"
     if getattr(getattr(node.op, "signature", None), "has_stop", False):
         return "by lax.while_loop"
     return "by lax.scan; by lax.while_loop if the function computes the number of steps"
@@ -120,7 +135,8 @@ def _runs_in_torch(node: Apply) -> str:
     """Return what the PyTorch backend makes of a loop."""
     if config.scanlib__perform == "python":
         return "by functions of tensors, because the flag scanlib__perform is python"
-    elsewhere = "by functions of tensors on other devices"
+    kernels = "as kernels on CUDA devices; " if _has_cuda_kernels(node) else ""
+    elsewhere = f"{kernels}by functions of tensors on other devices"
     if _runs_in_python(node):
         return f"in plain Python on the CPU, because numba could not compile it; {elsewhere}"
     return f"as a function of its own on the CPU, compiled by numba at the first call; {elsewhere}"

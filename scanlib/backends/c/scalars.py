@@ -32,6 +32,13 @@ class Scalars:
         # Writes what reads rows at computed places.
         self.positional: Callable[[Apply, list[str]], list[str]] | None = None
 
+    def c_type(self, dtype: str) -> str:
+        """Return the type in which values of a dtype are computed."""
+        return c_type(dtype)
+
+    def literal(self, value: Any, dtype: str) -> str:
+        return literal(value, dtype)
+
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Forget, afterwards, which names hold which variables."""
@@ -46,14 +53,14 @@ class Scalars:
     def bind_new(self, variable: Variable, text: str) -> str:
         """Write a local variable with the value of an expression, and bind it."""
         name = self.source.name("s")
-        self.source.line(f"const {c_type(variable.type.dtype)} {name} = {text};")
+        self.source.line(f"const {self.c_type(variable.type.dtype)} {name} = {text};")
         self.values[variable] = name
         return name
 
     def text(self, variable: Variable) -> str:
         """Return the expression of a variable that is bound or constant."""
         if isinstance(variable, Constant):
-            return literal(variable.data, variable.type.dtype)
+            return self.literal(variable.data, variable.type.dtype)
         return self.values[variable]
 
     def emit(self, outputs: Iterable[Variable]) -> None:
@@ -78,7 +85,7 @@ class Scalars:
         inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]
         names = [self.source.name("s") for _ in node.outputs]
         for out, name in zip(node.outputs, names, strict=True):
-            self.source.line(f"{c_type(out.type.dtype)} {name};")
+            self.source.line(f"{self.c_type(out.type.dtype)} {name};")
         unique = f"{NODE_NAME}_{names[0]}"
         try:
             code = node.op.c_code(node, unique, inputs, names, {"fail": f"{{ {FAIL} }}"})
@@ -98,7 +105,7 @@ class Scalars:
         if not isinstance(variable, Constant):
             return text
         name = self.source.name("k")
-        self.source.line(f"const {c_type(variable.type.dtype)} {name} = {text};")
+        self.source.line(f"const {self.c_type(variable.type.dtype)} {name} = {text};")
         return name
 
     def _composite(self, node: Apply, inputs: list[str]) -> list[str]:
@@ -107,7 +114,7 @@ class Scalars:
 
         def text(variable: Variable) -> str:
             if isinstance(variable, Constant):
-                return literal(variable.data, variable.type.dtype)
+                return self.literal(variable.data, variable.type.dtype)
             return known[variable]
 
         for inner in graph.toposort():
@@ -126,9 +133,9 @@ class Scalars:
         return tuple(versions) if all(versions) else ()
 
 
-def can_fail(graph: FunctionGraph) -> bool:
+def can_fail(graph: FunctionGraph, writer: type[Scalars] = Scalars) -> bool:
     """Whether an operation of a graph may raise an exception (and whether all have C code)."""
-    trial = Scalars(Source())
+    trial = writer(Source())
     for variable in graph.inputs:
         trial.bind(variable, "x")
     trial.emit(graph.outputs)

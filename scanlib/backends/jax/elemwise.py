@@ -1,7 +1,7 @@
-"""`ElemwiseScan` under JAX: a compiled loop on the CPU, `lax.scan` elsewhere.
+"""`ElemwiseScan` under JAX: a compiled loop on the CPU, kernels on CUDA devices, else `lax.scan`.
 
-The compiled loop (`scanlib.backends.jax.kernels`) runs a known number of steps. Loops that end by
-a condition are `lax.while_loop`.
+The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
+a known number of steps. Loops that end by a condition are `lax.while_loop`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
+from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, static_int
+from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel
 from scanlib.backends.jax.loops import JAXLoop, single
 from scanlib.backends.jax.windows import Window, windows
@@ -27,22 +29,28 @@ def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Calla
     """Return the JAX function of an elementwise loop."""
     loop = JAXLoop(op.scan)
     target = kernel_for(op, node)
+    kernels = kernels_for(op, node)
 
     def elemwise_scan(*inputs: Any) -> Any:
         known = not any(isinstance(value, Bounded) for value in inputs)
         if op.signature.has_n_steps:
             known = known and static_int(inputs[0]) is not None
-        if target is None or not known:
+        if (target is None and kernels is None) or not known:
             return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
-        return single(run_compiled(op, node, loop, target, inputs))
+        return single(run_compiled(op, node, loop, target, kernels, inputs))
 
     return elemwise_scan
 
 
 def run_compiled(
-    op: ElemwiseScan, node: Apply, loop: JAXLoop, target: str, inputs: tuple[Any, ...]
+    op: ElemwiseScan,
+    node: Apply,
+    loop: JAXLoop,
+    target: str | None,
+    kernels: KernelLoop | None,
+    inputs: tuple[Any, ...],
 ) -> list[Any]:
-    """Run a loop of a known number of steps by the compiled code `target`."""
+    """Run a loop of a known number of steps by the compiled code `target`, or by kernels."""
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
@@ -54,5 +62,13 @@ def run_compiled(
             rows[k] = rows[k][start : start + length]
         return loop(*steps, *rows[len(steps) :])
 
+    def on_cuda() -> Callable[..., list[Any]] | None:
+        n_steps = steps[0] if steps else None
+        own = arrays[len(steps) :]
+        sizes = None if kernels is None else sizes_of(kernels, own, places, n_steps)
+        if kernels is None or sizes is None:
+            return None
+        return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)
+
     window = [jnp.asarray(places)] if count else []
-    return with_kernel(target, portable)(*arrays, *window)
+    return with_kernel(target, portable, on_cuda())(*arrays, *window)

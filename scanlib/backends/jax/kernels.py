@@ -14,6 +14,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -169,21 +170,27 @@ def _compile(text: str, library: Path, arguments: list[str]) -> None:
         os.replace(target, library)
 
 
-def with_kernel(target: str, portable: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def with_kernel(
+    target: str | None,
+    portable: Callable[..., list[Any]],
+    on_cuda: Callable[..., list[Any]] | None = None,
+) -> Callable[..., list[Any]]:
     """Return a function that calls a compiled loop on the CPU, and `portable` elsewhere.
 
-    Derivatives that JAX takes by itself, with `jax.grad` around the function that PyTensor
-    compiled, are those of `portable`.
+    On CUDA devices it calls `on_cuda`, if there is such a function. Derivatives that JAX takes by
+    itself, with `jax.grad` around the function that PyTensor compiled, are those of `portable`.
     """
 
-    def compiled(*inputs: Any) -> list[Any]:
+    def compiled(target: str, *inputs: Any) -> list[Any]:
         results = jax.eval_shape(portable, *inputs)
         call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
         return list(call(*inputs))
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
-        return lax.platform_dependent(*inputs, cpu=compiled, default=portable)
+        special: dict[str, Any] = {} if target is None else {"cpu": partial(compiled, target)}
+        special |= {} if on_cuda is None else {"cuda": on_cuda}
+        return lax.platform_dependent(*inputs, default=portable, **special)
 
     @run.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:

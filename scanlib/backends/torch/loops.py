@@ -12,6 +12,7 @@ from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.printing import debugprint
 
+from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.linear import linear_rows
 from scanlib.backends.torch.operator import Run, add_entry, caller
 from scanlib.backends.torch.parallel import elemwise_runner
@@ -44,17 +45,21 @@ def kernel(op: Any, node: Apply) -> Run:
     return run
 
 
+def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
 def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
     compiled = kernel(op, node)
+    on_device = with_kernels(op, portable)
     choice = config.scanlib__perform
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
-        if on_cpu and choice != "python":
+        if is_on_cpu(inputs) and choice != "python":
             return compiled(inputs)
         device = next((x.device for x in inputs if x.device.type != "cpu"), inputs[0].device)
-        return portable([tensor.to(device) for tensor in inputs])
+        return on_device([tensor.to(device) for tensor in inputs])
 
     return run
 
@@ -70,7 +75,7 @@ def _content(op: Any, node: Apply) -> str:
     more = "" if scan is None else repr(scan.signature)
     return "\n".join(
         [type(op).__name__, repr(properties), more, inside, constants, *types,
-         config.scanlib__perform]
+         config.scanlib__perform, str(config.scanlib__cuda)]
     )  # fmt: skip
 
 

@@ -1,0 +1,109 @@
+"""The sizes of a loop, from the shapes of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from scanlib.backends.cuda.printer import LoopWriter
+from scanlib.ops.channels import Place
+from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepShapeError
+from scanlib.ops.messages import Messages
+
+Shape = tuple[int, ...]
+DIFFER = "Incompatible Elemwise input shapes inside a scan"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of one call.
+
+    Attributes
+    ----------
+    steps : int
+    sizes : tuple of int
+        Of the channels' axes.
+    outputs : list of Shape
+        Of the results.
+    """
+
+    steps: int
+    sizes: Shape
+    outputs: list[Shape]
+
+    @property
+    def channels(self) -> int:
+        return prod(self.sizes)
+
+
+def geometry(loop: LoopWriter, shapes: Sequence[Shape], n_steps: int | None = None) -> Geometry:
+    """Return the sizes of a loop's results, and check that its arguments agree.
+
+    Parameters
+    ----------
+    loop : LoopWriter
+    shapes : sequence of tuple of int
+        Of the arguments, without the number of steps.
+    n_steps : int, optional
+        The number of steps, where it is an argument.
+
+    Raises
+    ------
+    ValueError
+        As the loop does on other devices.
+    """
+    messages = Messages(loop.signature, loop.op.scan.labels, loop.op.scan.name)
+    given = {
+        array.name: tuple(shape)
+        for array, shape in zip(loop.parameters.inputs, shapes, strict=True)
+    }
+    lengths = [given[name][0] for name in loop.plan.outer.sequences]
+    steps = min(lengths) if n_steps is None else n_steps
+    for i, length in enumerate(lengths):
+        if length != steps:
+            raise SequenceLengthError(messages.sequence_length(i), length, steps)
+    for i, (name, depth) in enumerate(
+        zip(loop.plan.outer.initials, loop.signature.depths, strict=True)
+    ):
+        if given[name][0] != depth:
+            raise InitialRowsError(messages.initial_rows(i), given[name][0])
+    if steps < loop.signature.required_steps:
+        raise IndexError(messages.missing_steps())
+    sizes = _sizes(loop, given, steps, messages)
+    return Geometry(steps, sizes, _outputs(loop, given, steps, sizes))
+
+
+def _sizes(loop: LoopWriter, given: dict[str, Shape], steps: int, messages: Messages) -> Shape:
+    found = []
+    for level in range(loop.layout.ndim):
+        places = loop.plan.group_places(loop.plan.targets, level)
+        found_here = [given[place.array][_own(place, level)] for place in places]
+        size = found_here[0] if found_here else 1
+        for place, other in zip(places, found_here, strict=True):
+            if steps and other != size:
+                if place.owned is None:
+                    raise ValueError(DIFFER)
+                message = messages.state_shape(place.owned, place.axes.index(level))
+                raise StepShapeError(message, 0, other, size)
+        found.append(size)
+    return tuple(found)
+
+
+def _own(place: Place, level: int) -> int:
+    own = place.along(level)
+    assert own is not None, "group_places returns arrays that have the axis"
+    return own
+
+
+def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape) -> list[Shape]:
+    outer, signature = loop.plan.outer, loop.signature
+    shapes: list[Shape] = []
+    for name, depth, untraced in zip(
+        outer.initials, signature.depths, signature.untraced, strict=True
+    ):
+        shapes.append((depth + (0 if untraced else steps), *given[name][1:]))
+    shapes += [given[name] for name in outer.carries]
+    for axes in loop.layout.outputs:
+        shapes.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
+    return shapes

@@ -1,0 +1,193 @@
+"""From the sizes of a call to launches of kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from scanlib.backends.cuda.compiler import compile_kernels
+from scanlib.backends.cuda.driver import Driver
+from scanlib.backends.cuda.geometry import Geometry
+from scanlib.backends.cuda.printer import LoopWriter
+from scanlib.backends.cuda.schedule import Schedule, choose
+from scanlib.ops.elemwise_scan import ElemwiseScan
+
+FEW_TERMS = 64  # of a sum that one thread adds up
+MOST_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the kernel's place among `KernelLoop.names`, blocks, threads of a block."""
+
+    kernel: int
+    blocks: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """All that a call needs but for addresses.
+
+    Attributes
+    ----------
+    words : list of int
+        The numbers of the kernels.
+    slots : list of int
+        Where among them the addresses go: of the inputs, the outputs, the works.
+    works : list of int
+        How many bytes each array for intermediate results needs.
+    launches : list of Launch
+    """
+
+    words: list[int]
+    slots: list[int]
+    works: list[int]
+    launches: list[Launch]
+
+
+class KernelLoop:
+    """The kernels of one loop, compiled for the devices on which it runs.
+
+    Parameters
+    ----------
+    op : ElemwiseScan
+
+    Raises
+    ------
+    NoCCodeError
+        If the loop has no kernel.
+    """
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        self.writer = LoopWriter(op)
+        self.source = self.writer.write()
+        self.names = self.writer.kernels()
+        self.parameters = self.writer.parameters
+        self._loaded: dict[int, list[int]] = {}
+
+    def handles(self, driver: Driver, context: int) -> list[int]:
+        """Return the kernels' handles in a context, compiled if need be.
+
+        Raises
+        ------
+        NoCompilerError, KernelCompileError, DriverError
+        """
+        if context not in self._loaded:
+            with driver.current(context):
+                code = compile_kernels(self.source, driver.architecture())
+                self._loaded[context] = driver.load(code, self.names)
+        return self._loaded[context]
+
+    def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
+        """Return the launches for arguments of known sizes.
+
+        Parameters
+        ----------
+        sizes : Geometry
+        strides : sequence of tuple of int
+            Of the arguments and of the results, in bytes.
+        processors : int
+            How many multiprocessors the device has.
+        """
+        writer = self.writer
+        plan = choose(
+            sizes.steps, sizes.channels, processors, writer.composed is not None,
+            writer.threads, writer.items,
+        )  # fmt: skip
+        values = {
+            "steps": sizes.steps,
+            "channels": sizes.channels,
+            "lanes": plan.lanes,
+            "lane_bits": plan.lanes.bit_length() - 1,
+            "chunk": plan.chunk,
+            "chunks": plan.chunks,
+        }
+        values |= {f"n{axis}": size for axis, size in enumerate(sizes.sizes)}
+        arrays = [*self.parameters.inputs, *self.parameters.outputs]
+        for array, own in zip(arrays, strides, strict=True):
+            values |= array.strides(own)
+        names = [*(array.name for array in arrays), *self.parameters.works]
+        return Call(
+            self.parameters.pack(values),
+            [self.parameters.place[name] for name in names],
+            self._works(sizes, plan),
+            self._launches(sizes, plan),
+        )
+
+    def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
+        count = sizes.channels * plan.chunks
+        works = [16 * count for _ in self.writer.sums]  # as large as a total can be
+        for i in self.writer.summed:
+            size = max(4, np.dtype(self.writer.arrays[f"z{i}"].dtype).itemsize)
+            works.append(sizes.steps * sizes.channels * size)
+        if self.writer.composed is not None:
+            several = count if plan.chunks > 1 else 0
+            each = (self.writer.summary_bytes, self.writer.state_bytes, 4)
+            works += [several * size for size in each]
+        return works
+
+    def _launches(self, sizes: Geometry, plan: Schedule) -> list[Launch]:
+        if not sizes.channels:
+            return []
+        tiles = -(-sizes.channels // plan.lanes)
+        shared, flat = self.writer.threads, 32
+        launches = []
+        if plan.kind == "serial":
+            blocks = -(-sizes.channels // plan.threads)
+            launches.append(self._launch(f"serial_{plan.ahead}", blocks, plan.threads))
+        if plan.kind == "chunks":
+            each = -(-sizes.channels // flat)
+            launches.append(self._launch("summarize", tiles * plan.chunks, shared))
+            launches.append(self._launch("carry", each, flat))
+            launches.append(self._launch("walk", tiles * plan.chunks, shared))
+            launches.append(self._launch("repair", each, flat))
+        if plan.kind == "rows":
+            launches.append(self._launch("walk", tiles, shared))
+        return launches + self._sums(sizes, plan)
+
+    def _sums(self, sizes: Geometry, plan: Schedule) -> list[Launch]:
+        """Return the launches that add up what channels have left: a block or a thread each."""
+        results = [f"c{i}" for i in self.writer.sums] + [f"z{i}" for i in self.writer.summed]
+        launches = []
+        for k, name in enumerate(results):
+            array = self.writer.arrays[name]
+            items = prod(sizes.sizes[axis] for _, axis in array.kept)
+            terms = sizes.channels // items * (1 if array.lead else plan.chunks)
+            items *= sizes.steps if array.lead else 1
+            if items and terms < FEW_TERMS:
+                blocks = -(-items // self.writer.threads)
+                launches.append(self._launch(f"short_sum_{k}", blocks, self.writer.threads))
+            elif items:
+                launches.append(self._launch(f"sum_{k}", items, self.writer.threads))
+        return launches
+
+    def _launch(self, name: str, blocks: int, threads: int) -> Launch:
+        if blocks > MOST_BLOCKS:
+            raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
+        return Launch(self.names.index(name), blocks, threads)
+
+
+def launch(
+    driver: Driver,
+    handles: Sequence[int],
+    call: Call,
+    addresses: Sequence[int],
+    stream: int,
+) -> None:
+    """Launch the kernels of a call on a stream.
+
+    Parameters
+    ----------
+    addresses : sequence of int
+        Of the inputs, the outputs and the works.
+    """
+    words = (ctypes.c_longlong * len(call.words))(*call.words)
+    for slot, address in zip(call.slots, addresses, strict=True):
+        words[slot] += address
+    for one in call.launches:
+        driver.launch(handles[one.kernel], one.blocks, one.threads, stream, words)

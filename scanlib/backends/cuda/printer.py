@@ -1,0 +1,366 @@
+"""Writes a loop for the CUDA template: one struct with what a channel keeps, and one step.
+
+The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of a loop ``L``
+
+``Channel``, ``locate``
+    where the items of one channel are;
+``Fixed``, ``fix``
+    the non-sequences of a channel;
+``Rows``, ``load`` and ``Results``, ``store``
+    what one step reads from sequences, and what it writes;
+``State``, ``start``, ``finish``
+    past values and carries, before the first step and after the last one;
+``Sums``, ``add``, ``keep``
+    what is summed over steps and channels;
+``step``
+    one step, made of the C code of PyTensor's scalar Ops;
+``Summary``, ``lift``, ``compose``, ``apply``, ``moderate``
+    several steps as one function, for loops whose recurrences compose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+import numpy as np
+from pytensor.graph.basic import Variable
+
+from scanlib._compat import thaw_graph
+from scanlib.backends.c.source import Source
+from scanlib.backends.cuda.families import composed_recurrences
+from scanlib.backends.cuda.parameters import Array, Parameters
+from scanlib.backends.cuda.scalars import DeviceScalars, item_type, memory_type
+from scanlib.backends.cuda.summary import write_summary
+from scanlib.backends.cuda.sums import SumWriter
+from scanlib.backends.cuda.support import check_supported
+from scanlib.ops.c_code import NODE_NAME
+from scanlib.ops.channels import ChannelPlan
+from scanlib.ops.elemwise_scan import ElemwiseScan
+
+SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
+LANES = 32
+
+
+class LoopWriter:
+    """Writes the translation unit of one loop.
+
+    Parameters
+    ----------
+    op : ElemwiseScan
+
+    Attributes
+    ----------
+    parameters : Parameters
+    composed : list of Composed or None
+        None for loops that are walked by one thread per channel only.
+    threads, items : int
+        Of a block that shares steps: its threads, and the steps of each at a time.
+
+    Raises
+    ------
+    NoCCodeError
+        If the loop has no kernel.
+    """
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        check_supported(op)
+        self.op = op
+        self.signature, self.layout = op.signature, op.layout
+        self.graph = thaw_graph(op.body)
+        self.inner = self.signature.split_body_inputs(self.graph.inputs)
+        self.result = self.signature.split_body_outputs(self.graph.outputs)
+        self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
+        self.composed = composed_recurrences(op)
+        self.source = Source()
+        self.scalars = DeviceScalars(self.source)
+        self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
+        self.carried = [i for i, is_sum in enumerate(self.layout.sums) if not is_sum]
+        self.traced = [i for i, gone in enumerate(self.signature.untraced) if not gone]
+        reductions = enumerate(self.layout.output_reductions)
+        self.summed = [i for i, axes in reductions if axes]  # outputs
+        works = [f"partial{i}" for i in self.sums] + [f"whole{i}" for i in self.summed]
+        if self.composed is not None:
+            works += ["summaries", "states", "alarms"]
+        self.parameters = Parameters(
+            self.layout.ndim, list(self._inputs()), list(self._outputs()), works
+        )
+        self.arrays = {a.name: a for a in [*self.parameters.inputs, *self.parameters.outputs]}
+        self.threads, self.items = self._block()
+
+    # Arrays, and the sizes of what a thread keeps
+
+    def _inputs(self) -> Iterator[Array]:
+        layout, inner, outer = self.layout, self.inner, self.plan.outer
+        for variables, names, lead, axes in (
+            (inner.rows, outer.sequences, 1, layout.sequences),
+            ([taps[0] for taps in inner.taps], outer.initials, 1, layout.states),
+            (inner.carries, outer.carries, 0, layout.carries),
+            (inner.non_sequences, outer.non_sequences, 0, layout.non_sequences),
+        ):
+            for variable, name, own in zip(variables, names, axes, strict=True):
+                yield Array(name, variable.type.dtype, lead, own)
+
+    def _outputs(self) -> Iterator[Array]:
+        layout = self.layout
+        for letter, values, lead, axes in (
+            ("h", self.result.states, 1, layout.states),
+            ("c", self.result.carries, 0, layout.carries),
+            ("z", self.result.outputs, 1, layout.outputs),
+        ):
+            for i, (value, own) in enumerate(zip(values, axes, strict=True)):
+                yield Array(f"{letter}{i}", value.type.dtype, lead, own)
+
+    @property
+    def state_bytes(self) -> int:
+        kept = [tap for i, taps in enumerate(self.inner.taps)
+                for tap in taps[:1] * self.signature.depths[i]]  # fmt: skip
+        kept += [self.inner.carries[i] for i in self.carried]
+        return sum(max(8, np.dtype(value.type.dtype).itemsize) for value in kept) or 8
+
+    @property
+    def summary_bytes(self) -> int:
+        return sum(-(-one.bytes // 8) * 8 for one in self.composed or ())
+
+    def _block(self) -> tuple[int, int]:
+        """Return how many threads a block has, and how many steps each of them at a time."""
+        if self.composed is None:
+            return 256, 1
+        stored = [self.result.states[i] for i in self.traced] + self.result.outputs
+        size = max(_struct_bytes(self.inner.rows), _struct_bytes(stored), 4)
+        for threads in (256, 128, 64):
+            fixed = threads * (2 * self.summary_bytes + self.state_bytes) + LANES * self.state_bytes
+            fixed += 1024
+            for items in (16, 8, 4, 2):
+                totals = 16 * len(self.sums) * threads
+                if fixed + max(threads * (items + 1) * size, totals) <= SHARED:
+                    if items >= 8 or threads == 64:
+                        return threads, items
+                    break
+        self.composed = None
+        return 256, 1
+
+    # The whole
+
+    def write(self) -> str:
+        """Return the translation unit."""
+        line = self.source.line
+        with self.source.block("struct Loop"):
+            self.write_channel()
+            self.write_fixed()
+            self.write_rows()
+            self.write_results()
+            self.write_state()
+            SumWriter(self).write_members()
+            self.write_step()
+            if self.composed is not None:
+                write_summary(self, self.composed)
+        self.source.lines[-1] += ";"
+        SumWriter(self).write_results()
+        for ahead in (4, 16):
+            line(f"SCANLIB_FLAT_KERNEL(serial_{ahead}, (scanlib_serial<Loop, {ahead}>(p, index)))")
+        if self.composed is not None:
+            line("SCANLIB_BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))")
+            line("SCANLIB_BLOCK_KERNEL(summarize, scanlib_summarize<Loop>(p, block))")
+            line("SCANLIB_FLAT_KERNEL(carry, scanlib_carry<Loop>(p, index))")
+            line("SCANLIB_FLAT_KERNEL(repair, scanlib_repair<Loop>(p, index))")
+        for k in range(len(self.sums) + len(self.summed)):
+            line(f"SCANLIB_BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))")
+            line(f"SCANLIB_FLAT_KERNEL(short_sum_{k}, scanlib_short_sum<Sum{k}>(p, index))")
+        head = [
+            f"#define SCANLIB_THREADS {self.threads}",
+            f"#define SCANLIB_ITEMS {self.items}",
+            f"#define SCANLIB_ITEM_BITS {self.items.bit_length() - 1}",
+            f"#define SCANLIB_LANES {LANES}",
+            template("device"),
+            *([template("complex")] if self.has_complex() else []),
+            *(code for code in self.scalars.support_code()),
+            *self.scalars.functions,
+            self.parameters.struct(),
+            template("serial"),
+            template("sums"),
+        ]
+        if self.composed is not None:
+            head += [template(name) for name in ("families", "walk", "chunks")]
+        return "\n".join([*head, self.source.text()]).replace(NODE_NAME, "scanlib")
+
+    def has_complex(self) -> bool:
+        variables = [*self.graph.inputs, *self.graph.variables, *self.graph.outputs]
+        return any(variable.type.dtype.startswith("complex") for variable in variables)
+
+    def kernels(self) -> list[str]:
+        """Return the names of the kernels."""
+        names = ["serial_4", "serial_16"]
+        if self.composed is not None:
+            names += ["walk", "summarize", "carry", "repair"]
+        count = len(self.sums) + len(self.summed)
+        return names + [f"{kind}_{k}" for k in range(count) for kind in ("sum", "short_sum")]
+
+    # What a channel keeps
+
+    def struct(self, name: str, members: list[tuple[str, str]]) -> None:
+        text = " ".join(f"{kind} {member};" for kind, member in members)
+        self.source.line(f"struct {name} {{ {text} }};")
+
+    def write_channel(self) -> None:
+        """Write where the items of a channel are, and which row belongs to a step."""
+        line = self.source.line
+        back = self.signature.reverse
+        row = "steps - 1 - i" if back else "i"
+        line(f"SCANLIB_METHOD static npy_intp row(npy_intp steps, npy_intp i) {{ return {row}; }}")
+        members = []
+        for array in self.arrays.values():
+            members.append(("char *", array.name))
+            if array.lead:
+                members.append(("npy_intp", f"{array.name}_t"))
+        self.struct("Channel", members)
+        head = "SCANLIB_METHOD static void locate(const Params &p, npy_intp c, Channel &l)"
+        with self.source.block(head):
+            self.write_whole()
+            for axis in reversed(range(self.layout.ndim)):
+                line(f"const npy_intp e{axis} = c % p.n{axis};")
+                line(f"c /= p.n{axis};")
+            for array in self.arrays.values():
+                if array.name in self.whole:
+                    continue
+                terms = [f" + e{axis} * p.{array.name}_{axis}" for _, axis in array.kept]
+                line(f"l.{array.name} = (char *)p.{array.name}{''.join(terms)};")
+                if array.lead:
+                    line(f"l.{array.name}_t = p.{array.name}_t;")
+
+    @property
+    def whole(self) -> dict[str, str]:
+        """Outputs that are sums over channels, and where their terms are kept."""
+        return {f"z{i}": f"whole{i}" for i in self.summed}
+
+    def write_whole(self) -> None:
+        for name, work in self.whole.items():
+            size = f"sizeof({item_type(self.arrays[name].dtype)})"
+            self.source.line(f"l.{name} = (char *)p.{work} + c * {size};")
+            self.source.line(f"l.{name}_t = p.channels * {size};")
+
+    def fetched(self, name: str, row: str = "") -> str:
+        """Return the text that reads an item of an input of the loop."""
+        array = self.arrays[name]
+        place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
+        return f"{item_type(array.dtype)}(scanlib_fetch<{memory_type(array.dtype)}>({place}))"
+
+    def stored(self, name: str, row: str, value: str) -> str:
+        """Return the statement that writes an item of a result."""
+        array = self.arrays[name]
+        kind = (item_type if name in self.whole else memory_type)(array.dtype)
+        place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
+        return f"*({kind} *)({place}) = {kind}({value});"
+
+    def write_fixed(self) -> None:
+        names = self.plan.outer.non_sequences
+        kinds = [item_type(self.arrays[name].dtype) for name in names]
+        self.struct("Fixed", [(kind, f"w{k}") for k, kind in enumerate(kinds)])
+        with self.source.block("SCANLIB_METHOD static void fix(const Channel &l, Fixed &w)"):
+            for k, name in enumerate(names):
+                self.source.line(f"w.w{k} = {self.fetched(name)};")
+
+    def write_rows(self) -> None:
+        names = self.plan.outer.sequences
+        kinds = [item_type(self.arrays[name].dtype) for name in names]
+        self.struct("Rows", [(kind, f"v{k}") for k, kind in enumerate(kinds)])
+        head = "SCANLIB_METHOD static void load(const Channel &l, npy_intp t, Rows &x)"
+        with self.source.block(head):
+            for k, name in enumerate(names):
+                self.source.line(f"x.v{k} = {self.fetched(name, 't')};")
+
+    def write_results(self) -> None:
+        members = [(f"h{i}", self.result.states[i]) for i in self.traced]
+        members += [(f"z{i}", out) for i, out in enumerate(self.result.outputs)]
+        self.struct("Results", [(item_type(v.type.dtype), name) for name, v in members])
+        head = "SCANLIB_METHOD static void store(const Channel &l, npy_intp t, const Results &y)"
+        with self.source.block(head):
+            for name, _ in members:
+                depth = self.signature.depths[int(name[1:])] if name[0] == "h" else 0
+                shift = f" + {depth}" if depth and not self.signature.reverse else ""
+                self.source.line(self.stored(name, f"t{shift}", f"y.{name}"))
+
+    # Past values and carries
+
+    def past(self) -> Iterator[tuple[int, int, str]]:
+        """Yield all past values: the state, how many steps back, and the row of ``K`` rows."""
+        for i, depth in enumerate(self.signature.depths):
+            for k in range(1, depth + 1):
+                yield i, k, str(k - 1 if self.signature.reverse else depth - k)
+
+    def write_state(self) -> None:
+        outer, line = self.plan.outer, self.source.line
+        kinds = [taps[0].type.dtype for taps in self.inner.taps]
+        members = [(item_type(kinds[i]), f"r{i}_{k}") for i, k, _ in self.past()]
+        members += [(item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried]
+        self.struct("State", members)
+        head = "static void start(const Channel &l, npy_intp steps, State &s, bool write)"
+        with self.source.block(f"SCANLIB_METHOD {head}"):
+            for i, k, row in self.past():
+                line(f"s.r{i}_{k} = {self.fetched(outer.initials[i], row)};")
+            for i in self.carried:
+                line(f"s.c{i} = {self.fetched(outer.carries[i])};")
+            line("if (!write) return;")
+            for i, k, row in self.past():
+                if i in self.traced:
+                    place = f"steps + {row}" if self.signature.reverse else row
+                    line(self.stored(f"h{i}", place, f"s.r{i}_{k}"))
+        with self.source.block(
+            "SCANLIB_METHOD static void finish(const Channel &l, const State &s)"
+        ):
+            for i, k, row in self.past():
+                if i not in self.traced:
+                    line(self.stored(f"h{i}", row, f"s.r{i}_{k}"))
+            for i in self.carried:
+                line(self.stored(f"c{i}", "", f"s.c{i}"))
+
+    # One step
+
+    def bind(self, inputs: list[Variable]) -> None:
+        """Say where the inputs of the body, or of a copy of it, are."""
+        inner = self.signature.split_body_inputs(inputs)
+        for k, row in enumerate(inner.rows):
+            self.scalars.bind(row, f"x.v{k}")
+        for i, taps in enumerate(inner.taps):
+            for offset, tap in zip(self.signature.taps[i], taps, strict=True):
+                self.scalars.bind(tap, f"s.r{i}_{-offset}")
+        for i in self.carried:
+            self.scalars.bind(inner.carries[i], f"s.c{i}")
+        for k, value in enumerate(inner.non_sequences):
+            self.scalars.bind(value, f"w.w{k}")
+
+    def write_step(self) -> None:
+        line, result = self.source.line, self.result
+        head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
+        with self.source.block(f"SCANLIB_METHOD static void step({head})"), self.scalars.scope():
+            self.bind(self.graph.inputs)
+            self.scalars.emit([*result.states, *result.carries, *result.outputs])
+            held = {}
+            for letter, values in (("h", result.states), ("c", result.carries)):
+                for i, value in enumerate(values):
+                    name = held[f"{letter}{i}"] = self.source.name("n")
+                    kind = item_type(value.type.dtype)
+                    line(f"const {kind} {name} = {self.scalars.text(value)};")
+            for i, value in enumerate(result.outputs):
+                line(f"y.z{i} = {self.scalars.text(value)};")
+            for i, depth in enumerate(self.signature.depths):
+                if i in self.traced:
+                    line(f"y.h{i} = {held[f'h{i}']};")
+                for k in range(depth, 1, -1):
+                    line(f"s.r{i}_{k} = s.r{i}_{k - 1};")
+                line(f"s.r{i}_1 = {held[f'h{i}']};")
+            for i in self.carried:
+                line(f"s.c{i} = {held[f'c{i}']};")
+            for i in self.sums:
+                line(f"sums.s{i} += {held[f'c{i}']};")
+
+
+def _struct_bytes(members: list[Variable]) -> int:
+    """Return a bound of the size of a struct, gaps included."""
+    sizes = [np.dtype(member.type.dtype).itemsize for member in members]
+    return len(sizes) * max([4, *sizes])
+
+
+def template(name: str) -> str:
+    """Return a part of the template."""
+    return files("scanlib.backends.cuda").joinpath("template", f"{name}.cuh").read_text()

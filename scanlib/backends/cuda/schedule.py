@@ -1,0 +1,102 @@
+"""How a loop is walked on a GPU: a function of its sizes and of the device.
+
+``serial``
+    One thread per channel walks all steps. Best where channels fill the device, and the only way
+    for steps that do not compose.
+``rows``
+    One block per tile of channels, stretch by stretch: for hundreds of channels.
+``chunks``
+    The steps of a few channels are cut into chunks: they are composed, the values before each are
+    found, then all chunks are walked at once. The input is read twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHANNELS = 64  # per multiprocessor: so many threads keep its memory busy
+BUSY = 512  # per multiprocessor: reading few steps ahead is enough
+BLOCKS = 4  # per multiprocessor, of those that walk chunks
+SECTOR = 8  # channels side by side that memory gives at once
+STRETCHES = 4  # a chunk is worth its own block if it is so many stretches long
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a loop is walked.
+
+    Attributes
+    ----------
+    kind : {"serial", "rows", "chunks"}
+    lanes : int
+        Channels of a block, for ``rows`` and ``chunks``.
+    chunk, chunks : int
+        Steps of a chunk, and the number of chunks.
+    threads : int
+        Of a block that does not share steps.
+    ahead : int
+        How many steps a thread reads ahead.
+    """
+
+    kind: str
+    lanes: int
+    chunk: int
+    chunks: int
+    threads: int
+    ahead: int
+
+
+def choose(
+    steps: int, channels: int, processors: int, composes: bool, threads: int, items: int
+) -> Schedule:
+    """Return the schedule for a loop.
+
+    Parameters
+    ----------
+    steps, channels : int
+    processors : int
+        How many multiprocessors the device has.
+    composes : bool
+        Whether the steps of the loop compose.
+    threads, items : int
+        Threads of a block that shares steps, and the steps of each at a time.
+
+    Examples
+    --------
+    >>> choose(1000, 100_000, 132, True, 256, 16).kind
+    'serial'
+    >>> choose(100_000, 1_000, 132, True, 256, 16).kind
+    'rows'
+    >>> choose(100_000_000, 1, 132, True, 256, 16).kind
+    'chunks'
+    """
+    few = channels < CHANNELS * processors
+    if not composes or not few or steps < 4 * items:
+        return _serial(steps, channels, processors)
+    lanes = _lanes(channels, 2 * processors)
+    stretch = threads // lanes * items
+    tiles = -(-channels // lanes)
+    wanted = max(1, BLOCKS * processors // tiles)
+    chunks = min(wanted, steps // (STRETCHES * stretch))
+    if chunks < 2:
+        return Schedule("rows", lanes, max(steps, 1), 1, threads, 0)
+    stretches = -(-steps // (chunks * stretch))
+    chunk = stretches * stretch
+    return Schedule("chunks", lanes, chunk, -(-steps // chunk), threads, 0)
+
+
+def _serial(steps: int, channels: int, processors: int) -> Schedule:
+    busy = channels >= BUSY * processors
+    threads = 128 if busy else 32
+    return Schedule("serial", 1, max(steps, 1), 1, threads, 4 if busy else 16)
+
+
+def _lanes(channels: int, tiles: int) -> int:
+    """Return how many channels form a tile: as many as still make `tiles` tiles.
+
+    But at least a sector of the memory, if there are as many channels.
+    """
+    lanes = 32
+    while lanes > 1 and (lanes >= 2 * channels or (lanes > SECTOR and channels < tiles * lanes)):
+        lanes //= 2
+    return lanes

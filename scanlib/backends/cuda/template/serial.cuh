@@ -1,0 +1,50 @@
+/* One thread per channel: it walks all steps. Threads side by side read channels side by side.
+ *
+ * `L` is the loop (see `printer.py`): what it keeps per channel, and one step. Rows are read ahead,
+ * `AHEAD` steps at a time, since the memory answers long after it was asked.
+ */
+
+/* Walk the steps from `i` to `end`; results are stored. */
+template <class L, int AHEAD>
+SCANLIB_DEVICE void scanlib_steps(const typename L::Channel &channel, const typename L::Fixed &fixed,
+                                  npy_intp steps, npy_intp i, npy_intp end,
+                                  typename L::State &state, typename L::Sums &sums) {
+  typename L::Results results;
+  typename L::Rows rows[AHEAD], coming[AHEAD];
+  if (i + AHEAD <= end) {
+    SCANLIB_UNROLL
+    for (int k = 0; k < AHEAD; k++) L::load(channel, L::row(steps, i + k), rows[k]);
+  }
+  for (; i + AHEAD <= end; i += AHEAD) {
+    if (i + 2 * AHEAD <= end) {
+      SCANLIB_UNROLL
+      for (int k = 0; k < AHEAD; k++) L::load(channel, L::row(steps, i + AHEAD + k), coming[k]);
+    }
+    SCANLIB_UNROLL
+    for (int k = 0; k < AHEAD; k++) {
+      L::step(fixed, rows[k], state, sums, results);
+      L::store(channel, L::row(steps, i + k), results);
+    }
+    SCANLIB_UNROLL
+    for (int k = 0; k < AHEAD; k++) rows[k] = coming[k];
+  }
+  for (; i < end; i++) {
+    L::load(channel, L::row(steps, i), rows[0]);
+    L::step(fixed, rows[0], state, sums, results);
+    L::store(channel, L::row(steps, i), results);
+  }
+}
+
+template <class L, int AHEAD> SCANLIB_DEVICE void scanlib_serial(const Params &p, npy_intp c) {
+  if (c >= p.channels) return;
+  typename L::Channel channel;
+  typename L::Fixed fixed;
+  typename L::State state;
+  typename L::Sums sums = {};
+  L::locate(p, c, channel);
+  L::fix(channel, fixed);
+  L::start(channel, p.steps, state, true);
+  scanlib_steps<L, AHEAD>(channel, fixed, p.steps, 0, p.steps, state, sums);
+  L::finish(channel, state);
+  L::keep(p, c, sums);
+}

@@ -1,0 +1,34 @@
+/* Sums over steps and channels, in a fixed order: a block, or a thread, for each item of the result.
+ *
+ * `S` is a sum (see `sums.py`): where its terms are, and what becomes of the total.
+ */
+template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp item) {
+  typedef typename S::Total Total;
+  SCANLIB_SHARED Total shared[SCANLIB_THREADS];
+  const npy_intp inner = S::reduced(p), count = inner * S::parts(p);
+  SCANLIB_EACH(t) {
+    Total total = 0;
+    for (npy_intp k = t; k < count; k += SCANLIB_THREADS)
+      total += S::part(p, S::place(p, item, k % inner, k / inner));
+    shared[t] = total;
+  }
+  SCANLIB_SYNC();
+  for (int half = SCANLIB_THREADS / 2; half; half /= 2) {
+    SCANLIB_EACH(t) {
+      if (t < half) shared[t] += shared[t + half];
+    }
+    SCANLIB_SYNC();
+  }
+  SCANLIB_EACH(t) {
+    if (t == 0) S::write(p, item, shared[0]);
+  }
+}
+
+template <class S> SCANLIB_DEVICE void scanlib_short_sum(const Params &p, npy_intp item) {
+  if (item >= S::items(p)) return;
+  const npy_intp inner = S::reduced(p), parts = S::parts(p);
+  typename S::Total total = 0;
+  for (npy_intp part = 0; part < parts; part++)
+    for (npy_intp k = 0; k < inner; k++) total += S::part(p, S::place(p, item, k, part));
+  S::write(p, item, total);
+}

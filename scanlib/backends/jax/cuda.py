@@ -1,0 +1,205 @@
+"""Elementwise loops on CUDA devices under JAX: scanlib's kernels, called by XLA.
+
+All sizes are known when JAX compiles, so that all numbers of the launches are too: they are
+attributes of a custom call, ``scanlib_cuda_loop``, whose handler adds the addresses. The handler is
+compiled once with the headers that jaxlib ships; it asks Python for a loop's kernels at the
+first call in a context, and needs it no more. Without a compiler the handler is Python's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.tensor.type import TensorType
+
+from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
+from scanlib.backends.cuda.driver import LIBRARY, Driver, DriverError
+from scanlib.backends.cuda.geometry import Geometry, geometry
+from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.jax.callback import python_handler
+from scanlib.backends.jax.handlers import load_handler
+from scanlib.ops.c_code import NoCCodeError
+from scanlib.ops.elemwise_scan import ElemwiseScan
+
+TARGET = "scanlib_cuda_loop"
+PROCESSORS = 132  # of a device that is not there when JAX compiles for it
+
+FIND = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+)
+
+_loops: dict[str, KernelLoop] = {}  # by name, for the handler
+
+
+def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
+    """Return the kernels of a loop, None if it has none or they are not wanted."""
+    if not config.scanlib__cuda or config.scanlib__perform != "auto":
+        return None
+    for variable in [*node.inputs, *node.outputs]:
+        if not isinstance(variable.type, TensorType):
+            return None
+        dtype = np.dtype(variable.type.dtype)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            return None
+    try:
+        kernels = KernelLoop(op)
+    except NoCCodeError:
+        return None
+    device = cuda_device()
+    if device is None:  # a program for a device that is not here can be lowered all the same
+        return kernels
+    if not _compiles(kernels, device):
+        return None
+    register(LIBRARY, "CUDA")
+    return kernels
+
+
+@cache
+def cuda_device() -> Any:
+    """Return the first CUDA device, None where there is none."""
+    try:
+        return jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
+
+
+def _compiles(kernels: KernelLoop, device: Any) -> bool:
+    """Whether the kernels compile for a device."""
+    capability = str(device.compute_capability).replace(".", "")
+    try:
+        compile_kernels(kernels.source, f"sm_{capability}")
+    except (NoCompilerError, KernelCompileError) as error:
+        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
+        return False
+    return True
+
+
+def processors() -> int:
+    """Return how many multiprocessors the device has."""
+    return getattr(cuda_device(), "core_count", PROCESSORS)
+
+
+@cache
+def register(driver: str, platform: str, target: str = TARGET) -> None:
+    """Make the handler known to XLA: the compiled one, or that in Python.
+
+    Parameters
+    ----------
+    driver : str
+        The library of the driver.
+    platform : str
+    target : str, optional
+        The name of the custom call.
+    """
+    library, any_stream = load_handler(), platform != "CUDA"
+    if library is None:
+        handler = python_handler(_loops, partial(_driver, driver), any_stream)
+        _kept.append(handler)
+    else:
+        find = FIND(_finder(driver))
+        library.scanlib_connect.argtypes = [ctypes.c_char_p, FIND, ctypes.c_int]
+        library.scanlib_connect(driver.encode(), find, int(any_stream))
+        handler = library.scanlib_handler
+        _kept.append(find)
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
+
+
+_kept: list[Any] = []  # what the handler calls
+
+
+def _finder(library: str) -> Callable[..., int]:
+    """Return the function that tells the handler of a loop's kernels."""
+
+    def find(name: bytes, context: int, places: Any, count: int, text: int, size: int) -> int:
+        try:
+            handles = _loops[name.decode()].handles(_driver(library), context)
+            for k in range(count):
+                places[k] = handles[k]
+        except Exception as error:  # it cannot be raised through XLA
+            message = f"scanlib: {type(error).__name__}: {error}".encode()[: size - 1]
+            ctypes.memmove(text, message + b"\0", len(message) + 1)
+            return 1
+        return 0
+
+    return find
+
+
+@cache
+def _driver(library: str) -> Driver:
+    try:
+        return Driver(library)
+    except OSError as error:
+        raise DriverError(f"there is no CUDA driver: {error}") from error
+
+
+def sizes_of(
+    kernels: KernelLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
+) -> Geometry | None:
+    """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
+
+    Parameters
+    ----------
+    arrays : sequence
+        The arguments, without the number of steps.
+    places : ndarray
+        For each sequence, the first row that is read and the number of rows.
+    steps : int, optional
+        The number of steps, where it is an argument.
+    """
+    shapes = [tuple(array.shape) for array in arrays]
+    for k, (_, length) in enumerate(places.tolist()):
+        shapes[k] = (length, *shapes[k][1:])
+    try:
+        return geometry(kernels.writer, shapes, steps)
+    except (ValueError, IndexError):
+        return None
+
+
+def call_kernels(
+    kernels: KernelLoop, sizes: Geometry, arrays: Sequence[Any], places: np.ndarray
+) -> list[Any]:
+    """Return the results of a loop, computed by its kernels."""
+    dtypes = [np.dtype(array.dtype) for array in kernels.parameters.outputs]
+    results = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(sizes.outputs, dtypes, strict=True)
+    ]
+    strides = [_strides(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
+    call = kernels.call(sizes, strides, processors())
+    words = list(call.words)
+    for k, (first, _) in enumerate(places.tolist()):
+        words[call.slots[k]] += first * strides[k][0]
+    works = [jax.ShapeDtypeStruct((size,), np.uint8) for size in call.works]
+    name = sha256(kernels.source.encode()).hexdigest()[:32]
+    _loops[name] = kernels
+    run = jax.ffi.ffi_call(TARGET, [*results, *works], vmap_method="sequential")
+    launches = [n for one in call.launches for n in (one.kernel, one.blocks, one.threads)]
+    found = run(
+        *arrays,
+        loop=name,
+        words=np.array(words, np.int64),
+        slots=np.array(call.slots, np.int64),
+        launches=np.array(launches or [0], np.int64),
+        count=np.array([len(kernels.names)], np.int64),
+    )
+    return list(found[: len(results)])
+
+
+def _strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    return tuple(item * prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,190 @@
+"""The CUDA kernels compile for real devices; how they are scheduled; what is kept on disk."""
+
+import ctypes
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.backends.cuda import compiler, driver
+from scanlib.backends.cuda.compiler import (
+    KernelCompileError,
+    NoCompilerError,
+    compile_kernels,
+    find_nvcc,
+    find_nvrtc,
+)
+from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.schedule import choose
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from tests.families import FAMILIES
+from tests.modes import MODES
+from tests.test_cuda_kernels import channels
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+TYPES = ("affine", "affine-complex", "two-complex", "affine-i8", "affine-f32", "affine-u8",
+         "cumprod", "extremes", "minimum-i32", "log-affine", "arma", "shift-register",
+         "mixed-taps")  # fmt: skip
+
+
+def kernels(inputs, outputs):
+    """Return the kernels of the elementwise loops of a function."""
+    function = pytensor.function(inputs, outputs, mode=MODES["c"], on_unused_input="ignore")
+    ops = [node.op for node in function.maker.fgraph.toposort()]
+    return [KernelLoop(op) for op in ops if isinstance(op, ElemwiseScan)]
+
+
+def half_precision():
+    a, b, h0 = (pt.tensor(name, dtype="float16", shape=(None,) * n) for name, n in
+                (("a", 2), ("b", 2), ("h0", 1)))  # fmt: skip
+    h = scanlib.scan(lambda a, b, h: pt.tanh(a * h + b), [a, b], h0, return_updates=False)
+    return [a, b, h0], h
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """The translation units of every instance of the template."""
+    found = {name: kernels(*FAMILIES[name].render()) for name in TYPES}
+    found["channels"] = kernels(*channels())
+    found["half"] = kernels(*half_precision())
+    assert all(found.values())
+    return {name: [loop.source for loop in loops] for name, loops in found.items()}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.slow
+def test_every_instance_compiles(sources, architecture):
+    found = find_nvrtc() or find_nvcc()
+    if found is None:
+        pytest.skip("neither NVRTC nor nvcc on this machine")
+    for name, texts in sources.items():
+        for text in texts:
+            code = found.compile(text, architecture)
+            assert code[:4] == b"\x7fELF", name
+
+
+@pytest.mark.parametrize("find", [find_nvrtc, find_nvcc])
+def test_compilers(sources, find):
+    found = find()
+    if found is None:
+        pytest.skip(f"no {find.__name__.removeprefix('find_')} on this machine")
+    assert found.version.startswith(find.__name__.removeprefix("find_"))
+    assert b"walk" in found.compile(sources["affine-f32"][0], "sm_90")
+
+
+def test_what_does_not_compile_says_why():
+    found = find_nvrtc() or find_nvcc()
+    if found is None:
+        pytest.skip("neither NVRTC nor nvcc on this machine")
+    with pytest.raises(KernelCompileError, match="nothing_of_this_name"):
+        found.compile("__global__ void f() { nothing_of_this_name(); }", "sm_90")
+
+
+class TestDisk:
+    def test_code_is_compiled_once_for_each_source_architecture_and_compiler(
+        self, tmp_path, monkeypatch
+    ):
+        class Compiler:
+            version = "first"
+            asked = 0
+
+            def compile(self, source, architecture):
+                self.asked += 1
+                return f"{self.version} {architecture} {source}".encode()
+
+        one = Compiler()
+        monkeypatch.setattr(compiler, "find_compiler", lambda: one)
+        monkeypatch.setattr(compiler, "folder", lambda: tmp_path / "new")
+        for _ in range(2):
+            assert compile_kernels("x", "sm_80") == b"first sm_80 x"
+        assert one.asked == 1
+        assert compile_kernels("x", "sm_90") == b"first sm_90 x"
+        assert compile_kernels("y", "sm_80") == b"first sm_80 y"
+        one.version = "second"
+        assert compile_kernels("x", "sm_80") == b"second sm_80 x"
+        assert one.asked == 4
+        assert len(list(tmp_path.rglob("*.cubin"))) == 4
+
+    def test_no_compiler(self, monkeypatch):
+        monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
+        monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
+        with pytest.raises(NoCompilerError, match="pip install nvidia-cuda-nvrtc"):
+            compile_kernels("x", "sm_80")
+
+
+def test_no_driver():
+    with pytest.raises(OSError, match="no_such_library"):
+        driver.Driver("libno_such_library.so")
+
+
+class TestSchedule:
+    """132 multiprocessors; blocks of 256 threads with 16 steps each."""
+
+    @staticmethod
+    def choose(steps, channels, composes=True, processors=132):
+        return choose(steps, channels, processors, composes, 256, 16)
+
+    def test_many_channels_have_one_thread_each(self):
+        plan = self.choose(65_536, 8 * 1536)
+        assert (plan.kind, plan.chunks, plan.chunk) == ("serial", 1, 65_536)
+        assert plan.threads == 32
+        assert plan.ahead == 16  # few threads: each must ask for much
+        plan = self.choose(1000, 1_000_000)
+        assert (plan.kind, plan.threads, plan.ahead) == ("serial", 128, 4)
+
+    def test_steps_that_do_not_compose_have_one_thread_per_channel(self):
+        assert self.choose(10**6, 3, composes=False).kind == "serial"
+
+    def test_hundreds_of_channels_have_a_block_per_tile(self):
+        plan = self.choose(10_000, 8000)
+        assert (plan.kind, plan.lanes, plan.chunks) == ("rows", 16, 1)
+
+    def test_few_long_rows_are_cut(self):
+        plan = self.choose(10**8, 1)
+        assert (plan.kind, plan.lanes) == ("chunks", 1)
+        assert 3 * 132 < plan.chunks <= 4 * 132
+        plan = self.choose(10**6, 64)
+        assert (plan.kind, plan.lanes) == ("chunks", 8)
+
+    def test_short_rows_are_not(self):
+        assert self.choose(10_000, 1).kind == "rows"
+        assert self.choose(20, 1).kind == "serial"
+
+    @pytest.mark.parametrize("steps", [0, 1, 63, 64, 65, 4095, 4096, 4097, 99_991, 10**7])
+    @pytest.mark.parametrize("processors", [1, 16, 132])
+    def test_chunks_cover_all_steps(self, steps, processors):
+        for count in (1, 2, 3, 7, 8, 31, 64, 500, 10_000):
+            plan = self.choose(steps, count, processors=processors)
+            assert plan.chunks >= 1
+            assert (plan.chunks - 1) * plan.chunk < max(steps, 1) <= plan.chunks * plan.chunk
+            assert plan.lanes in (1, 2, 4, 8, 16, 32)
+            assert plan.lanes < 2 * count
+            if plan.kind == "chunks":
+                assert plan.chunks > 1
+                assert plan.chunk % (256 // plan.lanes * 16) == 0
+
+
+@pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
+def test_explain_tells_of_kernels(mode):
+    pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])
+    inputs, output = FAMILIES["affine-f32"].render()
+    function = pytensor.function(inputs, output, mode=mode)
+    assert "as kernels on CUDA devices" in scanlib.explain(function).loops[0].runs
+    with pytensor.config.change_flags(scanlib__cuda=False):
+        assert "CUDA" not in scanlib.explain(function).loops[0].runs
+    far = pytensor.function(*FAMILIES["far"].render(), mode=mode)
+    assert "CUDA" not in scanlib.explain(far).loops[0].runs
+
+
+def test_numbers_of_a_kernel_have_one_place_each():
+    (loop, *_) = kernels(*channels())
+    names = loop.parameters.names
+    assert len(set(names)) == len(names)
+    struct = loop.parameters.struct()
+    assert [name.strip() for name in struct.split("npy_intp")[1].split(";")[0].split(",")] == names
+    assert ctypes.sizeof(ctypes.c_longlong) * len(names) < 4096
+    packed = loop.parameters.pack({"steps": 5, names[-1]: 7})
+    assert (packed[0], packed[-1], sum(packed)) == (5, 7, 12)
+    assert np.array(packed).dtype == np.int64

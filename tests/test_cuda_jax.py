@@ -1,0 +1,143 @@
+"""Loops on CUDA devices under JAX: the lowered program, and the custom call on the emulated device.
+
+XLA's CPU client calls the same handler, with the emulated driver and no stream.
+"""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from tests.families import both
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+if not pytensor.config.cxx:
+    pytest.skip("no C++ compiler", allow_module_level=True)
+
+from scanlib.backends.cuda import launch as launching  # noqa: E402
+from scanlib.backends.jax import cuda  # noqa: E402
+from tests.cuda_device import compile_for_host, emulated_driver, launches  # noqa: E402
+from tests.test_cuda_kernels import channels  # noqa: E402
+
+
+def lowered(function, *values, platform):
+    """Return the text of a compiled function's program for a platform."""
+    traced = jax.jit(function.vm.jit_fn).trace(*values)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+def affine(dtype="float64"):
+    a, b, h0 = (pt.tensor(name, dtype=dtype, shape=(None,) * n) for name, n in
+                (("a", 2), ("b", 2), ("h0", 1)))  # fmt: skip
+    h = scanlib.scan(lambda a, b, h: a * h + b, [a, b], h0, return_updates=False)
+    return [a, b, h0], h
+
+
+VALUES = np.full((9, 3), 0.5), np.ones((9, 3)), np.zeros(3)
+
+
+class TestProgram:
+    def test_the_program_for_cuda_calls_the_kernels(self):
+        function = pytensor.function(*affine(), mode="JAX")
+        text = lowered(function, *VALUES, platform="cuda")
+        assert text.count(f"@{cuda.TARGET}") == 1
+        assert "while" not in text
+        assert cuda.TARGET not in lowered(function, *VALUES, platform="cpu")
+        other = lowered(function, *VALUES, platform="tpu")
+        assert cuda.TARGET not in other
+        assert "while" in other
+
+    def test_gradients_call_them_as_well(self):
+        inputs, outputs = channels()
+        function = pytensor.function(inputs, outputs, mode="JAX")
+        values = np.ones((4, 2, 3)), np.ones((4, 2)), np.array(1.0), np.ones(3)
+        assert lowered(function, *values, platform="cuda").count(f"@{cuda.TARGET}") >= 2
+
+    def test_half_precision(self):
+        function = pytensor.function(*affine("float16"), mode="JAX")
+        values = [value.astype("float16") for value in VALUES]
+        assert cuda.TARGET in lowered(function, *values, platform="cuda")
+
+    def test_the_flag(self):
+        with pytensor.config.change_flags(scanlib__cuda=False):
+            function = pytensor.function(*affine(), mode="JAX")
+            text = lowered(function, *VALUES, platform="cuda")
+        assert cuda.TARGET not in text
+
+
+@pytest.fixture(params=["compiled", "python"])
+def handler(request, monkeypatch):
+    """The two handlers, each under a name of its own."""
+    target = f"{cuda.TARGET}_{request.param}"
+    with monkeypatch.context() as patches:
+        if request.param == "python":
+            patches.setattr(cuda, "load_handler", lambda: None)
+        cuda.register(emulated_driver().path, "cpu", target)
+    monkeypatch.setattr(cuda, "TARGET", target)
+
+
+@pytest.fixture
+def on_device(handler, monkeypatch):
+    """XLA's CPU client runs what is meant for CUDA."""
+    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
+    monkeypatch.setattr(cuda, "processors", lambda: 2)
+    dependent = jax.lax.platform_dependent
+
+    def on_cuda(*inputs, default, **special):
+        return dependent(*inputs, default=special.get("cuda", default))
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", on_cuda)
+
+
+def test_loops_and_gradients(on_device):
+    inputs, outputs = channels()
+    function, plain = both(inputs, outputs, "JAX")
+    loops = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
+    assert len(loops) >= 2
+    for steps, rows, columns in [(1, 1, 1), (40, 2, 3), (600, 1, 5)]:
+        rng = np.random.default_rng(steps)
+        values = [
+            rng.normal(size=(steps, rows, columns)),
+            rng.uniform(-0.9, 0.9, (steps, rows)),
+            np.array(0.7),
+            rng.normal(size=columns),
+        ]
+        before = launches()
+        actual = [np.asarray(result) for result in function(*values)]  # waits for them
+        assert launches() >= before + len(loops)
+        for mine, expected in zip(actual, plain(*values), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_number_of_steps(on_device):
+    x, n = pt.dvector("x"), pt.iscalar("n")
+    y = scanlib.scan(lambda y: 0.5 * y + 1, None, x, n_steps=n, return_updates=False)
+    function = pytensor.function([x, n], y, mode="JAX")
+    before = launches()
+    result = np.asarray(function(np.zeros(2), 3))
+    np.testing.assert_allclose(result, [[1, 1], [1.5, 1.5], [1.75, 1.75]])
+    assert launches() == before + 1
+
+
+def test_an_error_of_the_driver_is_an_error_of_the_call(on_device, monkeypatch):
+    def refuse(source, architecture):
+        raise RuntimeError("no kernels today")
+
+    monkeypatch.setattr(launching, "compile_kernels", refuse)
+    inputs, h = affine("float32")
+    function = pytensor.function(inputs, h * 2, mode="JAX")
+    values = [value.astype("float32") for value in VALUES]
+    with pytest.raises(Exception, match="scanlib: RuntimeError: no kernels today"):
+        np.asarray(function(*values))
+
+
+def test_vmap(on_device):
+    function = pytensor.function(*affine(), mode="JAX").vm.jit_fn
+    a, b, _ = VALUES
+    batched = jax.vmap(function, in_axes=(None, None, 0))(a, b, np.arange(6.0).reshape(2, 3))
+    result = np.asarray(jax.tree.leaves(batched)[0])
+    assert result.shape == (2, 9, 3)
+    expected = 2 + (np.arange(6.0).reshape(2, 1, 3) - 2) * 0.5 ** np.arange(1, 10)[:, None]
+    np.testing.assert_allclose(result, expected)

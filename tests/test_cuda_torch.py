@@ -1,0 +1,123 @@
+"""Loops on CUDA tensors under PyTorch, on the emulated device: the tensors are the CPU's."""
+
+import contextlib
+import warnings
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from tests.families import both
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+if not pytensor.config.cxx:
+    pytest.skip("no C++ compiler", allow_module_level=True)
+
+from scanlib.backends import torch as _  # noqa: E402, F401
+from scanlib.backends.cuda import launch as launching  # noqa: E402
+from scanlib.backends.cuda.compiler import NoCompilerError  # noqa: E402
+from scanlib.backends.torch import cuda, loops  # noqa: E402
+from tests.cuda_device import compile_for_host, emulated_driver, launches  # noqa: E402
+from tests.test_cuda_kernels import channels  # noqa: E402
+
+
+class EmulatedDevice(cuda.Device):
+    def is_cuda(self, device):
+        return True
+
+    def driver(self):
+        return emulated_driver()
+
+    def processors(self, device):
+        return 2
+
+    def stream(self, device):
+        return 0
+
+    def current(self, device):
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """CPU tensors count as CUDA tensors; `torch.compile`, which takes seconds, is left out."""
+    stance = torch.compiler.set_stance("force_eager")
+    monkeypatch.setattr(loops, "is_on_cpu", lambda tensors: False)
+    monkeypatch.setattr(cuda, "DEVICE", EmulatedDevice())
+    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
+    with stance, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        yield
+
+
+def test_loops_and_gradients(on_device):
+    inputs, outputs = channels()
+    function, plain = both(inputs, outputs, "PYTORCH")
+    ops = [node.op for node in function.maker.fgraph.toposort()]
+    count = sum(isinstance(op, ElemwiseScan) for op in ops)
+    assert count >= 2
+    for steps, rows, columns in [(1, 1, 1), (40, 2, 3), (600, 1, 5)]:
+        rng = np.random.default_rng(steps)
+        values = [
+            rng.normal(size=(steps, rows, columns)),
+            rng.uniform(-0.9, 0.9, (steps, rows)),
+            np.array(0.7),
+            rng.normal(size=columns),
+        ]
+        before = launches()
+        actual = function(*values)
+        assert launches() >= before + count
+        for mine, expected in zip(actual, plain(*values), strict=True):
+            np.testing.assert_allclose(np.asarray(mine), expected, rtol=1e-9, atol=1e-10)
+
+
+def affine(factor=1.0):
+    a, b = pt.matrix("a"), pt.matrix("b")
+    return [a, b], scanlib.scan(
+        lambda a, b, h: a * h + factor * b, [a, b], pt.zeros(3), return_updates=False
+    )
+
+
+VALUES = np.full((9, 3), 0.5), np.ones((9, 3))
+EXPECTED = 2 - 2.0 ** -np.arange(9)[:, None] * np.ones(3)
+
+
+def test_wrong_lengths(on_device):
+    function = pytensor.function(*affine(), mode="PYTORCH")
+    with pytest.raises(ValueError, match="Incompatible Elemwise input shapes"):
+        function(VALUES[0], np.ones((9, 4)))
+
+
+def test_the_flag(on_device):
+    before = launches()
+    with pytensor.config.change_flags(scanlib__cuda=False):
+        function = pytensor.function(*affine(), mode="PYTORCH")
+        np.testing.assert_allclose(np.asarray(function(*VALUES)), EXPECTED)
+    assert launches() == before
+    function = pytensor.function(*affine(), mode="PYTORCH")
+    np.testing.assert_allclose(np.asarray(function(*VALUES)), EXPECTED)
+    assert launches() > before
+
+
+def test_no_compiler(on_device, monkeypatch):
+    def refuse(source, architecture):
+        raise NoCompilerError("there is none")
+
+    monkeypatch.setattr(launching, "compile_kernels", refuse)
+    # Not a loop that another test has compiled: torch keeps functions for longer than tests.
+    function = pytensor.function(*affine(2.0), mode="PYTORCH")
+    with pytest.warns(UserWarning, match="runs without its CUDA kernel: there is none"):
+        result = function(*VALUES)
+    np.testing.assert_allclose(np.asarray(result), 2 * EXPECTED)
+
+
+def test_tensors_of_a_device_without_kernels():
+    """A real CPU tensor that is not the kernel's business takes the portable way."""
+    (inputs, output) = affine()
+    function = pytensor.function(inputs, output, mode="CVM")
+    (op,) = [n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
+    tensors = [torch.tensor(value) for value in VALUES]
+    assert cuda.CudaRunner(op)(tensors) is None
