@@ -131,7 +131,7 @@ def assert_gradients(case: LoopCase, *linkers: tuple[str, str]) -> None:
 @pytest.mark.parametrize("shard", range(10))
 def test_values(shard):
     linkers = ("py", "python"), ("c", "python"), ("numba", "auto")
-    explore(loops(), lambda case: assert_values(case, *linkers), shard, 51)
+    explore(loops(), lambda case: assert_values(case, *linkers), shard, 25)
 
 
 @pytest.mark.parametrize("shard", range(100, 104))
@@ -153,7 +153,7 @@ def test_gradients_of_c_code():
 @pytest.mark.parametrize("shard", range(200, 210))
 def test_gradients(shard):
     linkers = ("py", "python"), ("c", "python")
-    explore(FLOAT_LOOPS, lambda case: assert_gradients(case, *linkers), shard, 51)
+    explore(FLOAT_LOOPS, lambda case: assert_gradients(case, *linkers), shard, 25)
 
 
 @pytest.mark.parametrize("shard", range(300, 304))

@@ -496,6 +496,22 @@ def test_what_only_looks_linear_is_left_alone(name, python_kernels):
     assert kinds(function)[1] == 0
 
 
+def test_an_axis_of_one_item_that_a_step_drops(python_kernels):
+    """Its gradient, which adds to the state without that axis, is a recurrence as well."""
+    x, h0, A = (pt.matrix(shape=shape) for shape in [(None, 3), (1, 3), (3, 3)])
+    h = scanlib.scan(
+        lambda x, h, A: ((h[0] + x) @ A)[None], x, h0, A, return_updates=False, name="row"
+    )
+    outputs = [h, *pytensor.grad((h**2).sum(), [x, h0, A])]
+    lowered = compiled([x, h0, A], outputs)
+    assert kinds(lowered) == [0, 2]
+    plain = compiled([x, h0, A], outputs, lowered=False)
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=shape) for shape in [(5, 3), (1, 3), (3, 3)]]
+    for one, two in zip(lowered(*values), plain(*values), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-10)
+
+
 def test_integers_stay_exact():
     """Integers are not rounded; they are no matrix recurrence."""
     A, u = pt.lmatrix("A"), pt.lmatrix("u")

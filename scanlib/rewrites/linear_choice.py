@@ -10,6 +10,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.linear_joined import Joined
 from scanlib.rewrites.linear_parts import (
+    MatricesCostMoreError,
     NotLinearError,
     Parts,
     canonical_loop,
@@ -40,6 +41,8 @@ def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
             parts = sort_parts(loop)
         if not _is_small_product(loop, parts):
             return loop, parts, None
+    except MatricesCostMoreError:
+        raise
     except NotLinearError as single:
         try:
             return join_parts(node)

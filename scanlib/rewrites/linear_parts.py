@@ -37,6 +37,13 @@ class NotLinearError(Exception):
     """A loop is not a matrix recurrence with maps around it; the text says why."""
 
 
+class MatricesCostMoreError(NotLinearError):
+    """A loop is a matrix recurrence, but its matrices take more memory than the loop."""
+
+    def __init__(self) -> None:
+        super().__init__("a matrix for each step would take more memory than the loop")
+
+
 def canonical_loop(node: Apply) -> Loop:
     loop = Loop.from_node(node)
     if not config.scanlib__simplify:
@@ -161,8 +168,8 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError(str(error)) from error
     if recurrence.matrix.type.dtype != dtype:
         raise NotLinearError("the matrix has another dtype than the state")
-    if builds_matrices(recurrence.matrix, [sequence.row for sequence in loop.sequences]):
-        raise NotLinearError("a matrix for each step would take more memory than the loop")
+    if builds_matrices(loop, {value: part.next}, recurrence.matrix):
+        raise MatricesCostMoreError
     parts = Parts(part, recurrence, sums)
     check_maps(loop, parts)
     return parts
@@ -249,6 +256,8 @@ def added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
                 if above.inputs[0] is not value:
                     continue
                 order = above.op.new_order
+                if not set(range(value.type.ndim)) <= set(order):
+                    continue  # an axis of one item was dropped
             others = [other for k, other in enumerate(node.inputs) if k != place]
             shift = others[0] if len(others) == 1 else pt.add(*others)
             added = [k for k, axis in enumerate(order) if axis == "x"]
@@ -273,8 +282,8 @@ def _addend(carry: Carry, loop: Loop) -> Variable | None:
     roots = [out for out in loop.body_outputs() if out is not carry.next]
     if carry.next in roots:
         return None
-    above = ancestors([*(variable for _, variable in others), *roots], blockers=[carry.next])
-    if carry.value in set(above):
+    above = set(ancestors([*(variable for _, variable in others), *roots], blockers=[carry.next]))
+    if carry.value in above or carry.next in above:
         return None
     added = None
     for sign, variable in others:

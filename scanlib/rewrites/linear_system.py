@@ -30,9 +30,11 @@ from scanlib.analysis.system_rules import Block
 from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
+from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.linear_joined import Joined, initial_of, piece_of, slots_of
 from scanlib.rewrites.linear_parts import (
     CANONICAL,
+    MatricesCostMoreError,
     NotLinearError,
     Parts,
     added_to,
@@ -212,6 +214,8 @@ class _Joining:
         matrix = self.matrix(self.forms)
         above = set(ancestors([matrix]))
         self.check_cost(any(sequence.row in above for sequence in loop.sequences))
+        if builds_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix):
+            raise MatricesCostMoreError
         mask = None if self.is_dense() else self.mask()
         offset = self.offset()
         recurrence = Recurrence("real", self.batch, matrix.mT, offset)
