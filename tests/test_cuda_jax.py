@@ -19,7 +19,7 @@ if not pytensor.config.cxx:
 from scanlib.backends.cuda import launch as launching  # noqa: E402
 from scanlib.backends.jax import cuda  # noqa: E402
 from tests.cuda_device import compile_for_host, emulated_driver, launches  # noqa: E402
-from tests.test_cuda_kernels import channels  # noqa: E402
+from tests.test_cuda_kernels import channels, values_of_channels  # noqa: E402
 
 
 def lowered(function, *values, platform):
@@ -97,13 +97,7 @@ def test_loops_and_gradients(on_device):
     loops = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
     assert len(loops) >= 2
     for steps, rows, columns in [(1, 1, 1), (40, 2, 3), (600, 1, 5)]:
-        rng = np.random.default_rng(steps)
-        values = [
-            rng.normal(size=(steps, rows, columns)),
-            rng.uniform(-0.9, 0.9, (steps, rows)),
-            np.array(0.7),
-            rng.normal(size=columns),
-        ]
+        values = values_of_channels(steps, rows, columns)
         before = launches()
         actual = [np.asarray(result) for result in function(*values)]  # waits for them
         assert launches() >= before + len(loops)

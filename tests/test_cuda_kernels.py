@@ -92,17 +92,22 @@ def channels(seed=0):
     return inputs, [h, y, *pytensor.grad(cost, inputs)]
 
 
+def values_of_channels(steps, rows, columns):
+    """Values for the inputs of `channels`."""
+    rng = np.random.default_rng(steps)
+    return [
+        rng.normal(size=(steps, rows, columns)),
+        rng.uniform(-0.9, 0.9, (steps, rows)),
+        np.array(0.7),
+        rng.normal(size=columns),
+    ]
+
+
 def test_channels_and_gradients(device):
     inputs, outputs = channels()
     function, plain = both(inputs, outputs, device)
     for steps, rows, columns in [(1, 1, 1), (5, 2, 3), (70, 3, 5), (300, 1, 11), (40, 9, 8)]:
-        rng = np.random.default_rng(steps)
-        values = [
-            rng.normal(size=(steps, rows, columns)),
-            rng.uniform(-0.9, 0.9, (steps, rows)),
-            np.float64(0.7),
-            rng.normal(size=columns),
-        ]
+        values = values_of_channels(steps, rows, columns)
         values[0] = np.moveaxis(np.moveaxis(values[0], 2, 0).copy(), 0, 2)  # other strides
         before = [np.copy(value) for value in values]
         for actual, expected in zip(function(*values), plain(*values), strict=True):

@@ -21,7 +21,7 @@ from scanlib.backends.cuda import launch as launching  # noqa: E402
 from scanlib.backends.cuda.compiler import NoCompilerError  # noqa: E402
 from scanlib.backends.torch import cuda, loops  # noqa: E402
 from tests.cuda_device import compile_for_host, emulated_driver, launches  # noqa: E402
-from tests.test_cuda_kernels import channels  # noqa: E402
+from tests.test_cuda_kernels import channels, values_of_channels  # noqa: E402
 
 
 class EmulatedDevice(cuda.Device):
@@ -60,13 +60,7 @@ def test_loops_and_gradients(on_device):
     count = sum(isinstance(op, ElemwiseScan) for op in ops)
     assert count >= 2
     for steps, rows, columns in [(1, 1, 1), (40, 2, 3), (600, 1, 5)]:
-        rng = np.random.default_rng(steps)
-        values = [
-            rng.normal(size=(steps, rows, columns)),
-            rng.uniform(-0.9, 0.9, (steps, rows)),
-            np.array(0.7),
-            rng.normal(size=columns),
-        ]
+        values = values_of_channels(steps, rows, columns)
         before = launches()
         actual = function(*values)
         assert launches() >= before + count

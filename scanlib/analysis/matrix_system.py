@@ -80,7 +80,6 @@ class SystemForms(PartRules):
     ) -> None:
         self.sources, self.batch, self.sizes, self.structure = sources, batch, sizes, structure
         self.dtype = sources[0].type.dtype
-        self.mixes = False
         self.multiplies = False
         self.dependent = depends_on(list(targets), sources)
         self.forms: dict[Variable, Affine] = {}
@@ -174,7 +173,6 @@ class SystemForms(PartRules):
         if isinstance(op, Elemwise):
             return [self.elemwise(node)]
         core = op.core_op if isinstance(op, Blockwise) else op
-        self.mixes = True
         if isinstance(core, Dot):
             self.multiplies = True
             return [self.dot(node)]

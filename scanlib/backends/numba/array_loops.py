@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import AND, Add, Mul
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
@@ -271,8 +271,3 @@ class ArrayLoops(ArrayValues):
         if sums is not target:
             self.write_copy(sums, target)
         self.bind_place(out, target)
-
-
-def is_one_number(variable: Variable) -> bool:
-    """Whether a variable is a constant with one item."""
-    return isinstance(variable, Constant) and np.asarray(variable.data).size == 1
