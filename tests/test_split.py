@@ -531,10 +531,11 @@ class TestSums:
         a, b = rng.standard_normal((T, N)), rng.standard_normal((N, K))
         np.testing.assert_allclose(function(a, b), np.exp(a @ b).sum(), rtol=1e-12)
 
-    def test_a_sum_of_outer_products_is_one_product(self):
+    @pytest.mark.parametrize("outer", [pt.outer, lambda x, z: x[:, None] * z[None, :]])
+    def test_a_sum_of_outer_products_is_one_product(self, outer):
         x, z = pt.dmatrix("x"), pt.dmatrix("z")
         total = scanlib.scan(
-            lambda x, z, c: c + pt.outer(x, z), [x, z], [pt.zeros((N, K))], return_updates=False
+            lambda x, z, c: c + outer(x, z), [x, z], [pt.zeros((N, K))], return_updates=False
         )[-1]
         function = pytensor.function([x, z], total, mode=unfused("c"))
         assert count(function, (Scan, ElemwiseScan)) == 0
@@ -544,6 +545,27 @@ class TestSums:
         np.testing.assert_allclose(function(a, b), a.T @ b, rtol=1e-12)
         with pytest.raises(IndexError, match="fewer than 1 step"):
             function(a[:0], b[:0])
+
+    def test_products_of_an_elementwise_recurrence(self):
+        """The product leaves before a kernel would take it as elementwise work."""
+        x, z = pt.dmatrix("x"), pt.dmatrix("z")
+        _, total = scanlib.scan(
+            lambda x, z, h, c: (h := pt.tanh(h + x), c + h[:, None] * z[None, :]),
+            [x, z],
+            [pt.zeros(N), pt.zeros((N, K))],
+            return_updates=False,
+        )
+        function = pytensor.function([x, z], total[-1], mode=unfused("c"))
+        (kernel,) = (n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan))
+        assert all(out.type.ndim == 2 for out in kernel.outputs)  # rows of h, none of c
+        assert count(function, Dot) == 1
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((T, N)), rng.standard_normal((T, K))
+        h, rows = np.zeros(N), []
+        for row in a:
+            h = np.tanh(h + row)
+            rows.append(h)
+        np.testing.assert_allclose(function(a, b), np.array(rows).T @ b, rtol=1e-12)
 
     def test_a_sum_that_another_part_reads_runs_in_the_loop(self):
         x = pt.dmatrix("x")
@@ -558,6 +580,25 @@ class TestSums:
         a = np.random.default_rng(0).standard_normal((T, N))
         running = np.cumsum(a[:, :, None] * a[:, None, :], axis=0)
         assert_same(function(a), [running[-1], (running @ running).sum(axis=0)])
+
+    @pytest.mark.parametrize("size", [0, 2])
+    def test_products_with_rows_of_no_items(self, size):
+        """Rows that are known to have no items are joined without dividing by their length."""
+        w, n = pt.dmatrix("w"), pt.lscalar("n")
+        start = pt.tensor("h", shape=(3, size), dtype="float64")
+        trace = scanlib.scan(
+            lambda h, w: pt.tanh(0.4 * pt.dot(0.4 * pt.dot(h, w), w)),
+            outputs_info=start,
+            non_sequences=w,
+            n_steps=n,
+            return_updates=False,
+        )
+        function = pytensor.function(
+            [start, w, n], pt.grad(trace.sum(), [start, w]), mode=MODES["c"]
+        )
+        for steps in 1, 5:
+            shapes = [value.shape for value in function(np.ones((3, size)), np.eye(size), steps)]
+            assert shapes == [(3, size), (size, size)]
 
 
 class TestFlags:

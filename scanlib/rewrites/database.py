@@ -15,7 +15,8 @@ position  rewrite                          why there
                                      history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
                                            fewer readers
-1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps alive
+1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps or
+                                           of outer products alive
 1.62      ``scanlib_linear``               before the elementwise lowering, which knows no matrices
 1.65      ``scanlib_elementwise``          after all that makes bodies smaller
 1.655     ``scanlib_reuse``                on loops that are no kernels, before they are taken apart

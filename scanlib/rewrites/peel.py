@@ -335,9 +335,7 @@ def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable
         joined = left.reshape((left.shape[0] * left.shape[1], left.shape[2]))
         return pt.dot(joined, right).reshape((left.shape[0], left.shape[1], right.shape[1]))
     if right_varies and not left_varies:
-        if right.type.shape[2] == 1:
-            return pt.dot(right[:, :, 0], left.T)[:, :, None]
-        return pt.matmul(left, right)
+        return _product((right.mT, True), (left.T, False)).mT
     if left.type.shape[2] == 1 or right.type.shape[1] == 1:
         return left * right
     if right.type.shape[2] == 1:

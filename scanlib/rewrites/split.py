@@ -31,7 +31,9 @@ from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.checked_rows import CheckedRows
@@ -62,7 +64,8 @@ class SplitLoops(GraphRewriter):
     Parameters
     ----------
     maps_only : bool
-        Whether only loops without recurrent parts and sums are replaced.
+        Whether only those loops are replaced that a later lowering would keep alive: maps, and
+        elementwise loops that add up outer products.
     heavy : bool
         Whether factorizations and solves may be evaluated as a batch, a call per step.
     """
@@ -82,7 +85,7 @@ class SplitLoops(GraphRewriter):
         pending = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
         while pending:
             node = pending.pop()
-            if node not in fgraph.apply_nodes or (self.maps_only and not _is_map(node)):
+            if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
                 continue
             read = [bool(fgraph.clients.get(out)) for out in node.outputs]
             new, note = split(node, read, self.heavy) or (None, None)
@@ -105,9 +108,18 @@ def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
     return any(isinstance(feature, KeepsLoopsWhole) for feature in fgraph._features)
 
 
-def _is_map(node: Apply) -> bool:
+def _leaves_early(node: Apply) -> bool:
+    """Whether a lowering would keep a loop that need not be one, or hide a matrix product."""
     signature = node.op.signature
-    return not (signature.n_states or signature.n_carries or signature.has_stop)
+    if not (signature.n_states or signature.n_carries or signature.has_stop):
+        return True
+    loop = canonical_loop(node)
+    return is_elementwise(loop) and SplitParts(loop, heavy=False).has_product_sums()
+
+
+def is_elementwise(loop: Loop) -> bool:
+    """Whether a step is elementwise work, with axes moved and added."""
+    return all(isinstance(n.op, Elemwise | DimShuffle) for n in toposort(loop.body_outputs()))
 
 
 def lower(fgraph: FunctionGraph, node: Apply) -> bool:

@@ -170,6 +170,10 @@ class SplitParts:
         if config.scanlib__split_maps and not until:
             self._take_before()
 
+    def has_product_sums(self) -> bool:
+        """Whether a sum over time is a matrix product."""
+        return any(self._is_product_sum(added) for _, added in self.sums)
+
     def _is_product_sum(self, added: Variable) -> bool:
         """Whether a sum over time is one matrix product, or of what only a batch computes."""
         if self.is_costly(added):
