@@ -64,14 +64,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=True,
         help="the errors of the discounted sum in single precision (default: yes)",
     )
-    add("--sweep", action="store_true", help="also the affine loop by length and by width")
+    add(
+        "--sweep",
+        action=argparse.BooleanOptionalAction,
+        help="the affine loop by length and by width (default: with --plot)",
+    )
     add("--json", type=Path, metavar="FILE", help="write everything there, with all samples")
-    add("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, SVG or PDF)")
+    add("--plot", type=Path, metavar="FILE", help="draw all of it (PNG, SVG or PDF)")
     options = parser.parse_args(arguments)
     defaults = QUICK if options.quick else USUAL
     for name, value in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    if options.sweep is None:
+        options.sweep = options.plot is not None
     if options.loops is None:
         options.loops = [name for name, loop in LOOPS.items() if loop.quick or not options.quick]
     if min(options.repeat, options.starts_repeat) < 1:
