@@ -1,120 +1,88 @@
-"""Models of PyMC with scanlib's adoption off and on: log-density and gradient, compiled and run.
+"""The loops of `pytensor.scan` that the tests adopt, with adoption off and on.
 
-``python -m benchmarks.adoption`` prints a table: the time of one evaluation of log-density and
-gradient (medians of calls that take turns in one process), and the seconds from the model to the
-first value with an empty cache of compiled code, in processes of their own. It needs PyMC, and
-pymc-extras for two of the models.
+``python -m benchmarks.adoption`` prints a table: the time of one call that returns values and first
+derivatives, medians of calls that take turns in one process. The loops have half a dozen steps, so
+this is what a call costs beside its steps; ``python -m benchmarks.pymc_adoption`` has long loops.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
 import warnings
-from collections.abc import Sequence
-from statistics import median as middle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 
 import scanlib
 from benchmarks.machine import environment
-from benchmarks.pymc_models import EXTRAS, MODELS
 from benchmarks.timing import median, paired_ratio, take_turns
+from tests.legacy_loops import LOOPS
 
 OFF, ON = "off", "on"
-LENGTH = 1_000
+HEAD = "| off (µs) | on (µs) | times faster | relative difference |"
 
 
-def log_density(model: pm.Model, adopt: bool) -> tuple[Any, Any]:
-    """Return the compiled log-density with its gradient, and a point."""
-    with scanlib.enabled(adopt):
-        function = model.logp_dlogp_function()
-        function.set_extra_values({})
-    return function, pm.blocking.DictToArrayBijection.map(model.initial_point(random_seed=1))
+def difference(one: Sequence[Any], two: Sequence[Any]) -> float:
+    """Return the largest difference of results, each relative to its largest item."""
+    found = [0.0]
+    for a, b in zip(one, two, strict=True):
+        if np.size(a):
+            scale = max(float(np.max(np.abs(a))), 1e-300)
+            found.append(float(np.max(np.abs(np.asarray(a, dtype=np.float64) - b))) / scale)
+    return max(found)
 
 
-def difference(one: tuple[Any, Any], two: tuple[Any, Any]) -> float:
-    """Return the largest difference of two densities or gradients, relative to the largest item."""
-    parts = zip(one, two, strict=True)
-    return max(float(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), 1e-300)) for a, b in parts)
-
-
-def first_value(name: str, length: int, adopt: bool) -> float:
-    """Return the seconds from the model to the first value, in a process with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={folder}"]
-        command = [sys.executable, "-m", "benchmarks.adoption", "--length", str(length)]
-        output = subprocess.run(
-            [*command, "--child", name, ON if adopt else OFF],
-            env={**os.environ, "PYTENSOR_FLAGS": ",".join(filter(None, flags))},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    return float(json.loads(output.splitlines()[-1]))
-
-
-def child(name: str, length: int, adopt: bool) -> None:
-    """Time one start and print it."""
-    model = MODELS[name](length)
-    start = time.perf_counter()
-    function, point = log_density(model, adopt)
-    function(point)
-    print(time.perf_counter() - start)
-
-
-def row(name: str, length: int, starts: int) -> str:
-    """Measure one model."""
-    model = MODELS[name](length)
-    (off, point), (on, _) = (log_density(model, adopt) for adopt in (False, True))
-    error = difference(off(point), on(point))
-    samples = take_turns({OFF: lambda: off(point), ON: lambda: on(point)}, rounds=15)
+def compared(name: str, off: Callable[[], Any], on: Callable[[], Any]) -> str:
+    """Return a line with both times, their ratio, and how far the results are apart."""
+    error = difference(off(), on())
+    samples = take_turns({OFF: off, ON: on}, rounds=15)
     slow, fast = (1e6 * median(samples[version]) for version in (OFF, ON))
     faster = paired_ratio(samples[OFF], samples[ON]).median
-    text = f"| {name} | {slow:,.0f} | {fast:,.0f} | {faster:.1f} | {error:.0e} |"
-    if starts:
-        taken: dict[str, list[float]] = {OFF: [], ON: []}
-        for _ in range(starts):
-            for version, seconds in taken.items():
-                seconds.append(first_value(name, length, version == ON))
-        cold, short = middle(taken[OFF]), middle(taken[ON])
-        text += f" {cold:.1f} | {short:.1f} | {cold / short:.1f} |"
-    return text
+    return f"| {name} | {slow:,.0f} | {fast:,.0f} | {faster:.1f} | {error:.0e} |"
+
+
+def print_head(text: str) -> None:
+    """Print the first two lines of a table."""
+    print(text)
+    print("|---" * (text.count("|") - 1) + "|")
+
+
+def row(name: str) -> str:
+    """Measure one loop, with its gradient if it has one."""
+    case = LOOPS[name]
+    inputs = [pt.as_tensor(value).type() for value in case.values]
+    outputs = case.build(*inputs)
+    if case.order:
+        cost = sum(out.sum() for out in outputs)
+        outputs = [*outputs, *pytensor.grad(cost, inputs, disconnected_inputs="ignore")]
+    functions = []
+    for adopt in (False, True):
+        with scanlib.enabled(adopt):
+            functions.append(pytensor.function(inputs, outputs, on_unused_input="ignore"))
+    off, on = functions
+    return compared(name, lambda: off(*case.values), lambda: on(*case.values))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adoption", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--length", type=int, default=LENGTH, help="steps of each series")
-    parser.add_argument("--starts", type=int, default=1, help="cold starts of each (0: none)")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS))
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    if options.child:
-        child(options.child[0], options.length, options.child[1] == ON)
-        return 0
-    head = "| model | off (µs) | on (µs) | times faster | relative difference |"
-    if options.starts:
-        head += " cold, off (s) | cold, on (s) | times faster |"
-    print(head)
-    print("|---" * (head.count("|") - 1) + "|")
-    for name in options.models:
+    print_head("| loop " + HEAD)
+    failed = 0
+    for name in options.loops:
         try:
-            print(row(name, options.length, options.starts), flush=True)
-        except ImportError as error:
-            if MODELS[name] not in EXTRAS:
-                raise
-            print(f"{name}: left out, {error}", file=sys.stderr)
+            print(row(name), flush=True)
+        except Exception as error:
+            failed = 1
+            print(f"FAILED {name}: {type(error).__name__}: {error}".splitlines()[0], flush=True)
     print(", ".join(f"{name} {value}" for name, value in environment().items()))
-    return 0
+    return failed
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -47,7 +48,7 @@ class LegacyLoop:
 LOOPS: dict[str, LegacyLoop] = {}
 
 
-def loop(*values, order: int = 2):
+def loop(*values: Any, order: int = 2) -> Callable:
     """Register ``(build, plain)``, returned by a function of the loop's name."""
 
     def register(make: Callable) -> Callable:
