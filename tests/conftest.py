@@ -2,6 +2,7 @@
 
 from zlib import crc32
 
+import numpy as np
 import pytensor
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,15 @@ COMMON = {
 settings.register_profile("ci", derandomize=True, max_examples=100, **COMMON)
 settings.register_profile("thorough", derandomize=False, max_examples=1000, **COMMON)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def own_numbers(request):
+    """Start a module's generator anew, so that no test's numbers depend on what ran before it."""
+    generator = getattr(request.module, "rng", None)
+    if isinstance(generator, np.random.Generator):
+        seed = crc32(request.node.nodeid.encode())
+        generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture(params=list(MODES))

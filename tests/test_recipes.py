@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.py") if not path.stem.startswith("_"))
 MODE = MODES["c"]
-RNG = np.random.default_rng(20)
+rng = np.random.default_rng(20)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def numpy_errors(y, ar, ma):
 
 @pytest.mark.parametrize("orders", [(2, 0), (1, 1), (2, 3)], ids=str)
 def test_arma(orders):
-    y, free = RNG.normal(size=30), RNG.uniform(-0.4, 0.4, size=sum(orders))
+    y, free = rng.normal(size=30), rng.uniform(-0.4, 0.4, size=sum(orders))
     variable, series = pt.dvector("free"), pt.dvector("y")
     ar = [variable[i] for i in range(orders[0])]
     ma = [variable[i] for i in range(orders[0], sum(orders))]
@@ -87,7 +87,7 @@ def test_arma(orders):
 
 
 def test_arma_forecast():
-    y, past = RNG.normal(size=5), RNG.normal(size=4)
+    y, past = rng.normal(size=5), rng.normal(size=4)
     ar, ma = [0.5, -0.3], [0.4, 0.2]
     forecast = arma.arma_forecast(pt.constant(y), pt.constant(past), ar, ma, 4)
     values, errors = list(y), list(past)
@@ -106,7 +106,7 @@ def numpy_garch(errors, omega, alpha, gamma, beta, first):
 
 
 def test_garch():
-    errors, at = RNG.normal(size=40), np.array([0.1, 0.05, 0.1, 0.8, 1.2])
+    errors, at = rng.normal(size=40), np.array([0.1, 0.05, 0.1, 0.8, 1.2])
     free = pt.dvector("free")
     series = pt.dvector("errors")
     variances = garch.garch_variances(series, *(free[i] for i in range(5)))
@@ -136,7 +136,7 @@ def numpy_holt_winters(y, rates, level, trend, season):
 
 
 def test_holt_winters():
-    y, at, season = RNG.normal(size=15), np.array([0.3, 0.1, 0.4]), RNG.normal(size=4)
+    y, at, season = rng.normal(size=15), np.array([0.3, 0.1, 0.4]), rng.normal(size=4)
     rates, series = pt.dvector("rates"), pt.dvector("y")
     initial = [pt.constant(0.5), pt.constant(0.1), pt.constant(season)]
     traces = holt_winters.holt_winters(series, rates, *initial, period=4)
@@ -151,7 +151,7 @@ def test_holt_winters():
 
 
 def test_adstock(interpreted):
-    spend = RNG.gamma(1.0, size=(20, 3))
+    spend = rng.gamma(1.0, size=(20, 3))
     at = np.array([0.8, 0.5, 0.1, 2.0, 1.0, 3.0, 5.0, 4.0, 3.0, 10.0])
 
     def numpy_sales(at):
@@ -190,7 +190,7 @@ def best_path(start, move, emission):
 
 @pytest.mark.slow
 def test_hidden_markov(interpreted):
-    y, logits = RNG.normal(size=7), np.array([1.0, 0.5])
+    y, logits = rng.normal(size=7), np.array([1.0, 0.5])
     mean, log_deviation = np.array([0.3, -0.2]), np.array([-0.2, 0.4])
     variable = pt.dvector("logits")
     chain = hidden_markov.two_regimes(variable)
@@ -241,7 +241,7 @@ def joint_normal(y, move, read, drift, noise, mean, spread):
 
 @pytest.mark.slow
 def test_kalman(interpreted):
-    y, logs = RNG.normal(size=6), np.array([-1.0, -2.0, -0.5])
+    y, logs = rng.normal(size=6), np.array([-1.0, -2.0, -0.5])
     start = [np.array([0.3, 0.1]), np.array([[1.0, 0.2], [0.2, 0.5]])]
     free = pt.dvector("free")
     variances = pt.exp(free)
@@ -276,7 +276,7 @@ def numpy_epidemic(beta, gamma, first, people=100.0, days=12):
 
 
 def test_sir():
-    counts, at = RNG.poisson(3.0, size=12).astype(float), np.array([0.5, 0.2, 2.0])
+    counts, at = rng.poisson(3.0, size=12).astype(float), np.array([0.5, 0.2, 2.0])
     free = pt.dvector("free")
     traces = sir.epidemic(*(free[i] for i in range(3)), people=100.0, days=12)
     likelihood = sir.log_likelihood(pt.constant(counts), traces[-1])
@@ -291,8 +291,8 @@ def test_sir():
 
 
 def test_returns_and_advantages():
-    rewards, values = RNG.normal(size=(3, 9)), RNG.normal(size=(3, 10))
-    going_on = (RNG.uniform(size=(3, 9)) < 0.7).astype(float)
+    rewards, values = rng.normal(size=(3, 9)), rng.normal(size=(3, 10))
+    going_on = (rng.uniform(size=(3, 9)) < 0.7).astype(float)
     r, g, v = pt.dmatrices("r", "g", "v")
     returns = policy_gradient.discounted_returns(r, g, gamma=0.9)
     gae = policy_gradient.advantages(r, g, v, gamma=0.9, lam=0.8)
@@ -417,7 +417,7 @@ def test_notch():
 
 
 def test_resonator():
-    given, at = RNG.normal(size=25), np.array([0.9, 0.7])
+    given, at = rng.normal(size=25), np.array([0.9, 0.7])
     free = pt.dvector("free")
     rung = filtering.resonator(pt.constant(given), free[0], free[1])
     values, slope = compiled([free], [rung, pytensor.grad((rung**2).sum(), free)])(at)
