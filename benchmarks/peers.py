@@ -152,7 +152,8 @@ def idle_function(build: Callable[..., Any]) -> Any:
 def bind_idle(loop: Loop) -> Call:
     """One call of a function that does nothing; it copies the smallest of its inputs."""
     function, data = idle_function(loop.build), loop.pass_data(False)
-    tiny = [array[tuple(slice(1) for _ in array.shape)] for array in data]
+    # An array without dimensions stays one: numbers take another way into compiled functions.
+    tiny = [np.asarray(array[tuple(slice(1) for _ in array.shape)]) for array in data]
     return lambda: function(*tiny)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import populate_array
 
 
 @intrinsic
@@ -52,24 +54,45 @@ def _contiguous(array):
     return checked
 
 
-def contiguous_rows(array: Any, buffer: Any) -> Any:
-    """Return a vector with the type of a contiguous one: itself, or its items in `buffer`."""
-    raise NotImplementedError("compiled code only")
+@intrinsic
+def rows_of_block(typingctx: Any, array: Any, low: Any, n: Any, indices: Any, buffer: Any) -> Any:
+    """Return `n` rows of one channel, ``array[low : low + n, *indices]``, as a contiguous vector.
 
+    They are the rows themselves where they lie side by side, else their copy in `buffer`. The
+    result counts no reference, which would take as long as dozens of steps in every block: it may
+    be used only as long as `array` and `buffer` are there.
+    """
+    known = buffer.copy(layout="C")
 
-@overload(contiguous_rows)
-def _contiguous_rows(array, buffer):
-    if array.layout == "C":
-        return lambda array, buffer: array
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source = context.make_array(array)(context, builder, arguments[0])
+        spare = context.make_array(buffer)(context, builder, arguments[4])
+        word = source.itemsize.type
+        pointer = spare.data.type
+        distances = cgutils.unpack_tuple(builder, source.strides, array.ndim)
+        places = [arguments[1], *cgutils.unpack_tuple(builder, arguments[3], array.ndim - 1)]
+        first = builder.ptrtoint(source.data, word)
+        for place, distance in zip(places, distances, strict=True):
+            first = builder.add(first, builder.mul(place, distance))
+        rows = cgutils.alloca_once_value(builder, builder.inttoptr(first, pointer))
+        with cgutils.if_unlikely(builder, builder.icmp_signed("!=", distances[0], source.itemsize)):
+            with cgutils.for_range(builder, arguments[2], intp=word) as loop:
+                place = builder.add(first, builder.mul(loop.index, distances[0]))
+                item = builder.load(builder.inttoptr(place, pointer))
+                builder.store(item, builder.gep(spare.data, [loop.index]))
+            builder.store(spare.data, rows)
+        result = context.make_array(known)(context, builder)
+        populate_array(
+            result,
+            data=builder.load(rows),
+            shape=[arguments[2]],
+            strides=[source.itemsize],
+            itemsize=source.itemsize,
+            meminfo=None,
+        )
+        return result._getvalue()
 
-    def checked(array, buffer):
-        if array.size < 2 or array.strides[0] == array.itemsize:
-            return assumed_contiguous(array)
-        for j in range(array.shape[0]):
-            buffer[j] = array[j]
-        return buffer[: array.shape[0]]
-
-    return checked
+    return known(array, types.intp, types.intp, indices, buffer), codegen
 
 
 def contiguous_steps(array: Any) -> Any:

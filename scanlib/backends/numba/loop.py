@@ -81,7 +81,11 @@ class LoopWriter:
         self.emitter.escaping = self.escaping_values()
         line("i = 0")
         line("stopped = False")
-        with self.source.block("while i < steps and not stopped:"):
+        with ExitStack() as stack:
+            stack.enter_context(self.source.block("while i < steps and not stopped:"))
+            if self.grows:  # between steps, not in them: numba would count references in each
+                self.write_growth()
+                stack.enter_context(self.source.block("while i < capacity and not stopped:"))
             self.write_step()
             line("i += 1")
         self.write_return()
@@ -203,8 +207,6 @@ class LoopWriter:
     def write_step(self) -> None:
         line = self.source.line
         line("t = steps - 1 - i" if self.reverse else "t = i")
-        if self.grows:
-            self.write_growth()
         self.bind_inputs()
         self.choose_destinations()
         for node in self.body.fgraph.toposort():

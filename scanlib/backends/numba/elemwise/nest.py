@@ -104,8 +104,6 @@ class NestWriter(ElemwiseWriter):
     def write_step(self) -> None:
         line = self.source.line
         line("t = steps - 1 - i" if self.reverse else "t = i")
-        if self.grows:
-            self.write_growth()
         with self.scope():
             self.place_targets()
             self.write_level(0, [], self.plan.targets)

@@ -25,7 +25,7 @@ _LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
 _HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
 _MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 9
+VERSION = 14
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -80,9 +80,10 @@ def _is_extreme(value):
 
 
 # Real numbers are compared by their bits: without the sign, they order like the numbers, infinities
-# and NaN come last, and largest and smallest values are found in vector registers.
-_WORDS: dict[int, Any] = {64: np.uint64, 32: np.uint32}
-_SIGNS: dict[int, Any] = {64: np.uint64(2**63 - 1), 32: np.uint32(2**31 - 1)}
+# and NaN come last. A difference of two such words is negative where the first is smaller, and the
+# signs of all differences are collected by `or`: the cheapest test that every vector unit has.
+_WORDS: dict[int, Any] = {64: np.int64, 32: np.int32}
+_SIGNS: dict[int, Any] = {64: np.int64(2**63 - 1), 32: np.int32(2**31 - 1)}
 
 
 def _bits(value: float, width: int) -> Any:
@@ -112,12 +113,12 @@ def _some_extreme(a, n):
 
     def by_bits(a, n):
         bits = a.view(word)
-        smallest, largest = mask, word(0)
+        outside = word(0)
         for j in range(n):
             value = bits[j] & mask
-            largest = max(largest, value)
-            smallest = min(smallest, word(value - one))  # zero comes last
-        return largest > high or smallest < low - one
+            is_low = word(value - low) & ~word(value - one)  # zero is allowed
+            outside |= is_low | word(high - value)
+        return outside < 0
 
     return by_bits
 
@@ -133,10 +134,10 @@ def _below(h, start, n, limit):
 
     def by_bits(h, start, n, limit):
         bits = h[start : start + n].view(word)
-        largest = word(0)
+        above = word(0)
         for j in range(n):
-            largest = max(largest, bits[j] & mask)
-        return largest <= limit
+            above |= word(limit - (bits[j] & mask))
+        return above >= 0
 
     return by_bits
 
@@ -186,8 +187,8 @@ def _some_nan(b, n):
     return lambda b, n: False
 
 
-def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
-    size = lanes.STEPS
+def _affine(sixteen_steps: Any, reverse: bool) -> Callable[..., bool]:
+    size = 2 * lanes.STEPS
 
     @njit(**_OPTIONS)
     def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
@@ -198,7 +199,7 @@ def _affine(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
         done = 0
         while done + size <= n:
             j = n - size - done if reverse else done
-            state = eight_steps(a, b, state, h, j, start + j)
+            state = sixteen_steps(a, b, state, h, j, start + j)
             done += size
         while done < n:
             j = n - 1 - done if reverse else done
@@ -275,30 +276,26 @@ def _smaller(a: Any, b: Any) -> Any:
 
 
 def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
-    sign = -1 if reverse else 1
+    sign, size = -1 if reverse else 1, 2 * lanes.STEPS
+    sixteen_extremes = lanes.sixteen_extremes[pick is _larger, reverse]
 
     @njit(**_OPTIONS)
     def extreme(b: Any, h: Any, start: int, n: int) -> bool:
-        """``h = max(h, b)`` or `min`, four steps at a time; a comparison would lose a NaN."""
+        """``h = max(h, b)`` or `min`, sixteen steps at a time; a comparison would lose a NaN."""
         j = n - 1 if reverse else 0
         state = h[start + j - sign]
         if is_nan(state) or some_nan(b, n):
             return False
-        for _ in range(n // 4):
-            b1 = b[j]
-            b2 = pick(b1, b[j + sign])
-            b3 = pick(b2, b[j + 2 * sign])
-            b4 = pick(b2, pick(b[j + 2 * sign], b[j + 3 * sign]))
-            h[start + j] = pick(b1, state)
-            h[start + j + sign] = pick(b2, state)
-            h[start + j + 2 * sign] = pick(b3, state)
-            state = pick(b4, state)
-            h[start + j + 3 * sign] = state
-            j += 4 * sign
-        for _ in range(n % 4):
+        done = 0
+        while done + size <= n:
+            j = n - size - done if reverse else done
+            state = sixteen_extremes(b, state, h, j, start + j)
+            done += size
+        while done < n:
+            j = n - 1 - done if reverse else done
             state = pick(b[j], state)
             h[start + j] = state
-            j += sign
+            done += 1
         return True
 
     return extreme
@@ -361,8 +358,8 @@ def _clamp(reverse: bool) -> Callable[..., bool]:
 
 # By name and by whether they walk backwards.
 KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
-    ("affine", False): _affine(lanes.eight_steps, False),
-    ("affine", True): _affine(lanes.eight_steps_backward, True),
+    ("affine", False): _affine(lanes.sixteen_steps, False),
+    ("affine", True): _affine(lanes.sixteen_steps_backward, True),
     ("affine_fixed", False): _affine_fixed(lanes.eight_steps_fixed, False),
     ("affine_fixed", True): _affine_fixed(lanes.eight_steps_fixed_backward, True),
     ("logaddexp", False): logs.logaddexp_forward,

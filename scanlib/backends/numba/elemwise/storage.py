@@ -12,7 +12,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.numba.contiguous import contiguous_rows
+from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
 
@@ -42,7 +42,7 @@ class BlockStorage(ElemwiseWriter):
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
         self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
-        self.source.object("contiguous_rows", contiguous_rows)
+        self.source.object("rows_of_block", rows_of_block)
 
     def is_direct(self, part: int) -> bool:
         """Whether a part is scanned in its history; others are in a buffer of one block."""
@@ -52,13 +52,14 @@ class BlockStorage(ElemwiseWriter):
     def write_storage(self) -> None:
         line, n = self.source.line, self.signature.n_states
         line("capacity = steps")
+        line(f"longest = min({self.block}, steps)")  # of all blocks: short loops need little
         self.write_sizes(self.plan.targets, 0)
         for i in range(n):
             self.write_state_storage(i)
         for i, carry in enumerate(self.inner.carries):
             dtype = self.emitter._dtype(carry)
             if n + i in self.depths:
-                line(f"B{n + i} = np.empty({self.block + 1}, {dtype})")
+                line(f"B{n + i} = np.empty(longest + 1, {dtype})")
             outer, axes = self.outer.carries[i], self.layout.carries[i]
             line(f"c{i} = numba_deepcopy({outer})" if axes else f"c{i} = as_scalar({outer})")
         for target in self.plan.targets:
@@ -68,7 +69,7 @@ class BlockStorage(ElemwiseWriter):
                 line(f"{target.array} = np.empty(({', '.join(['steps', *row])},), {dtype})")
                 line(f"advise({target.array})")
         for i, row in enumerate(self.inner.rows):
-            line(f"R{i} = np.empty({self.block}, {self.emitter._dtype(row)})")
+            line(f"R{i} = np.empty(longest, {self.emitter._dtype(row)})")
         for number, recurrence in enumerate(self.lowered.recurrences):
             self.write_buffers(number, recurrence)
 
@@ -76,7 +77,7 @@ class BlockStorage(ElemwiseWriter):
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
         dtype, axes = self.emitter._dtype(self.inner.taps[i][0]), self.layout.states[i]
         if not self.is_direct(i):
-            line(f"B{i} = np.empty({self.block + depth}, {dtype})")
+            line(f"B{i} = np.empty(longest + {depth}, {dtype})")
         if self.signature.untraced[i]:
             line(f"h{i} = numba_deepcopy({initial})")
             return
@@ -95,7 +96,7 @@ class BlockStorage(ElemwiseWriter):
             varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
             if varying and out not in graph.inputs:
                 dtype = self.emitter._dtype(out)
-                self.source.line(f"E{number}_{k} = np.empty({self.block}, {dtype})")
+                self.source.line(f"E{number}_{k} = np.empty(longest, {dtype})")
             self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
 
     def write_constants(self) -> None:
@@ -127,8 +128,9 @@ class BlockStorage(ElemwiseWriter):
         """Write the parts of rows, histories and outputs that belong to the block."""
         line = self.source.line
         for i, axes in enumerate(self.layout.sequences):
-            rows = self.item(self.outer.sequences[i], axes, self.indices, "low:low + n")
-            line(f"X{i} = contiguous_rows({rows}, R{i})")
+            places = ["0" if axis is None else self.indices[axis] for axis in axes]
+            inside = f"({', '.join(places)},)" if places else "()"
+            line(f"X{i} = rows_of_block({self.outer.sequences[i]}, low, n, {inside}, R{i})")
         for part, depth in self.depths.items():
             if self.is_direct(part):
                 line(f"H{part} = h{part}[low:low + n + {depth}]")
