@@ -3,7 +3,8 @@
 A backend registers a printer with `register_c_printer`: a function from an Op to the `CCode` of its
 nodes, which raises `NoCCodeError` where an operation of the body has no C code. `PrintedOp` gives
 PyTensor what the printer wrote; a loop that has no C code runs through `perform`, as it does where
-the flag ``scanlib__perform`` asks for something else than ``auto``.
+the flag ``scanlib__perform`` asks for something else than ``auto``. Where the code depends on the
+types of a node's inputs as well, it is `register_node_printer` and `PrintedNodeOp`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,16 @@ _printers: list[Printer] = []
 def register_c_printer(printer: Printer) -> Printer:
     """Make `printer` the one that writes the C code of loops."""
     _printers[:] = [printer]
+    return printer
+
+
+NodePrinter = Callable[[Any, Apply], CCode]
+_node_printers: list[NodePrinter] = []
+
+
+def register_node_printer(printer: NodePrinter) -> NodePrinter:
+    """Make `printer` the one that writes the C code of single nodes."""
+    _node_printers[:] = [printer]
     return printer
 
 
@@ -143,3 +154,50 @@ class PrintedOp(COp):
             return []
         found = [item for op in code.scalar_ops for item in getattr(op, method)(**kwargs)]
         return list(dict.fromkeys(found))
+
+
+class PrintedNodeOp(COp):
+    """An Op with one output, the C code of whose nodes a registered printer writes."""
+
+    def print_code(self, node: Apply) -> CCode:
+        """Return the C code of a node.
+
+        Raises
+        ------
+        NoCCodeError
+            If it has none, or is not wanted.
+        """
+        if not _node_printers or config.scanlib__perform != "auto":
+            raise NoCCodeError(f"{self} runs through perform")
+        return _node_printers[0](self, node)
+
+    def make_c_thunk(self, node: Apply, *arguments: Any, **options: Any) -> Any:
+        # A module of an earlier compilation would be found without asking for the code.
+        self.print_code(node)
+        return super().make_c_thunk(node, *arguments, **options)
+
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
+    ) -> str:
+        self.print_code(node)
+        return f"if ({name}_call({', '.join(inputs)}, &{outputs[0]})) {{ {sub['fail']} }}"
+
+    def c_code_cache_version_apply(self, node: Apply) -> tuple[Hashable, ...]:
+        try:
+            return self.print_code(node).version
+        except NoCCodeError:
+            return ()
+
+    def c_support_code_apply(self, node: Apply, name: str) -> str:
+        code = self.print_code(node)
+        return code.helpers + code.functions.replace(NODE_NAME, name)
+
+    def c_headers(self, **kwargs: Any) -> list[str]:
+        return ["<math.h>", "<string.h>", "<stdlib.h>"]
+
+    def c_compile_args(self, **kwargs: Any) -> list[str]:
+        # Infinities and NaN count, and ``a + h - m`` must not be regrouped.
+        return ["-fno-fast-math", "-ffp-contract=fast"]
+
+    def c_no_compile_args(self, **kwargs: Any) -> list[str]:
+        return ["-ffast-math"]

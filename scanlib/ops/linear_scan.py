@@ -41,16 +41,15 @@ log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.link.c.op import COp
 from pytensor.tensor.type import TensorType, integer_dtypes
 
-from scanlib.ops.c_code import NODE_NAME, CCode, NoCCodeError
+from scanlib.ops.c_code import PrintedNodeOp
 from scanlib.ops.execution import NotCompilableError, load_backends
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_loop import run_in_python
@@ -70,8 +69,6 @@ class Parts(NamedTuple):
 
 
 Runner = Callable[..., np.ndarray]
-Printer = Callable[["LinearScan", Apply], CCode]
-_printers: list[Printer] = []
 _compilers: list[Callable[[LinearScan, Apply], Runner]] = []
 
 
@@ -83,13 +80,7 @@ def register_linear_compiler(
     return compiler
 
 
-def register_linear_printer(printer: Printer) -> Printer:
-    """Make `printer` the one that writes the C code of recurrences."""
-    _printers[:] = [printer]
-    return printer
-
-
-class LinearScan(COp):
+class LinearScan(PrintedNodeOp):
     """A matrix recurrence; see the module's text.
 
     Parameters
@@ -359,53 +350,6 @@ class LinearScan(COp):
             if choice == "numba":
                 raise
             return in_python
-
-    # C code: see `scanlib.ops.c_code`
-
-    def print_code(self, node: Apply) -> CCode:
-        """Return the C code of a node.
-
-        Raises
-        ------
-        NoCCodeError
-            If it has none, or is not wanted.
-        """
-        from pytensor.configdefaults import config
-
-        if not _printers or config.scanlib__perform != "auto":
-            raise NoCCodeError(f"{self} runs through perform")
-        return _printers[0](self, node)
-
-    def make_c_thunk(self, node: Apply, *arguments: Any, **options: Any) -> Any:
-        # A module of an earlier compilation would be found without asking for the code.
-        self.print_code(node)
-        return super().make_c_thunk(node, *arguments, **options)
-
-    def c_code(
-        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
-    ) -> str:
-        self.print_code(node)
-        return f"if ({name}_call({', '.join(inputs)}, &{outputs[0]})) {{ {sub['fail']} }}"
-
-    def c_code_cache_version_apply(self, node: Apply) -> tuple[Hashable, ...]:
-        try:
-            return self.print_code(node).version
-        except NoCCodeError:
-            return ()
-
-    def c_support_code_apply(self, node: Apply, name: str) -> str:
-        code = self.print_code(node)
-        return code.helpers + code.functions.replace(NODE_NAME, name)
-
-    def c_headers(self, **kwargs: Any) -> list[str]:
-        return ["<math.h>", "<string.h>", "<stdlib.h>"]
-
-    def c_compile_args(self, **kwargs: Any) -> list[str]:
-        # Infinities and NaN count, and ``a + h - m`` must not be regrouped.
-        return ["-fno-fast-math", "-ffp-contract=fast"]
-
-    def c_no_compile_args(self, **kwargs: Any) -> list[str]:
-        return ["-ffast-math"]
 
     # Derivatives
 

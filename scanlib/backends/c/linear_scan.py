@@ -10,8 +10,8 @@ from scanlib.backends.c.linear_kernels import LINEAR_KERNELS
 from scanlib.backends.c.source import Source, c_string, c_type, type_number
 from scanlib.ops import linear_loop
 from scanlib.ops.c_code import NODE_NAME as NODE
-from scanlib.ops.c_code import CCode, NoCCodeError
-from scanlib.ops.linear_scan import LinearScan, register_linear_printer
+from scanlib.ops.c_code import CCode, NoCCodeError, register_node_printer
+from scanlib.ops.linear_scan import LinearScan
 
 VERSION = 2  # of this module and of `linear_kernels`
 
@@ -164,7 +164,7 @@ class LinearPrinter:
             line("memcpy(PyArray_DATA(*y0), history, PyArray_NBYTES(*y0));")
 
 
-@register_linear_printer
+@register_node_printer
 def print_linear(op: LinearScan, node: Apply) -> CCode:
     """Return the C code of a matrix recurrence.
 
