@@ -19,7 +19,7 @@ from benchmarks.measure import Measurement, first_line, measure
 from benchmarks.model import PASSES
 from benchmarks.numerics import ErrorRow, measure_errors
 from benchmarks.peers import OPTIONAL
-from benchmarks.report import errors_table, speed_table, starts_table, sweep_table
+from benchmarks.report import errors_table, speed_page, speed_table, starts_table, sweep_table
 from benchmarks.starts import Start, time_starts
 from benchmarks.sweep import Sweeps, run_sweep
 
@@ -70,6 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="the affine loop by length and by width (default: with --plot)",
     )
     add("--json", type=Path, metavar="FILE", help="write everything there, with all samples")
+    add("--page", type=Path, metavar="FILE", help="write the ratios there as a table in Markdown")
     add("--plot", type=Path, metavar="FILE", help="draw all of it (PNG, SVG or PDF)")
     options = parser.parse_args(arguments)
     defaults = QUICK if options.quick else USUAL
@@ -189,6 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(run.text())
     if options.json:
         options.json.write_text(json.dumps(run.record(), indent=1) + "\n", encoding="utf-8")
+    if options.page:
+        options.page.write_text(speed_page(run.measurements) + "\n", encoding="utf-8")
     if options.plot and (run.measurements or run.sweeps):
         save_plot(run, options.plot)
     for failure in run.failures:
