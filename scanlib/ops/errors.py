@@ -2,7 +2,8 @@
 
 They are raised from compiled code too, where a message can only be a constant and its numbers
 travel beside it; the class puts them together. All are kinds of `ValueError`, but for
-`StepIndexError`, which is an `IndexError` as those of arrays are.
+`StepIndexError`, which is an `IndexError` as those of arrays are, and `SpecifiedShapeError`, an
+`AssertionError` as that of PyTensor's `specify_shape`.
 """
 
 
@@ -24,6 +25,12 @@ class LoopError(ValueError):
 
 class StepIndexError(IndexError):
     """A step reads or writes a row at an index outside its length."""
+
+    __str__ = LoopError.__str__
+
+
+class SpecifiedShapeError(AssertionError):
+    """An array has not the shape that `specify_shape` says it has."""
 
     __str__ = LoopError.__str__
 

@@ -1,4 +1,4 @@
-"""Cheaper to compile: what feeds a loop, written so that numba needs less time for it."""
+"""Cheaper to compile: what feeds a loop or reads it, so that numba needs less time for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.basic import Alloc
-from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Sum
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import AsRow, Filled
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.scan import Scan
+
+FLOATS = ("float32", "float64")
 
 
 def _feeds_only_loops(fgraph: FunctionGraph, variable: Variable) -> bool:
@@ -44,4 +52,60 @@ def row_before_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     return [AsRow()(value)] if _feeds_only_loops(fgraph, node.outputs[0]) else None
 
 
-prepare_inputs = dfs_rewriter(fill_before_loops, row_before_loops)
+def _has_loops(fgraph: FunctionGraph) -> bool:
+    """Whether a graph has loops; others are left as PyTensor compiles them."""
+    loops = Scan | ElemwiseScan | LinearScan
+    return any(isinstance(node.op, loops) for node in fgraph.apply_nodes)
+
+
+def _is_contiguous(variable: Variable) -> bool:
+    """Whether an array surely has its items in the order of its axes, without gaps."""
+    node = variable.owner
+    while node is not None and (
+        isinstance(node.op, Reshape | SpecifyShape)
+        or (isinstance(node.op, Subtensor) and len(node.op.idx_list) == 1)
+    ):
+        node = node.inputs[0].owner
+    return node is not None and isinstance(node.op, Scan | ElemwiseScan | LinearScan | Elemwise)
+
+
+@node_rewriter([Sum])
+def sum_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn a `Sum` of what a loop computes into an `AxesSum`."""
+    (x,), (out,) = node.inputs, node.outputs
+    if not x.type.ndim or not _is_contiguous(x):
+        return None
+    acc_dtype = node.op.acc_dtype or out.type.dtype
+    dtypes = {x.type.dtype, acc_dtype, out.type.dtype}
+    if not dtypes <= set(FLOATS) or not _has_loops(fgraph):
+        return None
+    axes = range(x.type.ndim) if node.op.axis is None else node.op.axis
+    axes = tuple(sorted(axis % x.type.ndim for axis in axes))
+    if not axes:
+        return None
+    return [AxesSum(axes, out.type.dtype, acc_dtype)(x)]
+
+
+@node_rewriter([BatchedDot])
+def products_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn a `BatchedDot` in a graph with loops into `StepProducts`."""
+    left, right = node.inputs
+    same = left.type.dtype == right.type.dtype == node.outputs[0].type.dtype
+    if not same or left.type.dtype not in FLOATS or not _has_loops(fgraph):
+        return None
+    return [StepProducts()(left, right)]
+
+
+@node_rewriter([SpecifyShape])
+def sizes_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn a `SpecifyShape` of known sizes in a graph with loops into `SpecifiedSizes`."""
+    x, *sizes = node.inputs
+    known = [size.data if isinstance(size, Constant) else size for size in sizes]
+    if any(isinstance(size, Variable) for size in known) or not _has_loops(fgraph):
+        return None
+    return [SpecifiedSizes(tuple(None if n is None else int(n) for n in known))(x)]
+
+
+prepare_inputs = dfs_rewriter(
+    fill_before_loops, row_before_loops, sum_of_loops, products_of_loops, sizes_of_loops
+)

@@ -8,6 +8,7 @@ from scanlib.backends.numba import (
     memory,
     one_row,
     padded_rows,
+    reductions,
     segments,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "memory",
     "one_row",
     "padded_rows",
+    "reductions",
     "segments",
 ]

@@ -268,11 +268,13 @@ class Emitter(ArrayLinalg):
         if isinstance(index, int | Constant):
             number = _integer(index)
             known = self.sizes.is_static(size)
-            emit = self.source.before_loop if known else self.source.line
             if not size.isdigit() or not -int(size) <= number < int(size):
-                bound = number if number >= 0 else -number - 1
-                emit(f"if {'steps > 0 and ' if known else ''}{size} <= {bound}:")
-                emit("    raise IndexError('index out of bounds')")
+                condition = f"{size} <= {number if number >= 0 else -number - 1}"
+                raising = "raise IndexError('index out of bounds')"
+                if known:
+                    self.source.check_before_loop(condition, raising)
+                else:
+                    self.source.line(f"if {condition}: {raising}")
             return str(number) if number >= 0 else self.sizes.define(f"{size} - {-number}", size)
         name = self.source.name("i")
         self.source.line(f"{name} = np.int64({self.scalar(index)})")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
@@ -11,7 +14,7 @@ from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 
-from scanlib.backends.numba import products, small_linalg
+from scanlib.backends.numba import lazy, products, small_linalg
 from scanlib.backends.numba.array_joins import ArrayJoins
 from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.source import Source
@@ -101,22 +104,20 @@ class ArrayLinalg(ArrayJoins):
         if b.fixed:
             panels = self._panels(b, dtype, depth, columns)
             spare = self.fresh(dtype, [rows, str(tile)])
-            name = self.source.function(
-                products.fixed_product, f"{products.VERSION} fixed", "fixed_product"
-            )
+            name = self.kernel(products.fixed_product, products.VERSION)
             self.source.line(
-                f"{name}({where}, {self._strided(b)}, {panels}, "
-                f"{start}, {number}, {tail}, {spare.start}, {self.number('0')})"
+                f"{name}(({where}, {self._strided(b)}, {panels}, "
+                f"{start}, {number}, {tail}, {spare.start}, {self.number('0')}))"
             )
             return
         wide = self.sizes.define(f"{columns} + {tile}", columns)
         room = self.sizes.product(depth, wide)
         edge = self.sizes.product(rows, str(tile))
         spare = self.fresh(dtype, [self.sizes.define(f"{room} + {edge}", room, edge)])
-        name = self.source.function(products.product, f"{products.VERSION} product", "product")
+        name = self.kernel(products.product, products.VERSION)
         self.source.line(
-            f"{name}({where}, {self._strided(b)}, {start}, {number}, "
-            f"{tail}, {spare.start}, {self.number('0')})"
+            f"{name}(({where}, {self._strided(b)}, {start}, {number}, "
+            f"{tail}, {spare.start}, {self.number('0')}))"
         )
 
     def number(self, size: str) -> str:
@@ -135,13 +136,14 @@ class ArrayLinalg(ArrayJoins):
         """Return the panels of a matrix that is the same at all steps."""
         key = (b.start, b.strides)
         if key not in self._packed:
-            name = self.source.function(products.panels, f"{products.VERSION} panels", "panels")
+            kind = self.source.globals[dtype]
+            name = self.kernel(products.panels, products.VERSION, (np.dtype(kind).name, 1))
             array, start = self.source.name("w"), self.source.name("p")
             places = self._strided(b)
             depth, columns = self.number(depth), self.number(columns)
-            before = self.source.before_loop
+            before = self.source.after_checks
             rows = f"{depth} if steps > 0 else {self.number('0')}"
-            before(f"{array} = {name}({places}, {rows}, {columns})")
+            before(f"{array} = {name}(({places}, {rows}, {columns}))")
             before(f"{start} = pointer({array})")
             self.memory.arrays.append(array)
             self._packed[key] = start
@@ -149,12 +151,15 @@ class ArrayLinalg(ArrayJoins):
 
     # Factorizations and solves
 
-    def kernel(self, name: str, *arguments: str) -> None:
-        """Write the call of a kernel."""
-        function = self.source.function(
-            getattr(small_linalg, name), f"{small_linalg.VERSION} {name}", name
-        )
-        self.source.line(f"{function}({', '.join(arguments)})")
+    def kernel(self, function: Any, version: str, *results: tuple[str, int]) -> str:
+        """Return the name of a kernel, which is compiled apart from the loops that call it."""
+        call, key = lazy.kernel(function, version, *results)
+        return self.source.function(call, key, function.py_func.__name__)
+
+    def write_call(self, name: str, *arguments: str) -> None:
+        """Write the call of a kernel for small matrices."""
+        function = self.kernel(getattr(small_linalg, name), small_linalg.VERSION)
+        self.source.line(f"{function}(({', '.join(arguments)},))")
 
     def are_real(self, node: Apply) -> bool:
         """Whether all matrices of a node have the same real dtype."""
@@ -172,7 +177,7 @@ class ArrayLinalg(ArrayJoins):
         target = self._contiguous_target(out, [size, size])
         spare = self.fresh(self._dtype(out), [size, size])
         flags = (self.number(size), self.number(str(int(op.lower))))
-        self.kernel("cholesky", self._strided(a), *flags, target.start, spare.start)
+        self.write_call("cholesky", self._strided(a), *flags, target.start, spare.start)
         self.bind_place(out, target)
 
     def write_inverse(self, op: MatrixInverse, node: Apply) -> None:
@@ -180,7 +185,7 @@ class ArrayLinalg(ArrayJoins):
         out = node.outputs[0]
         target = self._contiguous_target(out, [size, size])
         spare = self.fresh(self._dtype(out), [size, size])
-        self.kernel("inverse", self._strided(a), self.number(size), target.start, spare.start)
+        self.write_call("inverse", self._strided(a), self.number(size), target.start, spare.start)
         self.bind_place(out, target)
 
     def write_solve(self, op: Solve | SolveTriangular | CholeskySolve, node: Apply) -> None:
@@ -196,16 +201,16 @@ class ArrayLinalg(ArrayJoins):
         lower = self.number(str(int(op.lower)))
         matrix = f"{self._strided(a)}, {self.number(size)}"
         if isinstance(op, CholeskySolve):
-            self.kernel("cholesky_solve", matrix, lower, right, target.start)
+            self.write_call("cholesky_solve", matrix, lower, right, target.start)
         elif isinstance(op, SolveTriangular):
             unit = self.number(str(int(op.unit_diagonal)))
-            self.kernel("triangular_solve", matrix, lower, unit, right, target.start)
+            self.write_call("triangular_solve", matrix, lower, unit, right, target.start)
         else:
             spare = self.fresh(self._dtype(out), [size, size]).start
             if op.assume_a == "pos":
-                self.kernel("positive_solve", matrix, lower, right, target.start, spare)
+                self.write_call("positive_solve", matrix, lower, right, target.start, spare)
             else:
-                self.kernel("general_solve", matrix, right, target.start, spare)
+                self.write_call("general_solve", matrix, right, target.start, spare)
         self.bind_place(out, target)
 
     def _contiguous_target(self, out: Variable, sizes: list[str]) -> Place:

@@ -27,7 +27,7 @@ from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.pointers import address
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-array-loop-1"
+VERSION = "scanlib-array-loop-2"
 
 
 class ArrayLoopWriter(CarryWriter):
@@ -49,7 +49,7 @@ class ArrayLoopWriter(CarryWriter):
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
         """Return the loop's function and its cache key."""
-        line = self.source.line
+        line, emitter = self.source.line, self.emitter
         self.write_checks()
         self.write_storage()
         self.source.mark_prelude()
@@ -58,6 +58,8 @@ class ArrayLoopWriter(CarryWriter):
         with self.source.block("while i < steps and not stopped:"):
             self.write_step()
             line("i += 1")
+        emitter.memory.allocate()
+        self.source.finish_prelude("steps > 0")
         for i, variable in enumerate(self.inner.carries):
             if is_array(variable) and i not in self.in_place:
                 with self.source.block(f"if q{i}:"):

@@ -8,12 +8,49 @@ as a view; what is not is copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from numba import types
+import numpy as np
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import as_dtype
+from pytensor.link.numba.cache import compile_numba_function_src
+
+from scanlib.backends.numba.lazy import lazily, register
+
+VERSION = "scanlib-contiguous-1"
+MOST_AXES = 8  # copied by code of our own
+
+
+def _copying(ndim: int) -> tuple[Callable[..., Any], str]:
+    """Return a function that copies an array, and its key."""
+    indices = [f"j{axis}" for axis in range(ndim)]
+    lines = ["def copied(array):", "    out = np.empty(array.shape, array.dtype)"]
+    for axis, index in enumerate(indices):
+        lines.append("    " * (axis + 1) + f"for {index} in range(array.shape[{axis}]):")
+    place = ", ".join(indices)
+    lines += ["    " * (ndim + 1) + f"out[{place}] = array[{place}]", "    return out"]
+    key = f"{VERSION} {ndim}"
+    names = {"np": np, "__name__": __name__}
+    return compile_numba_function_src("\n".join(lines), "copied", names, cache_key=key), key
+
+
+_copies = {ndim: _copying(ndim) for ndim in range(1, MOST_AXES + 1)}
+for _function, _key in _copies.values():
+    register(_function, _key, cache=True)  # compiled code from the disk calls them by their keys
+
+
+def _copy_of(array: types.Array) -> Any:
+    """Return a function of compiled code that takes a tuple of one array and returns a copy.
+
+    It is compiled when an array is not contiguous: most are.
+    """
+    if array.ndim not in _copies:
+        return njit(lambda arrays: arrays[0].copy())
+    return lazily(*_copies[array.ndim], [(str(as_dtype(array.dtype)), array.ndim)], cache=True)
 
 
 @intrinsic
@@ -43,11 +80,13 @@ def _contiguous(array):
     if not isinstance(array, types.Array) or array.layout == "C":
         return lambda array: array
 
+    copy = _copy_of(array)
+
     def checked(array):
         expected = array.itemsize
         for axis in range(array.ndim - 1, -1, -1):
             if array.shape[axis] > 1 and array.strides[axis] != expected:
-                return array.copy()
+                return copy((array,))
             expected *= array.shape[axis]
         return assumed_contiguous(array)
 
@@ -108,21 +147,23 @@ def _contiguous_steps(array):
     if array.layout == "C":
         return lambda array: array
 
+    copy = _copy_of(array)
+
     def checked(array):
         expected = array.itemsize
         for axis in range(array.ndim - 1, 0, -1):
             if array.shape[axis] > 1 and array.strides[axis] != expected:
-                return _any_layout(array.copy())
+                return any_layout(copy((array,)))
             expected *= array.shape[axis]
         if array.strides[0] % array.itemsize != 0:
-            return _any_layout(array.copy())
-        return _any_layout(array)
+            return any_layout(copy((array,)))
+        return any_layout(array)
 
     return checked
 
 
 @intrinsic
-def _any_layout(typingctx: Any, array: Any) -> Any:
+def any_layout(typingctx: Any, array: Any) -> Any:
     """Return the same array with the type of one that lies in memory in any way."""
     known = array.copy(layout="A")
 

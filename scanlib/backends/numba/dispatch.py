@@ -12,19 +12,49 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     register_funcify_and_cache_key,
 )
+from pytensor.tensor.random.type import RandomGeneratorType
+from pytensor.tensor.type import DenseTensorType
 
 from scanlib.backends.numba.elemwise import write_elemwise
+from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import write_loop
+from scanlib.backends.numba.source import Source
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
+
+VERSION = "scanlib-apart-1"
 
 
 @register_funcify_and_cache_key(Scan)
 def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled function of a loop for use inside numba mode."""
-    function, key = write_loop(op)
+    function, key = _apart(node, *write_loop(op))
     return numba_njit(function), key
+
+
+def _apart(
+    node: Apply, function: Callable[..., Any], key: str | None
+) -> tuple[Callable[..., Any], str | None]:
+    """Return a function that calls a loop's, which is compiled for itself.
+
+    What PyTensor compiles is optimized again with every function that it becomes part of, three
+    times in all; for the code of a loop, that takes longer than compiling it.
+    """
+    results: list[tuple[str, int] | numba.types.Type] = []
+    for kind in (out.type for out in node.outputs):
+        if isinstance(kind, DenseTensorType):
+            results.append((kind.dtype, kind.ndim))
+        elif isinstance(kind, RandomGeneratorType):
+            results.append(get_numba_type(kind))
+        else:
+            return function, key
+    source = Source()
+    call = lazily(function, key or f"function {id(function)}", results, key is not None)
+    name = source.function(call, None if key is None else f"apart {key}")
+    arguments = [f"x{i}" for i in range(len(node.inputs))]
+    source.line(f"return {name}(({', '.join(arguments)},))")
+    return source.compile("scan_loop", arguments, VERSION)
 
 
 @register_funcify_and_cache_key(ElemwiseScan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numba
@@ -17,8 +18,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.callconv import RETCODE_EXC
+from numba.core.dispatcher import Dispatcher
 from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
+from pytensor.configdefaults import config
+from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 _functions: dict[str, tuple[Callable[..., Any], bool]] = {}
@@ -31,7 +35,9 @@ def address(what: bytes) -> int:
     if what not in _compiled:
         key, signature = pickle.loads(what)
         function, cache = _functions[key]
-        compiled = numba_njit(function, cache=cache)
+        compiled: Any = function
+        if not isinstance(function, Dispatcher):
+            compiled = numba_njit(function, cache=cache and config.numba__cache)
         compiled.compile(signature)
         result = compiled.overloads[signature.args]
         name = result.fndesc.llvm_func_name
@@ -39,8 +45,30 @@ def address(what: bytes) -> int:
     return _compiled[what][1]
 
 
+def register(function: Callable[..., Any], key: str, cache: bool) -> None:
+    """Let compiled code find a function by its key."""
+    _functions[key] = function, cache
+
+
+def kernel(function: Any, version: str, *results: tuple[str, int]) -> tuple[Any, str]:
+    """Return a function, for compiled code, that calls a jitted one, and its key.
+
+    The jitted function is compiled once, with its own options, and not optimized again with the
+    code that calls it. It is kept on disk under its name and version.
+    """
+    identity = f"{version} {function.py_func.__name__}"
+    if config.numba__cache and function.py_func not in CACHED_SRC_FUNCTIONS:
+        CACHED_SRC_FUNCTIONS[function.py_func] = identity
+        function.enable_caching()
+    key = " ".join([identity, *map(str, results)])
+    return lazily(function, key, results or [types.none], cache=True), key
+
+
 def lazily(
-    function: Callable[..., Any], key: str, results: Sequence[tuple[str, int]], cache: bool
+    function: Callable[..., Any],
+    key: str,
+    results: Sequence[tuple[str, int] | types.Type],
+    cache: bool,
 ) -> Any:
     """Return a function, for compiled code, that takes a tuple of another's arguments.
 
@@ -51,14 +79,20 @@ def lazily(
         which calls it.
     key : str
         What identifies it between processes.
-    results : sequence of (str, int)
-        Dtype and number of dimensions of each array that it returns; all are contiguous.
+    results : sequence of (str, int) or numba type
+        Dtype and number of dimensions of each array that it returns, all contiguous; the type of
+        what is no array.
     cache : bool
         Whether numba may keep the compiled function on disk, under its own key.
     """
-    _functions[key] = function, cache
-    arrays = [types.Array(numba.from_dtype(np.dtype(d)), ndim, "C") for d, ndim in results]
-    returned = arrays[0] if len(arrays) == 1 else types.Tuple(arrays)
+    register(function, key, cache)
+    own = [
+        result
+        if isinstance(result, types.Type)
+        else types.Array(numba.from_dtype(np.dtype(result[0])), result[1], "C")
+        for result in results
+    ]
+    returned = own[0] if len(own) == 1 else types.Tuple(own)
 
     @intrinsic
     def call(typingctx: Any, arguments: Any) -> Any:
@@ -93,6 +127,23 @@ def _codegen(key: str) -> Any:
 
 def _ask_for_address(context: Any, builder: Any, what: bytes) -> Any:
     """Write the call of `address`; if it raises, the exception goes to whoever called."""
+    name = f"scanlib_ask_{sha256(what).hexdigest()[:16]}"
+    module = builder.module
+    ask = module.globals.get(name)
+    if ask is None:
+        # Once per module, however many calls there are: this is code that runs once.
+        ask = ir.Function(module, ir.FunctionType(_WORD, []), name)
+        ask.linkage = "internal"
+        ask.attributes.add("noinline")
+        _write_asking(context, ir.IRBuilder(ask.append_basic_block("entry")), what)
+    number = builder.call(ask, [])
+    with cgutils.if_unlikely(builder, builder.icmp_unsigned("==", number, ir.Constant(_WORD, 0))):
+        context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
+    return number
+
+
+def _write_asking(context: Any, builder: Any, what: bytes) -> None:
+    """Write a function that calls `address` and returns zero where that raises."""
     python = context.get_python_api(builder)
     lock = python.gil_ensure()
     name = context.insert_const_string(builder.module, __name__)
@@ -105,8 +156,8 @@ def _ask_for_address(context: Any, builder: Any, what: bytes) -> Any:
         python.decref(item)
     with cgutils.if_unlikely(builder, cgutils.is_null(builder, found)):
         python.gil_release(lock)
-        context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
+        builder.ret(ir.Constant(_WORD, 0))
     number = python.long_as_longlong(found)
     python.decref(found)
     python.gil_release(lock)
-    return number
+    builder.ret(number)

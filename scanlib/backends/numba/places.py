@@ -16,6 +16,12 @@ from dataclasses import dataclass
 
 from scanlib.backends.numba.source import Source
 
+PADDING = 16  # workspaces start at multiples of so many items: none shares a cache line
+
+
+def _sum(name: str, number: int) -> str:
+    return f"{name} + {number}" if name else str(number)
+
 
 @dataclass(eq=False)
 class Workspace:
@@ -124,9 +130,7 @@ class Sizes:
             self._checked.add((size, other))
             if both_static:
                 # A loop without steps compares nothing.
-                raising = static_failure or failure
-                self.source.before_loop(f"if steps > 0 and {size} != {other}:")
-                self.source.before_loop(f"    {raising}")
+                self.source.check_before_loop(f"{size} != {other}", static_failure or failure)
             else:
                 with self.source.block(f"if {size} != {other}:"):
                     self.source.line(failure)
@@ -149,6 +153,7 @@ class Memory:
         self.sizes = sizes
         self.arrays: list[str] = []  # what must live until the loop has ended
         self._free: list[Workspace] = []
+        self._planned: list[tuple[str, str, str, bool]] = []
 
     def take(self, dtype: str, items: str, *, zeros: bool = False) -> Workspace:
         """Return memory for so many items, as they were left or all zero."""
@@ -157,17 +162,17 @@ class Memory:
                 if (workspace.dtype, workspace.items) == (dtype, items):
                     self._free.remove(workspace)
                     return workspace
-        array, start = self.source.name("w"), self.source.name("p")
-        before = self.source.before_loop
+        start = self.source.name("p")
+        if self.sizes.is_static(items) and self.source.has_loop:
+            self._planned.append((start, dtype, items, zeros))
+            return Workspace(start, dtype, items)
+        array, before = self.source.name("w"), self.source.before_loop
         self.arrays.append(array)
-        if self.sizes.is_static(items):
+        if not self.source.has_loop:
+            # What computes sizes is used at once.
             before(f"{array} = np.empty({items}, {dtype})")
             before(f"{start} = pointer({array})")
-            if zeros:
-                index = self.source.name("j")
-                before(f"for {index} in range({items}):")
-                before(f"    store({start}, {index}, {dtype}(0))")
-            return Workspace(start, dtype, items)
+            return Workspace(start, dtype, items, pinned=True)
         before(f"{array} = np.empty(0, {dtype})")
         before(f"{start} = pointer({array})")
         with self.source.block(f"if {array}.size < {items}:"):
@@ -175,6 +180,36 @@ class Memory:
             self.source.line(f"{start} = pointer({array})")
         # Its size changes: it is never used for anything else.
         return Workspace(start, dtype, items, pinned=True)
+
+    def allocate(self) -> None:
+        """Write the allocation of all workspaces of known sizes, as parts of one array per dtype.
+
+        An array more is a reference count more to release wherever the function ends.
+        """
+        line = self.source.after_checks
+        for dtype in dict.fromkeys(planned[1] for planned in self._planned):
+            mine = [planned for planned in self._planned if planned[1] == dtype]
+            array, base = self.source.name("w"), self.source.name("p")
+            offsets, total, known = [], "", 0
+            for _, _, items, _ in mine:
+                offsets.append(_sum(total, known))
+                if items.isdigit():
+                    known += -(-int(items) // PADDING) * PADDING
+                else:
+                    name = self.source.name("o")
+                    padded = f"(({items} + {PADDING - 1}) & -{PADDING})"
+                    line(f"{name} = {f'{total} + ' if total else ''}{padded}")
+                    total = name
+            line(f"{array} = np.empty({_sum(total, known)}, {dtype})")
+            line(f"{base} = pointer({array})")
+            self.arrays.append(array)
+            for (start, _, items, zeros), offset in zip(mine, offsets, strict=True):
+                line(f"{start} = shift({base}, {offset})")
+                if zeros:
+                    index = self.source.name("j")
+                    line(f"for {index} in range({items}):")
+                    line(f"    store({start}, {index}, {dtype}(0))")
+        self._planned.clear()
 
     def give_back(self, workspace: Workspace) -> None:
         """Let later results use a workspace."""

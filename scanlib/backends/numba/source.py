@@ -28,6 +28,8 @@ class Source:
         self.cacheable = True
         self._indent = 1
         self._prelude: tuple[int, int] | None = None
+        self._checks: dict[str, list[str]] = {}
+        self._after_checks: list[str] = []
         self._count = 0
         self._names: dict[Any, str] = {}
         self._reserved: set[str] = set()
@@ -51,6 +53,11 @@ class Source:
         """Remember this place: `before_loop` adds lines here."""
         self._prelude = (len(self.lines), self._indent)
 
+    @property
+    def has_loop(self) -> bool:
+        """Whether `mark_prelude` was called."""
+        return self._prelude is not None
+
     def before_loop(self, text: str) -> None:
         """Add a line at the marked place, or here as long as none is marked."""
         if self._prelude is None:
@@ -59,6 +66,28 @@ class Source:
         position, indent = self._prelude
         self.lines.insert(position, "    " * indent + text)
         self._prelude = (position + 1, indent)
+
+    def check_before_loop(self, condition: str, raising: str) -> None:
+        """Add a statement that raises if a condition holds, at the end of what is before the loop.
+
+        Conditions with the same statement are tested together: every place that raises releases
+        all arrays of the function, and with many arrays that is most of what is compiled.
+        """
+        conditions = self._checks.setdefault(raising, [])
+        if condition not in conditions:
+            conditions.append(condition)
+
+    def after_checks(self, text: str) -> None:
+        """Add a line before the loop, behind the checks."""
+        self._after_checks.append(text)
+
+    def finish_prelude(self, guard: str) -> None:
+        """Write the checks, made where `guard` holds, and what follows them."""
+        for raising, conditions in self._checks.items():
+            self.before_loop(f"if {guard} and ({' or '.join(conditions)}):")
+            self.before_loop(f"    {raising}")
+        for text in self._after_checks:
+            self.before_loop(text)
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:

@@ -1,0 +1,94 @@
+"""What numba mode puts behind loops to compile faster: sums, products step by step, checks."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+import scanlib.backends.numba  # which the first loop loads, and these graphs have none
+from scanlib.ops.errors import SpecifiedShapeError
+from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
+
+RNG = np.random.default_rng(4)
+
+
+def ops_of(function):
+    return [type(node.op) for node in function.maker.fgraph.apply_nodes]
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("dtypes", [("float64", "float64"), ("float32", "float64")])
+def test_sums_over_axes(axes, dtypes, mode):
+    dtype, acc_dtype = dtypes
+    x = pt.tensor("x", dtype=dtype, shape=(None, None, None))
+    f = pytensor.function([x], AxesSum(axes, dtype, acc_dtype)(x), mode=mode)
+    data = RNG.standard_normal((5, 4, 3)).astype(dtype)
+    for value in (data, data[:0], data[::-2], data.transpose(2, 0, 1), data[:, :, ::2]):
+        expected = value.sum(axis=axes, dtype=acc_dtype).astype(dtype)
+        np.testing.assert_allclose(f(value), expected, rtol=1e-6, atol=1e-6)
+        assert f(value).dtype == dtype
+
+
+def test_axes_that_are_not_there():
+    x = pt.dmatrix("x")
+    for axes in ((), (2,), (-1,)):
+        with pytest.raises(ValueError, match="cannot sum an array of 2 axes"):
+            AxesSum(axes, "float64", "float64")(x)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_products_step_by_step(dtype, mode):
+    x = pt.tensor("x", dtype=dtype, shape=(None, None, None))
+    y = pt.tensor("y", dtype=dtype, shape=(None, None, None))
+    f = pytensor.function([x, y], StepProducts()(x, y), mode=mode)
+    small = [(5, 3, 4, 2), (0, 3, 4, 2), (2, 1, 4, 9), (2, 3, 0, 2)]
+    for steps, m, d, n in [*small, (3, 20, 17, 30), (2, 70, 65, 66)]:
+        a = RNG.standard_normal((steps, m, d)).astype(dtype)
+        b = RNG.standard_normal((steps, d, n)).astype(dtype)
+        np.testing.assert_allclose(f(a, b), a @ b, rtol=1e-4, atol=1e-4)
+        turned = np.ascontiguousarray(a.transpose(0, 2, 1)).transpose(0, 2, 1)
+        np.testing.assert_allclose(f(turned, b[::-1]), a @ b[::-1], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="one array has more of them"):
+        f(np.ones((3, 2, 2), dtype), np.ones((2, 2, 2), dtype))
+    with pytest.raises(ValueError, match="the columns of one are not the rows of the other"):
+        f(np.ones((3, 2, 2), dtype), np.ones((3, 3, 2), dtype))
+
+
+def test_sizes_that_are_checked(mode):
+    x = pt.tensor("x", dtype="float64", shape=(None, None))
+    f = pytensor.function([x], SpecifiedSizes((None, 3))(x) + 1, mode=mode)
+    np.testing.assert_array_equal(f(np.zeros((2, 3))), np.ones((2, 3)))
+    with pytest.raises(AssertionError, match="dim 1 of input has shape 4, expected 3"):
+        f(np.zeros((2, 4)))
+    assert issubclass(SpecifiedShapeError, AssertionError)
+
+
+def test_numba_mode_puts_them_behind_loops():
+    x, A = pt.dtensor3("x"), pt.dmatrix("A")
+    h = scanlib.scan(
+        lambda x_t, h_prev, A: pt.tanh(x_t + pt.dot(h_prev, A)),
+        sequences=x,
+        outputs_info=pt.zeros_like(x[0]),
+        non_sequences=A,
+        return_updates=False,
+    )
+    products = pt.matmul(h, x)
+    outputs = [h.sum(axis=(0, 1)), products.sum(), pt.specify_shape(h, (None, 3, 3)).mean()]
+    f = pytensor.function([x, A], outputs, mode="NUMBA")
+    assert {AxesSum, StepProducts, SpecifiedSizes} <= set(ops_of(f))
+    data, matrix = 0.3 * RNG.standard_normal((6, 3, 3)), RNG.standard_normal((3, 3))
+    rows, state = [], np.zeros((3, 3))
+    for row in data:
+        state = np.tanh(row + state @ matrix)
+        rows.append(state)
+    trace = np.array(rows)
+    expected = [trace.sum(axis=(0, 1)), (trace @ data).sum(), trace.mean()]
+    for value, wanted in zip(f(data, matrix), expected, strict=True):
+        np.testing.assert_allclose(value, wanted)
+
+
+def test_graphs_without_loops_stay_as_they_are():
+    x = pt.dtensor3("x")
+    f = pytensor.function([x], pt.matmul(pt.exp(x), x).sum(axis=0), mode="NUMBA")
+    assert not {AxesSum, StepProducts} & set(ops_of(f))
