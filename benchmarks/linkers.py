@@ -72,6 +72,7 @@ def in_jax(dtype: str, values: Sequence[np.ndarray]) -> Calls:
     def call(function: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: jax.block_until_ready(function(*given))
 
+    functions: dict[str, Callable[..., Any]]
     functions = {OWN: own, "lax.scan": sequential, "lax.associative_scan": parallel}
     return {name: call(function) for name, function in functions.items()}
 
