@@ -144,7 +144,7 @@ static void scanlib_result(PyArrayObject *array, void *pointer, size_t item) {
 
 /* XLA asks first which version of its interface this code was compiled for. */
 static int scanlib_is_question(XLA_FFI_CallFrame *frame) {
-  XLA_FFI_Extension_Base *extension = frame->extension_start;
+  auto *extension = frame->extension_start; /* its type has had several names */
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
