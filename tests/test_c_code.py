@@ -55,6 +55,22 @@ class TestThreads:
                 for one, other in zip(first, second, strict=True):
                     assert one.tobytes() == other.tobytes()
 
+    def test_flags_without_exceptions(self, two_threads):
+        """PyMC sets such flags for all of PyTensor's code, and scanlib's catches exceptions."""
+        flags = "-fno-exceptions -fno-unwind-tables -fno-asynchronous-unwind-tables"
+        a, b, start = pt.dtensor3("a"), pt.dmatrix("b"), pt.dvector("start")
+        h = scanlib.linear_scan(a, b, start, matrix=True)
+        inputs, outputs = self.build()
+        with pytensor.config.change_flags(gcc__cxxflags=flags):
+            call = compiled([*inputs, a, b, start], [outputs[0], h])
+        values = uniform(4, 2, 3), uniform(2, 3), uniform(3)
+        matrices = uniform(4, 2, 2), uniform(4, 2), uniform(2)
+        state, expected = matrices[2], []
+        for matrix, offset in zip(*matrices[:2], strict=True):
+            expected.append(state := matrix @ state + offset)
+        alone = compiled(inputs, outputs[:1])(*values)
+        assert_same(call(*values, *matrices), [*alone, np.array(expected)], rtol=1e-12)
+
     def test_one_piece(self, two_threads):
         """Two axes that are one in memory are cut as one."""
         x, start = pt.dtensor3("x"), pt.dmatrix("start")

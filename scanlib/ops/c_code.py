@@ -20,6 +20,15 @@ from pytensor.link.c.op import COp
 # Stands for the name that PyTensor gives to a node.
 NODE_NAME = "SCANLIB_NODE"
 
+# Flags that a program may have set for all of PyTensor's code. Infinities and NaN count here, and a
+# lack of memory is an exception that the code catches; PyMC turns exceptions off.
+UNWANTED_FLAGS = (
+    "-ffast-math",
+    "-fno-exceptions",
+    "-fno-unwind-tables",
+    "-fno-asynchronous-unwind-tables",
+)
+
 
 class NoCCodeError(NotImplementedError):
     """An operation in the body of a loop has no C code."""
@@ -146,7 +155,7 @@ class PrintedOp(COp):
         return own + self._of_scalar_ops("c_compile_args", kwargs)
 
     def c_no_compile_args(self, **kwargs: Any) -> list[str]:
-        return ["-ffast-math", *self._of_scalar_ops("c_no_compile_args", kwargs)]
+        return [*UNWANTED_FLAGS, *self._of_scalar_ops("c_no_compile_args", kwargs)]
 
     def _of_scalar_ops(self, method: str, kwargs: dict[str, Any]) -> list[str]:
         code = self.printed()
@@ -200,4 +209,4 @@ class PrintedNodeOp(COp):
         return ["-fno-fast-math", "-ffp-contract=fast"]
 
     def c_no_compile_args(self, **kwargs: Any) -> list[str]:
-        return ["-ffast-math"]
+        return list(UNWANTED_FLAGS)

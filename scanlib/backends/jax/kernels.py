@@ -31,7 +31,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.backends.c.linear_scan import print_linear
 from scanlib.backends.c.printer import print_loop
 from scanlib.backends.jax.shim import SHIM, handler
-from scanlib.ops.c_code import NODE_NAME, CCode, NoCCodeError
+from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 
@@ -118,9 +118,8 @@ def _headers(code: CCode) -> list[str]:
 
 def compile_arguments(code: CCode) -> list[str]:
     """Return the flags to compile a loop with: PyTensor's own, and those of its operations."""
-    unwanted = {"-ffast-math"}
     own = [flag for op in code.scalar_ops for flag in op.c_compile_args()]
-    flags = [flag for flag in GCC_compiler.compile_args() if flag not in unwanted]
+    flags = [flag for flag in GCC_compiler.compile_args() if flag not in UNWANTED_FLAGS]
     flags = [flag for flag in flags if not flag.startswith(("-I", "-L", "-D NPY", "-DNPY"))]
     return [
         *flags,
