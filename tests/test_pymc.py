@@ -7,7 +7,10 @@ import pytest
 import scanlib
 from scanlib.rewrites.adopt import adoption_record
 
+# PyMC changes the flags of all C code; other tests' code would be compiled once more for it.
+flags = pytensor.config.gcc__cxxflags
 pm = pytest.importorskip("pymc")
+pytensor.config.gcc__cxxflags = flags
 
 from benchmarks import pymc_models as models  # noqa: E402
 
