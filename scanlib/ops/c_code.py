@@ -80,7 +80,27 @@ def register_node_printer(printer: NodePrinter) -> NodePrinter:
     return printer
 
 
-class PrintedOp(COp):
+class _Printed(COp):
+    """An Op whose C code is written by a registered printer, as one function per node."""
+
+    def code_of(self, node: Apply) -> CCode:
+        """Return the C code of a node; `NoCCodeError` if it has none, or is not wanted."""
+        raise NotImplementedError
+
+    def make_c_thunk(self, node: Apply, *arguments: Any, **options: Any) -> Any:
+        # A module of an earlier compilation would be found without asking for the code.
+        self.code_of(node)
+        return super().make_c_thunk(node, *arguments, **options)
+
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
+    ) -> str:
+        self.code_of(node)
+        arguments = ", ".join([*inputs, *(f"&{out}" for out in outputs)])
+        return f"if ({name}_call({arguments})) {{ {sub['fail']} }}"
+
+
+class PrintedOp(_Printed):
     """An Op whose C code a registered printer writes."""
 
     _printed: dict[Hashable, CCode | NoCCodeError]
@@ -113,17 +133,8 @@ class PrintedOp(COp):
         except NoCCodeError:
             return None
 
-    def make_c_thunk(self, *arguments: Any, **options: Any) -> Any:
-        # A module of an earlier compilation would be found without asking for the code.
-        self.print_code()
-        return super().make_c_thunk(*arguments, **options)
-
-    def c_code(
-        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
-    ) -> str:
-        self.print_code()
-        arguments = ", ".join([*inputs, *(f"&{out}" for out in outputs)])
-        return f"if ({name}_call({arguments})) {{ {sub['fail']} }}"
+    def code_of(self, node: Apply) -> CCode:
+        return self.print_code()
 
     def c_code_cache_version(self) -> tuple[Hashable, ...]:
         code = self.printed()
@@ -165,7 +176,7 @@ class PrintedOp(COp):
         return list(dict.fromkeys(found))
 
 
-class PrintedNodeOp(COp):
+class PrintedNodeOp(_Printed):
     """An Op with one output, the C code of whose nodes a registered printer writes."""
 
     def print_code(self, node: Apply) -> CCode:
@@ -180,16 +191,8 @@ class PrintedNodeOp(COp):
             raise NoCCodeError(f"{self} runs through perform")
         return _node_printers[0](self, node)
 
-    def make_c_thunk(self, node: Apply, *arguments: Any, **options: Any) -> Any:
-        # A module of an earlier compilation would be found without asking for the code.
-        self.print_code(node)
-        return super().make_c_thunk(node, *arguments, **options)
-
-    def c_code(
-        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
-    ) -> str:
-        self.print_code(node)
-        return f"if ({name}_call({', '.join(inputs)}, &{outputs[0]})) {{ {sub['fail']} }}"
+    def code_of(self, node: Apply) -> CCode:
+        return self.print_code(node)
 
     def c_code_cache_version_apply(self, node: Apply) -> tuple[Hashable, ...]:
         try:
