@@ -170,7 +170,7 @@ class Memory:
         self.arrays.append(array)
         if not self.source.has_loop:
             # What computes sizes is used at once.
-            before(f"{array} = np.empty({items}, {dtype})")
+            before(f"{array} = np.{'zeros' if zeros else 'empty'}({items}, {dtype})")
             before(f"{start} = pointer({array})")
             return Workspace(start, dtype, items, pinned=True)
         before(f"{array} = np.empty(0, {dtype})")
