@@ -21,7 +21,9 @@ that crosses the border between a loop and a batch is written once and read once
 1. **A product pays for its rows.** It takes as many multiplications per item of its result as its
    matrix has rows, so both passes over the result cost less than what a large product saves over
    `T` small ones. It leaves the loop, before it if it reads no state, after it if no state reads
-   it, with the light work it needs. A product over an axis of one item is light work.
+   it, with the light work it needs. A product over an axis of one item is light work. Before a
+   loop that holds for vectors alone: where a step multiplies many rows at once, as for a batch of
+   series, it reads its matrix once for all of them, and small rows make large results.
 2. **Light work stays if there is a loop.** It costs no pass over memory there. It leaves with a
    product it feeds; and if there is nothing else left, the loop disappears.
 3. **A batch after the loop reads what is there.** Rows of sequences and of stored states cost
@@ -195,6 +197,14 @@ def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
 def _fixed_sizes(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     arrays = 0 if isinstance(node.op, Eye) else 1
     return not any(varies(inp) for inp in node.inputs[arrays:])
+
+
+def multiplies_a_vector(node: Apply, varies: Callable[[Variable], bool]) -> bool:
+    """Whether a product reads its whole matrix for one row; solves count as such."""
+    if not isinstance(core(node), Dot):
+        return True
+    left, right = node.inputs
+    return left.type.shape[-2] == 1 if varies(left) else right.type.shape[-1] == 1
 
 
 def is_view(node: Apply) -> bool:

@@ -35,6 +35,7 @@ from scanlib.rewrites.split_cost import (
     is_sum_of_products,
     is_view,
     kind,
+    multiplies_a_vector,
 )
 
 
@@ -260,7 +261,13 @@ class SplitParts:
         """Choose early values: products, and light work among several of them or on the way."""
         roots = self.remaining_roots()
         nodes = list(toposort(roots))
-        products = [n for n in nodes if self.kinds[n] == PRODUCT and self._leaves(n)]
+        products = [
+            n
+            for n in nodes
+            if self.kinds[n] == PRODUCT
+            and self._leaves(n)
+            and multiplies_a_vector(n, self.varying.__contains__)
+        ]
         if not products:
             return
         derived = depends_on(roots, [n.outputs[0] for n in products])
