@@ -99,11 +99,16 @@ def values_of(names, seed=0):
     return {name: 0.5 * rng.normal(size=SHAPES[name]) for name in names}
 
 
-def build(case: Case) -> tuple[dict[str, Variable], list[Variable]]:
-    """The loop's inputs and traces."""
+def build(case: Case, known: bool = False) -> tuple[dict[str, Variable], list[Variable]]:
+    """The loop's inputs and traces; the inputs' sizes are known before a call, or not."""
     names = [*case.sequences, case.initial, *case.others]
     inputs = {
-        name: pt.tensor(name, dtype="float64", shape=(None,) * len(SHAPES[name])) for name in names
+        name: pt.tensor(
+            name,
+            dtype="float64",
+            shape=SHAPES[name] if known else (None,) * len(SHAPES[name]),
+        )
+        for name in names
     }
     info: Any = inputs[case.initial]
     if case.outputs > 1:
@@ -176,7 +181,8 @@ def test_gradients_are_recurrences_too(name, last):
     gradient = pytensor.grad(cost, list(inputs.values()))
     lowered = compiled(inputs.values(), [cost, *gradient])
     plain = compiled(inputs.values(), [cost, *gradient], lowered=False)
-    assert kinds(lowered) == [0, 2]
+    # What Viterbi's gradient multiplies with is made from `A` and the states: a matrix a step.
+    assert kinds(lowered) == ([1, 1] if name == "Viterbi" else [0, 2])
     assert kinds(plain)[1] == 0
     lengths = (T, 1) if last else (T, 1, 0)
     for steps in lengths:
@@ -185,6 +191,22 @@ def test_gradients_are_recurrences_too(name, last):
         for one, two in zip(lowered(*values.values()), plain(*values.values()), strict=True):
             assert one.shape == two.shape
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
+
+
+NETWORK = Case(lambda p, x, h, A, W: p.tanh(A @ h + W @ x), ("x",), "h0", ("A", "W"))
+
+
+@pytest.mark.parametrize("name", ["Viterbi", "network"])
+def test_matrices_of_all_steps_are_made_if_they_are_small(name):
+    case, results = CASES.get(name, NETWORK), []
+    for known in (True, False):
+        inputs, (trace,) = build(case, known)
+        gradient = pytensor.grad(pt.sin(trace).sum(), list(inputs.values()))
+        function = compiled(inputs.values(), gradient)
+        assert kinds(function)[1] == (name == "Viterbi") + known
+        results.append(function(*values_of(inputs).values()))
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["fixed", "per step", "rows", "hidden Markov model"])

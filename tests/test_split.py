@@ -422,34 +422,35 @@ class TestUntil:
         )
 
 
-def network(kind: str):
+def network(kind: str, batch: bool = True):
     """Return the inputs, states and weights of a recurrent network, in float64."""
-    x, h0 = pt.dtensor3("x"), pt.dmatrix("h0")
+    x, h0 = (pt.dtensor3("x"), pt.dmatrix("h0")) if batch else (pt.dmatrix("x"), pt.dvector("h0"))
 
     def rnn(x, h, W, U):
         return pt.tanh(x @ W + h @ U)
 
     def gru(x, h, W, U, V):
-        n = h.shape[1]
+        n = h.shape[-1]
         a = x @ W
-        gates = pt.sigmoid(a[:, : 2 * n] + h @ U)
-        new = pt.tanh(a[:, 2 * n :] + (gates[:, :n] * h) @ V)
-        return (1 - gates[:, n:]) * h + gates[:, n:] * new
+        gates = pt.sigmoid(a[..., : 2 * n] + h @ U)
+        new = pt.tanh(a[..., 2 * n :] + (gates[..., :n] * h) @ V)
+        return (1 - gates[..., n:]) * h + gates[..., n:] * new
 
     def lstm(x, h, c, W, U):
-        n = h.shape[1]
+        n = h.shape[-1]
         a = x @ W + h @ U
-        i, f, o = (pt.sigmoid(a[:, k * n : (k + 1) * n]) for k in range(3))
-        c = f * c + i * pt.tanh(a[:, 3 * n :])
+        i, f, o = (pt.sigmoid(a[..., k * n : (k + 1) * n]) for k in range(3))
+        c = f * c + i * pt.tanh(a[..., 3 * n :])
         return [o * pt.tanh(c), c]
 
     step, columns = {"rnn": (rnn, (1, 1)), "gru": (gru, (3, 2, 1)), "lstm": (lstm, (4, 4))}[kind]
     weights = [pt.dmatrix(name) for name in ("W", "U", "V")[: len(columns)]]
     initial = [h0, pt.zeros_like(h0)] if kind == "lstm" else [h0]
-    traces = scanlib.scan(step, x, initial, weights, return_updates=False)
+    traces = scanlib.scan(step, x, initial, weights, name=kind, return_updates=False)
     states = traces[0] if kind == "lstm" else traces
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal((T, 2, K)), rng.standard_normal((2, N))]
+    rows = (2,) if batch else ()
+    values = [rng.standard_normal((T, *rows, K)), rng.standard_normal((*rows, N))]
     values += [
         0.5 * rng.standard_normal((K if k == 0 else N, c * N)) for k, c in enumerate(columns)
     ]
@@ -457,16 +458,21 @@ def network(kind: str):
 
 
 class TestNetworks:
-    @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
-    def test_weight_gradients_are_single_products(self, kind):
-        inputs, states, weights, _ = network(kind)
+    @pytest.mark.parametrize(
+        "kind, batch", [("rnn", True), ("gru", True), ("lstm", True), ("lstm", False)]
+    )
+    def test_weight_gradients_are_single_products(self, kind, batch):
+        inputs, states, weights, _ = network(kind, batch)
         gradients = pytensor.grad(pt.sum(states**2), weights)
         function = pytensor.function(inputs, gradients, mode=unfused("c"))
         forward, backward = loops_of(function)
-        # x W before the loop, and one product for each weight.
-        assert count(function, Dot) == 1 + len(weights)
+        # One product for each weight, and of one series x W before the loop.
+        assert count(function, Dot) == len(weights) + (not batch)
+        products = [n for n in forward.op.body.toposort() if isinstance(n.op, Dot)]
+        assert len(products) == len(weights) - (not batch)
         for output in function.maker.fgraph.outputs:
-            assert isinstance(output.owner.op, Dot)
+            product = output if isinstance(output.owner.op, Dot) else output.owner.inputs[0]
+            assert isinstance(product.owner.op, Dot)
         # The backward loop multiplies with the transposed weights alone, and sums nothing.
         products = [n for n in backward.op.body.toposort() if isinstance(n.op, Dot)]
         assert len(products) == len(weights) - 1
@@ -484,8 +490,9 @@ class TestNetworks:
 
     @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
     @pytest.mark.parametrize("steps", [T, 1, 0])
-    def test_gradients(self, kind, steps):
-        inputs, states, _, values = network(kind)
+    @pytest.mark.parametrize("batch", [True, False])
+    def test_gradients(self, kind, steps, batch):
+        inputs, states, _, values = network(kind, batch)
         values[0] = values[0][:steps]
         outputs = [pt.sum(states**2), *pytensor.grad(pt.sum(states**2), inputs)]
         with pytensor.config.change_flags(scanlib__split=False):
@@ -611,7 +618,7 @@ class TestFlags:
         ],
     )
     def test_networks(self, flag, scans, products):
-        inputs, states, weights, values = network("rnn")
+        inputs, states, weights, values = network("lstm", batch=False)
         outputs = pytensor.grad(pt.sum(states**2), weights)
         expected = pytensor.function(inputs, outputs, mode=unfused("c"))(*values)
         with pytensor.config.change_flags(**{flag: False}):
@@ -638,7 +645,8 @@ class TestFlags:
 
 
 class TestBatches:
-    def test_a_batch_of_loops_is_split_as_one_loop_is(self):
+    def test_a_batch_of_loops_reads_its_matrix_once_for_all_rows(self):
+        """One series multiplies before the loop; a step of many series reads `V` once already."""
         x, h, U, V = pt.dmatrix("x"), pt.dvector("h"), pt.dmatrix("U"), pt.dmatrix("V")
         trace = scanlib.scan(
             lambda x, h, U, V: pt.tanh(x @ V + h @ U), x, h, [U, V], return_updates=False
@@ -648,7 +656,10 @@ class TestBatches:
         function = pytensor.function([xs, hs, U, V], batch, mode=unfused("c"))
         (loop,) = loops_of(function)
         inner = [n for n in loop.op.body.toposort() if isinstance(core(n), Dot)]
-        assert len(inner) == 1
+        assert len(inner) == 2
+        single = pytensor.function([x, h, U, V], trace, mode=unfused("c"))
+        (loop,) = loops_of(single)
+        assert sum(isinstance(core(n), Dot) for n in loop.op.body.toposort()) == 1
         rng = np.random.default_rng(0)
         values = [0.5 * rng.standard_normal(s) for s in ((4, T, N), (4, N), (N, N), (N, N))]
         a, b, u, v = values
@@ -693,22 +704,14 @@ class TestWhatStays:
 
 class TestExplain:
     def test_it_says_what_left_a_loop(self):
-        x, V, U = pt.dtensor3("x"), pt.dmatrix("V"), pt.dmatrix("U")
-        h = scanlib.scan(
-            lambda x, h, V, U: pt.tanh(x @ V + h @ U),
-            x,
-            pt.zeros((4, N)),
-            [V, U],
-            name="rnn",
-            return_updates=False,
-        )
-        gradient = pytensor.grad(h.sum(), [V, U])
-        said = scanlib.explain(pytensor.function([x, V, U], gradient, mode=MODES["c"]))
-        assert ("rnn", "1 value computed for all steps before the loop") in said.splits
-        (backward,) = (what for name, what in said.splits if name == "rnn_gradient")
+        inputs, states, weights, _ = network("lstm", batch=False)
+        gradient = pytensor.grad(states.sum(), weights)
+        said = scanlib.explain(pytensor.function(inputs, gradient, mode=MODES["c"]))
+        assert ("lstm", "1 value computed for all steps before the loop") in said.splits
+        (backward,) = (what for name, what in said.splits if name == "lstm_gradient")
         assert "2 sums taken over all steps at once" in backward
-        assert "rnn was taken apart: 1 value" in str(said)
-        assert "rnn was taken apart: 1 value" in said._repr_html_()
+        assert "lstm was taken apart: 1 value" in str(said)
+        assert "lstm was taken apart: 1 value" in said._repr_html_()
         data = [{"loop": name, "what": what} for name, what in said.splits]
         assert said.to_dict()["splits"] == data
 
