@@ -4,8 +4,8 @@ A lowered recurrence reads a matrix for each step. Where the loop itself multipl
 matrix and with a row, as the adjoint of ``h_t = tanh(x_t + U h_{t-1})`` does with ``U`` and
 ``1 - h_t²``, the matrices ``diag(1 - h_t²) U`` of all steps would have to be made: `d` times as
 many numbers as the loop moves, and as many more for each item of a batch. Where `d` is
-not known it may be large: for up to 8 numbers the loop is at most 2.5 times slower, but matrices for
-32 numbers take twice the loop's time, for 128 ten times, and `d` times the memory.
+not known it may be large: for 2 to 8 numbers the loop is 1.2 to 2.5 times slower, but
+matrices for 32 numbers take twice the loop's time, for 128 ten times, and `d` times the memory.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
 from scanlib.rewrites.peel_nodes import batched, elementwise_region
-from scanlib.rewrites.split_cost import is_function
+from scanlib.rewrites.split_cost import is_function, outer_factors
 
 # Operations that a batch computes in one pass over memory, as the steps did.
 _CHEAP: tuple[type, ...] = (
@@ -299,14 +299,18 @@ class OverTime:
         if constant and len(varying) == 1:
             factors = [self.value(inp)[0] for inp in constant]
             return pt.mul(self.total(varying[0]), *factors)
-        if len(node.inputs) == 2 and node.outputs[0].type.ndim == 2:
-            left, right = node.inputs
-            shapes = (left.type.broadcastable, right.type.broadcastable)
-            if shapes == ((False, True), (True, False)):
-                return pt.dot(self.rows(left)[:, :, 0].T, self.rows(right)[:, 0, :])
-            if shapes == ((True, False), (False, True)):
-                return pt.dot(self.rows(right)[:, :, 0].T, self.rows(left)[:, 0, :])
-        return None
+        outer = outer_factors(node)
+        if outer is None:
+            return None
+        columns, rows = (self._multiplied(factors) for factors in outer)
+        return pt.dot(columns[:, :, 0].T, rows[:, 0, :])
+
+    def _multiplied(self, factors: list[Variable]) -> Variable:
+        """Return the product, item by item, of the values of all steps of columns or of rows."""
+        values = [self.value(factor) for factor in factors]
+        if not any(has_time for _, has_time in values):
+            values[0] = (self.rows(factors[0]), True)
+        return pt.mul(*(value for value, _ in values)) if len(values) > 1 else values[0][0]
 
     def _varies_or_known(self, variable: Variable) -> bool:
         return variable in self.varying or self._varies(variable)

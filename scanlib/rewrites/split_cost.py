@@ -226,11 +226,20 @@ def is_function(node: Apply) -> bool:
 
 def is_sum_of_products(node: Apply) -> bool:
     """Whether the sum over time of a node's result is one matrix product."""
-    if isinstance(core(node), Dot):
-        return True
+    return isinstance(core(node), Dot) or outer_factors(node) is not None
+
+
+def outer_factors(node: Apply) -> tuple[list[Variable], list[Variable]] | None:
+    """Return the columns and the rows whose outer product a node computes, None if it does not."""
     if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
-        return False
-    if len(node.inputs) != 2 or node.outputs[0].type.ndim != 2:
-        return False
-    left, right = (inp.type.broadcastable for inp in node.inputs)
-    return {left, right} == {(True, False), (False, True)}
+        return None
+    columns, rows = [], []
+    for inp in node.inputs:
+        if inp.type.broadcastable in ((False, True), (True, True)):
+            columns.append(inp)
+        elif inp.type.broadcastable == (True, False):
+            rows.append(inp)
+        else:
+            return None
+    spread = any(not column.type.broadcastable[0] for column in columns)
+    return (columns, rows) if spread and rows else None
