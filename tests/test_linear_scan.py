@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
 
+import scanlib
 from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
 from scanlib.ops.linear_scan import LinearScan
 from tests.checks import assert_derivatives, evaluate
@@ -154,6 +155,11 @@ KERNELS = {
     "columns": (LinearScan("real", "steps", vector=False), {"batch": (2,)}),
     "rows, last": (LinearScan("real", "fixed", "right", vector=False, untraced=True), {}),
     "rows, complex": (LinearScan("real", "steps", "right", vector=False), {"dtype": "complex128"}),
+    "steps, complex": (LinearScan("real", "steps", reverse=True), {"dtype": "complex128"}),
+    "batch, complex": (
+        LinearScan("real", "fixed", untraced=True),
+        {"batch": (2,), "dtype": "complex64", "tolerance": 1e-4},
+    ),
     "log": (LinearScan("log", "fixed", "right"), {"batch": (2,), "shared": True}),
     "log, float32": (LinearScan("log", "fixed"), {"dtype": "float32", "tolerance": 1e-4}),
     "log, steps": (LinearScan("log", "steps", reverse=True, has_offset=False), {}),
@@ -161,6 +167,15 @@ KERNELS = {
     "max": (LinearScan("max", "fixed", "right"), {"batch": (2,)}),
     "min": (LinearScan("min", "steps", reverse=True), {}),
 }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_the_c_linker_has_code_of_its_own(dtype):
+    op = LinearScan("real", "steps")
+    inputs = [pt.tensor(dtype=dtype, shape=(None,) * ndim) for ndim in (3, 2, 2)]
+    function = pytensor.function(inputs, op(*inputs), mode=MODES["c"])
+    (loop,) = scanlib.explain(function).loops
+    assert loop.runs == "as C code of its own"
 
 
 @pytest.mark.slow

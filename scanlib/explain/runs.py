@@ -68,8 +68,8 @@ class Setting:
 
     def has_c_code(self, node: Apply) -> bool:
         """Whether the C linker runs code that scanlib writes for the loop."""
-        printed = getattr(node.op, "printed", None)
-        return self.linker == "C" and printed is not None and printed() is not None
+        has_code = getattr(node.op, "has_code", None)
+        return self.linker == "C" and has_code is not None and has_code(node)
 
     def other_schedule(self) -> str:
         """Return the schedule of loops that the numba backend does not write."""

@@ -87,6 +87,14 @@ class _Printed(COp):
         """Return the C code of a node; `NoCCodeError` if it has none, or is not wanted."""
         raise NotImplementedError
 
+    def has_code(self, node: Apply) -> bool:
+        """Whether a node has C code of its own, under the flags as they are."""
+        try:
+            self.code_of(node)
+        except NoCCodeError:
+            return False
+        return True
+
     def make_c_thunk(self, node: Apply, *arguments: Any, **options: Any) -> Any:
         # A module of an earlier compilation would be found without asking for the code.
         self.code_of(node)

@@ -9,9 +9,27 @@ LINEAR_KERNELS = r"""
 #ifndef SCANLIB_LINEAR
 #define SCANLIB_LINEAR
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 enum { SCANLIB_REAL, SCANLIB_LOG, SCANLIB_MAX, SCANLIB_MIN };
+template <int SEMIRING> struct scanlib_semiring {};
+
+/* Complex numbers as NumPy multiplies them: without the tests for infinities of std::complex. */
+template <class R> struct scanlib_complex {
+  R re, im;
+  scanlib_complex() {}
+  scanlib_complex(R real) : re(real), im(0) {}
+  scanlib_complex(R real, R imaginary) : re(real), im(imaginary) {}
+  scanlib_complex operator+(const scanlib_complex &b) const {
+    return scanlib_complex(re + b.re, im + b.im);
+  }
+  scanlib_complex operator*(const scanlib_complex &b) const {
+    return scanlib_complex(re * b.re - im * b.im, re * b.im + im * b.re);
+  }
+  scanlib_complex &operator+=(const scanlib_complex &b) { return *this = *this + b; }
+  bool operator!=(const scanlib_complex &b) const { return re != b.re || im != b.im; }
+};
 
 /* out = add + sum of factors[j] times row j; add may be missing. */
 template <class T>
@@ -141,28 +159,28 @@ struct scanlib_linear {
   /* The columns of fixed matrices, or of the exponentials of matrices, as rows. */
   void lay_out() {
     const npy_intp count = SHARED ? 1 : batches;
+    const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d;
     columns.resize(count * d * d);
     if (SEMIRING == SCANLIB_LOG) {
       largest.resize(count * d);
       weights.resize(d);
     }
-    for (npy_intp k = 0; k < count; k++) {
-      const T *a = matrix_at(0, k);
-      const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d;
-      for (npy_intp i = 0; i < d; i++) {
-        T top = 0;
-        if (SEMIRING == SCANLIB_LOG) {
-          const T zero = 0;
-          top = scanlib_terms<T, SCANLIB_MAX>(a + i * row, column, &zero, 0, d);
-          if (!std::isfinite(top)) top = 0;
-          largest[k * d + i] = top;
-        }
-        for (npy_intp j = 0; j < d; j++) {
-          const T item = a[i * row + j * column];
-          columns[(k * d + j) * d + i] = SEMIRING == SCANLIB_LOG ? std::exp(item - top) : item;
-        }
-      }
-    }
+    for (npy_intp k = 0; k < count; k++)
+      for (npy_intp i = 0; i < d; i++)
+        lay_out_row(scanlib_semiring<SEMIRING>(), matrix_at(0, k) + i * row, column, k, i);
+  }
+  template <int OTHER>
+  void lay_out_row(scanlib_semiring<OTHER>, const T *a, npy_intp column, npy_intp k, npy_intp i) {
+    const T zero = 0;
+    T top = scanlib_terms<T, SCANLIB_MAX>(a, column, &zero, 0, d);
+    if (!std::isfinite(top)) top = 0;
+    largest[k * d + i] = top;
+    for (npy_intp j = 0; j < d; j++)
+      columns[(k * d + j) * d + i] = std::exp(a[j * column] - top);
+  }
+  void lay_out_row(scanlib_semiring<SCANLIB_REAL>, const T *a, npy_intp column, npy_intp k,
+                   npy_intp i) {
+    for (npy_intp j = 0; j < d; j++) columns[(k * d + j) * d + i] = a[j * column];
   }
   void real_step(T *after, const T *before, const T *add, npy_intp t, npy_intp k) {
     const T *a = matrix_at(t, k);
@@ -242,32 +260,8 @@ struct scanlib_linear {
     if (!cells || !batches || !steps) return;
     if (laid_out) lay_out();
     if (right) half.resize(m);
-    if (laid_out && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1) {
-      T *row = history + (REVERSE ? steps * d : 0);
-      const T *add = OFFSET && REVERSE ? offset + (steps - 1) * d : offset;
-      const npy_intp step = REVERSE ? -d : d;
-      auto again = [&](npy_intp done, npy_intp count) {
-        for (npy_intp n = done; mask && n < done + count; n++) {
-          const npy_intp t = REVERSE ? steps - 1 - n : n, old = REVERSE ? t + 1 : t;
-          masked_step(history + (REVERSE ? t : t + 1) * d, history + old * d,
-                      OFFSET ? offset + t * d : NULL, t, 0);
-        }
-      };
-      switch (d) {
-#define SCANLIB_CASE(SIZE, AHEAD)                                                             \
-  case SIZE:                                                                                  \
-    return scanlib_small<T, SIZE, AHEAD, OFFSET>::all(row, step, columns.data(), add, step, steps, \
-                                                      again);
-        SCANLIB_CASE(2, 4)
-        SCANLIB_CASE(3, 4)
-        SCANLIB_CASE(4, 4)
-        SCANLIB_CASE(5, 2)
-        SCANLIB_CASE(6, 2)
-        SCANLIB_CASE(7, 2)
-        SCANLIB_CASE(8, 2)
-#undef SCANLIB_CASE
-      }
-    }
+    const bool small = laid_out && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1;
+    if (small && run_small(std::is_floating_point<T>())) return;
     for (npy_intp n = 0; n < steps; n++) {
       const npy_intp t = REVERSE ? steps - 1 - n : n;
       const npy_intp before = UNTRACED ? n % 2 : REVERSE ? t + 1 : t;
@@ -276,14 +270,51 @@ struct scanlib_linear {
         T *to = history + (after * batches + k) * cells;
         const T *from = history + (before * batches + k) * cells;
         const T *add = OFFSET ? offset + (t * batches + k) * cells : NULL;
-        if (SEMIRING == SCANLIB_REAL)
-          checked_step(to, from, add, t, k);
-        else if (laid_out)
-          log_step(to, from, add, t, k);
-        else
-          terms_step(to, from, add, t, k);
+        step(scanlib_semiring<SEMIRING>(), laid_out, to, from, add, t, k);
       }
     }
+  }
+  void step(scanlib_semiring<SCANLIB_REAL>, bool, T *to, const T *from, const T *add, npy_intp t,
+            npy_intp k) {
+    checked_step(to, from, add, t, k);
+  }
+  template <int OTHER>
+  void step(scanlib_semiring<OTHER>, bool laid_out, T *to, const T *from, const T *add,
+            npy_intp t, npy_intp k) {
+    if (laid_out)
+      log_step(to, from, add, t, k);
+    else
+      terms_step(to, from, add, t, k);
+  }
+  /* Takes all steps if the matrix is small (vectors hold no complex numbers); returns whether. */
+  bool run_small(std::false_type) { return false; }
+  bool run_small(std::true_type) {
+    T *row = history + (REVERSE ? steps * d : 0);
+    const T *add = OFFSET && REVERSE ? offset + (steps - 1) * d : offset;
+    const npy_intp step = REVERSE ? -d : d;
+    auto again = [&](npy_intp done, npy_intp count) {
+      for (npy_intp n = done; mask && n < done + count; n++) {
+        const npy_intp t = REVERSE ? steps - 1 - n : n, old = REVERSE ? t + 1 : t;
+        masked_step(history + (REVERSE ? t : t + 1) * d, history + old * d,
+                    OFFSET ? offset + t * d : NULL, t, 0);
+      }
+    };
+    switch (d) {
+#define SCANLIB_CASE(SIZE, AHEAD)                                                             \
+  case SIZE:                                                                                  \
+    scanlib_small<T, SIZE, AHEAD, OFFSET>::all(row, step, columns.data(), add, step, steps,   \
+                                               again);                                        \
+    return true;
+      SCANLIB_CASE(2, 4)
+      SCANLIB_CASE(3, 4)
+      SCANLIB_CASE(4, 4)
+      SCANLIB_CASE(5, 2)
+      SCANLIB_CASE(6, 2)
+      SCANLIB_CASE(7, 2)
+      SCANLIB_CASE(8, 2)
+#undef SCANLIB_CASE
+    }
+    return false;
   }
 };
 #endif

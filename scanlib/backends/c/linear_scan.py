@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from pytensor.graph.basic import Apply
 
 from scanlib.backends.c.helpers import HELPERS
@@ -10,10 +9,17 @@ from scanlib.backends.c.linear_kernels import LINEAR_KERNELS
 from scanlib.backends.c.source import Source, c_string, c_type, type_number
 from scanlib.ops import linear_loop
 from scanlib.ops.c_code import NODE_NAME as NODE
-from scanlib.ops.c_code import CCode, NoCCodeError, register_node_printer
+from scanlib.ops.c_code import CCode, register_node_printer
 from scanlib.ops.linear_scan import LinearScan
 
-VERSION = 2  # of this module and of `linear_kernels`
+VERSION = 3  # of this module and of `linear_kernels`
+
+
+def _number(dtype: str) -> str:
+    """Return the C++ type that the kernels compute with."""
+    if dtype.startswith("complex"):
+        return f"scanlib_complex<npy_float{int(dtype.removeprefix('complex')) // 2}>"
+    return c_type(dtype)
 
 
 class LinearPrinter:
@@ -24,9 +30,7 @@ class LinearPrinter:
         self.source = Source()
         self.parts = op.parts(node.inputs)
         self.dtype = self.parts.initial.type.dtype
-        if np.dtype(self.dtype).kind != "f":
-            raise NoCCodeError(f"{self.dtype} is left to the other backends")
-        self.type = c_type(self.dtype)
+        self.type = _number(self.dtype)
         self.inputs = [f"x{i}" for i in range(len(node.inputs))]
         names = op.parts(self.inputs)
         self.steps, self.matrix, self.offset, self.initial, self.mask, self.right = names
@@ -171,7 +175,7 @@ def print_linear(op: LinearScan, node: Apply) -> CCode:
     Raises
     ------
     NoCCodeError
-        For complex numbers.
+        For half precision, which C cannot compute with.
     """
     functions = LinearPrinter(op, node).write()
     return CCode(
