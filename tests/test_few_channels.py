@@ -175,7 +175,7 @@ SOME = [
     "long-delay", "reads-states", "minimum-i32", "extremes", "affine-u8", "far", "log-affine",
     "affine-complex",
 ]  # fmt: skip
-NOT_IN_C = {"log-affine", "affine-complex"}
+NOT_IN_C = {"affine-complex"}
 
 
 def render(family):

@@ -10,6 +10,7 @@ from scanlib.backends.numba.elemwise.storage import BLOCK
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
 from tests.checks import assert_derivatives
+from tests.families import kernels
 from tests.modes import MODES
 
 INF, NAN = np.inf, np.nan
@@ -71,8 +72,8 @@ def lowered(f):
     return [node.op for node in nodes if isinstance(node.op, ElemwiseScan)]
 
 
-@pytest.fixture(scope="module")
-def loops():
+@pytest.fixture(scope="module", params=["numba", "C"])
+def loops(request):
     """Return compiled loops by kind and dtype, each compiled once."""
     made = {}
 
@@ -82,7 +83,8 @@ def loops():
             made[key] = make(kind, dtype, MODES["c"], grad)
         return made[key]
 
-    return get
+    with kernels(request.param):
+        yield get
 
 
 def data(length, dtype, kind, scale=2.0, seed=0):

@@ -1,17 +1,28 @@
 """Elementary functions that compilers vectorize, against extended precision."""
 
+import ctypes
+import platform
 import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.configdefaults import config
 
 import scanlib
+from scanlib.backends.c.printer import ARGUMENTS, print_loop
+from scanlib.backends.c.vector_functions import vector_call, vector_functions
 from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.modes import MODES
 
+COMPILER = config.cxx.split() or [""]
 INF, NAN = np.inf, np.nan
 
 
@@ -40,22 +51,58 @@ needs_extended_precision = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def loops():
+def numba_loop(name, dtype):
+    scalar = VECTOR_FUNCTIONS[name, dtype]
+
+    @numba.njit
+    def loop(x, out):
+        for i in range(x.shape[0]):
+            out[i] = scalar(x[i])
+
+    return loop
+
+
+def c_loop(name, dtype):
+    """Return a loop of C++ code, in a library of its own."""
+    source = f"""
+    #include <math.h>
+    #include <string.h>
+    #include <stdint.h>
+    #define NPY_NAN NAN
+    #define NPY_INFINITY INFINITY
+    typedef float npy_float32;
+    typedef double npy_float64;
+    typedef uint32_t npy_uint32;
+    typedef uint64_t npy_uint64;
+    {vector_functions(dtype)}
+    typedef npy_{dtype} T;
+    extern "C" void loop(const T *__restrict__ x, T *__restrict__ out, long n) {{
+      for (long i = 0; i < n; i++) out[i] = {vector_call(name, dtype, ["x[i]"])};
+    }}
+    """
+    flags = ["-O3", "-fno-math-errno", *ARGUMENTS]
+    with TemporaryDirectory() as folder:
+        for target, how in (("loop.s", ["-S"]), ("loop.so", ["-shared", "-fPIC"])):
+            command = [*COMPILER, *flags, *how, "-x", "c++", "-", "-o", f"{folder}/{target}"]
+            subprocess.run(command, input=source.encode(), check=True)
+        function = ctypes.CDLL(f"{folder}/loop.so").loop
+        assembly = Path(f"{folder}/loop.s").read_text()
+    pointer = np.ctypeslib.ndpointer(dtype, flags="C")
+    function.argtypes = [pointer, pointer, ctypes.c_long]
+
+    def loop(x, out):
+        function(x, out, len(x))
+
+    loop.assembly = assembly
+    return loop
+
+
+@pytest.fixture(scope="module", params=["numba", "c"])
+def loops(request):
     """Return a function from a name and a dtype to a compiled loop over an array."""
-    compiled = {}
-
-    def loop_of(name, dtype):
-        scalar = VECTOR_FUNCTIONS[name, dtype]
-
-        @numba.njit
-        def loop(x, out):
-            for i in range(x.shape[0]):
-                out[i] = scalar(x[i])
-
-        return compiled.setdefault((name, dtype), loop)
-
-    return loop_of
+    if request.param == "c" and not COMPILER[0]:
+        pytest.skip("there is no C++ compiler")
+    return cache(numba_loop if request.param == "numba" else c_loop)
 
 
 def run(loop, x):
@@ -169,6 +216,11 @@ def _fill(function, x, y, out):
 def test_loops_are_vectorized(loops, name, dtype):
     loop = loops(name, dtype)
     run(loop, np.ones(3, dtype))
+    if hasattr(loop, "assembly"):
+        assert not re.search(r"(call|jmp|bl)\s.*\b(exp|expm1|log|log1p|tanh)f?\b", loop.assembly)
+        if platform.machine() == "x86_64":
+            assert re.search(f"mulp{'d' if dtype == 'float64' else 's'}", loop.assembly)
+        return
     (code,) = loop.inspect_llvm().values()
     scalar = "double" if dtype == "float64" else "float"
     assert re.search(rf"fmul (contract )?<\d+ x {scalar}>", code)
@@ -176,7 +228,8 @@ def test_loops_are_vectorized(loops, name, dtype):
     assert not re.search(r"call .*@(exp|expm1|log|log1p|tanh)f?\(", code)
 
 
-def test_loops_of_scanlib_use_them():
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_loops_of_scanlib_use_them(linker):
     """Where argument and result have the same dtype; others keep PyTensor's functions."""
     x, n = pt.vector("x", dtype="float64"), pt.vector("n", dtype="int64")
 
@@ -185,7 +238,11 @@ def test_loops_of_scanlib_use_them():
         return 0.5 * y + rates + pt.sigmoid(x) + pt.softplus(x) + pt.exp(n), pt.sin(y)
 
     results = scanlib.scan(step, sequences=[x, n], outputs_info=[0.0, None], return_updates=False)
-    f = pytensor.function([x, n], results, mode=MODES["numba"])
+    f = pytensor.function([x, n], results, mode=MODES[linker])
+    if linker == "c":
+        loops = [v for v in f.maker.fgraph.apply_nodes if isinstance(v.op, ElemwiseScan)]
+        called = "".join(print_loop(loop.op).functions for loop in loops)
+        assert set(re.findall(r"scanlib_vector_float64::(\w+)", called)) == set(EXACT)
     x_value, n_value = np.array([0.5, 1e-9, 3.0, 700.0]), np.array([1, 0, -2, 3])
     expected = np.exp(n_value.astype(float))
     expected += np.exp(-x_value) + sum(

@@ -71,6 +71,16 @@ class Format:
         """The number whose sum with `k` has `k` in its lowest bits."""
         return self.dtype(1.5 * 2.0**self.mantissa)
 
+    @property
+    def root(self) -> int:
+        """The bits of the root of one half."""
+        return 0x3FE6A09E667F3BCD if self.width == 64 else 0x3F3504F3
+
+    @property
+    def large(self) -> Any:
+        """What a number with a biased exponent in its lowest bits exceeds the exponent by."""
+        return self.dtype(2.0**self.mantissa + self.bias)
+
 
 DOUBLE = Format(
     np.float64,
@@ -111,8 +121,7 @@ def split(typingctx: Any, x: Any) -> Any:
     Right for positive normal numbers; others give some number.
     """
     form = _format(x)
-    root = 0x3FE6A09E667F3BCD if form is DOUBLE else 0x3F3504F3
-    one = form.bias << form.mantissa
+    root, one = form.root, form.bias << form.mantissa
     large = (form.bias + form.mantissa) << form.mantissa  # the bits of 2^p
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -121,7 +130,7 @@ def split(typingctx: Any, x: Any) -> Any:
         moved = builder.add(bits, ir.Constant(integer, one - root))
         exponent = builder.lshr(moved, ir.Constant(integer, form.mantissa))
         added = builder.bitcast(builder.or_(exponent, ir.Constant(integer, large)), real)
-        k = builder.fsub(added, ir.Constant(real, 2.0**form.mantissa + form.bias))
+        k = builder.fsub(added, ir.Constant(real, float(form.large)))
         fraction = builder.and_(moved, ir.Constant(integer, (1 << form.mantissa) - 1))
         m = builder.bitcast(builder.add(fraction, ir.Constant(integer, root)), real)
         return context.make_tuple(builder, signature.return_type, [m, k])
@@ -137,17 +146,38 @@ def polynomial(coefficients: tuple[float, ...]) -> Callable[[Any], Any]:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             (power,) = arguments
             terms = [ir.Constant(power.type, float(_format(x).number(c))) for c in coefficients]
-            while len(terms) > 1:
-                pairs = [
-                    builder.fadd(
-                        low, builder.fmul(high, power, flags=["contract"]), flags=["contract"]
-                    )
-                    for low, high in zip(terms[::2], terms[1::2], strict=False)
-                ]
-                terms = pairs + terms[len(terms) - len(terms) % 2 :]
-                power = builder.fmul(power, power)
-            return terms[0]
+
+            def together(low: Any, high: Any, power: Any) -> Any:
+                product = builder.fmul(high, power, flags=["contract"])
+                return builder.fadd(low, product, flags=["contract"])
+
+            return pairwise(terms, power, together, lambda power: builder.fmul(power, power))
 
         return x(x), codegen
 
+    _coefficients[value] = coefficients
     return value
+
+
+_coefficients: dict[Any, tuple[float, ...]] = {}
+
+
+def coefficients_of(function: Any) -> tuple[float, ...] | None:
+    """Return the coefficients of a function that `polynomial` made, None for other functions."""
+    return _coefficients.get(function)
+
+
+def pairwise(
+    terms: list[Any],
+    power: Any,
+    together: Callable[[Any, Any, Any], Any],
+    squared: Callable[[Any], Any],
+) -> Any:
+    """Return a polynomial in pairs, given what ``low + high * power`` and a square are."""
+    while len(terms) > 1:
+        pairs = [
+            together(low, high, power) for low, high in zip(terms[::2], terms[1::2], strict=False)
+        ]
+        terms = pairs + terms[len(terms) - len(terms) % 2 :]
+        power = squared(power)
+    return terms[0]

@@ -1,9 +1,10 @@
 """Elementary functions made of plain arithmetic, so that compilers vectorize them.
 
-Numba calls the C library's functions once per number; in a recurrent network that takes longer
-than the matrix products. The functions here have no calls and no branches; `vector_exp` and
-`vector_log` open with how they work. Their errors stay below 2.5 units in the last place. NaN,
-infinities, signed zeros, subnormal numbers, overflow and underflow give what the C library gives.
+Numba and C++ compilers call the C library's functions once per number; in a recurrent network that
+takes longer than the matrix products. The functions here have no calls and no branches;
+`vector_exp` and `vector_log` open with how they work. Their errors stay below 2.5 units in the last
+place. NaN, infinities, signed zeros, subnormal numbers, overflow and underflow give what the C
+library gives. `scanlib.backends.c.vector_functions` translates them to C++.
 """
 
 from __future__ import annotations

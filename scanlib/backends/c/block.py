@@ -27,7 +27,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence, schedule
 
 STACK = 2**17  # bytes of buffers that may be on the stack
 COUPLED = {"affine"}
-SINGLE = {"affine", "maximum", "minimum", "clamp", "affine in squares"}
+SINGLE = {"affine", "maximum", "minimum", "clamp", "affine in squares", "log-affine"}
 
 
 def fits_blocks(op: ElemwiseScan) -> bool:
@@ -44,7 +44,7 @@ def fits_blocks(op: ElemwiseScan) -> bool:
         dtype = dtypes[recurrence.parts[0]]
         if recurrence.family in COUPLED and dtype == "bool":
             return False
-        if recurrence.family == "affine in squares" and dtype not in REALS:
+        if recurrence.family in ("affine in squares", "log-affine") and dtype not in REALS:
             return False
         for part in recurrence.parts:
             if dtypes[part].startswith("complex"):

@@ -8,15 +8,23 @@ from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.block import BlockPrinter, fits_blocks
 from scanlib.backends.c.helpers import HELPERS, THREADS
 from scanlib.backends.c.kernels import KERNELS
+from scanlib.backends.c.log_kernels import LOG_KERNELS
 from scanlib.backends.c.nest import NestPrinter
 from scanlib.backends.c.threads import threads_available
 from scanlib.backends.c.widths import WidthPrinter
 from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 
-VERSION = 12  # of everything in this folder that changes the code
+VERSION = 14  # of everything in this folder that changes the code
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
-ARGUMENTS = ("-fopenmp-simd", "-fwrapv", "-fno-fast-math", "-ffp-contract=fast")
+# Choices between values are no branches, though comparing NaN may raise a floating-point flag.
+ARGUMENTS = (
+    "-fopenmp-simd",
+    "-fwrapv",
+    "-fno-fast-math",
+    "-ffp-contract=fast",
+    "-fno-trapping-math",
+)
 
 
 def printer_for(op: ElemwiseScan) -> LoopPrinter:
@@ -43,7 +51,8 @@ def print_loop(op: ElemwiseScan) -> CCode:
     versions = printer.scalars.version()
     helpers = [HELPERS, *([THREADS] if threads > 1 else []), *printer.scalars.support_code()]
     if isinstance(printer, BlockPrinter | WidthPrinter):
-        helpers.append(KERNELS)
+        has_logs = any(recurrence.family == "log-affine" for recurrence in op.recurrences)
+        helpers += [KERNELS, *([LOG_KERNELS] if has_logs else [])]
     return CCode(
         helpers="\n".join(helpers),
         functions=functions,

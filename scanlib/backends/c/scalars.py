@@ -13,6 +13,9 @@ from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
 
 from scanlib.backends.c.source import Source, c_type, literal
+from scanlib.backends.c.vector_functions import vector_call, vector_functions
+from scanlib.backends.vector_names import vector_name
+from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 from scanlib.ops.c_code import NODE_NAME, NoCCodeError
 from scanlib.ops.positions import PositionalOp
 
@@ -23,11 +26,15 @@ FAIL = "failed = 1;"
 class Scalars:
     """Writes scalar operations, and remembers which Ops they came from."""
 
+    # Whether elementary functions are scanlib's own, which compilers vectorize.
+    has_vectors = True
+
     def __init__(self, source: Source) -> None:
         self.source = source
         self.values: dict[Variable, str] = {}
         self.ops: dict[Any, None] = {}
         self.functions: list[str] = []
+        self.vectors: dict[str, None] = {}  # dtypes of elementary functions
         self.can_fail = False
         # Writes what reads rows at computed places.
         self.positional: Callable[[Apply, list[str]], list[str]] | None = None
@@ -82,6 +89,9 @@ class Scalars:
             return ["0"] if self.positional is None else self.positional(node, inputs)
         if isinstance(node.op, ScalarInnerGraphOp) or node.op.c_init_code():
             raise NoCCodeError(f"{node.op} needs more than an expression")
+        known = vector_name(node.op, node) if self.has_vectors else None
+        if known is not None:
+            return [self._vector_function(*known, inputs)]
         inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]
         names = [self.source.name("s") for _ in node.outputs]
         for out, name in zip(node.outputs, names, strict=True):
@@ -99,6 +109,13 @@ class Scalars:
             for line in code.strip().splitlines():
                 self.source.line(line.strip())
         return names
+
+    def _vector_function(self, function: str, dtype: str, inputs: list[str]) -> str:
+        name = self.source.name("s")
+        self.vectors[dtype] = None
+        call = vector_call(function, dtype, inputs)
+        self.source.line(f"const {self.c_type(dtype)} {name} = {call};")
+        return name
 
     def _named(self, variable: Variable, text: str) -> str:
         """Return a name for a constant: some Ops paste their inputs into larger expressions."""
@@ -124,12 +141,14 @@ class Scalars:
 
     def support_code(self) -> list[str]:
         """Return what the operations need at global scope, each text once."""
-        texts = [op.c_support_code() for op in self.ops]
+        texts = [vector_functions(dtype) for dtype in self.vectors]
+        texts += [op.c_support_code() for op in self.ops]
         return [text for text in dict.fromkeys(texts) if text]
 
     def version(self) -> tuple:
         """Return the versions of the operations' code, empty if one has none."""
         versions = [tuple(op.c_code_cache_version()) for op in self.ops]
+        versions += [(VECTOR_VERSION, dtype) for dtype in self.vectors]
         return tuple(versions) if all(versions) else ()
 
 

@@ -80,6 +80,8 @@ class BlockScans(ChannelsPrinter):
             return f"scanlib_pick<{back}, scanlib_{family}>({bound}, {place})"
         if dtype not in REALS:
             return None
+        if family == "log-affine":
+            return self.log_affine(number, recurrence, place)
         factor = terms[0].coefficient
         name = f"{item}(1)" if factor is None else self.elements[number, factor]
         if constant is None and name[0] == "E":
@@ -87,6 +89,19 @@ class BlockScans(ChannelsPrinter):
         bound = self.array(number, constant, dtype, f"{item}(0)")
         kind = "each" if name[0] == "E" else "same"
         return f"scanlib_affine<{back}>(scanlib_{kind}<{item}>{{{name}}}, {bound}, {place})"
+
+    def log_affine(self, number: int, recurrence: Recurrence, place: str) -> str:
+        """Return the call of the kernel of logarithms, for which buffers are declared."""
+        dtype, shift = self.dtype_of(recurrence.parts[0]), recurrence.terms[0][0].coefficient
+        bound = self.array(number, recurrence.constants[0], dtype, "0")
+        plus = f"({c_type(dtype)} *)NULL"
+        if shift is not None:
+            plus = self.array(number, shift, dtype, "0")
+        work = self.source.name("W")
+        self.buffer(work, dtype, 3 * self.block)
+        self.scalars.vectors[dtype] = None
+        types = f"{'true' if self.reverse else 'false'}, scanlib_vector_{dtype}"
+        return f"scanlib_log_affine<{types}>({plus}, {bound}, {place}, {work})"
 
     def array(self, number: int, element: int | None, dtype: str, otherwise: str) -> str:
         """Return an element as an array of all steps of the block; `otherwise` if there is none."""

@@ -23,6 +23,8 @@ def memory_type(dtype: str) -> str:
 class DeviceScalars(Scalars):
     """Writes scalar operations for a kernel."""
 
+    has_vectors = False  # a thread has one item, and the device functions of its own
+
     def c_type(self, dtype: str) -> str:
         return item_type(dtype)
 

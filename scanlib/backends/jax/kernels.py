@@ -126,10 +126,10 @@ def compile_arguments(code: CCode) -> list[str]:
         "-O3",
         "-std=c++17",
         "-fno-math-errno",
-        *own,
-        *code.compile_args,
         "-fno-fast-math",
         "-ffp-contract=fast",
+        *own,
+        *code.compile_args,
         "-w",
     ]
 

@@ -15,25 +15,12 @@ from pytensor.link.numba.dispatch.basic import (
     numba_funcify_and_cache_key,
     numba_funcify_ensure_cache,
 )
-from pytensor.scalar.basic import Composite, Exp, Expm1, Log, Log1p, Tanh
-from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.scalar.basic import Composite
 
 from scanlib.backends.numba.source import Source
+from scanlib.backends.vector_names import vector_name
 from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
 from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
-from scanlib.ops.logaddexp import LogAddExp
-
-# Functions that numba calls in the C library, once per number, and scanlib's names for them.
-_VECTOR_NAMES: dict[type[Op], str] = {
-    Exp: "exp",
-    Expm1: "expm1",
-    Log: "log",
-    Log1p: "log1p",
-    LogAddExp: "logaddexp",
-    Sigmoid: "sigmoid",
-    Softplus: "softplus",
-    Tanh: "tanh",
-}
 
 
 def as_scalar(value: Any) -> Any:
@@ -103,13 +90,13 @@ class ScalarCode:
 
     def _vector_function(self, op: Op, node: Apply) -> str | None:
         """Return scanlib's own code for a function that numba does not vectorize, if any."""
-        name, dtype = _VECTOR_NAMES.get(type(op)), node.outputs[0].type.dtype
-        if name is None or any(inp.type.dtype != dtype for inp in node.inputs):
+        known = vector_name(op, node)
+        if known is None:
             return None
-        function = VECTOR_FUNCTIONS.get((name, dtype))
-        if function is None:
-            return None
-        return self.source.function(function, f"scanlib {name} {dtype} {VECTOR_VERSION}")
+        name, dtype = known
+        return self.source.function(
+            VECTOR_FUNCTIONS[known], f"scanlib {name} {dtype} {VECTOR_VERSION}"
+        )
 
     def _composite(self, op: Composite, items: list[str]) -> list[str]:
         """Write the nodes of a fused Op one by one, each result with its own dtype."""

@@ -1,0 +1,30 @@
+"""Which scalar Ops the functions of `scanlib.codegen.vector_math` stand for."""
+
+from __future__ import annotations
+
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.scalar.basic import Exp, Expm1, Log, Log1p, Tanh
+from pytensor.scalar.math import Sigmoid, Softplus
+
+from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from scanlib.ops.logaddexp import LogAddExp
+
+_NAMES: dict[type[Op], str] = {
+    Exp: "exp",
+    Expm1: "expm1",
+    Log: "log",
+    Log1p: "log1p",
+    LogAddExp: "logaddexp",
+    Sigmoid: "sigmoid",
+    Softplus: "softplus",
+    Tanh: "tanh",
+}
+
+
+def vector_name(op: Op, node: Apply) -> tuple[str, str] | None:
+    """Return the key in `VECTOR_FUNCTIONS` of what a scalar Op computes, None if there is none."""
+    name, dtype = _NAMES.get(type(op)), node.outputs[0].type.dtype
+    if name is None or any(inp.type.dtype != dtype for inp in node.inputs):
+        return None
+    return (name, dtype) if (name, dtype) in VECTOR_FUNCTIONS else None
