@@ -2,7 +2,8 @@
 
 The schedules are those of the numba backend (`scanlib.backends.numba.linear_scan`). Arrays are
 contiguous; the history holds ``steps + 1`` rows, or two where only the last row is wanted. Options
-are constants of the template, so that what a recurrence does not need is not compiled.
+are constants of the template, so that what a recurrence does not need is not compiled. `F` has the
+functions of the log semiring, in a form that compilers vectorize.
 """
 
 LINEAR_KERNELS = r"""
@@ -144,7 +145,7 @@ template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
 };
 
 template <class T, int SEMIRING, bool FIXED, bool LEFT, bool VECTOR, bool REVERSE, bool UNTRACED,
-          bool OFFSET, bool SHARED>
+          bool OFFSET, bool SHARED, class F>
 struct scanlib_linear {
   T *history;
   const T *matrix, *offset;
@@ -244,12 +245,17 @@ struct scanlib_linear {
     const npy_intp row = LEFT ? d : 1, column = LEFT ? 1 : d;
     const T epsilon = std::numeric_limits<T>::epsilon();
     const T smallest = std::numeric_limits<T>::min() / (epsilon * epsilon);
-    for (npy_intp j = 0; j < d; j++) weights[j] = std::exp(before[j] - top);
+    for (npy_intp j = 0; j < d; j++) weights[j] = F::exp(before[j] - top);
     scanlib_combine<T>(after, weights.data(), &columns[SHARED ? 0 : k * d * d], d, d, NULL);
-    for (npy_intp i = 0; i < d; i++) {
+    npy_intp outside = 0;
+    for (npy_intp i = 0; i < d; i++) outside += !(after[i] > smallest) | !(after[i] < infinity);
+    if (!outside)
+      for (npy_intp i = 0; i < d; i++)
+        after[i] = F::log(after[i]) + (top + tops[i]) + (OFFSET ? add[i] : T(0));
+    for (npy_intp i = 0; outside && i < d; i++) {
       const T sum = after[i];
       after[i] = sum > smallest && sum < infinity
-                     ? std::log(sum) + (top + tops[i])
+                     ? F::log(sum) + (top + tops[i])
                      : scanlib_terms<T, SEMIRING>(a + i * row, column, before, 1, d);
       if (OFFSET) after[i] += add[i];
     }
@@ -278,13 +284,17 @@ struct scanlib_linear {
             npy_intp k) {
     checked_step(to, from, add, t, k);
   }
-  template <int OTHER>
-  void step(scanlib_semiring<OTHER>, bool laid_out, T *to, const T *from, const T *add,
+  void step(scanlib_semiring<SCANLIB_LOG>, bool laid_out, T *to, const T *from, const T *add,
             npy_intp t, npy_intp k) {
     if (laid_out)
       log_step(to, from, add, t, k);
     else
       terms_step(to, from, add, t, k);
+  }
+  template <int OTHER>
+  void step(scanlib_semiring<OTHER>, bool, T *to, const T *from, const T *add, npy_intp t,
+            npy_intp k) {
+    terms_step(to, from, add, t, k);
   }
   /* Takes all steps if the matrix is small (vectors hold no complex numbers); returns whether. */
   bool run_small(std::false_type) { return false; }

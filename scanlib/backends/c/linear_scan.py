@@ -7,12 +7,14 @@ from pytensor.graph.basic import Apply
 from scanlib.backends.c.helpers import HELPERS
 from scanlib.backends.c.linear_kernels import LINEAR_KERNELS
 from scanlib.backends.c.source import Source, c_string, c_type, type_number
+from scanlib.backends.c.vector_functions import vector_functions
+from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 from scanlib.ops import linear_loop
 from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.c_code import CCode, register_node_printer
 from scanlib.ops.linear_scan import LinearScan
 
-VERSION = 3  # of this module and of `linear_kernels`
+VERSION = 4  # of this module and of `linear_kernels`
 
 
 def _number(dtype: str) -> str:
@@ -152,7 +154,9 @@ class LinearPrinter:
             op.matrix_batch_rank(self.parts.matrix.type.ndim) == 0,
         )
         flags = ", ".join(str(option).lower() for option in options)
-        line(f"scanlib_linear<{self.type}, SCANLIB_{op.semiring.upper()}, {flags}> run;")
+        functions = f"scanlib_vector_{self.dtype}" if op.semiring == "log" else "void"
+        semiring = f"SCANLIB_{op.semiring.upper()}"
+        line(f"scanlib_linear<{self.type}, {semiring}, {flags}, {functions}> run;")
         offset = "NULL" if self.offset is None else f"{self.offset}_data"
         line(f"run.history = history, run.matrix = {self.matrix}_data, run.offset = {offset};")
         line(f"run.mask = {'NULL' if self.mask is None else f'{self.mask}_data'};")
@@ -177,11 +181,13 @@ def print_linear(op: LinearScan, node: Apply) -> CCode:
     NoCCodeError
         For half precision, which C cannot compute with.
     """
-    functions = LinearPrinter(op, node).write()
+    printer = LinearPrinter(op, node)
+    functions = printer.write()
+    logs = vector_functions(printer.dtype) if op.semiring == "log" else ""
     return CCode(
-        helpers="#include <new>\n#include <cmath>\n" + HELPERS + LINEAR_KERNELS,
+        helpers="#include <new>\n#include <cmath>\n" + HELPERS + logs + LINEAR_KERNELS,
         functions=functions,
         scalar_ops=(),
         compile_args=(),
-        version=("scanlib-linear", VERSION),
+        version=("scanlib-linear", VERSION, VECTOR_VERSION),
     )

@@ -45,7 +45,7 @@ from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-6"
+VERSION = "scanlib-linear-7"
 
 
 class LinearWriter(BothSidesWriter, TermsWriter):

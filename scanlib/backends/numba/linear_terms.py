@@ -7,6 +7,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from scanlib.backends.numba.linear_base import LinearBase
+from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 
 
 class TermsWriter(LinearBase):
@@ -43,14 +45,17 @@ class TermsWriter(LinearBase):
     def write_log_vector(self) -> None:
         """Write ``new = log(E exp(old - max) ) + max``, with rows that underflow done again."""
         line, d = self.line, self.bound()
+        exp, log = (self.vector_function(name) for name in ("exp", "log"))
         line("top = number(-np.inf)")
         greater = "if old[j] > top or old[j] != old[j]:"
         with self.block(f"for j in range({d}):"), self.block(greater):
             line("top = old[j]")
-        line("regular = np.isfinite(top)")
+        limits = np.finfo(self.dtype)
+        smallest = self.source.constant(self.dtype.type(limits.tiny / limits.eps**2))
+        line("regular, outside = np.isfinite(top), 0")
         with self.block("if regular:"):
             with self.block(f"for j in range({d}):"):
-                line("weights[j] = np.exp(old[j] - top)")
+                line(f"weights[j] = {exp}(old[j] - top)")
             with self.block(f"for i in range({d}):"):
                 line("new[i] = number(0)")
             with self.block(f"for j in range({d}):"):
@@ -58,16 +63,21 @@ class TermsWriter(LinearBase):
                 line(f"r0 = columns[{self.laid_out('j')}]")
                 with self.block(f"for i in range({d}):"):
                     line("new[i] += s0 * r0[i]")
-        limits = np.finfo(self.dtype)
-        smallest = self.source.constant(self.dtype.type(limits.tiny / limits.eps**2))
-        with self.block(f"for i in range({d}):"):
+            with self.block(f"for i in range({d}):"):
+                line(f"outside += not ({smallest} < new[i] < np.inf)")
+        rescaled = f"(top + largest[{self.laid_out('i')}]) + {self.added('i')}"
+        with self.block("if regular and not outside:"), self.block(f"for i in range({d}):"):
+            line(f"new[i] = {log}(new[i]) + {rescaled}")
+        with self.block("else:"), self.block(f"for i in range({d}):"):
             with self.block(f"if regular and {smallest} < new[i] < np.inf:"):
-                line(
-                    f"new[i] = np.log(new[i]) + (top + largest[{self.laid_out('i')}])"
-                    f" + {self.added('i')}"
-                )
+                line(f"new[i] = {log}(new[i]) + {rescaled}")
             with self.block("else:"):
                 self.write_terms("i", "old[j]", f"new[i] = {{}} + {self.added('i')}")
+
+    def vector_function(self, name: str) -> str:
+        """Return a function that compilers vectorize."""
+        identity = f"scanlib {name} {self.dtype.name} {VECTOR_VERSION}"
+        return self.source.function(VECTOR_FUNCTIONS[name, self.dtype.name], identity)
 
     def write_term_by_term(self) -> None:
         d = self.bound()
