@@ -300,6 +300,37 @@ def test_sums_over_time(reverse):
             np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-12)
 
 
+def test_sum_of_next_values_alone():
+    """A sum that reads no value but the one a step computes needs the history all the same."""
+    inputs = {name: pt.matrix(name, dtype="float64") for name in ("e", "A")}
+    start = pt.dvector("start")
+
+    def step(e, h, s, A):
+        new = A @ h + e
+        return [new, s + e * new]
+
+    traces = scanlib.scan(
+        step,
+        sequences=inputs["e"],
+        outputs_info=[start, start],
+        non_sequences=inputs["A"],
+        return_updates=False,
+    )
+    loop = Loop.from_node(traces[0].owner.inputs[0].owner)
+    loop.carries = [Carry(state.initial[0], state.taps[-1], state.next) for state in loop.states]
+    loop.states = []
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        function = compiled([*inputs.values(), start], loop.apply().carries)
+    assert kinds(function) == [0, 1]
+    e, A = values_of(inputs).values()
+    h, total = np.ones(D), np.ones(D)
+    for row in e:
+        h = A @ h + row
+        total = total + row * h
+    for found, expected in zip(function(e, A, np.ones(D)), (h, total), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 LEFT_ALONE = {
     "the matrix reads the state": (
         lambda e, h, A: (A * h.sum()) @ h + e,
