@@ -52,7 +52,7 @@ def compared(name: str, off: Callable[[], Any], on: Callable[[], Any]) -> str:
     samples = take_turns({OFF: off, ON: on}, rounds=15)
     slow, fast = (1e6 * median(samples[version]) for version in (OFF, ON))
     faster = paired_ratio(samples[OFF], samples[ON]).median
-    return f"| {name} | {slow:,.0f} | {fast:,.0f} | {faster:.1f} | {error:.0e} |"
+    return f"| {name} | {slow:,.0f} | {fast:,.0f} | {faster:.3g} | {error:.0e} |"
 
 
 def print_head(text: str) -> None:
@@ -61,10 +61,13 @@ def print_head(text: str) -> None:
     print("|---" * (text.count("|") - 1) + "|")
 
 
-def row(name: str) -> str:
-    """Measure one loop, with its gradient if it has one."""
+def row(name: str, mode: str | None = None, unknown: bool = False) -> str:
+    """Measure one loop, with its gradient if it has one; `unknown`: without static shapes."""
     case = LOOPS[name]
-    inputs = [pt.as_tensor(value).type() for value in case.values]
+    inputs = [
+        pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim if unknown else v.shape)
+        for v in case.values
+    ]
     outputs = case.build(*inputs)
     if case.order:
         # Not a plain sum of all: its derivatives may be zero, and rounding errors all there is.
@@ -73,7 +76,9 @@ def row(name: str) -> str:
     functions = []
     for adopt in (False, True):
         with scanlib.enabled(adopt):
-            functions.append(pytensor.function(inputs, outputs, on_unused_input="ignore"))
+            functions.append(
+                pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+            )
     off, on = functions
     return compared(name, lambda: off(*case.values), lambda: on(*case.values))
 
@@ -135,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loops", nargs="+", choices=[*LOOPS, *LONG], metavar="NAME")
     parser.add_argument("--long", action="store_true", help="long loops, each with a goal")
     parser.add_argument("--cold", type=int, default=0, help="cold starts of each long loop")
+    parser.add_argument("--mode", help="of PyTensor, for the short loops: CVM, for one")
+    parser.add_argument("--unknown", action="store_true", help="shapes of inputs are not known")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -146,7 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     for name in options.loops or (LONG if options.long else LOOPS):
         try:
-            print(long_row(name, options.cold) if options.long else row(name), flush=True)
+            if options.long:
+                print(long_row(name, options.cold), flush=True)
+            else:
+                print(row(name, options.mode, options.unknown), flush=True)
         except Exception as error:
             failed = 1
             print(f"FAILED {name}: {type(error).__name__}: {error}".splitlines()[0], flush=True)

@@ -394,3 +394,24 @@ def test_until_is_left_alone():
 def test_recurrence_is_explained_by_none():
     _, traces = build(CASES["fixed"])
     assert explain_linear(Loop.from_node(traces[0].owner.inputs[0].owner)) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "lowered"),
+    [
+        (lambda k, h, F, H: (F @ h) * k, True),
+        (lambda k, h, F, H: F @ (h - k * pt.dot(H, h)), False),
+    ],
+    ids=["elementwise", "corrected and moved"],
+)
+def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
+    """A filter's gain, the state and fixed matrices: the step is cheaper than its matrix."""
+    k = pt.matrix("k", dtype="float64", shape=(None, 2))
+    F = pt.matrix("F", dtype="float64", shape=(2, 2))
+    H, h0 = (pt.vector(name, dtype="float64", shape=(2,)) for name in ("H", "h0"))
+    trace = scanlib.scan(
+        step, sequences=k, outputs_info=h0, non_sequences=[F, H], return_updates=False
+    )
+    reason = explain_linear(Loop.from_node(trace.owner.inputs[0].owner))
+    assert (reason is None) == lowered
+    assert lowered or "making a matrix for each step" in reason
