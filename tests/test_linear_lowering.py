@@ -397,7 +397,7 @@ def test_recurrence_is_explained_by_none():
 
 
 @pytest.mark.parametrize(
-    ("step", "lowered"),
+    "step, lowered",
     [
         (lambda k, h, F, H: (F @ h) * k, True),
         (lambda k, h, F, H: F @ (h - k * pt.dot(H, h)), False),
