@@ -9,21 +9,16 @@ pymc-extras for two of the models.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import pymc as pm
 
 import scanlib
-from benchmarks.adoption import HEAD, OFF, ON, compared, print_head
+from benchmarks.adoption import COLD_HEAD, HEAD, ON, cold_columns, compared, print_head
 from benchmarks.machine import environment
 from benchmarks.pymc_models import EXTRAS, MODELS
 
@@ -36,21 +31,6 @@ def log_density(model: pm.Model, adopt: bool) -> tuple[Any, Any]:
         function = model.logp_dlogp_function()
         function.set_extra_values({})
     return function, pm.blocking.DictToArrayBijection.map(model.initial_point(random_seed=1))
-
-
-def first_value(name: str, length: int, adopt: bool) -> float:
-    """Return the seconds from the model to the first value, in a process with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={folder}"]
-        command = [sys.executable, "-m", "benchmarks.pymc_adoption", "--length", str(length)]
-        output = subprocess.run(
-            [*command, "--child", name, ON if adopt else OFF],
-            env={**os.environ, "PYTENSOR_FLAGS": ",".join(filter(None, flags))},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    return float(json.loads(output.splitlines()[-1]))
 
 
 def child(name: str, length: int, adopt: bool) -> None:
@@ -68,12 +48,8 @@ def row(name: str, length: int, starts: int) -> str:
     (off, point), (on, _) = (log_density(model, adopt) for adopt in (False, True))
     text = compared(name, lambda: off(point), lambda: on(point))
     if starts:
-        taken: dict[str, list[float]] = {OFF: [], ON: []}
-        for _ in range(starts):
-            for version, seconds in taken.items():
-                seconds.append(first_value(name, length, version == ON))
-        cold, short = median(taken[OFF]), median(taken[ON])
-        text += f" {cold:.1f} | {short:.1f} | {cold / short:.1f} |"
+        command = [sys.executable, "-m", "benchmarks.pymc_adoption", "--length", str(length)]
+        text += cold_columns([*command, "--child", name], starts)
     return text
 
 
@@ -89,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.child:
         child(options.child[0], options.length, options.child[1] == ON)
         return 0
-    starts = " cold, off (s) | cold, on (s) | times faster |" if options.starts else ""
-    print_head("| model " + HEAD + starts)
+    print_head("| model " + HEAD + (COLD_HEAD if options.starts else ""))
     for name in options.models:
         try:
             print(row(name, options.length, options.starts), flush=True)

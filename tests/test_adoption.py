@@ -50,6 +50,11 @@ def assert_all_adopted(fgraph):
     assert all(loop.reason is None for loop in adoption_record(fgraph).loops)
 
 
+def is_wide(case):
+    """Whether a loop reads more than scalars at a step."""
+    return any(value.ndim > 1 for value in case.values)
+
+
 def derivatives(cost, inputs, order):
     found = [cost]
     for _ in range(order):
@@ -101,6 +106,25 @@ def test_derivatives(name):
             disconnected_inputs="ignore",
         )
         assert_all_adopted(adopted(derivatives(cost, inputs, case.order)))
+
+
+@pytest.mark.parametrize("name", [n for n in LOOPS if LOOPS[n].order and is_wide(LOOPS[n])])
+def test_gradients_with_known_shapes(name):
+    """Where sizes are known, other rewrites apply."""
+    case = LOOPS[name]
+    inputs = [pt.tensor(dtype=value.dtype, shape=value.shape) for value in case.values]
+    cost = sum((k + 1) * out.sum() for k, out in enumerate(case.build(*inputs)))
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        gradients = pytensor.grad(cost, inputs, disconnected_inputs="ignore")
+        f = pytensor.function(inputs, gradients, mode=ADOPTING["py"], on_unused_input="ignore")
+        assert_all_adopted(f.maker.fgraph)
+        results = f(*case.values)
+
+    def plain(*values):
+        return sum((k + 1) * np.sum(value) for k, value in enumerate(case.plain(*values)))
+
+    for result, wanted in zip(results, central_gradient(plain, case.values), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow

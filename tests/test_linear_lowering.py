@@ -322,6 +322,37 @@ def test_sums_over_time(reverse):
             np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-12)
 
 
+def test_sum_of_next_values_alone():
+    """A sum that reads no value but the one a step computes needs the history all the same."""
+    inputs = {name: pt.matrix(name, dtype="float64") for name in ("e", "A")}
+    start = pt.dvector("start")
+
+    def step(e, h, s, A):
+        new = A @ h + e
+        return [new, s + e * new]
+
+    traces = scanlib.scan(
+        step,
+        sequences=inputs["e"],
+        outputs_info=[start, start],
+        non_sequences=inputs["A"],
+        return_updates=False,
+    )
+    loop = Loop.from_node(traces[0].owner.inputs[0].owner)
+    loop.carries = [Carry(state.initial[0], state.taps[-1], state.next) for state in loop.states]
+    loop.states = []
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        function = compiled([*inputs.values(), start], loop.apply().carries)
+    assert kinds(function) == [0, 1]
+    e, A = values_of(inputs).values()
+    h, total = np.ones(D), np.ones(D)
+    for row in e:
+        h = A @ h + row
+        total = total + row * h
+    for found, expected in zip(function(e, A, np.ones(D)), (h, total), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 LEFT_ALONE = {
     "the matrix reads the state": (
         lambda e, h, A: (A * h.sum()) @ h + e,
@@ -385,3 +416,24 @@ def test_until_is_left_alone():
 def test_recurrence_is_explained_by_none():
     _, traces = build(CASES["fixed"])
     assert explain_linear(Loop.from_node(traces[0].owner.inputs[0].owner)) is None
+
+
+@pytest.mark.parametrize(
+    "step, lowered",
+    [
+        (lambda k, h, F, H: (F @ h) * k, True),
+        (lambda k, h, F, H: F @ (h - k * pt.dot(H, h)), False),
+    ],
+    ids=["elementwise", "corrected and moved"],
+)
+def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
+    """A filter's gain, the state and fixed matrices: the step is cheaper than its matrix."""
+    k = pt.matrix("k", dtype="float64", shape=(None, 2))
+    F = pt.matrix("F", dtype="float64", shape=(2, 2))
+    H, h0 = (pt.vector(name, dtype="float64", shape=(2,)) for name in ("H", "h0"))
+    trace = scanlib.scan(
+        step, sequences=k, outputs_info=h0, non_sequences=[F, H], return_updates=False
+    )
+    reason = explain_linear(Loop.from_node(trace.owner.inputs[0].owner))
+    assert (reason is None) == lowered
+    assert lowered or "making a matrix for each step" in reason

@@ -9,6 +9,7 @@ import scanlib
 import scanlib.backends.numba  # which the first loop loads, and these graphs have none
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
+from scanlib.ops.softmax import AxesSoftmax
 
 RNG = np.random.default_rng(4)
 
@@ -35,6 +36,49 @@ def test_axes_that_are_not_there():
     for axes in ((), (2,), (-1,)):
         with pytest.raises(ValueError, match="cannot sum an array of 2 axes"):
             AxesSum(axes, "float64", "float64")(x)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_softmax_over_axes(axes, mode):
+    x = pt.tensor("x", dtype="float64", shape=(None, None, None))
+    f = pytensor.function([x], AxesSoftmax(axes)(x), mode=mode)
+    data = RNG.standard_normal((5, 4, 3))
+    far = 1e3 * data
+    far[2, 1, :] = -np.inf
+    for value in (data, far, data[:0], data[::-2], data.transpose(2, 0, 1)):
+        given = value.copy()
+        found = f(value)
+        assert found.shape == value.shape
+        np.testing.assert_array_equal(value, given)
+        if value.size:
+            with np.errstate(invalid="ignore"):
+                e = np.exp(value - value.max(axis=axes, keepdims=True))
+                np.testing.assert_allclose(found, e / e.sum(axis=axes, keepdims=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_softmax_of_what_is_not_a_number(value, mode):
+    x = pt.dmatrix("x")
+    f = pytensor.function([x], AxesSoftmax((1,))(x), mode=mode)
+    data = np.array([[0.0, value, 1.0], [-np.inf, -np.inf, -np.inf], [0.0, 0.0, -np.inf]])
+    found = f(data)
+    assert np.isnan(found[0, 1])
+    assert np.isnan(found[1]).all()
+    np.testing.assert_allclose(found[2], [0.5, 0.5, 0.0])
+
+
+def test_softmax_in_single_precision(mode):
+    x = pt.vector("x", dtype="float32")
+    f = pytensor.function([x], AxesSoftmax((0,))(x), mode=mode)
+    found = f(np.array([0.0, np.log(3.0)], dtype="float32"))
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, [0.25, 0.75], rtol=1e-6)
+
+
+def test_axes_of_a_softmax_that_are_not_there():
+    for axes in ((), (2,), (-1,)):
+        with pytest.raises(ValueError, match="cannot take the softmax of an array of 2 axes"):
+            AxesSoftmax(axes)(pt.dmatrix("x"))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -88,7 +132,29 @@ def test_numba_mode_puts_them_behind_loops():
         np.testing.assert_allclose(value, wanted)
 
 
+def test_numba_mode_puts_softmax_behind_loops():
+    x, axis_of = pt.dmatrix("x"), {"all": None, "rows": -1, "columns": (0,)}
+    h = scanlib.scan(
+        lambda row, h: pt.tanh(row + h),
+        sequences=x,
+        outputs_info=pt.zeros_like(x[0]),
+        return_updates=False,
+    )
+    outputs = [pt.special.softmax(h, axis=axis) for axis in axis_of.values()]
+    f = pytensor.function([x], outputs, mode="NUMBA")
+    assert ops_of(f).count(AxesSoftmax) == 3
+    data = RNG.standard_normal((4, 3))
+    rows, state = [], np.zeros(3)
+    for row in data:
+        state = np.tanh(row + state)
+        rows.append(state)
+    e = np.exp(np.array(rows))
+    for found, axis in zip(f(data), (None, 1, 0), strict=True):
+        np.testing.assert_allclose(found, e / e.sum(axis=axis, keepdims=True))
+
+
 def test_graphs_without_loops_stay_as_they_are():
     x = pt.dtensor3("x")
-    f = pytensor.function([x], pt.matmul(pt.exp(x), x).sum(axis=0), mode="NUMBA")
-    assert not {AxesSum, StepProducts} & set(ops_of(f))
+    products = pt.matmul(pt.exp(x), x)
+    f = pytensor.function([x], pt.special.softmax(products, axis=0).sum(axis=0), mode="NUMBA")
+    assert not {AxesSum, StepProducts, AxesSoftmax} & set(ops_of(f))

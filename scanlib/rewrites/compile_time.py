@@ -12,6 +12,7 @@ from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -19,6 +20,7 @@ from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.scan import Scan
+from scanlib.ops.softmax import AxesSoftmax
 
 FLOATS = ("float32", "float64")
 
@@ -86,6 +88,16 @@ def sum_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return [AxesSum(axes, out.type.dtype, acc_dtype)(x)]
 
 
+@node_rewriter([Softmax])
+def softmax_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn a `Softmax` in a graph with loops into an `AxesSoftmax`."""
+    (x,) = node.inputs
+    if not x.type.ndim or x.type.dtype not in FLOATS or not _has_loops(fgraph):
+        return None
+    axes = range(x.type.ndim) if node.op.axis is None else node.op.axis
+    return [AxesSoftmax(tuple(sorted(axis % x.type.ndim for axis in axes)))(x)]
+
+
 @node_rewriter([BatchedDot])
 def products_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Turn a `BatchedDot` in a graph with loops into `StepProducts`."""
@@ -107,5 +119,10 @@ def sizes_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 
 prepare_inputs = dfs_rewriter(
-    fill_before_loops, row_before_loops, sum_of_loops, products_of_loops, sizes_of_loops
+    fill_before_loops,
+    row_before_loops,
+    sum_of_loops,
+    softmax_of_loops,
+    products_of_loops,
+    sizes_of_loops,
 )

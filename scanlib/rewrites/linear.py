@@ -219,7 +219,7 @@ class _Lowering:
         fixed = [whole.inner for whole in self.loop.non_sequences]
         others = [value for _, value in self.parts.sums]
         others += [output.value for output in self.loop.outputs]
-        above = ancestors(others, blockers=[*state, *fixed])
+        above = set(ancestors(others, blockers=[*state, *fixed]))
         return any(variable in above for variable in state)
 
     def run(self) -> tuple[Variable | None, Variable]:

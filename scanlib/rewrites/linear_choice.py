@@ -66,6 +66,8 @@ def _is_small_product(loop: Loop, parts: Parts) -> bool:
 
 def _reason(node: Apply, single: NotLinearError, several: NotLinearError) -> NotLinearError:
     """Return the error that says more: of one state, or of all together."""
+    if isinstance(several, MatricesCostMoreError):
+        return several
     signature = node.op.signature
     alone = signature.n_states + signature.n_carries == 1 and signature.depths in ((), (1,))
     return single if alone else several

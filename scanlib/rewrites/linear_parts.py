@@ -38,10 +38,10 @@ class NotLinearError(Exception):
 
 
 class MatricesCostMoreError(NotLinearError):
-    """A loop is a matrix recurrence, but its matrices take more memory than the loop."""
+    """A loop is a matrix recurrence, but making its matrices costs more than its steps."""
 
     def __init__(self) -> None:
-        super().__init__("a matrix for each step would take more memory than the loop")
+        super().__init__("making a matrix for each step would cost more than the steps do")
 
 
 def canonical_loop(node: Apply) -> Loop:
