@@ -10,6 +10,7 @@ from scanlib.backends.numba import (
     padded_rows,
     reductions,
     segments,
+    step_products,
 )
 
 memory.keep_freed_memory()
@@ -24,4 +25,5 @@ __all__ = [
     "padded_rows",
     "reductions",
     "segments",
+    "step_products",
 ]
