@@ -10,8 +10,8 @@ before.
 
 ===============  =========================================================================
 `AxesSum`        ``y[k] = Σ_r x[k, r]``, `r` the axes that are summed over, in any place
-`StepProducts`   ``z[t] = x[t] @ y[t]`` or ``z = Σ_t x[t] @ y[t]``, with matrices ``x[t]`` (m, d) and
-                 ``y[t]`` (d, n), of which one may be the same at every step
+`StepProducts`   ``z[t] = x[t] @ y[t]`` or ``z = Σ_t x[t] @ y[t]``, with matrices ``x[t]`` (m, d)
+                 and ``y[t]`` (d, n), of which one may be the same at every step
 `SpecifiedSizes` ``x``, after the check that some of its sizes are what they should be
 ===============  =========================================================================
 """

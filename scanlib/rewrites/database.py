@@ -12,8 +12,8 @@ position  rewrite                          why there
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
 0.08      ``scanlib_starts``               starts of segments that no nest of loops gave are slices
 1.6       ``scanlib_step_products``        before what writes products of all steps
-1.605     ``scanlib_sums``           sums are canonical by then; what they read may need no
-                                     history any more
+1.605     ``scanlib_sums``                 sums are canonical by then; what they read may need no
+                                           history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
                                            fewer readers
 1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps or
