@@ -194,6 +194,27 @@ def test_shared_updates_may_change_their_shape(mode):
     np.testing.assert_array_equal(last.get_value(), np.full((2, 2), 4 * 3.0 + 2 * 4 + 5))
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_carry_that_gets_another_shape_at_the_first_step(kept, mode):
+    """Compiled code assumes that it keeps its shape, and has other code if it does not."""
+    b, start = rng.standard_normal(3), rng.standard_normal(3 if kept else 5)
+    total = pytensor.shared(start, shape=(None,))
+    x, weights = pt.dvector("x"), pt.dvector("b")
+    outs, updates = scanlib.scan(
+        lambda x, b: (x * total.sum(), {total: b * total.sum() + x}), x, non_sequences=weights
+    )
+    function = pytensor.function([x, weights], outs, updates=updates, mode=mode)
+    xs = rng.standard_normal(4)
+    expected = []
+    for value in xs:
+        expected.append(value * start.sum())
+        start = b * start.sum() + value
+    np.testing.assert_allclose(function(xs, b), expected)
+    np.testing.assert_allclose(total.get_value(), start)
+    np.testing.assert_allclose(function(xs[:0], b), [])
+    np.testing.assert_allclose(total.get_value(), start)
+
+
 def test_sequences_that_are_not_contiguous(mode):
     def step(x, h, W):
         return [h @ W + x]

@@ -81,22 +81,58 @@ def test_axes_of_a_softmax_that_are_not_there():
             AxesSoftmax(axes)(pt.dmatrix("x"))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_products_step_by_step(dtype, mode):
-    x = pt.tensor("x", dtype=dtype, shape=(None, None, None))
-    y = pt.tensor("y", dtype=dtype, shape=(None, None, None))
-    f = pytensor.function([x, y], StepProducts()(x, y), mode=mode)
-    small = [(5, 3, 4, 2), (0, 3, 4, 2), (2, 1, 4, 9), (2, 3, 0, 2)]
-    for steps, m, d, n in [*small, (3, 20, 17, 30), (2, 70, 65, 66)]:
-        a = RNG.standard_normal((steps, m, d)).astype(dtype)
-        b = RNG.standard_normal((steps, d, n)).astype(dtype)
-        np.testing.assert_allclose(f(a, b), a @ b, rtol=1e-4, atol=1e-4)
-        turned = np.ascontiguousarray(a.transpose(0, 2, 1)).transpose(0, 2, 1)
-        np.testing.assert_allclose(f(turned, b[::-1]), a @ b[::-1], rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="one array has more of them"):
-        f(np.ones((3, 2, 2), dtype), np.ones((2, 2, 2), dtype))
+def layouts(array):
+    """Return an array laid out in memory in several ways."""
+    turned = np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+    spread = np.repeat(np.repeat(array, 2, axis=-1), 3, axis=-2)[..., ::3, ::2]
+    flipped = np.ascontiguousarray(array[::-1])[::-1]
+    return [array, turned, spread, flipped]
+
+
+# Ranks of the arguments, and whether products are added up.
+KINDS = {
+    "both vary": (3, 3, False),
+    "sum": (3, 3, True),
+    "the right one is fixed": (3, 2, False),
+    "the left one is fixed": (2, 3, False),
+    "one product": (2, 2, False),
+}
+# Steps, rows, inner size, columns: tiny, empty, vectors, and what goes to the library.
+SIZES = [(5, 3, 4, 2), (0, 3, 4, 2), (2, 3, 0, 2), (2, 0, 3, 4), (2, 1, 4, 9), (4, 3, 1, 5)]
+SIZES += [(4, 3, 5, 1), (1, 3, 4, 5), (3, 20, 17, 30), (2, 70, 65, 66), (300, 4, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    "kind, dtype", [*((kind, "float64") for kind in KINDS), ("both vary", "float32")]
+)
+def test_products_step_by_step(kind, dtype, mode):
+    left, right, total = KINDS[kind]
+    x = pt.tensor("x", dtype=dtype, shape=(None,) * left)
+    y = pt.tensor("y", dtype=dtype, shape=(None,) * right)
+    f = pytensor.function([x, y], StepProducts(total)(x, y), mode=mode)
+    for steps, m, d, n in SIZES:
+        a = RNG.standard_normal((steps, m, d)[3 - left :]).astype(dtype)
+        b = RNG.standard_normal((steps, d, n)[3 - right :]).astype(dtype)
+        expected = a.astype("float64") @ b
+        expected = expected.sum(axis=0) if total else expected
+        pairs = [(a_, b) for a_ in layouts(a)] + [(a, b_) for b_ in layouts(b)]
+        for a_, b_ in [*pairs, (layouts(a)[1], layouts(b)[1])]:
+            value = f(a_, b_)
+            assert value.dtype == dtype
+            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-3)
+    steps = [1 if rank == 2 else 3 for rank in (left, right)]
     with pytest.raises(ValueError, match="the columns of one are not the rows of the other"):
-        f(np.ones((3, 2, 2), dtype), np.ones((3, 3, 2), dtype))
+        f(np.ones((3, 2, 2)[3 - left :], dtype), np.ones((3, 3, 2)[3 - right :], dtype))
+    if steps == [3, 3]:
+        with pytest.raises(ValueError, match="one array has more of them"):
+            f(np.ones((3, 2, 2), dtype), np.ones((2, 2, 2), dtype))
+
+
+def test_products_of_other_ranks_or_dtypes_are_refused():
+    x, y = pt.dmatrix("x"), pt.dtensor3("y")
+    for total, left, right in [(True, x, y), (False, x[0], y), (False, y.astype("float32"), y)]:
+        with pytest.raises(TypeError, match="expected two arrays of matrices of one dtype"):
+            StepProducts(total)(left, right)
 
 
 def test_sizes_that_are_checked(mode):

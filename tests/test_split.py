@@ -9,12 +9,15 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
 from pytensor.raise_op import Assert
+from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape
 
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.reductions import StepProducts
 from tests.checks import assert_derivatives, assert_same
 from tests.modes import MODES
 from tests.reference import reference_scan
@@ -477,6 +480,20 @@ class TestNetworks:
         assert len(products) == len(weights) - 1
         assert forward.op.signature.n_carries == 0
         assert backward.op.signature.n_carries == (2 if kind == "lstm" else 1)
+
+    @pytest.mark.parametrize("kind", ["rnn", "lstm"])
+    def test_in_numba_mode_they_are_single_nodes(self, kind):
+        inputs, states, weights, values = network(kind)
+        gradients = pytensor.grad(pt.sum(states**2), weights)
+        function = pytensor.function(inputs, gradients, mode=MODES["numba"])
+        nodes = function.maker.fgraph.toposort()
+        assert count(function, StepProducts) == 1 + len(weights)
+        assert not any(isinstance(core(node), Dot | BatchedDot | Reshape) for node in nodes)
+        for output in function.maker.fgraph.outputs:
+            assert isinstance(output.owner.op, StepProducts)
+            assert output.owner.op.total
+        expected = pytensor.function(inputs, gradients, mode=MODES["c"])(*values)
+        assert_same(function(*values), expected, rtol=1e-9, atol=1e-11)
 
     @pytest.mark.parametrize("kind", ["gru", "lstm"])
     def test_the_backward_loop_computes_no_gate_again(self, kind):

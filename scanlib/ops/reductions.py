@@ -1,14 +1,17 @@
 """What reads all rows of a loop at once: sums over axes, products step by step, checks of shapes.
 
-These Ops compute what PyTensor's `Sum`, `BatchedDot` and `SpecifyShape` compute. They exist for the
-time that compiling takes: numba spends two to three seconds on the first of these of a process,
-which assigns arrays to slices, sorts strides or writes numbers into an error's text, and so brings
-in the code that formats text. A late rewrite puts them behind loops, in numba mode only; no user
-meets them before.
+These Ops compute what PyTensor's `Sum`, `Dot`, `BatchedDot` and `SpecifyShape` compute. They exist
+for the time that compiling takes: numba spends two to three seconds on the first of these of a
+process, which assigns arrays to slices, sorts strides or writes numbers into an error's text, and
+so brings in the code that formats text; and the one large product that takes the place of a step's
+small ones is five nodes or more of PyTensor's, for the sizes and for the arrays of other shapes. In
+numba mode only, the split of loops and a late rewrite write these Ops instead; no user meets them
+before.
 
 ===============  =========================================================================
 `AxesSum`        ``y[k] = Σ_r x[k, r]``, `r` the axes that are summed over, in any place
-`StepProducts`   ``z[t] = x[t] @ y[t]``, with matrices ``x[t]`` (m, d) and ``y[t]`` (d, n)
+`StepProducts`   ``z[t] = x[t] @ y[t]`` or ``z = Σ_t x[t] @ y[t]``, with matrices ``x[t]`` (m, d)
+                 and ``y[t]`` (d, n), of which one may be the same at every step
 `SpecifiedSizes` ``x``, after the check that some of its sizes are what they should be
 ===============  =========================================================================
 """
@@ -63,29 +66,51 @@ class AxesSum(Op):
 
 
 class StepProducts(Op):
-    """The matrix product of every step's two matrices."""
+    """The matrix product of every step's two matrices, or the sum of these over all steps.
 
-    __props__ = ()
+    Parameters
+    ----------
+    total : bool
+        Whether the products are added up. Both arguments must have a time axis then.
+
+    Notes
+    -----
+    An argument of two axes is the same matrix at every step; with two of them, the result is
+    their product.
+    """
+
+    __props__ = ("total",)
+
+    def __init__(self, total: bool = False) -> None:
+        self.total = total
 
     def make_node(self, x: Variable, y: Variable) -> Apply:
         x, y = pt.as_tensor_variable(x), pt.as_tensor_variable(y)
-        if x.type.ndim != 3 or y.type.ndim != 3 or x.type.dtype != y.type.dtype:
+        least = 3 if self.total else 2
+        ranks = {x.type.ndim, y.type.ndim}
+        if not ranks <= {least, 3} or x.type.dtype != y.type.dtype:
             raise TypeError(f"expected two arrays of matrices of one dtype, got {x.type}, {y.type}")
-        steps = x.type.shape[0] if x.type.shape[0] is not None else y.type.shape[0]
-        shape = (steps, x.type.shape[1], y.type.shape[2])
+        shape = self._shape(x.type.shape, y.type.shape)
         return Apply(self, [x, y], [TensorType(x.type.dtype, shape=shape)()])
 
+    def _shape(self, x: tuple[Any, ...], y: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.total or len(x) == len(y) == 2:
+            return (x[-2], y[-1])
+        if len(x) == len(y):
+            return (y[0] if x[0] is None else x[0], x[-2], y[-1])
+        return (x[0] if len(x) == 3 else y[0], x[-2], y[-1])
+
     def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
-        x, y = arguments[-1]
-        return [(x[0], x[1], y[2])]
+        return [self._shape(*map(tuple, arguments[-1]))]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         x, y = inputs
-        if len(x) != len(y):
+        if x.ndim == y.ndim == 3 and len(x) != len(y):
             raise ValueError(LENGTHS)
-        if x.shape[2] != y.shape[1]:
+        if x.shape[-1] != y.shape[-2]:
             raise ValueError(SIZES)
-        output_storage[0][0] = np.matmul(x, y)
+        product = np.tensordot(x, y, ((0, 2), (0, 1))) if self.total else np.matmul(x, y)
+        output_storage[0][0] = np.asarray(product, dtype=x.dtype)
 
 
 class SpecifiedSizes(Op):

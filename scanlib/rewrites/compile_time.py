@@ -6,11 +6,11 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, dfs_rewriter, node_rewriter
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum
+from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import Subtensor
@@ -21,8 +21,16 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
+from scanlib.ops.whole_loops import CompilesStepProducts
 
 FLOATS = ("float32", "float64")
+
+
+class AllowStepProducts(GraphRewriter):
+    """Let later rewrites write the products of all steps as one `StepProducts`."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(CompilesStepProducts())
 
 
 def _feeds_only_loops(fgraph: FunctionGraph, variable: Variable) -> bool:
@@ -108,6 +116,16 @@ def products_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     return [StepProducts()(left, right)]
 
 
+@node_rewriter([Dot])
+def product_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn a product of two matrices in a graph with loops into `StepProducts`."""
+    left, right = node.inputs
+    same = left.type.dtype == right.type.dtype == node.outputs[0].type.dtype
+    if not same or left.type.dtype not in FLOATS or not _has_loops(fgraph):
+        return None
+    return [StepProducts()(left, right)] if left.type.ndim == right.type.ndim == 2 else None
+
+
 @node_rewriter([SpecifyShape])
 def sizes_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Turn a `SpecifyShape` of known sizes in a graph with loops into `SpecifiedSizes`."""
@@ -124,5 +142,6 @@ prepare_inputs = dfs_rewriter(
     sum_of_loops,
     softmax_of_loops,
     products_of_loops,
+    product_of_loops,
     sizes_of_loops,
 )

@@ -11,8 +11,9 @@ position  rewrite                          why there
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
 0.08      ``scanlib_starts``               starts of segments that no nest of loops gave are slices
-1.605     ``scanlib_sums``           sums are canonical by then; what they read may need no
-                                     history any more
+1.6       ``scanlib_step_products``        before what writes products of all steps
+1.605     ``scanlib_sums``                 sums are canonical by then; what they read may need no
+                                           history any more
 1.61      ``scanlib_simplify_late``        canonicalization and stabilization leave loops with
                                            fewer readers
 1.615     ``scanlib_maps``                 before lowering, which would keep a loop of maps or
@@ -34,7 +35,7 @@ from pytensor.compile.mode import optdb
 
 from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
-from scanlib.rewrites.compile_time import prepare_inputs
+from scanlib.rewrites.compile_time import AllowStepProducts, prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
@@ -69,6 +70,7 @@ optdb.register(
 optdb.register(
     "scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08
 )
+optdb.register("scanlib_step_products", AllowStepProducts(), "numba", position=1.6)
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
 optdb.register("scanlib_simplify_late", SimplifyLoops(), "fast_run", "scanlib", position=1.61)
 optdb.register("scanlib_maps", SplitLoops(maps_only=True), "fast_run", "scanlib", position=1.615)

@@ -39,6 +39,7 @@ from scanlib.ops.graph import conform, substitute
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linear_scan import Parts as OpParts
 from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.whole_loops import compiles_step_products
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
 from scanlib.rewrites.linear_choice import find_recurrence
@@ -70,7 +71,7 @@ class LowerLinearLoops(GraphRewriter):
             return False
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
         try:
-            new = lower_linear(node, read)
+            new = lower_linear(node, read, compiles_step_products(fgraph))
         except NotLinearError:
             return False
         pairs = zip(node.outputs, new, strict=True)
@@ -88,7 +89,9 @@ def explain_linear(loop: Loop) -> str | None:
     return None
 
 
-def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
+def lower_linear(
+    node: Apply, read: list[bool], step_products: bool = False
+) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
 
     Raises
@@ -98,19 +101,23 @@ def lower_linear(node: Apply, read: list[bool]) -> list[Variable | None]:
     """
     loop, parts, joined = find_recurrence(node)
     if joined is not None:
-        values = lower_parts(loop, parts, joined.read(read))
+        values = lower_parts(loop, parts, joined.read(read), step_products)
         return joined.results(values, read)
-    return lower_parts(loop, parts, read)
+    return lower_parts(loop, parts, read, step_products)
 
 
-def lower_parts(loop: Loop, parts: Parts, read: list[bool]) -> list[Variable | None]:
+def lower_parts(
+    loop: Loop, parts: Parts, read: list[bool], step_products: bool
+) -> list[Variable | None]:
     """Return what replaces each output of a loop around a recurrence that is read."""
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
     lengths = {new: row_count(old) for old, new in zip(outer, stand_ins, strict=True)}
     try:
-        results = _Lowering(loop, parts, read, lengths).results()
+        lowering = _Lowering(loop, parts, read, lengths)
+        lowering.over_time.step_products = step_products
+        results = lowering.results()
     except NotImplementedError as error:
         raise NotLinearError(f"a step cannot be evaluated as a batch: {error}") from error
     chosen = [value for value in results if value is not None]
@@ -262,6 +269,7 @@ class _Lowering:
             pt.minimum(self.loop.length(), 1),
             self.over_time_fixed,
             {inner: values[row] for inner, values in self.sequence_values.items()},
+            self.over_time.step_products,
         )
         here.add(value_of(self.part), history[row])
         last = here.rows(self.part.next)

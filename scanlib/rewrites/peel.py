@@ -30,8 +30,9 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
+from scanlib.ops.reductions import StepProducts
 from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
-from scanlib.rewrites.peel_nodes import batched, elementwise_region
+from scanlib.rewrites.peel_nodes import Value, batched, elementwise_region
 from scanlib.rewrites.split_cost import is_function, outer_factors
 
 # Operations that a batch computes in one pass over memory, as the steps did.
@@ -76,6 +77,8 @@ class OverTime:
         Body variables that are the same at every step, and their values.
     varying : mapping of Variable to Variable
         Body variables that differ, and all their values, time first.
+    step_products : bool
+        Whether products of all steps are one `StepProducts`; see `CompilesStepProducts`.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class OverTime:
         length: Variable,
         fixed: dict[Variable, Variable],
         varying: dict[Variable, Variable],
+        step_products: bool = False,
     ) -> None:
         self.length = length
+        self.step_products = step_products
         self.fixed = dict(fixed)
         self.varying = dict(varying)
         self.given_fixed = set(fixed)
@@ -146,7 +151,7 @@ class OverTime:
         if isinstance(node.op, Dot) and all(value.type.ndim >= 2 for value in values):
             ranks = [inp.type.ndim for inp in node.inputs]
             if ranks == [2, 2]:
-                self.varying[node.outputs[0]] = _product(*inputs)
+                self.varying[node.outputs[0]] = self._product(*inputs)
                 return
         if isinstance(node.op, ScalarFromTensor):
             self.varying[node.outputs[0]] = values[0]  # read by `gathers` alone
@@ -324,13 +329,29 @@ class OverTime:
         x, y = self.rows(left), self.rows(right)
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
             return pt.dot(x[:, :, 0].T, y[:, 0, :])
+        if self._is_step_product(x, y):
+            return StepProducts(total=True)(x, y)
         # All rows below one another, without a copy where x is a transposition: Xᵀ then is one.
         size, columns = x.shape[1], y.shape[2]
         count = x.shape[0] * x.shape[2]  # not -1, which says nothing where another length is zero
         return pt.dot(x.mT.reshape((count, size)).T, y.reshape((count, columns)))
 
+    def _is_step_product(self, left: Variable, right: Variable) -> bool:
+        """Whether a product of all steps is one `StepProducts`."""
+        dtypes = {left.type.dtype, right.type.dtype}
+        return self.step_products and len(dtypes) == 1 and dtypes <= {"float32", "float64"}
 
-def _product(one: tuple[Variable, bool], two: tuple[Variable, bool]) -> Variable:
+    def _product(self, one: Value, two: Value) -> Variable:
+        """Return the products of all steps of two matrices, of which one or both vary."""
+        (left, left_varies), (right, right_varies) = one, two
+        vectors = left_varies and left.type.shape[1] == 1
+        vectors = vectors or (right_varies and right.type.shape[2] == 1)
+        if left_varies != right_varies and not vectors and self._is_step_product(left, right):
+            return StepProducts()(left, right)
+        return _product(one, two)
+
+
+def _product(one: Value, two: Value) -> Variable:
     """Return the products of all steps of two matrices, of which one or both have a time axis."""
     (left, left_varies), (right, right_varies) = one, two
     if left_varies and not right_varies:

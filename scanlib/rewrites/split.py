@@ -40,7 +40,7 @@ from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.messages import Messages
-from scanlib.ops.whole_loops import KeepsLoopsWhole
+from scanlib.ops.whole_loops import KeepsLoopsWhole, compiles_step_products
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.joins import join_slices
 from scanlib.rewrites.last_rows import is_loop
@@ -82,13 +82,14 @@ class SplitLoops(GraphRewriter):
         if not config.scanlib__split or keeps_loops_whole(fgraph):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
+        step_products = compiles_step_products(fgraph)
         pending = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
         while pending:
             node = pending.pop()
             if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
                 continue
             read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-            new, note = split(node, read, self.heavy) or (None, None)
+            new, note = split(node, read, self.heavy, step_products) or (None, None)
             if new is None and not self.maps_only and config.scanlib__split_affine:
                 new, note = separate(node) or (None, None)
             if new is None or note is None:
@@ -128,7 +129,7 @@ def lower(fgraph: FunctionGraph, node: Apply) -> bool:
 
 
 def split(
-    node: Apply, read: list[bool], heavy: bool = False
+    node: Apply, read: list[bool], heavy: bool = False, step_products: bool = False
 ) -> tuple[list[Variable | None], SplitNote] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
@@ -147,7 +148,7 @@ def split(
     replace_outer(loop, places)
     lengths = {new: row_count(old) for old, new in places.items()}
     try:
-        builder = _Split(parts, read, lengths)
+        builder = _Split(parts, read, lengths, step_products)
         values = builder.values()
     except NotImplementedError:
         return None
@@ -247,6 +248,7 @@ class _Split:
     parts: SplitParts
     read: list[bool]
     lengths: dict[Variable, Any]
+    step_products: bool
     results: Results | None = None
     by_part: dict[int, Variable] = field(default_factory=dict)
 
@@ -254,7 +256,7 @@ class _Split:
         self.loop = self.parts.loop
         fixed = {whole.inner: whole.outer for whole in self.loop.non_sequences}
         rows = {part.row: part.outer for part in self.loop.sequences}
-        self.over_time = OverTime(self.loop.length(), fixed, rows)
+        self.over_time = OverTime(self.loop.length(), fixed, rows, self.step_products)
 
     def values(self) -> list[Variable | None]:
         parts, loop = self.parts, self.loop

@@ -11,6 +11,7 @@ from scanlib.backends.numba import (
     reductions,
     segments,
     softmax,
+    step_products,
 )
 
 memory.keep_freed_memory()
@@ -26,4 +27,5 @@ __all__ = [
     "reductions",
     "segments",
     "softmax",
+    "step_products",
 ]

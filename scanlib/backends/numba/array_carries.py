@@ -1,4 +1,10 @@
-"""Carries of a loop: two buffers each, which change roles from step to step."""
+"""Carries of a loop: two buffers each, which change roles from step to step.
+
+A step may give a carry another shape. Hardly any does, and code for it in every step takes long to
+compile: the function of a loop assumes that carries keep their sizes, which it compares before the
+first step with those that a step gives them. If they differ, it calls a function without the
+assumption, which is compiled then.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +24,18 @@ def is_array(variable: Variable) -> bool:
     return isinstance(variable.type, DenseTensorType) and variable.type.ndim > 0
 
 
+class SizesChangeError(Exception):
+    """The sizes of a carry after a step are not known before the loop."""
+
+
 class CarryWriter(LoopWriter):
     """Writes the storage of carries, and what becomes of them at the end of a step."""
 
     emitter: Emitter  # type: ignore[assignment]
     sizes: Sizes
     in_place: set[int]
+    # The statement that leaves to another function, if carries are assumed to keep their sizes.
+    leave = ""
 
     def write_carry_storage(self, i: int, name: str) -> None:
         line, variable = self.source.line, self.inner.carries[i]
@@ -42,6 +54,8 @@ class CarryWriter(LoopWriter):
         line(f"q{i} = False")
         for axis in range(ndim):
             line(f"c{i}_{axis} = {name}.shape[{axis}]")
+            if self.leave:
+                self.sizes.add_static(f"c{i}_{axis}")
 
     def carry_place(self, i: int, start: str) -> Place:
         shape = self.inner.carries[i].type.shape
@@ -94,8 +108,19 @@ class CarryWriter(LoopWriter):
         self.source.line(f"q{i} = not q{i}")
 
     def changed_sizes(self, i: int, sizes: tuple[str, ...]) -> list[tuple[str, str]]:
-        """Return the sizes of a carry that may be others than before."""
+        """Return the sizes of a carry that may be others than before.
+
+        Raises
+        ------
+        SizesChangeError
+        """
         own = [f"c{i}_{axis}" for axis in range(len(sizes))]
+        if self.leave:
+            for mine, size in zip(own, map(self.sizes.same, sizes), strict=True):
+                if not self.sizes.is_static(size):
+                    raise SizesChangeError
+                self.sizes.require_equal(mine, size, self.leave)
+            return []
         return [
             (mine, self.sizes.same(size))
             for mine, size in zip(own, sizes, strict=True)

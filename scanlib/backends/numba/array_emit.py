@@ -51,7 +51,7 @@ class Emitter(ArrayLinalg):
         source.object("as_scalar", as_scalar)
         source.object("contiguous", contiguous)
         source.object("carray", carray)
-        for name in ("pointer", "shift", "load", "store", "keep"):
+        for name in ("pointer", "opaque", "shift", "load", "store", "keep"):
             source.object(name, getattr(pointers, name))
         self.joined = {}
         self.parts = {}

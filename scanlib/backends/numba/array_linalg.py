@@ -28,7 +28,7 @@ class ArrayLinalg(ArrayJoins):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self._packed: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._packed: dict[tuple[str, tuple[str, ...], str], str] = {}
         self._numbers: dict[str, str] = {}
 
     def call(self, op: Op, node: Apply) -> None:
@@ -102,7 +102,7 @@ class ArrayLinalg(ArrayJoins):
         lanes = products.lanes(4 if out.type.dtype == "float32" else 8)
         tile = lanes * products.VECTORS
         if b.fixed:
-            panels = self._panels(b, dtype, depth, columns)
+            panels = self._panels(b, dtype, sizes)
             spare = self.fresh(dtype, [rows, str(tile)])
             name = self.kernel(products.fixed_product, products.VERSION)
             self.source.line(
@@ -132,18 +132,21 @@ class ArrayLinalg(ArrayJoins):
     def _strided(self, place: Place) -> str:
         return ", ".join([place.start, *map(self.number, place.strides)])
 
-    def _panels(self, b: Place, dtype: str, depth: str, columns: str) -> str:
+    def _panels(self, b: Place, dtype: str, sizes: tuple[str, str, str]) -> str:
         """Return the panels of a matrix that is the same at all steps."""
-        key = (b.start, b.strides)
+        rows, depth, columns = sizes
+        if not self.sizes.is_static(rows):
+            rows = str(products.TINY + 1)  # which no product is tiny with
+        key = (b.start, b.strides, rows)
         if key not in self._packed:
             kind = self.source.globals[dtype]
             name = self.kernel(products.panels, products.VERSION, (np.dtype(kind).name, 1))
             array, start = self.source.name("w"), self.source.name("p")
             places = self._strided(b)
-            depth, columns = self.number(depth), self.number(columns)
+            rows, depth, columns = map(self.number, (rows, depth, columns))
             before = self.source.after_checks
-            rows = f"{depth} if steps > 0 else {self.number('0')}"
-            before(f"{array} = {name}(({places}, {rows}, {columns}))")
+            read = f"{depth} if steps > 0 else {self.number('0')}"
+            before(f"{array} = {name}(({places}, {read}, {columns}, {rows}))")
             before(f"{start} = pointer({array})")
             self.memory.arrays.append(array)
             self._packed[key] = start

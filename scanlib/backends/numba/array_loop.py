@@ -18,16 +18,24 @@ from typing import Any
 from pytensor.graph.basic import Variable
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.type import DenseTensorType
 
-from scanlib.backends.numba.array_carries import SHAPE, CarryDestination, CarryWriter, is_array
+from scanlib.backends.numba.array_carries import (
+    SHAPE,
+    CarryDestination,
+    CarryWriter,
+    SizesChangeError,
+    is_array,
+)
 from scanlib.backends.numba.array_emit import Emitter
 from scanlib.backends.numba.array_values import Destination, is_zero_dim
 from scanlib.backends.numba.contiguous import contiguous_steps
+from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.pointers import address
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-array-loop-2"
+VERSION = "scanlib-array-loop-3"
 
 
 class ArrayLoopWriter(CarryWriter):
@@ -66,6 +74,16 @@ class ArrayLoopWriter(CarryWriter):
                     line(f"c{i} = d{i}")
         self.write_return()
         return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def assume_kept_sizes(self, otherwise: Callable[..., Any], key: str) -> None:
+        """Let carries keep their sizes; where they do not, another function runs."""
+        kinds = [taps[0].type for taps in self.inner.taps]
+        results = [(kind.dtype, kind.ndim + 1) for kind in kinds]
+        results += [(part.type.dtype, part.type.ndim) for part in self.result.carries]
+        results += [(part.type.dtype, part.type.ndim + 1) for part in self.result.outputs]
+        name = self.source.function(lazily(otherwise, key, results, True), f"other {key}", "other")
+        self.leave = f"return {name}(({', '.join(self.arguments)},))"
+        self.source.check_before_loop("False", self.leave)  # the first of all checks
 
     # Before the first step
 
@@ -314,6 +332,22 @@ class ArrayLoopWriter(CarryWriter):
         for name in self.emitter.memory.arrays:
             self.source.line(f"keep({name})")
         super().write_return()
+
+
+def write(op: Scan) -> tuple[Callable[..., Any], str | None]:
+    """Return the function of a loop and its cache key."""
+    function, key = ArrayLoopWriter(op).write()
+    writer = ArrayLoopWriter(op)
+    carries = writer.result.carries
+    if key is None or op.signature.has_stop or not any(map(is_array, carries)):
+        return function, key
+    if not all(isinstance(part.type, DenseTensorType) for part in carries):
+        return function, key
+    writer.assume_kept_sizes(function, key)
+    try:
+        return writer.write()
+    except SizesChangeError:
+        return function, key
 
 
 def _at(message: str, step: str, numbers: str) -> str:

@@ -394,6 +394,6 @@ class LoopWriter:
 
 def write_loop(op: Scan) -> tuple[Callable[..., Any], str | None]:
     """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    from scanlib.backends.numba.array_loop import ArrayLoopWriter
+    from scanlib.backends.numba import array_loop
 
-    return ArrayLoopWriter(op).write()
+    return array_loop.write(op)

@@ -204,7 +204,7 @@ class Memory:
             line(f"{base} = pointer({array})")
             self.arrays.append(array)
             for (start, _, items, zeros), offset in zip(mine, offsets, strict=True):
-                line(f"{start} = shift({base}, {offset})")
+                line(f"{start} = opaque(shift({base}, {offset}))")
                 if zeros:
                     index = self.source.name("j")
                     line(f"for {index} in range({items}):")

@@ -25,9 +25,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from scanlib.backends.numba import lazy
 from scanlib.backends.numba.pointers import load, pointer, shift, store
 
-VERSION = "scanlib-products-1"
+VERSION = "scanlib-products-2"
 TINY = 512  # multiplications up to which plain loops are used
 ROWS = 4  # of a tile
 OPTIONS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
@@ -250,6 +251,22 @@ def packed_product(a: Any, a_row: int, a_step: int, panels: Any, c: Any, c_row: 
         j += wide
 
 
+@njit(**OPTIONS)
+def packing_product(a: Any, a_row: int, a_step: int, b: Any, b_row: int, b_step: int, c: Any,
+                    c_row: int, m: int, depth: int, n: int, spare: Any,
+                    more: int) -> None:  # fmt: skip
+    """Compute ``C = A B`` (``C += A B`` if `more` is one); `spare` is as in `product`."""
+    pack(b, b_row, b_step, depth, n, spare)
+    rest = shift(spare, depth * padded(b, n))
+    packed_product(a, a_row, a_step, spare, c, c_row, m, depth, n, rest, more)
+
+
+# Compiled when a product is not a tiny one: in many loops none ever is.
+_pack, _ = lazy.kernel(pack, VERSION)
+_packed_product, _ = lazy.kernel(packed_product, VERSION)
+_packing_product, _ = lazy.kernel(packing_product, VERSION)
+
+
 # Sums of a few terms are not worth vectors, nor the tests that would have to choose them.
 @njit(**OPTIONS | {"fastmath": {"contract"}})
 def plain_product(a: Any, a_row: int, a_step: int, b: Any, b_row: int, b_step: int, c: Any,
@@ -300,9 +317,7 @@ def product(a: Any, a_row: int, a_step: int, b: Any, b_row: int, b_step: int, c:
     elif m * depth * n <= TINY:
         plain_product(a, a_row, a_step, b, b_row, b_step, c, c_row, m, depth, n, more)
     else:
-        pack(b, b_row, b_step, depth, n, spare)
-        rest = shift(spare, depth * padded(b, n))
-        packed_product(a, a_row, a_step, spare, c, c_row, m, depth, n, rest, more)
+        _packing_product((a, a_row, a_step, b, b_row, b_step, c, c_row, m, depth, n, spare, more))
 
 
 def new_array(start: Any, items: int) -> Any:
@@ -317,10 +332,12 @@ def _new_array(start, items):
 
 
 @njit(**OPTIONS)
-def panels(b: Any, b_row: int, b_step: int, depth: int, n: int) -> Any:
-    """Return the panels of a matrix as an array."""
+def panels(b: Any, b_row: int, b_step: int, depth: int, n: int, m: int) -> Any:
+    """Return the panels of a matrix as an array, empty if no product with `m` rows reads them."""
+    if m * depth * n <= TINY:
+        return new_array(b, 0)
     array = new_array(b, depth * padded(b, n))
-    pack(b, b_row, b_step, depth, n, pointer(array))
+    _pack((b, b_row, b_step, depth, n, pointer(array)))
     return array
 
 
@@ -332,4 +349,4 @@ def fixed_product(a: Any, a_row: int, a_step: int, b: Any, b_row: int, b_step: i
     if m * depth * n <= TINY:
         plain_product(a, a_row, a_step, b, b_row, b_step, c, c_row, m, depth, n, more)
     else:
-        packed_product(a, a_row, a_step, packed, c, c_row, m, depth, n, spare, more)
+        _packed_product((a, a_row, a_step, packed, c, c_row, m, depth, n, spare, more))

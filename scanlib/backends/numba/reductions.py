@@ -1,9 +1,4 @@
-"""Numba code of `AxesSum`, `StepProducts` and `SpecifiedSizes`, which compiles fast.
-
-Products of matrices of up to `LARGEST` multiplications are computed by the kernel that loops use
-(`products`). Larger ones call the linear algebra library, in a function that is compiled when it
-is needed.
-"""
+"""Numba code of `AxesSum` and `SpecifiedSizes`, which compiles fast."""
 
 from __future__ import annotations
 
@@ -16,17 +11,14 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
-from scanlib.backends.numba import products
-from scanlib.backends.numba.contiguous import any_layout, contiguous
-from scanlib.backends.numba.lazy import lazily
-from scanlib.backends.numba.pointers import keep, load, pointer, shift, store
+from scanlib.backends.numba.contiguous import contiguous
+from scanlib.backends.numba.pointers import keep, load, pointer, store
 from scanlib.backends.numba.source import Source
 from scanlib.ops import reductions
 from scanlib.ops.errors import SpecifiedShapeError
-from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
+from scanlib.ops.reductions import AxesSum, SpecifiedSizes
 
 VERSION = "scanlib-reductions-1"
-LARGEST = 64**3
 
 
 @register_funcify_and_cache_key(AxesSum)
@@ -91,73 +83,6 @@ def _write_sums(source: Source, op: AxesSum, ndim: int, number: str) -> None:
                 item = f"{number}(load(read, at + j))"
                 source.line(f"store(write, to + j, load(write, to + j) + {item})")
         source.line(f"at += n{last}")
-
-
-@register_funcify_and_cache_key(StepProducts)
-def funcify_step_products(
-    op: StepProducts, node: Apply, **kwargs: Any
-) -> tuple[Callable[..., Any], str | None]:
-    """Return the compiled function of a `StepProducts`."""
-    dtype = np.dtype(node.outputs[0].type.dtype)
-    products_of, products_key = _products(dtype)
-    call = lazily(products_of, products_key, [(dtype.name, 3)], True)
-    source = Source()
-    source.object("any_layout", any_layout)
-    name = source.function(call, products_key)
-    source.line(f"return {name}((any_layout(x), any_layout(y)))")
-    function, key = source.compile("step_products", ["x", "y"], VERSION)
-    return numba_njit(function), key
-
-
-def _products(dtype: np.dtype[Any]) -> tuple[Callable[..., Any], str]:
-    """Return the function for two arrays that may lie in memory in any way, and its key."""
-    source = Source()
-    line, block = source.line, source.block
-    for function in (keep, pointer, shift):
-        source.object(function.__name__, function)
-    product = source.function(products.product, f"{products.VERSION} product", "product")
-    number = source.object(f"np_{dtype.name}", dtype.type)
-    line("steps, m, d = x.shape")
-    line("n = y.shape[2]")
-    with block("if y.shape[0] != steps:"):
-        line(f"raise ValueError({reductions.LENGTHS!r})")
-    with block("if y.shape[1] != d:"):
-        line(f"raise ValueError({reductions.SIZES!r})")
-    with block(f"if m * d * n > {LARGEST}:"):
-        line(f"return {_large(source, dtype)}((x, y))")
-    line(f"z = np.empty((steps, m, n), {number})")
-    line("a, b, c = pointer(x), pointer(y), pointer(z)")
-    for name in ("x", "y"):
-        for axis in range(3):
-            line(f"{name}{axis} = {name}.strides[{axis}] // {name}.itemsize")
-    line(f"tile = {products.vectors() * products.lanes(dtype.itemsize)}")
-    line(f"spare = np.empty((d + m + 1) * (n + tile), {number})")
-    line("free = pointer(spare)")
-    with block("for t in range(steps):"):
-        here = "shift(a, t * x0), x1, x2, shift(b, t * y0), y1, y2, shift(c, t * m * n), n"
-        line(f"{product}({here}, m, d, n, free, 0)")
-    line("keep(spare)")
-    line("keep(x)")
-    line("keep(y)")
-    line("return z")
-    function, key = source.compile("products", ["x", "y"], VERSION)
-    assert key is not None
-    return function, key
-
-
-def _large(source: Source, dtype: np.dtype[Any]) -> str:
-    """Return the name of the function for large matrices."""
-    key = f"{VERSION} large {dtype.name}"
-    call = lazily(_library_products, key, [(dtype.name, 3)], False)
-    return source.function(call, key, "large")
-
-
-def _library_products(x: Any, y: Any) -> Any:
-    """Multiply matrices by the linear algebra library (compiled code only)."""
-    z = np.empty((x.shape[0], x.shape[1], y.shape[2]), x.dtype)
-    for t in range(x.shape[0]):
-        np.dot(contiguous(x[t]), contiguous(y[t]), z[t])
-    return z
 
 
 @register_funcify_and_cache_key(SpecifiedSizes)

@@ -24,8 +24,10 @@ from numba.np.linalg import ensure_lapack
 from scanlib.backends.numba.pointers import load, shift, store
 from scanlib.backends.numba.products import OPTIONS, SUMS, zero_of
 
-VERSION = "scanlib-small-linalg-1"
+VERSION = "scanlib-small-linalg-2"
 LARGE = 48
+# Not literals, for which functions are compiled once more.
+_NO, _YES = np.int64(0), np.int64(1)
 
 ensure_lapack()
 
@@ -137,7 +139,7 @@ def eliminate(f: Any, n: int, x: Any, m: int) -> bool:
             ratio = load(f, i * n + k) / pivot
             _subtract(shift(f, i * n + k), shift(f, k * n + k), ratio, n - k)
             _subtract(shift(x, i * m), shift(x, k * m), ratio, m)
-    return substitute(f, n, 1, n, 0, 0, x, m)
+    return substitute(f, n, _YES, n, _NO, _NO, x, m)
 
 
 @njit(**OPTIONS)
@@ -162,7 +164,7 @@ def cholesky(a: Any, row: int, column: int, n: int, lower: int, out: Any, spare:
         done = factor(a, row, column, n, out)
     else:
         done = factor(a, column, row, n, spare)
-        _copy(spare, 1, n, n, n, out)
+        _copy(spare, _YES, n, n, n, out)
     if not done:
         fill(out, n * n, np.nan)
 
@@ -174,8 +176,8 @@ def cholesky_solve(c: Any, row: int, column: int, n: int, lower: int, b: Any, b_
     _copy(b, b_row, b_column, n, m, out)
     if lower == 0:
         row, column = column, row
-    done = substitute(c, row, column, n, 1, 0, out, m)
-    if not (done and substitute(c, column, row, n, 0, 0, out, m)):
+    done = substitute(c, row, column, n, _YES, _NO, out, m)
+    if not (done and substitute(c, column, row, n, _NO, _NO, out, m)):
         fill(out, n * m, np.nan)
 
 
@@ -196,8 +198,8 @@ def positive_solve(a: Any, row: int, column: int, n: int, lower: int, b: Any, b_
     if lower == 0:
         row, column = column, row
     if factor(a, row, column, n, spare):
-        substitute(spare, n, 1, n, 1, 0, out, m)
-        substitute(spare, 1, n, n, 0, 0, out, m)
+        substitute(spare, n, _YES, n, _YES, _NO, out, m)
+        substitute(spare, _YES, n, n, _NO, _NO, out, m)
     else:
         fill(out, n * m, np.nan)
 

@@ -84,7 +84,9 @@ class Source:
     def finish_prelude(self, guard: str) -> None:
         """Write the checks, made where `guard` holds, and what follows them."""
         for raising, conditions in self._checks.items():
-            self.before_loop(f"if {guard} and ({' or '.join(conditions)}):")
+            # Not `or`, whose every term is a branch of its own.
+            either = " | ".join(f"({condition})" for condition in conditions)
+            self.before_loop(f"if ({guard}) & ({either}):")
             self.before_loop(f"    {raising}")
         for text in self._after_checks:
             self.before_loop(text)
