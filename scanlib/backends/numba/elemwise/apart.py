@@ -16,7 +16,7 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
-from scanlib.backends.numba.elemwise.nest import NestWriter
+from scanlib.backends.numba.elemwise.slices import channels_writer
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import LoopWriter
 from scanlib.ops.elemwise_scan import MANY_STEPS, ElemwiseScan, few_channels, schedule
@@ -35,7 +35,7 @@ class ScheduleWriter(ElemwiseWriter):
         elif chosen == "blocks":
             self.write_call("blocks", BlockWriter(op))
         else:
-            self.write_call("channels", NestWriter(op))
+            self.write_call("channels", channels_writer(op))
         return self.source.compile("scan_loop", self.arguments, self.version)
 
     def is_narrow(self) -> str:
