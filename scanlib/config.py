@@ -51,6 +51,12 @@ config.add(
     in_c_key=False,
 )
 config.add(
+    "scanlib__parallel_steps",
+    "The least number of steps of one series for each thread; shorter series use fewer threads.",
+    IntParam(250_000, lambda least: least >= 1),
+    in_c_key=False,
+)
+config.add(
     "scanlib__split",
     "Whether loops are taken apart into batches over all steps and the smallest loops that remain.",
     BoolParam(True),

@@ -1,4 +1,4 @@
-"""Loops in several threads, as numba compiles them: slices of the channels.
+"""Loops in several threads, as numba compiles them: slices of the channels, chunks of the steps.
 
 The C linker's threads over channels are tested in `test_c_code`.
 """
@@ -12,6 +12,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+import scanlib
 from scanlib.backends.numba import threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.c_loops import trace, uniform
@@ -21,7 +22,7 @@ from tests.reference import reference_scan
 
 pytestmark = pytest.mark.skipif(not threads.system_has_threads(), reason="no such threads here")
 
-SMALL = {"scanlib__parallel_channels": 1}
+SMALL = {"scanlib__parallel_channels": 1, "scanlib__parallel_steps": 1}
 
 
 def compiled(inputs, outputs, count, mode="numba"):
@@ -38,7 +39,11 @@ def compiled(inputs, outputs, count, mode="numba"):
             assert np.asarray(value).tobytes() == held, "an input was changed"
         return results
 
-    call.function = function
+    def copy():
+        with pytensor.config.change_flags(scanlib__threads=count, **SMALL):
+            return function.copy(share_memory=False)
+
+    call.copy = copy
     return call
 
 
@@ -47,6 +52,21 @@ def assert_repeats(call, values, expected, **tolerance):
     first, second = call(*values), call(*values)
     assert_same(first, expected, **tolerance)
     for one, other in zip(first, second, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def in_forked_process(call, values):
+    """Call in a process forked after a call here."""
+    if sys.platform != "linux":
+        pytest.skip("forks are safe on Linux alone")
+    expected = call(*values)
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=lambda: writer.send(call(*values)))
+    child.start()
+    assert reader.poll(60), "the child does not answer"
+    got = reader.recv()
+    child.join()
+    for one, other in zip(got, expected, strict=True):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
@@ -116,27 +136,15 @@ class TestChannels:
     def test_several_callers(self, calls, alone):
         values = [(uniform(9, 7, 5, seed=k), uniform(7, 5), uniform(5), 0.3) for k in range(4)]
         expected = [alone(*v) for v in values]
-        copies = [calls[3].function.copy(share_memory=False) for _ in values]
+        copies = [calls[3].copy() for _ in values]
         with ThreadPoolExecutor(4) as pool:
             for _ in range(5):
                 results = pool.map(lambda f, v: f(*v), copies, values)
                 for got, wanted in zip(results, expected, strict=True):
                     assert_same(got, wanted, rtol=1e-11, atol=1e-13)
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="forks are safe on Linux alone")
     def test_forked_process(self, calls):
-        values = uniform(9, 7, 5), uniform(7, 5), uniform(5), 0.3
-        expected = calls[3](*values)
-        reader, writer = multiprocessing.Pipe(duplex=False)
-        child = multiprocessing.get_context("fork").Process(
-            target=lambda: writer.send(calls[3](*values))
-        )
-        child.start()
-        assert reader.poll(60), "the child does not answer"
-        got = reader.recv()
-        child.join()
-        for one, other in zip(got, expected, strict=True):
-            assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        in_forked_process(calls[3], (uniform(9, 7, 5), uniform(7, 5), uniform(5), 0.3))
 
     def test_sizes_of_their_own(self):
         """Results that share nothing have loops of their own, each of which is cut."""
@@ -157,12 +165,190 @@ class TestChannels:
             assert_repeats(call, (uniform(p), uniform(q), 6), expected, rtol=1e-13)
 
 
+def series():
+    """Loops of one channel: a history, a last row, a root of an affine state, the gradient."""
+    a, b, start, g = pt.dvector("a"), pt.dvector("b"), pt.dscalar("start"), pt.dscalar("g")
+    y = trace(lambda a, b, y: a * y + b, sequences=[a, b], outputs_info=start)
+    z = trace(lambda b, z, g: g * z + b, sequences=b, outputs_info=start, non_sequences=g)
+    s = trace(
+        lambda b, s, g: pt.sqrt(0.1 + 0.2 * b**2 + g**2 * s**2),
+        sequences=b,
+        outputs_info=start,
+        non_sequences=g,
+    )
+    cost = pt.sum(y**2) + z[-1]
+    return [a, b, start, g], [y, z[-1], s, *pytensor.grad(cost, [a, b, start, g])]
+
+
+def plain_series(a, b, start, g):
+    """The values and the gradient of `series`, step by step."""
+    y, s = [start], [start]
+    with np.errstate(all="ignore"):
+        for a_t, b_t in zip(a, b, strict=True):
+            y.append(a_t * y[-1] + b_t)
+            s.append(np.sqrt(0.1 + 0.2 * b_t**2 + g**2 * s[-1] ** 2))
+        owed, d_z, d_g = np.zeros(len(a) + 1), np.float64(1.0), np.float64(0.0)
+        d_a, d_b = np.empty(len(a)), np.empty(len(a))
+        values = [start]
+        for b_t in b:
+            values.append(g * values[-1] + b_t)
+        for t in range(len(a) - 1, -1, -1):
+            d_b[t] = owed[t + 1] + 2 * y[t + 1]
+            d_a[t] = d_b[t] * y[t]
+            owed[t] = a[t] * d_b[t]
+            d_g, d_b[t], d_z = d_g + d_z * values[t], d_b[t] + d_z, d_z * g
+    return [np.array(y[1:]), values[-1], np.array(s[1:]), d_a, d_b, owed[0] + d_z, d_g]
+
+
+STEPS = 3 * 4096 + 5  # chunks have four blocks at least
+
+
+def decaying(steps=STEPS, seed=0):
+    generator = np.random.default_rng(seed)
+    a, b = generator.uniform(-0.9, 0.99, steps), generator.normal(size=steps)
+    return a, b, np.float64(0.4), np.float64(0.98)
+
+
+class TestSteps:
+    @pytest.fixture(scope="class")
+    def call(self):
+        return compiled(*series(), 3)
+
+    def check(self, call, values, **tolerance):
+        """The gradient by `a` and `g` squares what it computes: infinities are not compared."""
+        expected = plain_series(*values)
+        assert_repeats(call, values, expected, **({"rtol": 1e-9, "atol": 1e-11} | tolerance))
+
+    @pytest.mark.parametrize("steps", [1, 1024, 2 * 4096 - 1, STEPS, 30_011])
+    def test_lengths(self, call, steps):
+        self.check(call, decaying(steps))
+
+    def test_strides(self, call):
+        a, b, start, g = decaying(2 * STEPS)
+        self.check(call, (a[::-2], b[::2], start, g))
+
+    def test_random_walk(self, call):
+        """Nothing is forgotten; one thread runs the loop."""
+        _, b, start, _ = decaying()
+        self.check(call, (np.ones(STEPS), b, start, np.float64(1.0)))
+
+    def test_coefficients_that_do_not_decay_everywhere(self, call):
+        """The block that is looked at first decays, and others do not."""
+        a, b, start, g = decaying()
+        for first, last in ((0, 8000), (3000, 4000), (4096, 7000), (8190, STEPS)):
+            slow = a.copy()
+            slow[first:last] = 1.0 - 1e-5
+            self.check(call, (slow, b, start, g), atol=1e-6)
+
+    def test_large_values_are_not_forgotten(self, call):
+        """What the composed steps leave of a value may be small, and yet all there is."""
+        a, b = np.full(STEPS, 0.92), np.zeros(STEPS)
+        for start in (0.4, 1e140, 1e300):
+            expected = plain_series(a, b, np.float64(start), np.float64(0.98))
+            got = call(a, b, start, 0.98)
+            assert 0 < abs(got[0][4096]) < np.inf
+            assert_same(got[:3], expected[:3], rtol=1e-9, atol=1e-300)
+
+    def test_overflow_that_composing_hides(self, call):
+        """The last steps before a chunk give a number, whatever was before: but not infinity."""
+        a, b = np.full(STEPS, 0.5), np.ones(STEPS)
+        b[3071], a[3072:4000], a[4000], a[4001], b[4002] = 1e300, 1.0, 1e20, 0.0, 1e120
+        expected = plain_series(a, b, np.float64(0.0), np.float64(0.5))[0]
+        assert np.isnan(expected[-1])
+        np.testing.assert_allclose(call(a, b, 0.0, 0.5)[0], expected, rtol=1e-9)
+
+    def test_nothing_before_steps_that_do_not_decay(self, call):
+        a, b = np.full(STEPS, 0.5), np.zeros(STEPS)
+        a[:5000], b[4090:] = 1.0, 1.0
+        self.check(call, (a, b, np.float64(0.0), np.float64(0.5)))
+
+    def test_resets(self, call):
+        """Growth that a reset ends: it overflows in the steps, or not."""
+        steps = 20_000
+        b, start, g = np.full(steps, 1e-300), np.float64(1e-300), np.float64(0.5)
+        for first in (4000, 8000, 19_000):
+            for length in (900, 5000):
+                a = np.full(steps, 0.9)
+                a[first : first + length] = 1.05
+                a[first + length : first + length + 1] = 0.0
+                a = a[:steps]
+                expected = plain_series(a, b, start, g)
+                for got, wanted in zip(call(a, b, start, g)[:3], expected[:3], strict=True):
+                    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=0)
+
+    def test_growth_to_the_end(self, call):
+        steps = 20_000
+        a, b = np.full(steps, 1.05), np.full(steps, 1e-300)
+        expected = plain_series(a, b, np.float64(0.0), np.float64(0.5))
+        (got, *_) = call(a, b, 0.0, 0.5)
+        np.testing.assert_allclose(got, expected[0], rtol=1e-9)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_values_that_are_not_finite(self, call, value):
+        for place in (0, 3000, 4095, 4096, 8000, STEPS - 1):
+            for which in (0, 1):
+                values = decaying()
+                values[which][place] = value
+                expected = plain_series(*values)
+                for got, wanted in zip(call(*values)[:3], expected[:3], strict=True):
+                    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11)
+
+    def test_zero_steps(self, call):
+        with pytest.raises(IndexError):  # there is no last row
+            call(*decaying(0))
+
+    def test_single_precision(self):
+        """Values between chunks are rounded less than the steps: so it shows that there are any."""
+        a, b, start = pt.fvector("a"), pt.fvector("b"), pt.fscalar("start")
+        y = trace(lambda a, b, y: a * y + b, sequences=[a, b], outputs_info=start)
+        calls = [compiled([a, b, start], [y], count) for count in (1, 2)]
+        for factor, same in ((0.97, False), (1.0, True)):
+            values = np.full(40_000, factor, "float32"), uniform(40_000, dtype="float32")
+            (one,), (two,) = (call(*values, np.float32(1)) for call in calls)
+            assert np.array_equal(one, two) == same
+            assert_repeats(calls[1], (*values, np.float32(1)), [one], rtol=1e-4, atol=1e-5)
+
+    def test_forked_process(self, call):
+        in_forked_process(call, decaying())
+
+    def test_several_callers(self, call):
+        values = [decaying(seed=k) for k in range(3)]
+        expected = [call(*v) for v in values]
+        copies = [call.copy() for _ in values]
+        with ThreadPoolExecutor(3) as pool:
+            results = pool.map(lambda f, v: f(*v), copies, values)
+            for got, wanted in zip(results, expected, strict=True):
+                assert_same(got, wanted, rtol=0, atol=0)
+
+
+def test_explained():
+    x, start = pt.dvector("x"), pt.dscalar("start")
+    wide = trace(lambda x, y: pt.tanh(x + y), sequences=pt.dmatrix("w"), outputs_info=pt.dvector())
+    cheap = trace(lambda x, y: x + y * y, sequences=pt.dmatrix("w"), outputs_info=pt.dvector())
+    decays = trace(lambda x, y: 0.5 * y + x, sequences=x, outputs_info=start)
+    walk = trace(lambda x, y: y + x, sequences=x, outputs_info=start)
+    for graph, mode, words in (
+        (wide, "numba", "250,000 channels times steps, and 256 channels"),
+        (cheap, "numba", "250,000 channels times steps, and 1,024 channels"),
+        (wide, "c", "some of the channels"),
+        (decays, "numba", "each for some of the steps, 250,000 at least"),
+        (walk, "numba", None),
+    ):
+        with pytensor.config.change_flags(scanlib__threads=3):
+            explanation = scanlib.explain(graph, MODES[mode])
+        (loop,) = explanation.loops
+        assert loop.threads == (3 if words else 1)
+        assert ("up to 3" in str(explanation)) == bool(words)
+        assert words is None or words in loop.shares
+        assert scanlib.explain(graph, MODES[mode]).loops[0].threads == 1
+
+
 def test_one_thread_is_the_code_of_one_thread():
     """With one thread, the flags for more change nothing: what is cached stays valid."""
     from scanlib.backends.numba.elemwise import write_elemwise
 
     inputs, outputs = channels()
-    function = compiled(inputs, outputs[:2], 1, "c").function
+    function = pytensor.function(inputs, outputs[:2], mode=MODES["c"], on_unused_input="ignore")
     (op,) = (n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan))
     keys = set()
     for flags in ({}, SMALL):

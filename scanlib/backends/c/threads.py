@@ -124,7 +124,8 @@ def _write_threads(printer: ChannelsPrinter, merge: bool) -> None:
         inside = sorted({loop for (key, _), loop in printer.loops.items() if key == id(target)})
         line(f"channels += {' * '.join(f'data.size[{loop}]' for loop in inside)};")
     line(f"npy_intp slices = channels * steps / {config.scanlib__parallel_channels};")
-    line(f"if (slices > channels / {parts.least_row()}) slices = channels / {parts.least_row()};")
+    least = parts.least_row(printer.op)
+    line(f"if (slices > channels / {least}) slices = channels / {least};")
     line(f"if (slices > {config.scanlib__threads}) slices = {config.scanlib__threads};")
     sums = [target for target in printer.plan.targets if 0 in target.reduced]
     with block("if (slices > 1)"):

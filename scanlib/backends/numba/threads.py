@@ -47,14 +47,23 @@ def wanted_threads() -> int:
     return config.scanlib__threads if system_has_threads() else 1
 
 
-def shared_names(outside: Iterable[str], arguments: Iterable[str], inside: list[str]) -> list[str]:
-    """Return the names that lines of part `k` of `parts` read, and lines outside of it write."""
-    given = set(arguments) | _names(list(outside), ast.Store)
-    return sorted(given & _names(inside, ast.Load) - {"k", "parts"})
+def shared_names(outside: list[str], arguments: Iterable[str], inside: list[str]) -> list[str]:
+    """Return the names that a part's lines read and that lines outside of it, or a caller, write.
+
+    Indices of loops are a part's own, and so are its number `k` and the number of `parts`.
+    """
+    tree = _tree(inside)
+    loops = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
+    own = {"k", "parts", *(target.id for target in loops if isinstance(target, ast.Name))}
+    given = {*arguments} | _names(_tree(outside), ast.Store)
+    return sorted((given & _names(tree, ast.Load)) - own)
 
 
-def _names(lines: list[str], context: type[ast.expr_context]) -> set[str]:
-    tree = ast.parse("\n".join(["def function():", *lines, "    pass"]))
+def _tree(lines: list[str]) -> ast.AST:
+    return ast.parse("\n".join(["def function():", *lines, "    pass"]))
+
+
+def _names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
     found = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     return {node.id for node in found if isinstance(node.ctx, context)}
 

@@ -16,6 +16,7 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
+from scanlib.backends.numba.elemwise.chunks import blocks_writer
 from scanlib.backends.numba.elemwise.slices import channels_writer
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import LoopWriter
@@ -33,7 +34,7 @@ class ScheduleWriter(ElemwiseWriter):
         if chosen == "steps" and _is_checked(op):
             self.write_call("steps", LoopWriter(op.scan))
         elif chosen == "blocks":
-            self.write_call("blocks", BlockWriter(op))
+            self.write_call("blocks", blocks_writer(op))
         else:
             self.write_call("channels", channels_writer(op))
         return self.source.compile("scan_loop", self.arguments, self.version)

@@ -121,7 +121,7 @@ class SliceWriter(NestWriter):
         sizes = [
             str(config.scanlib__threads),
             f"channels * steps // {config.scanlib__parallel_channels}",
-            f"channels // {least_row()}",
+            f"channels // {least_row(self.lowered)}",
             *self.first_sizes(),
         ]
         line(f"slices = max(1, min({', '.join(sizes)}))")
