@@ -1,4 +1,4 @@
-"""Loops in several threads, as numba compiles them: slices of the channels, chunks of the steps.
+"""Loops in several threads: slices of the channels, chunks of the steps.
 
 The C linker's threads over channels are tested in `test_c_code`.
 """
@@ -13,6 +13,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
+from scanlib.backends.c.threads import compiler_has_threads
 from scanlib.backends.numba import threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.c_loops import trace, uniform
@@ -20,7 +21,9 @@ from tests.checks import assert_same
 from tests.modes import MODES
 from tests.reference import reference_scan
 
-pytestmark = pytest.mark.skipif(not threads.system_has_threads(), reason="no such threads here")
+pytestmark = pytest.mark.skipif(
+    not (threads.system_has_threads() and compiler_has_threads()), reason="no such threads here"
+)
 
 SMALL = {"scanlib__parallel_channels": 1, "scanlib__parallel_steps": 1}
 
@@ -209,11 +212,12 @@ def decaying(steps=STEPS, seed=0):
     return a, b, np.float64(0.4), np.float64(0.98)
 
 
-class TestSteps:
-    @pytest.fixture(scope="class")
-    def call(self):
-        return compiled(*series(), 3)
+@pytest.fixture(scope="module", params=["numba", "c"])
+def call(request):
+    return compiled(*series(), 3, request.param)
 
+
+class TestSteps:
     def check(self, call, values, **tolerance):
         """The gradient by `a` and `g` squares what it computes: infinities are not compared."""
         expected = plain_series(*values)
@@ -297,11 +301,12 @@ class TestSteps:
         with pytest.raises(IndexError):  # there is no last row
             call(*decaying(0))
 
-    def test_single_precision(self):
+    @pytest.mark.parametrize("mode", ["numba", "c"])
+    def test_single_precision(self, mode):
         """Values between chunks are rounded less than the steps: so it shows that there are any."""
         a, b, start = pt.fvector("a"), pt.fvector("b"), pt.fscalar("start")
         y = trace(lambda a, b, y: a * y + b, sequences=[a, b], outputs_info=start)
-        calls = [compiled([a, b, start], [y], count) for count in (1, 2)]
+        calls = [compiled([a, b, start], [y], count, mode) for count in (1, 2)]
         for factor, same in ((0.97, False), (1.0, True)):
             values = np.full(40_000, factor, "float32"), uniform(40_000, dtype="float32")
             (one,), (two,) = (call(*values, np.float32(1)) for call in calls)
@@ -332,6 +337,7 @@ def test_explained():
         (cheap, "numba", "250,000 channels times steps, and 1,024 channels"),
         (wide, "c", "some of the channels"),
         (decays, "numba", "each for some of the steps, 250,000 at least"),
+        (decays, "c", "each for some of the steps, 250,000 at least"),
         (walk, "numba", None),
     ):
         with pytensor.config.change_flags(scanlib__threads=3):

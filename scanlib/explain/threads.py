@@ -24,7 +24,7 @@ def threads_of(node: Apply, chosen: str, setting: Setting) -> tuple[int, str | N
             f"each for some of the channels: {least:,} channels times steps, and "
             f"{least_row(op):,} channels, at least"
         )
-    if chosen == "blocks" and not in_c and can_chunk(op):
+    if chosen == "blocks" and can_chunk(op):
         return threads, (
             f"each for some of the steps, {config.scanlib__parallel_steps:,} at least, if "
             "coefficients decay: a few steps before give the value from which a thread starts"
