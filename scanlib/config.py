@@ -39,15 +39,21 @@ config.add(
 )
 config.add(
     "scanlib__threads",
-    "Threads for loops over many channels, in the code for the C linker. Results are the same, bit "
-    "by bit, at every run with as many threads.",
+    "Threads for loops over many channels, in the code for numba and for the C linker. Results are "
+    "the same, bit by bit, at every run with as many threads.",
     IntParam(1, lambda threads: threads >= 1),
     in_c_key=False,
 )
 config.add(
     "scanlib__parallel_channels",
     "The least number of channels times steps for each thread; loops with less use fewer threads.",
-    IntParam(100_000, lambda least: least >= 1),
+    IntParam(250_000, lambda least: least >= 1),
+    in_c_key=False,
+)
+config.add(
+    "scanlib__parallel_steps",
+    "The least number of steps of one series for each thread; shorter series use fewer threads.",
+    IntParam(250_000, lambda least: least >= 1),
     in_c_key=False,
 )
 config.add(

@@ -175,6 +175,10 @@ class LoopExplanation:
         another loop (told by the name that gradients get).
     schedule, why, runs : str
         How the steps are walked, the reason for that, and what runs them.
+    threads : int
+        How many threads it may use.
+    shares : str or None
+        What each of several threads does, and from which size on.
     parts : tuple of Part
     obstacles : tuple of Obstacle
         What stands in the way of more.
@@ -200,6 +204,8 @@ class LoopExplanation:
     memory: Memory | None = None
     inner: tuple[LoopExplanation, ...] = ()
     inside: str | None = None
+    threads: int = 1
+    shares: str | None = None
 
     def part(self, name: str) -> Part:
         """Return the part of that name.
@@ -220,7 +226,7 @@ class LoopExplanation:
             name: getattr(self, name)
             for name in (
                 *("name", "op", "steps", "reverse", "until", "gradient"),
-                *("schedule", "why", "runs", "inside"),
+                *("schedule", "why", "runs", "threads", "shares", "inside"),
             )
         }
         result["parts"] = [_plain(asdict(part)) for part in self.parts]

@@ -19,6 +19,7 @@ from scanlib.explain.names import name_parts, titled
 from scanlib.explain.parts import elementwise_shapes, general_shapes, memory_of, parts_of
 from scanlib.explain.reasons import why_not_elementwise, why_not_linear
 from scanlib.explain.runs import Setting
+from scanlib.explain.threads import threads_of
 from scanlib.ops.elemwise_scan import (
     COMPOSED,
     MANY_STEPS,
@@ -102,6 +103,7 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     parts = parts_of(loop, elementwise_shapes(loop, op.layout), analysis.families)
     chosen = _schedule(node, setting)
     compiled = setting.is_compiled_here(node)
+    threads, shares = threads_of(node, chosen, setting) if compiled else (1, None)
     return LoopExplanation(
         op="ElemwiseScan",
         schedule=SCHEDULES[chosen] if compiled else setting.other_schedule(),
@@ -109,6 +111,8 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
         parts=parts,
         obstacles=tuple(_no_family(loop, analysis, chosen)),
         memory=memory_of(parts),
+        threads=threads,
+        shares=shares,
         **_common(op.scan, node, loop, setting),
     )
 

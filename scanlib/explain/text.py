@@ -71,6 +71,8 @@ def facts(loop: LoopExplanation) -> list[tuple[str, str]]:
         ("why", loop.why),
         ("runs", loop.runs),
     ]
+    if loop.threads > 1:
+        found.append(("threads", f"up to {loop.threads}, {loop.shares}"))
     if loop.memory is not None:
         found += memory(loop.memory, loop.steps, loop.until)
     return found
@@ -162,12 +164,13 @@ def _loop(loop: LoopExplanation, number: str, indent: str) -> list[str]:
     """Return the block of one loop."""
     lines = [f"{indent}{number} {title(loop)}"]
     indent += " " * (len(number) + 1)
-    for key, value in facts(loop)[:4]:
+    first = 5 if loop.threads > 1 else 4
+    for key, value in facts(loop)[:first]:
         lines += _entry(key, value, indent)
     if loop.parts:
         room = WIDTH - len(indent) - KEY_WIDTH
         lines += _lines("parts", table(loop, room), indent)
-    for key, value in facts(loop)[4:]:
+    for key, value in facts(loop)[first:]:
         lines += _entry(key, value, indent)
     for i, obstacle in enumerate(loop.obstacles):
         lines += _entry("in the way" if i == 0 else "", f"{obstacle}", indent)

@@ -123,7 +123,8 @@ class PrintedOp(_Printed):
         """
         if not _printers or config.scanlib__perform != "auto":
             raise NoCCodeError(f"{self} runs through perform")
-        key = (config.scanlib__threads, config.scanlib__parallel_channels)
+        sizes = config.scanlib__parallel_channels, config.scanlib__parallel_steps
+        key = (config.scanlib__threads, *sizes)
         if key not in self._printed:
             try:
                 self._printed[key] = _printers[0](self)

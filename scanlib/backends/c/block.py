@@ -123,6 +123,18 @@ class BlockPrinter(BlockStorage):
                 self.scalars.bind_new(variable, f"X{self.inner.rows.index(own)}[j]")
 
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
+        self.write_elements(number)
+        if recurrence.family == "affine in squares":
+            self.write_squares(number, recurrence)
+            return
+        kernel = self.kernel(number, recurrence)
+        if kernel is not None:
+            self.source.line(f"if (safe) safe = {kernel};")
+        else:
+            self.write_lookahead(number, recurrence)
+
+    def write_elements(self, number: int) -> None:
+        """Write the elements of a recurrence for all steps of the block."""
         inputs, outputs, scanned = self.op.elements_of(number)
         copies = dict(zip(inputs, self.graph.inputs, strict=True))
         computed = {}
@@ -148,14 +160,6 @@ class BlockPrinter(BlockStorage):
                 for k, out in computed.items():
                     name = self.elements[number, k]
                     self.source.line(f"{name}[j] = {self.scalars.text(out)};")
-        if recurrence.family == "affine in squares":
-            self.write_squares(number, recurrence)
-            return
-        kernel = self.kernel(number, recurrence)
-        if kernel is not None:
-            self.source.line(f"if (safe) safe = {kernel};")
-        else:
-            self.write_lookahead(number, recurrence)
 
     def view(self, own: Variable) -> str:
         """Return the values of a row or a past value during the block, as a pointer."""

@@ -6,6 +6,7 @@ from pytensor.configdefaults import config
 
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.block import BlockPrinter, fits_blocks
+from scanlib.backends.c.chunks import COMPOSE, ChunkPrinter
 from scanlib.backends.c.helpers import HELPERS, THREADS
 from scanlib.backends.c.kernels import KERNELS
 from scanlib.backends.c.log_kernels import LOG_KERNELS
@@ -14,8 +15,10 @@ from scanlib.backends.c.threads import threads_available
 from scanlib.backends.c.widths import WidthPrinter
 from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.parts import can_chunk
 
 VERSION = 14  # of everything in this folder that changes the code
+THREADS_VERSION = 1  # of what changes code for several threads alone
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 # Choices between values are no branches, though comparing NaN may raise a floating-point flag.
 ARGUMENTS = (
@@ -31,7 +34,9 @@ def printer_for(op: ElemwiseScan) -> LoopPrinter:
     """Return what writes a loop: the schedule that fits it."""
     if not fits_blocks(op):
         return NestPrinter(op)
-    return BlockPrinter(op) if schedule(op) == "blocks" else WidthPrinter(op)
+    if schedule(op) != "blocks":
+        return WidthPrinter(op)
+    return ChunkPrinter(op) if threads_available() and can_chunk(op) else BlockPrinter(op)
 
 
 @register_c_printer
@@ -45,14 +50,22 @@ def print_loop(op: ElemwiseScan) -> CCode:
     """
     printer = printer_for(op)
     functions = printer.write()
+    if isinstance(printer, ChunkPrinter) and not printer.fits():
+        printer = BlockPrinter(op)
+        functions = printer.write()
     scalar_ops = tuple(printer.scalars.ops)
     threads = config.scanlib__threads if threads_available() else 1
-    own = ("scanlib", VERSION, threads, config.scanlib__parallel_channels)
+    own: tuple[str | int, ...] = ("scanlib", VERSION)
+    if threads > 1:
+        sizes = config.scanlib__parallel_channels, config.scanlib__parallel_steps
+        own += (THREADS_VERSION, threads, *sizes)
     versions = printer.scalars.version()
     helpers = [HELPERS, *([THREADS] if threads > 1 else []), *printer.scalars.support_code()]
     if isinstance(printer, BlockPrinter | WidthPrinter):
         has_logs = any(recurrence.family == "log-affine" for recurrence in op.recurrences)
         helpers += [KERNELS, *([LOG_KERNELS] if has_logs else [])]
+    if isinstance(printer, ChunkPrinter):
+        helpers.append(COMPOSE)
     return CCode(
         helpers="\n".join(helpers),
         functions=functions,

@@ -105,19 +105,11 @@ class BlockStorage(BlockScans):
     def write_views(self) -> None:
         """Write the parts of rows, histories and outputs that belong to the block."""
         line = self.source.line
-        for i, row in enumerate(self.inner.rows):
-            name, item = self.outer.sequences[i], c_type(row.type.dtype)
-            stride = f"data.{name}_s[0]"
-            line(f"const char *x{i}_b = {self.of_channel(name, self.layout.sequences[i], 1)};")
-            line(f"const {item} *X{i} = R{i};")
-            with self.source.block(f"if ({stride} == sizeof({item}))"):
-                line(f"X{i} = (const {item} *)x{i}_b + low;")
-            line("else for (npy_intp j = 0; j < n; j++)")
-            line(f"  R{i}[j] = *(const {item} *)(x{i}_b + (low + j) * {stride});")
+        self.write_views_of_rows()
         for part, depth in self.depths.items():
             item = c_type(self.dtype_of(part))
             if self.is_direct(part):
-                line(f"{item} *H{part} = ({item} *)data.h{part} + low;")
+                line(f"{item} *H{part} = {self.rows_of_history(part)};")
                 continue
             line(f"{item} *H{part} = B{part};")
             if self.layout.ndim:
@@ -136,6 +128,22 @@ class BlockStorage(BlockScans):
             if self.layout.sums[i] and not self.is_local(i):
                 item, place = c_type(carry.type.dtype), self.kept_carry(i)
                 line(f"{item} c{i} = {place};")
+
+    def write_views_of_rows(self) -> None:
+        line = self.source.line
+        for i, row in enumerate(self.inner.rows):
+            name, item = self.outer.sequences[i], c_type(row.type.dtype)
+            stride = f"data.{name}_s[0]"
+            line(f"const char *x{i}_b = {self.of_channel(name, self.layout.sequences[i], 1)};")
+            line(f"const {item} *X{i} = R{i};")
+            with self.source.block(f"if ({stride} == sizeof({item}))"):
+                line(f"X{i} = (const {item} *)x{i}_b + low;")
+            line("else for (npy_intp j = 0; j < n; j++)")
+            line(f"  R{i}[j] = *(const {item} *)(x{i}_b + (low + j) * {stride});")
+
+    def rows_of_history(self, part: int) -> str:
+        """Return where a block's values of a part are that is scanned in its history."""
+        return f"({c_type(self.dtype_of(part))} *)data.h{part} + low"
 
     def write_stored(
         self, letter: str, i: int, array: str, axes: Axes, dtype: str, first: int

@@ -21,6 +21,7 @@ from pytensor.configdefaults import config
 from pytensor.link.c.cmodule import GCC_compiler
 
 from scanlib.backends.c.source import added, c_type
+from scanlib.ops import parts
 from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.positions import has_positions
 
@@ -47,11 +48,7 @@ def threads_available() -> bool:
 
 def can_slice(printer: ChannelsPrinter) -> bool:
     """Whether slices of the channels are independent of one another."""
-    if not printer.n_loops or printer.signature.has_stop or printer.scalars.can_fail:
-        return False
-    if has_positions(printer.graph.outputs):
-        return False  # a step may raise
-    return all(0 in target.kept or 0 in target.reduced for target in printer.plan.targets)
+    return bool(printer.n_loops) and not printer.scalars.can_fail and parts.can_slice(printer.op)
 
 
 def can_merge(printer: ChannelsPrinter) -> bool:
@@ -126,8 +123,9 @@ def _write_threads(printer: ChannelsPrinter, merge: bool) -> None:
         target = next(t for t in printer.plan.targets if printer.loops.get((id(t), 0)) == number)
         inside = sorted({loop for (key, _), loop in printer.loops.items() if key == id(target)})
         line(f"channels += {' * '.join(f'data.size[{loop}]' for loop in inside)};")
-    line("npy_intp slices = steps ? channels : 0;")
-    line(f"slices = slices * steps / {config.scanlib__parallel_channels};")
+    line(f"npy_intp slices = channels * steps / {config.scanlib__parallel_channels};")
+    least = parts.least_row(printer.op)
+    line(f"if (slices > channels / {least}) slices = channels / {least};")
     line(f"if (slices > {config.scanlib__threads}) slices = {config.scanlib__threads};")
     sums = [target for target in printer.plan.targets if 0 in target.reduced]
     with block("if (slices > 1)"):

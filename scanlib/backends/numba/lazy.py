@@ -104,16 +104,9 @@ def lazily(
 def _codegen(key: str) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         own = signature.return_type(*signature.args[0])
-        what = pickle.dumps((key, own))
-        place = cgutils.add_global_variable(builder.module, _WORD, f"scanlib_lazy_{key}")
-        place.linkage = "internal"
-        place.initializer = ir.Constant(_WORD, 0)
-        unknown = builder.icmp_unsigned("==", builder.load(place), ir.Constant(_WORD, 0))
-        with cgutils.if_unlikely(builder, unknown):
-            builder.store(_ask_for_address(context, builder, what), place)
         convention = context.call_conv
         pointer = convention.get_function_type(own.return_type, own.args).as_pointer()
-        target = builder.inttoptr(builder.load(place), pointer)
+        target = builder.inttoptr(address_of(context, builder, key, own), pointer)
         values = cgutils.unpack_tuple(builder, arguments[0])
         status, result = convention.call_function(
             builder, target, own.return_type, own.args, values
@@ -123,6 +116,18 @@ def _codegen(key: str) -> Any:
         return impl_ret_new_ref(context, builder, own.return_type, result)
 
     return codegen
+
+
+def address_of(context: Any, builder: Any, key: str, own: Any) -> Any:
+    """Write the number that is a registered function's address, compiled for a signature."""
+    what = pickle.dumps((key, own))
+    place = cgutils.add_global_variable(builder.module, _WORD, f"scanlib_lazy_{key}")
+    place.linkage = "internal"
+    place.initializer = ir.Constant(_WORD, 0)
+    unknown = builder.icmp_unsigned("==", builder.load(place), ir.Constant(_WORD, 0))
+    with cgutils.if_unlikely(builder, unknown):
+        builder.store(_ask_for_address(context, builder, what), place)
+    return builder.load(place)
 
 
 def _ask_for_address(context: Any, builder: Any, what: bytes) -> Any:

@@ -16,7 +16,8 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
-from scanlib.backends.numba.elemwise.nest import NestWriter
+from scanlib.backends.numba.elemwise.chunks import blocks_writer
+from scanlib.backends.numba.elemwise.slices import channels_writer
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import LoopWriter
 from scanlib.ops.elemwise_scan import MANY_STEPS, ElemwiseScan, few_channels, schedule
@@ -33,9 +34,9 @@ class ScheduleWriter(ElemwiseWriter):
         if chosen == "steps" and _is_checked(op):
             self.write_call("steps", LoopWriter(op.scan))
         elif chosen == "blocks":
-            self.write_call("blocks", BlockWriter(op))
+            self.write_call("blocks", blocks_writer(op))
         else:
-            self.write_call("channels", NestWriter(op))
+            self.write_call("channels", channels_writer(op))
         return self.source.compile("scan_loop", self.arguments, self.version)
 
     def is_narrow(self) -> str:

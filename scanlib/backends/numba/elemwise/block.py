@@ -34,12 +34,18 @@ class BlockWriter(BlockStorage):
     def write(self) -> tuple[Callable, str | None]:
         self.write_checks()
         self.write_storage()
-        line = self.source.line
         if not self.indices:
             self.write_constants()
-        line("i = 0")
-        with self.source.block("while i < steps:"):
-            line(f"n = min({self.block}, steps - i)")
+        self.write_blocks()
+        self.write_return()
+        return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def write_blocks(self, first: str = "0", last: str = "steps") -> None:
+        """Write the loop over all blocks, or over those of some steps."""
+        line = self.source.line
+        line(f"i = {first}")
+        with self.source.block(f"while i < {last}:"):
+            line(f"n = min({self.block}, {last} - i)")
             line("low = steps - i - n" if self.reverse else "low = i")
             with ExitStack() as stack:
                 target = self.plan.targets[0]
@@ -50,8 +56,6 @@ class BlockWriter(BlockStorage):
                     self.write_constants()
                 self.write_block()
             line("i += n")
-        self.write_return()
-        return self.source.compile("scan_loop", self.arguments, self.version)
 
     def write_block(self) -> None:
         """Write one block of one channel."""
@@ -91,6 +95,18 @@ class BlockWriter(BlockStorage):
         ]
 
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
+        self.write_elements(number)
+        if recurrence.family == "affine in squares":
+            self.write_squares(number, recurrence)
+            return
+        kernel = self.kernel(number, recurrence)
+        if kernel is not None:
+            self.source.line(f"safe = safe & {kernel}")
+        else:
+            self.write_lookahead(number, recurrence)
+
+    def write_elements(self, number: int) -> None:
+        """Write the elements of a recurrence for all steps of the block."""
         inputs, outputs, scanned = self.lowered.elements_of(number)
         copies = dict(zip(inputs, self.graph.inputs, strict=True))
         computed = {}
@@ -111,14 +127,6 @@ class BlockWriter(BlockStorage):
                 for k, out in computed.items():
                     name = self.elements[number, k]
                     self.source.line(f"{name}[j] = {self.emitter.scalar(out)}")
-        if recurrence.family == "affine in squares":
-            self.write_squares(number, recurrence)
-            return
-        kernel = self.kernel(number, recurrence)
-        if kernel is not None:
-            self.source.line(f"safe = safe & {kernel}")
-        else:
-            self.write_lookahead(number, recurrence)
 
     def bind_scanned(self, scanned: dict[Variable, int]) -> None:
         """Write the reads of next values that have been scanned."""

@@ -74,8 +74,13 @@ class NestWriter(ElemwiseWriter):
             self.copy_array(f"h{i}", (place,), initial, (row,), len(self.layout.states[i]))
 
         if self.has_latest_row(i):
-            line(f"r{i} = np.empty({initial}.shape[1:], {initial}.dtype)")
-            self.copy_array(f"r{i}", (), initial, ("0",), len(self.layout.states[i]))
+            self.write_latest_row(i)
+
+    def write_latest_row(self, i: int) -> None:
+        """Write the row that holds a state's latest values."""
+        initial = self.outer.initials[i]
+        self.source.line(f"r{i} = np.empty({initial}.shape[1:], {initial}.dtype)")
+        self.copy_array(f"r{i}", (), initial, ("0",), len(self.layout.states[i]))
 
     def has_latest_row(self, i: int) -> bool:
         """Whether a state's latest row is kept apart from its history.
@@ -122,8 +127,12 @@ class NestWriter(ElemwiseWriter):
         indices = [f"e{axis}" for axis in range(self.layout.ndim)]
         zero = f"{self.emitter._dtype(target.value)}(0)"
         text = f"{self.place(target, indices)} = {zero}"
-        sizes = [self.sizes[id(target), axis] for axis in target.kept]
+        sizes = [self.extent(target, axis) for axis in target.kept]
         self.emitter._nest([indices[axis] for axis in target.kept], sizes, text)
+
+    def extent(self, target: Target, axis: int) -> str:
+        """Return what a loop over one axis of a result runs through."""
+        return self.sizes[id(target), axis]
 
     def lead_of(self, target: Target) -> list[str]:
         """Return the indices of the array that keeps a result, before the channels'."""
@@ -148,7 +157,7 @@ class NestWriter(ElemwiseWriter):
                 line(f"{target.total} = {self.wide(target)}(0)")
         values = {id(target): self.emitter.scalar(target.value) for target in here}
         for group in self.plan.groups(targets, level):
-            index, size = self.source.name("j"), self.sizes[id(group[0]), level]
+            index, size = self.source.name("j"), self.extent(group[0], level)
             passes = self.passes(group, level, size)
             with self.source.block(f"for {index} in {passes}:"), self.scope():
                 self.write_level(level + 1, [*indices, index], group)

@@ -59,7 +59,7 @@ class BlockStorage(ElemwiseWriter):
         for i, carry in enumerate(self.inner.carries):
             dtype = self.emitter._dtype(carry)
             if n + i in self.depths:
-                line(f"B{n + i} = np.empty(longest + 1, {dtype})")
+                self.own(f"B{n + i} = np.empty(longest + 1, {dtype})")
             outer, axes = self.outer.carries[i], self.layout.carries[i]
             line(f"c{i} = numba_deepcopy({outer})" if axes else f"c{i} = as_scalar({outer})")
         for target in self.plan.targets:
@@ -69,15 +69,19 @@ class BlockStorage(ElemwiseWriter):
                 line(f"{target.array} = np.empty(({', '.join(['steps', *row])},), {dtype})")
                 line(f"advise({target.array})")
         for i, row in enumerate(self.inner.rows):
-            line(f"R{i} = np.empty(longest, {self.emitter._dtype(row)})")
+            self.own(f"R{i} = np.empty(longest, {self.emitter._dtype(row)})")
         for number, recurrence in enumerate(self.lowered.recurrences):
             self.write_buffers(number, recurrence)
+
+    def own(self, text: str) -> None:
+        """Write a line that makes a buffer."""
+        self.source.line(text)
 
     def write_state_storage(self, i: int) -> None:
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
         dtype, axes = self.emitter._dtype(self.inner.taps[i][0]), self.layout.states[i]
         if not self.is_direct(i):
-            line(f"B{i} = np.empty(longest + {depth}, {dtype})")
+            self.own(f"B{i} = np.empty(longest + {depth}, {dtype})")
         if self.signature.untraced[i]:
             line(f"h{i} = numba_deepcopy({initial})")
             return
@@ -96,7 +100,7 @@ class BlockStorage(ElemwiseWriter):
             varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
             if varying and out not in graph.inputs:
                 dtype = self.emitter._dtype(out)
-                self.source.line(f"E{number}_{k} = np.empty(longest, {dtype})")
+                self.own(f"E{number}_{k} = np.empty(longest, {dtype})")
             self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
 
     def write_constants(self) -> None:
@@ -127,13 +131,10 @@ class BlockStorage(ElemwiseWriter):
     def write_views(self) -> None:
         """Write the parts of rows, histories and outputs that belong to the block."""
         line = self.source.line
-        for i, axes in enumerate(self.layout.sequences):
-            places = ["0" if axis is None else self.indices[axis] for axis in axes]
-            inside = f"({', '.join(places)},)" if places else "()"
-            line(f"X{i} = rows_of_block({self.outer.sequences[i]}, low, n, {inside}, R{i})")
+        self.write_views_of_rows()
         for part, depth in self.depths.items():
             if self.is_direct(part):
-                line(f"H{part} = h{part}[low:low + n + {depth}]")
+                self.write_view_of_history(part)
                 continue
             line(f"H{part} = B{part}")
             with self.source.block(f"for j in range({depth}):"):
@@ -149,6 +150,16 @@ class BlockStorage(ElemwiseWriter):
         for i, is_sum in enumerate(self.layout.sums):
             if is_sum and self.layout.carries[i]:
                 line(f"t{i} = {self.item(f'c{i}', self.layout.carries[i], self.indices)}")
+
+    def write_views_of_rows(self) -> None:
+        for i, axes in enumerate(self.layout.sequences):
+            places = ["0" if axis is None else self.indices[axis] for axis in axes]
+            inside = f"({', '.join(places)},)" if places else "()"
+            rows = f"rows_of_block({self.outer.sequences[i]}, low, n, {inside}, R{i})"
+            self.source.line(f"X{i} = {rows}")
+
+    def write_view_of_history(self, part: int) -> None:
+        self.source.line(f"H{part} = h{part}[low:low + n + {self.depths[part]}]")
 
     def kept(self, part: int, row: str) -> str:
         """Return where a part's values outside of the block are: those before it, and after.

@@ -1,0 +1,43 @@
+"""How many threads an elementwise loop uses, and what each of them does."""
+
+from __future__ import annotations
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+
+from scanlib._compat import thaw_graph
+from scanlib.explain.runs import Setting
+from scanlib.ops.parts import can_chunk, can_slice, least_row
+
+
+def threads_of(node: Apply, chosen: str, setting: Setting) -> tuple[int, str | None]:
+    """Return how many threads a loop may use, and the share of each where there are several.
+
+    `chosen` is the schedule of the compiled code; see `scanlib.ops.elemwise_scan.schedule`.
+    """
+    op, threads, in_c = node.op, config.scanlib__threads, setting.has_c_code(node)
+    if threads == 1 or not _available(node, in_c):
+        return 1, None
+    if chosen in ("channels", "by width") and can_slice(op):
+        least = config.scanlib__parallel_channels
+        return threads, (
+            f"each for some of the channels: {least:,} channels times steps, and "
+            f"{least_row(op):,} channels, at least"
+        )
+    if chosen == "blocks" and can_chunk(op):
+        return threads, (
+            f"each for some of the steps, {config.scanlib__parallel_steps:,} at least, if "
+            "coefficients decay: a few steps before give the value from which a thread starts"
+        )
+    return 1, None
+
+
+def _available(node: Apply, in_c: bool) -> bool:
+    if in_c:
+        from scanlib.backends.c.scalars import can_fail
+        from scanlib.backends.c.threads import threads_available
+
+        return threads_available() and not can_fail(thaw_graph(node.op.body))
+    from scanlib.backends.numba.threads import wanted_threads
+
+    return wanted_threads() > 1
