@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
 from scanlib.backends.c.threads import compiler_has_threads
@@ -365,7 +367,23 @@ def test_one_thread_is_the_code_of_one_thread():
         assert write_elemwise(op)[1] not in keys
 
 
-def test_errors_of_a_part(monkeypatch):
+def test_python_stays_out_of_threads():
+    """The caller waits with Python's lock: an operation that runs in Python would wait forever."""
+
+    class Half(ps.UnaryScalarOp):
+        def impl(self, x):
+            return x / 2
+
+    half = Elemwise(Half(ps.upgrade_to_float, name="half"))
+    for ndim in (1, 0):  # slices, chunks
+        x, start = pt.tensor("x", shape=(None,) * (ndim + 1)), pt.tensor("s", shape=(None,) * ndim)
+        y = trace(lambda x, y: 0.5 * y + half(x), sequences=x, outputs_info=start)
+        values = uniform(*(20_000, 4)[: ndim + 1]), uniform(*(4,)[:ndim])
+        expected = reference_scan(lambda x, y: [0.5 * y + x / 2], values[:1], values[1:])
+        assert_same(compiled([x, start], [y], 2)(*values), expected)
+
+
+def test_errors_of_a_part():
     """What a part raises in its thread, the caller raises."""
     from numba import njit
 
