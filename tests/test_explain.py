@@ -378,13 +378,19 @@ def test_a_graph_is_explained_as_it_is_compiled():
         ),
         (scanlib.cumlogsumexp, BLOCKS),
         (
-            lambda x: scan(
-                lambda x, y: 0.5j * y + x, sequences=x, outputs_info=np.complex128(0)
-            ),
+            lambda x: scan(lambda x, y: 0.5j * y + x, sequences=x, outputs_info=np.complex128(0)),
             STEPS,
         ),
     ],
-    ids=["blocks", "steps", "channels", "few-channels", "unknown-width", "logarithms", "no-kernel-in-C"],
+    ids=[
+        "blocks",
+        "steps",
+        "channels",
+        "few-channels",
+        "unknown-width",
+        "logarithms",
+        "no-kernel-in-C",
+    ],
 )
 def test_the_backend_writes_the_schedule_that_is_shown(loop, schedule):
     printers = {
