@@ -18,7 +18,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
-from scanlib.ops.whole_loops import CompilesStepProducts, NeedsKnownLengths
+from scanlib.ops.whole_loops import KeepsLoopsWhole
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
@@ -35,8 +35,7 @@ class LoadJAX(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(NeedsKnownLengths())
-        fgraph.attach_feature(CompilesStepProducts())
+        fgraph.attach_feature(KeepsLoopsWhole())
         if not holds_scanlib_ops(fgraph):
             return
         from scanlib.backends import jax as backend
