@@ -282,6 +282,30 @@ class TestSums:
             assert shapes == [(3, size), (size, size)]
 
 
+class TestStored:
+    def test_functions_of_what_the_loop_stores(self):
+        """They read the stored rows; the state that these come from is not stored."""
+        x, U, W = pt.dmatrices("x", "U", "W")
+
+        def step(x, c, U, W):
+            s = pt.sin(c) * x + c
+            return pt.tanh(s @ U), pt.exp(s) @ W
+
+        c, y = scanlib.scan(step, x, [pt.ones(N), None], [U, W], return_updates=False)
+        function = pytensor.function([x, U, W], [c[-1], y], mode=unfused("c"))
+        (loop,) = loops_of(function)
+        assert loop.op.signature.untraced == (True,)
+        assert count(function, Dot) == 1
+        rng = np.random.default_rng(0)
+        values = [rng.standard_normal(shape) for shape in ((T, N), (N, N), (N, K))]
+        last, rows = np.ones(N), []
+        for row in values[0]:
+            s = np.sin(last) * row + last
+            last = np.tanh(s @ values[1])
+            rows.append(np.exp(s) @ values[2])
+        assert_same(function(*values), [last, np.array(rows)], rtol=1e-10)
+
+
 class TestWhatStays:
     def test_inner_loops(self):
         x = pt.dmatrix("x")

@@ -320,12 +320,15 @@ class _Split:
             for offset, tap in [*state.taps.items(), (0, state.next)]:
                 if offset or tap in self.parts.late_or_recurrent:
                     rows = rows_of_tap(history, state.depth, offset, loop.reverse)
-                    known.varying.setdefault(tap, rows)
+                    if tap not in known.varying:
+                        known.add(tap, rows)
         for output in loop.outputs:
-            if id(output) in self.by_part and output.value in self.parts.late_or_recurrent:
-                known.varying.setdefault(output.value, self.by_part[id(output)])
+            value = output.value
+            is_new = value in self.parts.late_or_recurrent and value not in known.varying
+            if id(output) in self.by_part and is_new:
+                known.add(value, self.by_part[id(output)])
         for value in self.parts.stored:
-            known.varying[value] = made[id(stored[id(value)])]
+            known.add(value, made[id(stored[id(value)])])
 
     def _check_lengths(self, rest: Loop) -> None:
         """Check the lengths of sequences that no loop reads any more."""
