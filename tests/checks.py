@@ -91,3 +91,16 @@ def assert_derivatives(
             results[-1], curvature, rtol=0, atol=3e-6 * scale, err_msg="second derivative"
         )
     return results[1 : 1 + len(variables)]
+
+
+def keeping_inputs(function):
+    """Return a function that calls another and checks that its inputs come back unchanged."""
+
+    def call(*values):
+        before = [np.asarray(value).tobytes() for value in values]
+        results = function(*values)
+        for value, held in zip(values, before, strict=True):
+            assert np.asarray(value).tobytes() == held, "an input was changed"
+        return results
+
+    return call

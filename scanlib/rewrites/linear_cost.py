@@ -19,7 +19,6 @@ from collections.abc import Mapping
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
@@ -27,6 +26,7 @@ from pytensor.tensor.math import Dot
 from scanlib.ops.graph import depends_on
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.peel_nodes import elementwise_region
+from scanlib.rewrites.split_cost import core
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
 # and their covariance, six numbers, takes 1.3 to 2.9 times as long with matrices.)
@@ -57,8 +57,7 @@ def _is_made_of_products(matrix: Variable, rows: set[Variable]) -> bool:
     """Whether products or sums that differ from step to step make a matrix."""
     varying = depends_on([matrix], list(rows))
     for node in toposort([matrix]):
-        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-        if node.outputs[0] in varying and isinstance(op, Dot | CAReduce | SolveBase):
+        if node.outputs[0] in varying and isinstance(core(node), Dot | CAReduce | SolveBase):
             return True
     return False
 
@@ -84,10 +83,9 @@ def _factors(node: Apply) -> list[Variable]:
 
     ``Σ_j A_ij h_j``, ``max_j (A_ij + h_j)`` and the like are products, written as broadcasts.
     """
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-    if isinstance(op, Dot | SolveBase):
+    if isinstance(core(node), Dot | SolveBase):
         return node.inputs
-    above = node.inputs[0].owner if isinstance(op, CAReduce) else None
+    above = node.inputs[0].owner if isinstance(core(node), CAReduce) else None
     if above is None or not isinstance(above.op, Elemwise):
         return []
     return elementwise_region(above, ())[1]

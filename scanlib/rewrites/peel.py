@@ -19,7 +19,6 @@ from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.math import Sum as TensorSum
@@ -33,7 +32,7 @@ from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.ops.reductions import StepProducts
 from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
 from scanlib.rewrites.peel_nodes import Value, batched, elementwise_region
-from scanlib.rewrites.split_cost import is_function, outer_factors
+from scanlib.rewrites.split_cost import core, is_function, outer_factors
 
 # Operations that a batch computes in one pass over memory, as the steps did.
 _CHEAP: tuple[type, ...] = (
@@ -118,7 +117,7 @@ class OverTime:
                 continue
             if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
                 raise NotPeelableError(f"a step computes {node.op} at places that differ")
-            op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+            op = core(node)
             if not isinstance(op, _CHEAP):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
 

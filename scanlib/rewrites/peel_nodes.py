@@ -19,11 +19,11 @@ from collections.abc import Collection
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
 
 from scanlib._compat import INDEX_READS
+from scanlib.rewrites.split_cost import core
 
 Value = tuple[Variable, bool]
 
@@ -38,7 +38,7 @@ def batched(node: Apply, inputs: list[Value]) -> Variable | None:
     inputs : list of (Variable, bool)
         Its inputs' values, and whether they have a time axis. One of them has.
     """
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    op = core(node)
     values = [value for value, _ in inputs]
     varies = [has_time for _, has_time in inputs]
     if isinstance(op, CheckAndRaise):

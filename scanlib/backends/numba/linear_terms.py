@@ -7,8 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from scanlib.backends.numba.linear_base import LinearBase
-from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
-from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
+from scanlib.backends.numba.scalar import vector_function
 
 
 class TermsWriter(LinearBase):
@@ -45,7 +44,7 @@ class TermsWriter(LinearBase):
     def write_log_vector(self) -> None:
         """Write ``new = log(E exp(old - max) ) + max``, with rows that underflow done again."""
         line, d = self.line, self.bound()
-        exp, log = (self.vector_function(name) for name in ("exp", "log"))
+        exp, log = (vector_function(self.source, name, self.dtype.name) for name in ("exp", "log"))
         line("top = number(-np.inf)")
         greater = "if old[j] > top or old[j] != old[j]:"
         with self.block(f"for j in range({d}):"), self.block(greater):
@@ -73,11 +72,6 @@ class TermsWriter(LinearBase):
                 line(f"new[i] = {log}(new[i]) + {rescaled}")
             with self.block("else:"):
                 self.write_terms("i", "old[j]", f"new[i] = {{}} + {self.added('i')}")
-
-    def vector_function(self, name: str) -> str:
-        """Return a function that compilers vectorize."""
-        identity = f"scanlib {name} {self.dtype.name} {VECTOR_VERSION}"
-        return self.source.function(VECTOR_FUNCTIONS[name, self.dtype.name], identity)
 
     def write_term_by_term(self) -> None:
         d = self.bound()

@@ -35,6 +35,13 @@ def _as_scalar(value):
     return lambda value: value
 
 
+def vector_function(source: Source, name: str, dtype: str) -> str:
+    """Return the name, in a source, of a function that compilers vectorize."""
+    return source.function(
+        VECTOR_FUNCTIONS[name, dtype], f"scanlib {name} {dtype} {VECTOR_VERSION}"
+    )
+
+
 class ScalarCode:
     """Writes scalar code into a source."""
 
@@ -91,12 +98,7 @@ class ScalarCode:
     def _vector_function(self, op: Op, node: Apply) -> str | None:
         """Return scanlib's own code for a function that numba does not vectorize, if any."""
         known = vector_name(op, node)
-        if known is None:
-            return None
-        name, dtype = known
-        return self.source.function(
-            VECTOR_FUNCTIONS[known], f"scanlib {name} {dtype} {VECTOR_VERSION}"
-        )
+        return None if known is None else vector_function(self.source, *known)
 
     def _composite(self, op: Composite, items: list[str]) -> list[str]:
         """Write the nodes of a fused Op one by one, each result with its own dtype."""
