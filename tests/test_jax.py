@@ -14,6 +14,8 @@ import scanlib
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.reductions import StepProducts
+from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, assert_same
 from tests.families import FAMILIES
 from tests.reference import reference_scan
@@ -540,6 +542,74 @@ class TestUntil:
         inputs, h = self.loop()
         with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
             compiled(inputs, pt.cumsum(h))(self.cases[0], 0.7)
+
+
+class TestSplit:
+    """Loops are taken apart where all lengths are known when JAX compiles."""
+
+    def network(self):
+        X, W, U = pt.dtensor3("X"), pt.dmatrix("W"), pt.dmatrix("U")
+        h = scanlib.scan(
+            lambda x, h, W, U: pt.tanh(x @ W + h @ U),
+            X,
+            pt.zeros((2, 3)),
+            [W, U],
+            return_updates=False,
+        )
+        return [X, W, U], pt.sum(h**2)
+
+    def walk(self, X, W, U):
+        h, total = np.zeros((2, 3)), 0.0
+        for x in X:
+            h = np.tanh(x @ W + h @ U)
+            total += np.sum(h**2)
+        return total
+
+    def values(self, steps=5):
+        rng = np.random.default_rng(0)
+        weights = [0.5 * rng.standard_normal((n, 3)) for n in (4, 3)]
+        return [rng.standard_normal((steps, 2, 4)), *weights]
+
+    def test_weight_gradients_are_single_products(self):
+        inputs, cost = self.network()
+        function = compiled(inputs, pytensor.grad(cost, inputs[1:]))
+        loops = [op for op in loop_ops(function) if isinstance(op, Scan)]
+        sums = [op.signature.n_carries for op in loops]
+        assert sorted(sums) == [0, 1]  # the adjoint alone
+        nodes = function.maker.fgraph.apply_nodes
+        assert sum(isinstance(node.op, StepProducts) for node in nodes) == 2
+
+    def test_derivatives(self):
+        inputs, cost = self.network()
+        values = dict(zip(inputs, self.values(), strict=True))
+        assert_derivatives(cost, values, self.walk, JAX, order=1)
+
+    @pytest.mark.parametrize("steps", [1, 0])
+    def test_few_steps(self, steps):
+        inputs, cost = self.network()
+        outputs = [cost, *pytensor.grad(cost, inputs)]
+        values = self.values(steps)
+        plain = pytensor.function(inputs, outputs, mode=get_mode("FAST_COMPILE"))
+        assert_same(compiled(inputs, outputs)(*values), plain(*values), rtol=1e-10)
+
+    def test_a_map_is_no_loop(self):
+        x, W = pt.dmatrix("x"), pt.dmatrix("W")
+        y = scanlib.map(lambda r, W: pt.tanh(r @ W), x, non_sequences=W, return_updates=False)
+        function = compiled([x, W], y)
+        assert not any(isinstance(op, Scan) for op in loop_ops(function))
+        a, b = np.random.default_rng(0).standard_normal((2, 3, 3))
+        np.testing.assert_allclose(function(a, b), np.tanh(a @ b), rtol=1e-12)
+
+    def test_a_length_that_a_value_decides_keeps_loops_whole(self):
+        x, W, limit = pt.dmatrix("x"), pt.dmatrix("W"), pt.dscalar("limit")
+        y = scanlib.scan(
+            lambda r, W: (r @ W, scanlib.until(pt.sum(r) > limit)), x, non_sequences=W,
+            return_updates=False,
+        )  # fmt: skip
+        function = compiled([x, W, limit], y)
+        assert any(isinstance(op, Scan) for op in loop_ops(function))
+        a, b = np.ones((5, 2)) * np.arange(5)[:, None], np.eye(2)
+        np.testing.assert_allclose(function(a, b, 3.5), a[:3])
 
 
 class TestOtherLoops:

@@ -18,7 +18,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
-from scanlib.ops.whole_loops import KeepsLoopsWhole
+from scanlib.ops.whole_loops import CompilesStepProducts, NeedsKnownLengths
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
@@ -35,7 +35,8 @@ class LoadJAX(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(KeepsLoopsWhole())
+        fgraph.attach_feature(NeedsKnownLengths())
+        fgraph.attach_feature(CompilesStepProducts())
         if not holds_scanlib_ops(fgraph):
             return
         from scanlib.backends import jax as backend

@@ -5,8 +5,8 @@ for the time that compiling takes: numba spends two to three seconds on the firs
 process, which assigns arrays to slices, sorts strides or writes numbers into an error's text, and
 so brings in the code that formats text; and the one large product that takes the place of a step's
 small ones is five nodes or more of PyTensor's, for the sizes and for the arrays of other shapes. In
-numba mode only, the split of loops and a late rewrite write these Ops instead; no user meets them
-before.
+numba mode, the split of loops and a late rewrite write these Ops instead, and `StepProducts` under
+JAX, too; no user meets them before.
 
 ===============  =========================================================================
 `AxesSum`        ``y[k] = Σ_r x[k, r]``, `r` the axes that are summed over, in any place

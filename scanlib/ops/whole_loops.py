@@ -1,11 +1,17 @@
-"""Marks on graphs: what their linker wants of the rewrites of loops."""
+"""What a linker wants of the rewrites of loops, as marks on graphs; what is known of lengths."""
 
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
+from pytensor.scalar.basic import ScalarType
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.type import TensorType, integer_dtypes
 
 
-class KeepsLoopsWhole(Feature):
-    """Says that the split of loops (`scanlib.rewrites.split`) leaves a graph as it is.
+class NeedsKnownLengths(Feature):
+    """Says that the split of loops (`scanlib.rewrites.split`) needs to know their lengths.
 
     JAX compiles for known shapes. A loop whose length a value decides runs there with bounded
     buffers; the batches that a split makes of its steps would be arrays of unknown length.
@@ -15,8 +21,36 @@ class KeepsLoopsWhole(Feature):
 class CompilesStepProducts(Feature):
     """Says that products of all steps may be written as one `StepProducts`.
 
-    In other graphs they are PyTensor's own products, which its rewrites and all linkers know.
+    Numba mode compiles it faster than PyTensor's own products, and for JAX no size of theirs has to
+    be made known. In other graphs they are PyTensor's, which its rewrites and all linkers know.
     """
+
+
+def needs_known_lengths(fgraph: FunctionGraph) -> bool:
+    """Whether loops of unknown length, and all other loops of the graph, are to stay whole."""
+    return any(isinstance(feature, NeedsKnownLengths) for feature in fgraph._features)
+
+
+def is_scalar(variable: Variable) -> bool:
+    """Whether a variable is one number."""
+    if isinstance(variable.type, ScalarType):
+        return True
+    return isinstance(variable.type, TensorType) and variable.type.ndim == 0
+
+
+def countable_scalars(fgraph: FunctionGraph) -> set[Variable]:
+    """Return the scalars that are computed from sizes, integer inputs and constants alone."""
+    inputs = (v for v in fgraph.inputs if is_scalar(v) and v.type.dtype in integer_dtypes)
+    found = set(inputs)
+
+    def is_known(variable: Variable) -> bool:
+        return is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
+
+    for node in fgraph.toposort():
+        computes = isinstance(node.op, Elemwise | ScalarFromTensor | TensorFromScalar)
+        if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
+            found.update(node.outputs)
+    return found
 
 
 def compiles_step_products(fgraph: FunctionGraph) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
@@ -40,7 +40,11 @@ from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.messages import Messages
-from scanlib.ops.whole_loops import KeepsLoopsWhole, compiles_step_products
+from scanlib.ops.whole_loops import (
+    compiles_step_products,
+    countable_scalars,
+    needs_known_lengths,
+)
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.joins import join_slices
 from scanlib.rewrites.last_rows import is_loop
@@ -105,8 +109,19 @@ class SplitLoops(GraphRewriter):
 
 
 def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
-    """Whether the linker of a graph wants its loops as they are."""
-    return any(isinstance(feature, KeepsLoopsWhole) for feature in fgraph._features)
+    """Whether a value decides how many steps a loop takes, and the linker has to know."""
+    if not needs_known_lengths(fgraph):
+        return False
+    known: set[Variable] | None = None
+    for node in filter(is_loop, fgraph.apply_nodes):
+        n_steps = node.op.signature.split_inputs(node.inputs).n_steps
+        if node.op.signature.has_stop:
+            return True
+        if n_steps is not None and not isinstance(n_steps, Constant):
+            known = countable_scalars(fgraph) if known is None else known
+            if n_steps not in known:
+                return True
+    return False
 
 
 def _leaves_early(node: Apply) -> bool:

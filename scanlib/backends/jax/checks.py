@@ -10,6 +10,8 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.backends.jax.bounded import static_int
+from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.errors import SequenceLengthError
 
 
 class StaticCheck(CheckAndRaise):
@@ -26,3 +28,16 @@ def funcify_static_check(op: StaticCheck, node: Apply, **kwargs: Any) -> Callabl
         return value
 
     return check
+
+
+@jax_funcify.register(CheckedRows)
+def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that compares numbers of rows and of steps."""
+
+    def checked_rows(rows: Any, steps: Any) -> Any:
+        known = static_int(steps)
+        if known is not None and len(rows) != known:
+            raise SequenceLengthError(op.message, len(rows), known)
+        return rows
+
+    return checked_rows

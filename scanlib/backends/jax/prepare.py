@@ -15,12 +15,10 @@ from __future__ import annotations
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
-from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib._compat import freeze_graph
 from scanlib.backends.jax.checks import StaticCheck
@@ -29,12 +27,14 @@ from scanlib.backends.jax.static import StaticNumber
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.windows import read_in_place
 from scanlib.ops.associative_scan import AssociativeScan
+from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import Filled
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
 from scanlib.ops.segments import PlacedStarts, SegmentStarts, SplitRows
+from scanlib.ops.whole_loops import countable_scalars, is_scalar
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FOLLOWED = (
@@ -56,6 +56,7 @@ NEEDS_STATIC = (
     IncSubtensor,
     SpecifyShape,
     CheckAndRaise,
+    CheckedRows,
     Filled,
     PaddedRows,
     PlacedStarts,
@@ -68,7 +69,7 @@ NEEDS_STATIC = (
 def prepare(fgraph: FunctionGraph) -> None:
     """Make known to JAX what it must know when it compiles."""
     stack_traces(fgraph)
-    countable = _countable(fgraph)
+    countable = countable_scalars(fgraph)
     _make_static(fgraph, countable)
     _make_checks(fgraph)
     numbers = {
@@ -80,30 +81,6 @@ def prepare(fgraph: FunctionGraph) -> None:
     unknown = _unknown_lengths(fgraph, countable | numbers)
     _wrap(fgraph, unknown)
     read_in_place(fgraph)
-
-
-def _is_scalar(variable: Variable) -> bool:
-    if isinstance(variable.type, ScalarType):
-        return True
-    return isinstance(variable.type, TensorType) and variable.type.ndim == 0
-
-
-def _is_integer(variable: Variable) -> bool:
-    return _is_scalar(variable) and variable.type.dtype in integer_dtypes
-
-
-def _countable(fgraph: FunctionGraph) -> set[Variable]:
-    """Return the scalars that are computed from sizes, integer inputs and constants alone."""
-    found = {variable for variable in fgraph.inputs if _is_integer(variable)}
-
-    def is_known(variable: Variable) -> bool:
-        return _is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
-
-    for node in fgraph.toposort():
-        computes = isinstance(node.op, Elemwise | ScalarFromTensor | TensorFromScalar)
-        if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
-            found.update(node.outputs)
-    return found
 
 
 def _make_static(fgraph: FunctionGraph, countable: set[Variable]) -> None:
@@ -139,7 +116,7 @@ def _needs_static(fgraph: FunctionGraph, variable: Variable) -> bool:
             if isinstance(client.op, Output) or client in visited:
                 continue
             visited.add(client)
-            if all(_is_scalar(out) for out in client.outputs) and isinstance(
+            if all(is_scalar(out) for out in client.outputs) and isinstance(
                 client.op, Elemwise | ScalarFromTensor | TensorFromScalar
             ):
                 pending += client.outputs

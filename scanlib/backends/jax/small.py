@@ -14,6 +14,7 @@ from scanlib.backends.jax.bounded import Bounded, Length, UnknownLengthError, ro
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.reductions import StepProducts
 
 
 @jax_funcify.register(OneRow)
@@ -66,3 +67,15 @@ def funcify_filled(op: Filled, node: Apply, **kwargs: Any) -> Callable[..., Any]
 def funcify_as_row(op: AsRow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return a value as an array of one row."""
     return lambda value: jnp.asarray(value)[None]
+
+
+@jax_funcify.register(StepProducts)
+def funcify_step_products(op: StepProducts, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the products of all steps, or their sum."""
+
+    def step_products(x: Any, y: Any) -> Any:
+        if op.total:
+            return jnp.tensordot(x, y, ((0, 2), (0, 1)))
+        return jnp.matmul(x, y)
+
+    return step_products
