@@ -18,7 +18,11 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
-from scanlib.ops.whole_loops import CompilesStepProducts, NeedsKnownLengths
+from scanlib.ops.whole_loops import (
+    CompilesStepProducts,
+    NeedsKnownLengths,
+    needs_known_lengths,
+)
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
@@ -35,7 +39,6 @@ class LoadJAX(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(NeedsKnownLengths())
         fgraph.attach_feature(CompilesStepProducts())
         if not holds_scanlib_ops(fgraph):
             return
@@ -46,6 +49,14 @@ class LoadJAX(GraphRewriter):
             fgraph.attach_feature(CombinesInTrees())
 
 
+class MarkLoops(GraphRewriter):
+    """Mark graphs that have loops, before any loop is taken apart; adopted ones are there by now."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if holds_scanlib_ops(fgraph):
+            fgraph.attach_feature(NeedsKnownLengths())
+
+
 class PrepareForJAX(GraphRewriter):
     """Make static what JAX must know when it compiles; before fusion mixes it with other work."""
 
@@ -53,7 +64,7 @@ class PrepareForJAX(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if holds_scanlib_ops(fgraph):
+        if needs_known_lengths(fgraph) or holds_scanlib_ops(fgraph):
             from scanlib.backends.jax.prepare import prepare
 
             prepare(fgraph)
@@ -66,5 +77,6 @@ def load_where_dispatch_is() -> None:
 
 
 optdb.register("scanlib_load_jax", LoadJAX(), "jax", position=-0.5)
+optdb.register("scanlib_mark_loops_for_jax", MarkLoops(), "jax", position=0.057)
 optdb.register("scanlib_prepare_for_jax", PrepareForJAX(), "jax", position=48.6)
 register_loader(load_where_dispatch_is)

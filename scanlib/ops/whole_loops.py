@@ -3,6 +3,7 @@
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
@@ -47,7 +48,9 @@ def countable_scalars(fgraph: FunctionGraph) -> set[Variable]:
         return is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
 
     for node in fgraph.toposort():
-        computes = isinstance(node.op, Elemwise | ScalarFromTensor | TensorFromScalar)
+        computes = isinstance(
+            node.op, Elemwise | ScalarFromTensor | TensorFromScalar | CheckAndRaise
+        )
         if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
             found.update(node.outputs)
     return found

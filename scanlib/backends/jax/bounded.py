@@ -6,7 +6,7 @@ is a buffer as long as the loop can get, and the number of rows that count::
     rows = [r_0 … r_{n-1}, whatever]      length = n <= capacity
 
 `Bounded` is both. scanlib's rules read and write it, and where PyTensor's compiled function returns
-one, the caller gets the array of the `n` rows: outside of compiled code the length is known. Any
+one, the caller gets a NumPy array of the `n` rows: outside of compiled code the length is known. Any
 other use raises `UnknownLengthError`.
 """
 
@@ -199,9 +199,10 @@ def _flatten(value: Bounded) -> tuple[tuple[Any, Any], str]:
 
 def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     rows, length = parts
-    # What compiled code returns: the length has a value now, and the rows are cut to it.
+    # What compiled code returns: the length has a value now, and the rows are cut to it. NumPy does
+    # it, since JAX's compiled calls crash where what they return runs JAX while it is put together.
     if _has_value(rows) and _has_value(length) and not length.ndim:
-        return rows[: int(length)]
+        return np.array(np.asarray(rows)[: int(length)])
     return Bounded(rows, length, origin)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.channels import ChannelPlan
+from scanlib.ops.elemwise_scan import ElemwiseScan, Layout
 from scanlib.ops.graph import constant_index
 from scanlib.ops.loop import Labels
 from scanlib.ops.scan import Scan
@@ -108,13 +110,37 @@ def with_stacked(op: ElemwiseScan, chosen: list[int]) -> ElemwiseScan:
         outputs=op.layout.outputs + tuple(op.layout.states[i] for i in chosen),
         output_reductions=op.layout.output_reductions + ((),) * len(chosen),
     )
-    body = _with_outputs(old, op.body, chosen)
+    body = _with_outputs(old, op.body, chosen, op.layout)
     return ElemwiseScan(scan, body, layout, op.recurrences, op.notes)
 
 
-def _with_outputs(signature: Signature, body: object, chosen: list[int]) -> object:
-    inputs: list[Variable] = list(body.inputs)  # type: ignore[attr-defined]
-    parts = signature.split_body_outputs(body.outputs)  # type: ignore[attr-defined]
+def _with_outputs(
+    signature: Signature, body: FrozenFunctionGraph, chosen: list[int], layout: Layout | None = None
+) -> FrozenFunctionGraph:
+    """Return a body that has states' next values as outputs as well.
+
+    With a `layout`, it is one of scalars.
+    """
+    parts = signature.split_body_outputs(body.outputs)
     stop = [] if parts.stop is None else [parts.stop]
     stacked = [parts.states[i] for i in chosen]
-    return freeze_graph(inputs, [*parts.states, *parts.carries, *parts.outputs, *stacked, *stop])
+    if layout is not None:
+        stacked = [_with_size(i, signature, body, layout) for i in chosen]
+    values = [*parts.states, *parts.carries, *parts.outputs, *stacked, *stop]
+    return freeze_graph(list(body.inputs), values)
+
+
+def _with_size(
+    i: int, signature: Signature, body: FrozenFunctionGraph, layout: Layout
+) -> Variable:
+    """Return the next value of a state, which tells an output how many channels it has.
+
+    The initial rows tell the state. A value that is the same in all channels reads the state here.
+    """
+    inner = signature.split_body_inputs(body.inputs)
+    result = signature.split_body_outputs(body.outputs)
+    plan = ChannelPlan(signature, layout, inner, result)
+    target = next(t for t in plan.targets if t.kind == "state" and t.number == i)
+    read = {axis for place in plan.places(target) if place.owned is None for axis in place.axes}
+    value = result.states[i]
+    return value if read.issuperset(target.kept) else ps.second(inner.taps[i][0], value)
