@@ -8,7 +8,6 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from hypothesis import assume, given, seed, settings
 
 import scanlib
 from scanlib.ops.associative_scan import AssociativeScan
@@ -19,7 +18,6 @@ from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, assert_same
 from tests.families import FAMILIES
 from tests.reference import reference_scan
-from tests.strategies import DIFFERENTIABLE, loops, with_inputs_only
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
@@ -83,58 +81,6 @@ def test_loading():
 
 
 # Values and gradients of many loops
-
-
-def explore(strategy, check, shard, examples):
-    @settings(max_examples=examples * settings().max_examples // 100)
-    @given(strategy)
-    def run(case):
-        check(case)
-
-    (seed(shard)(run) if settings().derandomize else run)()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shard", range(500, 502))
-def test_values_of_generated_loops(shard):
-    def check(case):
-        values = case.values()
-        expected, record = case.reference(values)
-        assume(record.margin > 1e-4)
-        loop = case.render(scanlib.scan, scanlib.until, values)
-        results = compiled(list(loop.inputs), loop.traces)(*loop.inputs.values())
-        single = "float32" in {o.dtype for o in case.operands} | {e.dtype for e in case.bodies}
-        tolerance = 3e-4 if single else 1e-8
-        assert_same([np.asarray(r) for r in results], expected, tolerance, tolerance)
-
-    explore(loops(), check, shard, 20)
-
-
-@pytest.mark.slow
-def test_gradients_of_generated_loops():
-    """Those of the plain mode are held against finite differences elsewhere."""
-
-    def check(case):
-        case = with_inputs_only(case)
-        values = case.values()
-        _, record = case.reference(values)
-        names = [name for name, value in values.items() if value.dtype == "float64"]
-        loop = case.render(scanlib.scan, scanlib.until, values)
-        floats = [trace for trace in loop.traces if trace.dtype == "float64"]
-        assume(names and floats and record.margin > 1e-4)
-        cost = sum((trace**2).sum() for trace in floats)
-        wrt = [loop.variables[name] for name in names]
-        gradient = pytensor.grad(cost, wrt, disconnected_inputs="ignore")
-        outputs = [cost, *gradient]
-        with pytensor.config.change_flags(scanlib__perform="python"):
-            plain = pytensor.function(
-                list(loop.inputs), outputs, mode="FAST_COMPILE", on_unused_input="ignore"
-            )
-            expected = plain(*loop.inputs.values())
-        results = compiled(list(loop.inputs), outputs)(*loop.inputs.values())
-        assert_same([np.asarray(r) for r in results], expected, 1e-7, 1e-9)
-
-    explore(loops(dtypes=DIFFERENTIABLE), check, 503, 12)
 
 
 COMPILED_FAMILIES = ["affine", "affine-f32", "ar2", "maximum", "log-affine", "clamp", "moebius"]

@@ -1,20 +1,25 @@
 """The last rewrite before the JAX linker: what JAX must know when it compiles, made known.
 
-Three things are changed in graphs that hold loops:
+Four things are changed in graphs that hold loops, or did before these were taken apart:
 
 1. *Static numbers.* Scalars that are computed from sizes and integer inputs alone, and that
    something other than such a computation reads, become `StaticNumber`.
 2. *Checks.* A check whose conditions are static is made when JAX compiles; PyTensor leaves all
    checks out.
-3. *Arrays of unknown length.* Results of loops whose number of steps is not known, and what is
+3. *Constants.* Arrays filled with a constant keep its dtype: PyTensor writes it into its code as a
+   number of Python's.
+4. *Arrays of unknown length.* Results of loops whose number of steps is not known, and what is
    computed from them, meet PyTensor's own Ops; these are wrapped in `OnRows`.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i, SpecifyShape
@@ -72,6 +77,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     countable = countable_scalars(fgraph)
     _make_static(fgraph, countable)
     _make_checks(fgraph)
+    _keep_dtypes(fgraph)
     numbers = {
         out
         for node in fgraph.apply_nodes
@@ -155,6 +161,18 @@ def _make_checks(fgraph: FunctionGraph) -> None:
         if all(c.owner is not None and isinstance(c.owner.op, StaticNumber) for c in conditions):
             new = StaticCheck(node.op.exc_type, node.op.msg)(value, *conditions)
             fgraph.replace(node.outputs[0], new, reason=REASON)
+
+
+def _keep_dtypes(fgraph: FunctionGraph) -> None:
+    """Cast constants that arrays are filled with, where Python has no number of their dtype."""
+    for node in fgraph.toposort():
+        value = node.inputs[0] if isinstance(node.op, Alloc) else None
+        if not isinstance(value, Constant) or value.type.ndim:
+            continue
+        number = pt.constant(np.asarray(value.data.item()))
+        if number.type.dtype != value.type.dtype:
+            cast = Elemwise(Cast(ScalarType(value.type.dtype)))(number)
+            fgraph.change_node_input(node, 0, cast, reason=REASON)
 
 
 # Arrays of unknown length

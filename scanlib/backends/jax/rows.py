@@ -204,7 +204,7 @@ def _specify_shape(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ..
     value, *sizes = inputs
     if not isinstance(value, Bounded):
         return plain(*inputs)
-    if sizes[0] is not None:
+    if sizes[0] is not None and value.capacity:
         value.__jax_array__()
     return Bounded(plain(value.rows, None, *sizes[1:]), value.length, value.origin)
 
@@ -282,8 +282,10 @@ def _written(node: Apply, target: Any, rows: Any, where: slice, length: Any = No
     start = 0 if where.start is None else bound_of(where.start, whole.length)
     chosen = (places >= start) & (places < start + part.length)
     values = jnp.asarray(rows_of(rows))
+    if values.ndim == target.ndim and not len(values):
+        return target
     if values.ndim == target.ndim and (len(values) != 1 or isinstance(rows, Bounded)):
-        values = values[jnp.clip(places - start, 0, max(len(values) - 1, 0))]
+        values = values[jnp.clip(places - start, 0, len(values) - 1)]
     values = jnp.broadcast_to(values, target.shape)
     chosen = chosen.reshape((-1, *(1 for _ in target.shape[1:])))
     changed = values if node.op.set_instead_of_inc else target + values
