@@ -217,6 +217,62 @@ class TestElementwise:
         assert jax.hessian(lambda h0: run(x, a, h0).sum())(h0).shape == (3, 3)
 
 
+class TestComplex:
+    """Complex numbers run as compiled code, too: a state-space layer has complex poles."""
+
+    def numbers(self, dtype, *shape):
+        return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(dtype)
+
+    @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+    @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+    @pytest.mark.parametrize("channels", [(), (1,), (5,)])
+    def test_elementwise(self, dtype, channels):
+        ndim = len(channels)
+        x = pt.tensor("x", dtype=dtype, shape=(None,) * (ndim + 1))
+        a, h0 = (pt.tensor(name, dtype=dtype, shape=(None,) * ndim) for name in "ah")
+
+        def step(x, h, a):
+            return a * h / (x * x + 2) - pt.conj(x) * pt.imag(h), pt.real(h) + pt.real(a)
+
+        h, y = scanlib.scan(step, x, [h0, None], a, return_updates=False)
+        function = compiled([x, a, h0], [h, y])
+        (node,) = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
+        assert kernel_for(node.op, node) is not None
+        for steps in (0, 1, 7):
+            values = (
+                self.numbers(dtype, steps, *channels),
+                self.numbers(dtype, *channels),
+                self.numbers(dtype, *channels),
+            )
+            rows, sums, state = [], [], values[2]
+            for row in values[0]:
+                sums.append(np.real(state) + np.real(values[1]))
+                state = values[1] * state / (row * row + 2) - np.conj(row) * np.imag(state)
+                rows.append(state)
+            tolerance = 1e-3 if dtype == "complex64" else 1e-10
+            for found, expected in zip(function(*values), (rows, sums), strict=True):
+                shape = (steps, *channels)
+                np.testing.assert_allclose(
+                    found, np.reshape(expected, shape), rtol=tolerance, atol=tolerance
+                )
+
+    @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+    @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+    def test_matrices(self, dtype):
+        A, x, h0 = (pt.tensor(dtype=dtype, shape=(None,) * ndim) for ndim in (3, 2, 1))
+        h = scanlib.linear_scan(A, x, h0, matrix=True)
+        function = compiled([A, x, h0], h)
+        (node,) = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, LinearScan)]
+        assert kernel_for(node.op, node) is not None
+        values = [self.numbers(dtype, *shape) * 0.4 for shape in [(6, 3, 3), (6, 3), (3,)]]
+        rows, state = [], values[2]
+        for matrix, row in zip(*values[:2], strict=True):
+            state = matrix @ state + row
+            rows.append(state)
+        tolerance = 1e-4 if dtype == "complex64" else 1e-12
+        np.testing.assert_allclose(function(*values), rows, rtol=tolerance, atol=tolerance)
+
+
 class TestMatrices:
     @pytest.mark.parametrize("perform", ["auto", "python"])
     @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])

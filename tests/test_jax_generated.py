@@ -18,7 +18,7 @@ from tests.test_generated import MARGIN, explore
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from pytensor.compile.mode import get_mode  # noqa: E402
+from pytensor.compile.mode import get_mode
 
 pytestmark = pytest.mark.slow
 SINGLE, DOUBLE = 3e-4, 1e-8

@@ -50,7 +50,7 @@ class LoadJAX(GraphRewriter):
 
 
 class MarkLoops(GraphRewriter):
-    """Mark graphs that have loops, before any loop is taken apart; adopted ones are there by now."""
+    """Mark graphs that have loops, before any is taken apart; adopted ones are there by now."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         if holds_scanlib_ops(fgraph):

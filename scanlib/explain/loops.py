@@ -120,7 +120,8 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
 def _schedule(node: Apply, setting: Setting) -> str:
     """Return the schedule of an elementwise loop: C code has no kernels for some families."""
     chosen = schedule(node.op)
-    if chosen in ("blocks", "by width") and setting.has_c_code(node):
+    in_c = setting.linker == "JAX" or setting.has_c_code(node)
+    if chosen in ("blocks", "by width") and in_c:
         from scanlib.backends.c.block import fits_blocks
 
         if not fits_blocks(node.op):

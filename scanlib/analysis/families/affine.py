@@ -41,6 +41,9 @@ class Form:
     constant: Variable | None
 
 
+ARITHMETIC = (ps.Add, ps.Sub, ps.Neg, ps.Mul, ps.TrueDiv)
+
+
 def recognize(component: Component) -> Recurrence:
     """Return the affine recurrence of a component.
 
@@ -81,6 +84,8 @@ class _Step:
             return [given[0]]
         if isinstance(op, ps.Switch) and given[0] is None:
             return [self.switch(node, given)]
+        if not isinstance(op, ARITHMETIC):
+            raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
         # An operation converts what it is given first: int8 products in an int64 sum do not wrap.
         inputs = [_cast(inp, dtype) for inp in node.inputs]
         if isinstance(op, ps.Add):

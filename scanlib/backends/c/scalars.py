@@ -12,6 +12,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
 
+from scanlib.backends.c.complex_numbers import complex_operation
 from scanlib.backends.c.source import Source, c_type, literal
 from scanlib.backends.c.vector_functions import vector_call, vector_functions
 from scanlib.backends.vector_names import vector_name
@@ -94,6 +95,11 @@ class Scalars:
             return [self._vector_function(*known, inputs)]
         inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]
         names = [self.source.name("s") for _ in node.outputs]
+        own = complex_operation(node, inputs, names[0], self.c_type(node.outputs[0].type.dtype))
+        if own is not None:
+            for line in own:
+                self.source.line(line)
+            return names
         for out, name in zip(node.outputs, names, strict=True):
             self.source.line(f"{self.c_type(out.type.dtype)} {name};")
         unique = f"{NODE_NAME}_{names[0]}"

@@ -6,8 +6,8 @@ is a buffer as long as the loop can get, and the number of rows that count::
     rows = [r_0 … r_{n-1}, whatever]      length = n <= capacity
 
 `Bounded` is both. scanlib's rules read and write it, and where PyTensor's compiled function returns
-one, the caller gets a NumPy array of the `n` rows: outside of compiled code the length is known. Any
-other use raises `UnknownLengthError`.
+one, the caller gets a NumPy array of the `n` rows: outside of compiled code the length is known.
+Any other use raises `UnknownLengthError`.
 """
 
 from __future__ import annotations

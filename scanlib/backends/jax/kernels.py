@@ -30,12 +30,13 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.backends.c.linear_scan import print_linear
 from scanlib.backends.c.printer import print_loop
-from scanlib.backends.jax.shim import SHIM, handler
+from scanlib.backends.cuda.printer import template
+from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
 from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 
-KINDS = "biuf"  # of dtypes that the shim knows
+KINDS = "biufc"  # of dtypes that the shim knows
 _targets: dict[str, str | None] = {}
 _libraries: list[ctypes.CDLL] = []
 
@@ -82,6 +83,7 @@ def register(code: CCode, node: Apply) -> str | None:
         [
             SHIM,
             *(f"#include {header}" for header in _headers(code)),
+            *_complex_numbers(node),
             code.helpers,
             code.functions.replace(NODE_NAME, function),
             handler(
@@ -99,6 +101,14 @@ def register(code: CCode, node: Apply) -> str | None:
     if name not in _targets:
         _targets[name] = _load(name, text, arguments)
     return _targets[name]
+
+
+def _complex_numbers(node: Apply) -> list[str]:
+    """Return C++ classes for the complex numbers of a loop; matrix code has its own."""
+    dtypes = [variable.type.dtype for variable in [*node.inputs, *node.outputs]]
+    if isinstance(node.op, LinearScan) or not any(d.startswith("complex") for d in dtypes):
+        return []
+    return [COMPLEX, template("complex")]
 
 
 def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:

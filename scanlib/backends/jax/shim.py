@@ -6,6 +6,18 @@ exceptions. XLA calls them without Python, from any of its threads, on memory of
 runs, and errors are texts.
 """
 
+# What the numbers of the CUDA kernels' template need, which serve elementwise loops here.
+COMPLEX = r"""
+#define SCANLIB_METHOD inline
+#define SCANLIB_DEVICE static inline
+template <class T> struct scanlib_real;
+template <class T> static T scanlib_fetch(const char *place) {
+  T value;
+  memcpy(&value, place, sizeof value);
+  return value;
+}
+"""
+
 SHIM = r"""
 #include <cmath>
 #include <cstddef>
@@ -39,7 +51,7 @@ typedef float npy_float;
 #define NPY_INFINITYF ((float)INFINITY)
 enum {
   NPY_BOOL, NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64, NPY_UINT8, NPY_UINT16, NPY_UINT32,
-  NPY_UINT64, NPY_FLOAT32, NPY_FLOAT64
+  NPY_UINT64, NPY_FLOAT32, NPY_FLOAT64, NPY_COMPLEX64, NPY_COMPLEX128
 };
 #define NPY_MAXDIMS 32
 

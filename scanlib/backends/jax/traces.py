@@ -130,9 +130,7 @@ def _with_outputs(
     return freeze_graph(list(body.inputs), values)
 
 
-def _with_size(
-    i: int, signature: Signature, body: FrozenFunctionGraph, layout: Layout
-) -> Variable:
+def _with_size(i: int, signature: Signature, body: FrozenFunctionGraph, layout: Layout) -> Variable:
     """Return the next value of a state, which tells an output how many channels it has.
 
     The initial rows tell the state. A value that is the same in all channels reads the state here.

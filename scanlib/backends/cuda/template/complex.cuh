@@ -34,6 +34,9 @@ template <class T> struct scanlib_complex {
   SCANLIB_METHOD friend bool operator!=(given x, given y) { return !(x == y); }
   SCANLIB_METHOD scanlib_complex &operator+=(given y) { return *this = *this + y; }
 };
+/* The names by which PyTensor's code reads the parts. */
+template <class T> SCANLIB_METHOD T get_real(const scanlib_complex<T> &z) { return z.real; }
+template <class T> SCANLIB_METHOD T get_imag(const scanlib_complex<T> &z) { return z.imag; }
 typedef scanlib_complex<float> pytensor_complex64;
 typedef scanlib_complex<double> pytensor_complex128;
 
