@@ -181,7 +181,7 @@ class LoopWriter:
             template("sums"),
         ]
         if self.composed is not None:
-            head += [template(name) for name in ("families", "walk", "chunks")]
+            head += [template(name) for name in ("range", "families", "walk", "chunks")]
         return "\n".join([*head, self.source.text()]).replace(NODE_NAME, "scanlib")
 
     def has_complex(self) -> bool:
