@@ -90,7 +90,8 @@ config.add(
 config.add(
     "scanlib__cuda",
     "Whether elementwise loops and matrix recurrences on CUDA devices, under JAX and PyTorch, run "
-    "as scanlib's kernels. Without, and where there is no kernel, they are made of functions of JAX or PyTorch.",
+    "as scanlib's kernels. Without, and where there is no kernel, they are made of functions of "
+    "JAX or PyTorch.",
     BoolParam(True),
     in_c_key=False,
 )
