@@ -199,9 +199,11 @@ def _flatten(value: Bounded) -> tuple[tuple[Any, Any], str]:
 
 def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     rows, length = parts
-    # What compiled code returns: the length has a value now, and the rows are cut to it.
+    # What compiled code returns: the length has a value now, and the rows are cut to it. By NumPy:
+    # jaxlib crashes if JAX computes anything while results are put together, from a function's
+    # second call on.
     if _has_value(rows) and _has_value(length) and not length.ndim:
-        return rows[: int(length)]
+        return np.asarray(rows)[: int(length)]
     return Bounded(rows, length, origin)
 
 
