@@ -77,6 +77,7 @@ STEPS: dict[str, Callable[..., Any]] = {
     "log-affine": log_sum,
     "tanh": recurrent,
     "gated": gated,
+    "until": linear,
 }
 # So many steps and channels that all schedules are taken, on devices of all sizes.
 SHAPES = [(0, 3), (1, 5), (1021, 7), (4097, 1), (70_000, 3), (300, 20_000), (9_001, 700)]
@@ -97,6 +98,13 @@ def graph(name: str, dtype: str) -> tuple[list[Any], Any]:
     a, b = pt.matrix("a", dtype=dtype), pt.matrix("b", dtype=dtype)
     start = pt.vector("start", dtype=dtype)
     step = STEPS[name]
+    if name == "until":  # one channel, which ends at a number that half precision has as well
+        rows = [a[:, 0], b[:, 0]]
+        trace = scanlib.scan(
+            lambda a, b, h: (linear(a, b, h).astype(dtype), scanlib.until(a > 0.9375)),
+            rows, start[0], return_updates=False,
+        )  # fmt: skip
+        return [a, b, start], trace
     trace = scanlib.scan(
         lambda *rows: step(*rows).astype(dtype), [a, b], start, return_updates=False
     )

@@ -11,7 +11,7 @@ import pytensor
 from pytensor.compile.mode import Mode
 
 from scanlib.backends.cuda.driver import PROCESSORS, Driver
-from scanlib.backends.cuda.geometry import geometry
+from scanlib.backends.cuda.geometry import geometry, written_rows
 from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
 from scanlib.ops import elemwise_scan
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -247,7 +247,11 @@ class DeviceLoop:
         arrays = [a.reshape(np.shape(v)) for a, v in zip(arrays, inputs[has_steps:], strict=True)]
         steps = int(inputs[0]) if has_steps else None
         sizes = geometry(self.kernels.writer, [a.shape for a in arrays], steps)
-        return run_twice(self.device, self.kernels, arrays, sizes)
+        results = run_twice(self.device, self.kernels, arrays, sizes)
+        if not self.op.signature.has_stop:
+            return results
+        rows = written_rows(self.op.signature, sizes.steps, int(results.pop()))
+        return [result[own] for result, own in zip(results, rows, strict=True)]
 
 
 @contextmanager

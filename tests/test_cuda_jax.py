@@ -3,6 +3,8 @@
 XLA's CPU client calls the same handler, with the emulated driver and no stream.
 """
 
+import contextlib
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -116,19 +118,20 @@ class TestProgramOfMatrixRecurrences:
 
 
 @pytest.fixture(params=["compiled", "python"])
-def handler(request, monkeypatch):
-    """The two handlers, each under a name of its own."""
-    target = f"{cuda.TARGET}_{request.param}"
+def on_device(request, monkeypatch):
+    with arrays_on_device(monkeypatch, request.param):
+        yield
+
+
+@contextlib.contextmanager
+def arrays_on_device(monkeypatch, handler):
+    """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
+    target = f"{cuda.TARGET}_{handler}"
     with monkeypatch.context() as patches:
-        if request.param == "python":
+        if handler == "python":
             patches.setattr(cuda, "load_handler", lambda: None)
         cuda.register(emulated_driver().path, "cpu", target)
     monkeypatch.setattr(cuda, "TARGET", target)
-
-
-@pytest.fixture
-def on_device(handler, monkeypatch):
-    """XLA's CPU client runs what is meant for CUDA."""
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     monkeypatch.setattr(cuda, "processors", lambda: 2)
     dependent = jax.lax.platform_dependent
@@ -137,6 +140,7 @@ def on_device(handler, monkeypatch):
         return dependent(*inputs, default=special.get("cuda", default))
 
     monkeypatch.setattr(jax.lax, "platform_dependent", on_cuda)
+    yield
 
 
 def test_loops_and_gradients(on_device):

@@ -47,6 +47,12 @@ class EmulatedDevice(cuda.Device):
 
 @pytest.fixture
 def on_device(monkeypatch):
+    with tensors_on_device(monkeypatch):
+        yield
+
+
+@contextlib.contextmanager
+def tensors_on_device(monkeypatch):
     """CPU tensors count as CUDA tensors; `torch.compile`, which takes seconds, is left out."""
     stance = torch.compiler.set_stance("force_eager")
     monkeypatch.setattr(loops, "is_on_cpu", lambda tensors: False)

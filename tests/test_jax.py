@@ -647,4 +647,7 @@ def test_explain():
     assert "lax.scan" in loop.runs
     inputs, h = TestUntil.loop()
     (loop,) = scanlib.explain(compiled(inputs, h)).loops
+    assert "by lax.while_loop on other devices" in loop.runs
+    with pytensor.config.change_flags(scanlib__cuda=False):
+        (loop,) = scanlib.explain(compiled(inputs, h)).loops
     assert loop.runs == "by lax.while_loop"

@@ -152,7 +152,8 @@ def _runs_in_jax(node: Apply) -> str:
     if _has_xla_code(node):
         return f"as compiled code that XLA calls on the CPU; {kernels}by lax.scan on other devices"
     if getattr(getattr(node.op, "signature", None), "has_stop", False):
-        return "by lax.while_loop"
+        limit = ", or where the function computes the greatest number of steps" if kernels else ""
+        return f"{kernels}by lax.while_loop{' on other devices' * bool(kernels)}{limit}"
     return f"{kernels}by lax.scan; by lax.while_loop if the function computes the number of steps"
 
 

@@ -10,6 +10,7 @@ from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.ops.channels import Place
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepShapeError
 from scanlib.ops.messages import Messages
+from scanlib.ops.signature import Signature
 
 Shape = tuple[int, ...]
 DIFFER = "Incompatible Elemwise input shapes inside a scan"
@@ -25,7 +26,7 @@ class Geometry:
     sizes : tuple of int
         Of the channels' axes.
     outputs : list of Shape
-        Of the results.
+        Of the results; at the end, where a condition ends the loop, of the number of steps.
     """
 
     steps: int
@@ -106,4 +107,30 @@ def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape
     shapes += [given[name] for name in outer.carries]
     for axes in loop.layout.outputs:
         shapes.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
+    if signature.has_stop:
+        shapes.append(())  # the number of steps
     return shapes
+
+
+def written_rows(signature: Signature, steps: int, taken: int) -> list[slice]:
+    """Return which rows of each result a loop that ends by a condition has written.
+
+    Parameters
+    ----------
+    signature : Signature
+    steps, taken : int
+        How many steps there could be, and how many were taken.
+
+    Returns
+    -------
+    list of slice
+        For histories, carries and outputs, without the number of steps.
+    """
+    first = steps - taken if signature.reverse else 0
+    everything = slice(None)
+    rows = [
+        everything if untraced else slice(first, first + taken + depth)
+        for untraced, depth in zip(signature.untraced, signature.depths, strict=True)
+    ]
+    rows += [everything] * signature.n_carries
+    return rows + [slice(first, first + taken)] * signature.n_outputs

@@ -172,7 +172,9 @@ class KernelLoop(Kernels):
         launches = []
         if plan.kind == "serial":
             blocks = -(-sizes.channels // plan.threads)
-            launches.append(self.launch_of(f"serial_{plan.ahead}", blocks, plan.threads))
+            until = self.writer.signature.has_stop
+            name = "until" if until else f"serial_{plan.ahead}"
+            launches.append(self.launch_of(name, blocks, plan.threads))
         if plan.kind == "chunks":
             each = -(-sizes.channels // flat)
             launches.append(self.launch_of("summarize", tiles * plan.chunks, shared))

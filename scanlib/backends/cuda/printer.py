@@ -13,7 +13,7 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 ``Sums``, ``add``, ``keep``
     what is summed over steps and channels;
 ``step``
-    one step, made of the C code of PyTensor's scalar Ops;
+    one step, made of the C code of PyTensor's scalar Ops; whether the loop ends after it;
 ``Summary``, ``lift``, ``compose``, ``apply``, ``moderate``
     several steps as one function, for loops whose recurrences compose.
 """
@@ -40,6 +40,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 LANES = 32
+TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 
 
 class LoopWriter:
@@ -71,7 +72,7 @@ class LoopWriter:
         self.inner = self.signature.split_body_inputs(self.graph.inputs)
         self.result = self.signature.split_body_outputs(self.graph.outputs)
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
-        self.composed = composed_recurrences(op)
+        self.composed = None if self.signature.has_stop else composed_recurrences(op)
         self.source = Source()
         self.scalars = DeviceScalars(self.source)
         self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
@@ -110,6 +111,8 @@ class LoopWriter:
         ):
             for i, (value, own) in enumerate(zip(values, axes, strict=True)):
                 yield Array(f"{letter}{i}", value.type.dtype, lead, own)
+        if self.signature.has_stop:
+            yield Array(TAKEN, "int64", 0, ())
 
     @property
     def state_bytes(self) -> int:
@@ -157,7 +160,9 @@ class LoopWriter:
                 write_summary(self, self.composed)
         self.source.lines[-1] += ";"
         SumWriter(self).write_results()
-        for ahead in (4, 16):
+        if self.signature.has_stop:
+            line("SCANLIB_FLAT_KERNEL(until, scanlib_until<Loop>(p, index))")
+        for ahead in () if self.signature.has_stop else (4, 16):
             line(f"SCANLIB_FLAT_KERNEL(serial_{ahead}, (scanlib_serial<Loop, {ahead}>(p, index)))")
         if self.composed is not None:
             line("SCANLIB_BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))")
@@ -177,7 +182,7 @@ class LoopWriter:
             *(code for code in self.scalars.support_code()),
             *self.scalars.functions,
             self.parameters.struct(),
-            template("serial"),
+            template("until" if self.signature.has_stop else "serial"),
             template("sums"),
         ]
         if self.composed is not None:
@@ -190,7 +195,7 @@ class LoopWriter:
 
     def kernels(self) -> list[str]:
         """Return the names of the kernels."""
-        names = ["serial_4", "serial_16"]
+        names = ["until"] if self.signature.has_stop else ["serial_4", "serial_16"]
         if self.composed is not None:
             names += ["walk", "summarize", "carry", "repair"]
         count = len(self.sums) + len(self.summed)
@@ -313,6 +318,9 @@ class LoopWriter:
                     line(self.stored(f"h{i}", row, f"s.r{i}_{k}"))
             for i in self.carried:
                 line(self.stored(f"c{i}", "", f"s.c{i}"))
+        if self.signature.has_stop:
+            head = "SCANLIB_METHOD static void taken(const Channel &l, npy_intp steps)"
+            line(f"{head} {{ {self.stored(TAKEN, '', 'steps')} }}")
 
     # One step
 
@@ -332,9 +340,12 @@ class LoopWriter:
     def write_step(self) -> None:
         line, result = self.source.line, self.result
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
-        with self.source.block(f"SCANLIB_METHOD static void step({head})"), self.scalars.scope():
+        with self.source.block(f"SCANLIB_METHOD static bool step({head})"), self.scalars.scope():
             self.bind(self.graph.inputs)
-            self.scalars.emit([*result.states, *result.carries, *result.outputs])
+            stop = [] if result.stop is None else [result.stop]
+            self.scalars.emit([*result.states, *result.carries, *result.outputs, *stop])
+            ends = f"{self.scalars.text(stop[0])} != 0" if stop else "false"
+            line(f"const bool ends = {ends};")
             held = {}
             for letter, values in (("h", result.states), ("c", result.carries)):
                 for i, value in enumerate(values):
@@ -353,6 +364,7 @@ class LoopWriter:
                 line(f"s.c{i} = {held[f'c{i}']};")
             for i in self.sums:
                 line(f"sums.s{i} += {held[f'c{i}']};")
+            line("return ends;")
 
 
 def _struct_bytes(members: list[Variable]) -> int:

@@ -27,8 +27,6 @@ def check_supported(op: ElemwiseScan) -> None:
     NoCCodeError
     """
     signature = op.signature
-    if signature.has_stop:
-        raise NoCCodeError("a loop that ends by a condition has no CUDA kernel")
     if has_positions(op.body.outputs) or not _is_independent(op.plan()):
         raise NoCCodeError("channels that need one another have no CUDA kernel")
     if any(depth > DEPTH for depth in signature.depths):

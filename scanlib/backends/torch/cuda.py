@@ -5,14 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from pytensor.configdefaults import config
 
 from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError
 from scanlib.backends.cuda.driver import Driver, DriverError, find_driver
-from scanlib.backends.cuda.geometry import geometry
+from scanlib.backends.cuda.geometry import Geometry, geometry, written_rows
 from scanlib.backends.cuda.launch import KernelLoop, launch
 from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
 from scanlib.backends.torch.operator import Run
@@ -24,6 +26,7 @@ from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import count_steps
 
 ALIGNED = 256  # bytes
+MOST_BYTES = 1 << 30  # of the rows that a loop may write until its condition holds
 
 
 class Device:
@@ -92,7 +95,22 @@ class CudaRunner:
             self.works = False
             warnings.warn(f"{self.op} runs without its CUDA kernel: {error}", stacklevel=2)
             return None
-        return run_plan(plan, driver, handles, stream)
+        results = run_plan(plan, driver, handles, stream)
+        if isinstance(self.op, ElemwiseScan) and self.op.signature.has_stop:
+            return cut_rows(self.op, plan.sizes.steps, results)
+        return results
+
+
+def cut_rows(op: ElemwiseScan, steps: int, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the rows that a loop with a condition has written; their number comes last."""
+    *found, number = results
+    taken = int(number)  # waits for the device
+    if taken < op.signature.required_steps:
+        raise IndexError(Messages(op.signature, op.scan.labels, op.scan.name).missing_steps())
+    if taken == steps:
+        return found
+    rows = written_rows(op.signature, steps, taken)
+    return [result[own].clone() for result, own in zip(found, rows, strict=True)]
 
 
 class Plan(NamedTuple):
@@ -103,13 +121,23 @@ class Plan(NamedTuple):
     arrays: list[torch.Tensor]
 
 
-def plan_loop(op: ElemwiseScan, kernels: KernelLoop, inputs: Sequence[torch.Tensor]) -> Plan:
-    """Return how an elementwise loop runs on these arguments."""
+def plan_loop(op: ElemwiseScan, kernels: KernelLoop, inputs: Sequence[torch.Tensor]) -> Plan | None:
+    """Return how an elementwise loop runs on these arguments, None if not by its kernels."""
     messages = Messages(op.signature, op.scan.labels, op.scan.name)
     outer = op.signature.split_inputs(inputs)
     steps = count_steps(op.signature, messages, outer)
     arrays = _plain(inputs[int(outer.n_steps is not None) :])
-    return Plan(kernels, geometry(kernels.writer, [tuple(x.shape) for x in arrays], steps), arrays)
+    sizes = geometry(kernels.writer, [tuple(x.shape) for x in arrays], steps)
+    if op.signature.has_stop and not can_hold(kernels, sizes):
+        return None
+    return Plan(kernels, sizes, arrays)
+
+
+def can_hold(kernels: KernelLoop, sizes: Geometry) -> bool:
+    """Whether all steps that a condition allows may be stored, and a thread sees it hold."""
+    items = [np.dtype(array.dtype).itemsize for array in kernels.parameters.outputs]
+    pairs = zip(sizes.outputs, items, strict=True)
+    return sizes.channels > 0 and sum(prod(shape) * item for shape, item in pairs) <= MOST_BYTES
 
 
 def plan_linear(op: LinearScan, inputs: Sequence[torch.Tensor]) -> Plan | None:
