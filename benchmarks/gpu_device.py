@@ -11,7 +11,7 @@ import pytensor
 from pytensor.compile.mode import Mode
 
 from scanlib.backends.cuda.driver import PROCESSORS, Driver
-from scanlib.backends.cuda.geometry import geometry, written_rows
+from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
 from scanlib.ops import elemwise_scan
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -248,9 +248,12 @@ class DeviceLoop:
         steps = int(inputs[0]) if has_steps else None
         sizes = geometry(self.kernels.writer, [a.shape for a in arrays], steps)
         results = run_twice(self.device, self.kernels, arrays, sizes)
+        count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
+        results, more = results[:count], results[count:]
+        raise_wrong_index(self.op, more)
         if not self.op.signature.has_stop:
             return results
-        rows = written_rows(self.op.signature, sizes.steps, int(results.pop()))
+        rows = written_rows(self.op.signature, sizes.steps, int(more[0]))
         return [result[own] for result, own in zip(results, rows, strict=True)]
 
 

@@ -37,11 +37,11 @@ def test_checks_and_times(device, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "SHAPES", [(0, 3), (37, 3), (600, 200)])
     monkeypatch.setattr(gpu, "TIMED", [("affine", 500_000, 12, "float32"),
                                        ("tanh", 50, 7, "float32")])  # fmt: skip
-    loops = ["affine", "tanh", "until"]
+    loops = ["affine", "tanh", "until", "lookup"]
     assert gpu.main(["--loops", *loops, "--no-peers"]) == 0
     printed = capsys.readouterr().out
     assert "an emulator, 2 multiprocessors, sm_90" in printed
-    assert "27 checks, all passed." in printed
+    assert "36 checks, all passed." in printed
     assert "| tanh | float32 | 50 x 7 |" in printed
     # The emulator has 16 MiB: three arrays of 500,000 rows would not fit.
     (steps,) = [line.split("|")[3] for line in printed.splitlines() if "x 12 |" in line]

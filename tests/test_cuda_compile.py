@@ -24,6 +24,8 @@ from scanlib.ops.linear_scan import LinearScan
 from tests.families import FAMILIES
 from tests.modes import MODES
 from tests.test_cuda_kernels import channels
+from tests.test_cuda_places import regimes, rows, until_accepted
+from tests.test_cuda_until import scalars, vectors
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 TYPES = ("affine", "affine-complex", "two-complex", "affine-i8", "affine-f32", "affine-u8",
@@ -51,6 +53,11 @@ def sources():
     found = {name: kernels(*FAMILIES[name].render()) for name in TYPES}
     found["channels"] = kernels(*channels())
     found["half"] = kernels(*half_precision())
+    found["until"] = kernels(*vectors())
+    found["until, scalars"] = kernels(*scalars())
+    found["places"] = kernels(*regimes())
+    found["places in rows"] = kernels(*rows())
+    found["places, until"] = kernels(*until_accepted())
     assert all(found.values())
     return {name: [loop.source for loop in loops] for name, loops in found.items()}
 

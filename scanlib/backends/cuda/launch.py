@@ -149,6 +149,11 @@ class KernelLoop(Kernels):
             "chunks": plan.chunks,
         }
         values |= {f"n{axis}": size for axis, size in enumerate(sizes.sizes)}
+        values |= sizes.lengths
+        if writer.places is not None:
+            names = [array.name for array in self.parameters.inputs]
+            for name, (array, axis) in writer.places.strides.items():
+                values[name] = strides[names.index(array)][axis]
         words, slots = self.pack(values, strides)
         return Call(words, slots, self._works(sizes, plan), self._launches(sizes, plan))
 

@@ -58,6 +58,9 @@ def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
         kernels = KernelLoop(op)
     except NoCCodeError:
         return None
+    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+    if not wide and len(kernels.parameters.outputs) > len(node.outputs):
+        return None  # what comes beside the results holds numbers of 64 bits
     return kernels if _are_ready(kernels) else None
 
 

@@ -72,7 +72,8 @@ def run_compiled(
         sizes = None if kernels is None else sizes_of(kernels, own, places, n_steps)
         if kernels is None or sizes is None:
             return None
-        return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)
+        count = len(node.outputs)
+        return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)[:count]
 
     window = [jnp.asarray(places)] if count else []
     return with_kernel(target, portable, on_cuda())(*arrays, *window)

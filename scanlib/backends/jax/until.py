@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from pytensor.graph.basic import Apply
@@ -65,8 +64,7 @@ def run_until(
 def _sizes(op: ElemwiseScan, kernels: KernelLoop, values: list[Any]) -> Geometry | None:
     """Return the sizes of a loop, None if they are not known or it has no kernel of these."""
     has_steps = op.signature.has_n_steps
-    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # the number of steps is
-    if any(isinstance(value, Bounded) for value in values) or not wide:
+    if any(isinstance(value, Bounded) for value in values):
         return None
     steps = static_int(values[0]) if has_steps else None
     if has_steps and (steps is None or steps < 0):
@@ -79,7 +77,8 @@ def _sizes(op: ElemwiseScan, kernels: KernelLoop, values: list[Any]) -> Geometry
 def _flat(op: ElemwiseScan, sizes: Geometry, found: list[Any]) -> list[Any]:
     """Return what a kernel has written as `lax.while_loop` leaves it."""
     signature = op.signature
-    *results, taken = found
+    count = signature.n_states + signature.n_carries + signature.n_outputs
+    results, taken = found[:count], found[count]
     skipped = sizes.steps - taken if signature.reverse else None
     rows, lengths = [], []
     pairs = zip(signature.depths, signature.untraced, strict=True)

@@ -14,7 +14,7 @@ from pytensor.configdefaults import config
 
 from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError
 from scanlib.backends.cuda.driver import Driver, DriverError, find_driver
-from scanlib.backends.cuda.geometry import Geometry, geometry, written_rows
+from scanlib.backends.cuda.geometry import Geometry, geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import KernelLoop, launch
 from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
 from scanlib.backends.torch.operator import Run
@@ -96,9 +96,13 @@ class CudaRunner:
             warnings.warn(f"{self.op} runs without its CUDA kernel: {error}", stacklevel=2)
             return None
         results = run_plan(plan, driver, handles, stream)
-        if isinstance(self.op, ElemwiseScan) and self.op.signature.has_stop:
-            return cut_rows(self.op, plan.sizes.steps, results)
-        return results
+        if isinstance(self.op, LinearScan):
+            return results
+        count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
+        raise_wrong_index(self.op, [value.cpu() for value in results[count:]])
+        if self.op.signature.has_stop:
+            return cut_rows(self.op, plan.sizes.steps, results[: count + 1])
+        return results[:count]
 
 
 def cut_rows(op: ElemwiseScan, steps: int, results: list[torch.Tensor]) -> list[torch.Tensor]:
