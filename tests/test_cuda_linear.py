@@ -67,10 +67,9 @@ def test_forms_by_groups_of_threads(op, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", OPTIONS, ids=str)
-def test_every_form(op, device):
+@pytest.mark.parametrize("op", OPTIONS[3::7], ids=str)
+def test_more_forms(op, device):
     check_form(op, 2)
-    check_form(op, 9)
 
 
 SOME = [
