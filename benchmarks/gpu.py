@@ -1,21 +1,22 @@
-"""Check and time the CUDA kernels of elementwise loops on the first CUDA device.
+"""Check and time the CUDA kernels on the first CUDA device.
 
     python -m benchmarks.gpu
 
 First all kinds of loops, with their gradients, run by all schedules on fresh random numbers, and
-are held against the same loops in float64 on the CPU. What a kernel writes is poisoned before, and
-every loop runs twice: the results must be the same, bit by bit. Then come times, bytes (each input
-read once, each result written once), the fraction of the bandwidth of a copy, and the ratio to
-other packages where they import. It takes less than eight minutes, and needs a driver and NVRTC or
-nvcc; PyTorch and JAX are used where they see the device.
+are held against the same loops in float64 on the CPU; then all forms of matrix recurrences
+(`gpu_linear`). What a kernel writes is poisoned before, and every loop runs twice: the results must
+be the same, bit by bit. Then come times, bytes (each input read once, each result written once),
+the fraction of the bandwidth of a copy, and the ratio to other packages where they import. It takes
+less than eight minutes, and needs a driver and NVRTC or nvcc; PyTorch and JAX are used where they
+see the device.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,20 @@ import pytensor
 import pytensor.tensor as pt
 
 import scanlib
-from benchmarks.gpu_device import Device, kernels_of, on_device, prepared
+from benchmarks import gpu_linear
+from benchmarks.gpu_device import Device, fill, kernels_of, on_device, prepared
+from benchmarks.gpu_results import (
+    TOLERANCE,
+    Check,
+    Timing,
+    error_of,
+    print_checks,
+    print_timings,
+)
 from scanlib.backends.cuda.compiler import NoCompilerError, find_compiler
 from scanlib.backends.cuda.driver import Driver, DriverError
 
 BUDGET = 450  # seconds
-TOLERANCE = {"float64": 1e-10, "float32": 2e-4, "float16": 2e-2}
 
 
 def linear(a: Any, b: Any, h: Any) -> Any:
@@ -60,6 +69,11 @@ def product(a: Any, b: Any, h: Any) -> Any:
     return (1 + a / 64) * h
 
 
+def lookup(a: Any, b: Any, h: Any) -> Any:
+    table = pt.constant((np.arange(16) / 8 - 1).astype(a.type.dtype))
+    return h / 2 + a * table[pt.minimum(pt.cast(abs(4 * b), "int64"), 15)]
+
+
 STEPS: dict[str, Callable[..., Any]] = {
     "affine": linear,
     "decay": decay,
@@ -68,6 +82,8 @@ STEPS: dict[str, Callable[..., Any]] = {
     "log-affine": log_sum,
     "tanh": recurrent,
     "gated": gated,
+    "until": linear,
+    "lookup": lookup,
 }
 # So many steps and channels that all schedules are taken, on devices of all sizes.
 SHAPES = [(0, 3), (1, 5), (1021, 7), (4097, 1), (70_000, 3), (300, 20_000), (9_001, 700)]
@@ -88,6 +104,13 @@ def graph(name: str, dtype: str) -> tuple[list[Any], Any]:
     a, b = pt.matrix("a", dtype=dtype), pt.matrix("b", dtype=dtype)
     start = pt.vector("start", dtype=dtype)
     step = STEPS[name]
+    if name == "until":  # one channel, which ends at a number that half precision has as well
+        rows = [a[:, 0], b[:, 0]]
+        trace = scanlib.scan(
+            lambda a, b, h: (linear(a, b, h).astype(dtype), scanlib.until(a > 0.9375)),
+            rows, start[0], return_updates=False,
+        )  # fmt: skip
+        return [a, b, start], trace
     trace = scanlib.scan(
         lambda *rows: step(*rows).astype(dtype), [a, b], start, return_updates=False
     )
@@ -109,28 +132,6 @@ def values(steps: int, channels: int, rng: np.random.Generator) -> list[np.ndarr
     return [rng.uniform(-0.95, 0.95, shape), rng.normal(size=shape), rng.normal(size=channels)]
 
 
-@dataclass
-class Check:
-    """One loop on one shape: the largest error, relative to the largest value."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, int]
-    error: float
-
-    @property
-    def passed(self) -> bool:
-        return self.error <= TOLERANCE[self.dtype]
-
-
-def error_of(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest error relative to the largest value; infinity for NaN or a wrong shape."""
-    if actual.shape != expected.shape or not np.array_equal(np.isnan(actual), np.isnan(expected)):
-        return np.inf
-    difference = np.abs(actual.astype("float64") - expected)
-    return float(difference.max(initial=0.0) / (1 + np.abs(expected).max(initial=0.0)))
-
-
 def check(
     device: Device, names: Sequence[str], shapes: Sequence[tuple[int, int]]
 ) -> Iterator[Check]:
@@ -149,18 +150,6 @@ def check(
                     yield Check(name, dtype, shape, max(errors))
                 if not ran:
                     raise AssertionError(f"{name}: no loop ran on the device")
-
-
-@dataclass
-class Timing:
-    """One loop: its time, the bytes it has to move, and the fraction of a copy's bandwidth."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, int]
-    seconds: float
-    bytes: int
-    fraction: float
 
 
 def timings(
@@ -186,44 +175,6 @@ def timings(
         yield Timing(name, dtype, (steps, channels), seconds, moved, moved / seconds / bandwidth)
 
 
-def fill(device: Device, place: int, count: int, dtype: str, rng: np.random.Generator) -> None:
-    """Write random numbers, a few million of them again and again."""
-    some = rng.uniform(-0.95, 0.95, min(count, 1 << 22)).astype(dtype)
-    for first in range(0, count, len(some)):
-        part = some[: count - first]
-        device.write(place + first * some.itemsize, part)
-
-
-def print_checks(checks: Iterator[Check]) -> bool:
-    """Print failures and the largest errors; return whether all passed."""
-    worst: dict[tuple[str, str], float] = {}
-    passed, count = True, 0
-    for one in checks:
-        count += 1
-        key = one.name, one.dtype
-        worst[key] = max(worst.get(key, 0.0), one.error)
-        if not one.passed:
-            passed = False
-            print(f"WRONG: {one.name} {one.dtype} {one.shape}: error {one.error:.2g}", flush=True)
-    print("\n| loop | " + " | ".join(TOLERANCE) + " |\n|---|" + "---|" * len(TOLERANCE))
-    for name in dict.fromkeys(name for name, _ in worst):
-        cells = [f"{worst[name, dtype]:.1e}" for dtype in TOLERANCE if (name, dtype) in worst]
-        print(f"| {name} | " + " | ".join(cells) + " |")
-    print(f"\n{count} checks, {'all passed' if passed else 'SOME FAILED'}.\n", flush=True)
-    return passed
-
-
-def print_timings(found: Iterator[Timing]) -> None:
-    print("| loop | dtype | steps x channels | ms | GB | of a copy |\n|---|---|---|---|---|---|")
-    for one in found:
-        steps, channels = one.shape
-        print(
-            f"| {one.name} | {one.dtype} | {steps:,} x {channels:,} | {one.seconds * 1e3:.3f} | "
-            f"{one.bytes / 1e9:.3f} | {one.fraction:.2f} |",
-            flush=True,
-        )
-
-
 def find_device() -> Device | str:
     """Return the device, or why there is none."""
     try:
@@ -237,7 +188,8 @@ def find_device() -> Device | str:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--loops", nargs="+", choices=STEPS, default=list(STEPS))
+    every = [*STEPS, *gpu_linear.FORMS]
+    parser.add_argument("--loops", nargs="+", choices=every, default=every)
     parser.add_argument("--no-checks", dest="checks", action="store_false")
     parser.add_argument("--no-times", dest="times", action="store_false")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
@@ -257,12 +209,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     passed = True
     if options.checks:
-        passed = print_checks(check(device, options.loops, SHAPES))
+        elementwise = [name for name in options.loops if name in STEPS]
+        forms = [name for name in options.loops if name in gpu_linear.FORMS]
+        passed = print_checks(
+            chain(check(device, elementwise, SHAPES), gpu_linear.check(device, forms))
+        )
     bandwidth = device.copy_bandwidth(min(1 << 30, device.free_bytes() // 4))
     print(f"A copy moves {bandwidth / 1e9:.0f} GB/s.\n", flush=True)
     if options.times:
         cases = [case for case in TIMED if case[0] in options.loops]
-        print_timings(timings(device, cases, bandwidth))
+        recurrences = [case for case in gpu_linear.TIMED if case[0] in options.loops]
+        found = gpu_linear.timings(device, recurrences, bandwidth)
+        print_timings(chain(timings(device, cases, bandwidth), found))
     if options.peers:
         from benchmarks.gpu_peers import print_peers
 

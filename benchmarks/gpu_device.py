@@ -11,8 +11,8 @@ import pytensor
 from pytensor.compile.mode import Mode
 
 from scanlib.backends.cuda.driver import PROCESSORS, Driver
-from scanlib.backends.cuda.geometry import geometry
-from scanlib.backends.cuda.launch import Call, KernelLoop, launch
+from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
+from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
 from scanlib.ops import elemwise_scan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
@@ -145,7 +145,7 @@ class Prepared:
     """
 
     device: Device
-    kernels: KernelLoop
+    kernels: Kernels
     call: Call
     addresses: list[int]
     shapes: list[tuple[int, ...]]
@@ -172,10 +172,20 @@ class Prepared:
 
 @contextmanager
 def prepared(
-    device: Device, kernels: KernelLoop, shapes: Sequence[tuple[int, ...]], steps: int | None = None
+    device: Device, kernels: Any, shapes: Sequence[tuple[int, ...]], sizes: Any = None
 ) -> Iterator[tuple[Prepared, list[int]]]:
-    """Give a loop whose arguments have these shapes, and where the arguments are."""
-    sizes = geometry(kernels.writer, shapes, steps)
+    """Give a loop whose arguments have these shapes, and where the arguments are.
+
+    Parameters
+    ----------
+    device : Device
+    kernels : KernelLoop or LinearKernels
+    shapes : sequence of tuple of int
+        Of the arguments, without the number of steps.
+    sizes : Geometry or LinearGeometry, optional
+        What `geometry` returns, if it is not to be asked.
+    """
+    sizes = geometry(kernels.writer, shapes) if sizes is None else sizes
     arrays = [*kernels.parameters.inputs, *kernels.parameters.outputs]
     items = [np.dtype(array.dtype).itemsize for array in arrays]
     every = [*shapes, *sizes.outputs]
@@ -186,6 +196,37 @@ def prepared(
         results = places[len(shapes) : len(every)]
         loop = Prepared(device, kernels, call, places, sizes.outputs, results)
         yield loop, places[: len(shapes)]
+
+
+def run_twice(
+    device: Device, kernels: Any, arrays: Sequence[np.ndarray], sizes: Any
+) -> list[np.ndarray]:
+    """Return the results of a loop on contiguous arrays.
+
+    Raises
+    ------
+    AssertionError
+        If a second run does not give the same, bit by bit.
+    """
+    with prepared(device, kernels, [a.shape for a in arrays], sizes) as (loop, given):
+        for place, array in zip(given, arrays, strict=True):
+            device.write(place, array)
+        loop.run()
+        results = loop.read()
+        loop.poison()
+        loop.run()
+        for first, second in zip(results, loop.read(), strict=True):
+            if first.tobytes() != second.tobytes():
+                raise AssertionError("two runs of a kernel differ")
+    return results
+
+
+def fill(device: Device, place: int, count: int, dtype: str, rng: np.random.Generator) -> None:
+    """Write random numbers, a few million of them again and again."""
+    some = rng.uniform(-0.95, 0.95, min(count, 1 << 22)).astype(dtype)
+    for first in range(0, count, len(some)):
+        part = some[: count - first]
+        device.write(place + first * some.itemsize, part)
 
 
 def contiguous(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
@@ -205,17 +246,15 @@ class DeviceLoop:
         arrays = [np.ascontiguousarray(value) for value in inputs[int(has_steps) :]]
         arrays = [a.reshape(np.shape(v)) for a, v in zip(arrays, inputs[has_steps:], strict=True)]
         steps = int(inputs[0]) if has_steps else None
-        with prepared(self.device, self.kernels, [a.shape for a in arrays], steps) as (loop, given):
-            for place, array in zip(given, arrays, strict=True):
-                self.device.write(place, array)
-            loop.run()
-            results = loop.read()
-            loop.poison()
-            loop.run()
-            for first, second in zip(results, loop.read(), strict=True):
-                if first.tobytes() != second.tobytes():
-                    raise AssertionError(f"{self.op}: two runs differ")
-        return results
+        sizes = geometry(self.kernels.writer, [a.shape for a in arrays], steps)
+        results = run_twice(self.device, self.kernels, arrays, sizes)
+        count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
+        results, more = results[:count], results[count:]
+        raise_wrong_index(self.op, more)
+        if not self.op.signature.has_stop:
+            return results
+        rows = written_rows(self.op.signature, sizes.steps, int(more[0]))
+        return [result[own] for result, own in zip(results, rows, strict=True)]
 
 
 @contextmanager

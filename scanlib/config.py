@@ -89,8 +89,9 @@ config.add(
 )
 config.add(
     "scanlib__cuda",
-    "Whether elementwise loops on CUDA devices, under JAX and PyTorch, run as scanlib's kernels. "
-    "Without, and where there is no kernel, they are made of functions of JAX or PyTorch.",
+    "Whether elementwise loops and matrix recurrences on CUDA devices, under JAX and PyTorch, run "
+    "as scanlib's kernels. Without, and where there is no kernel, they are made of functions of "
+    "JAX or PyTorch.",
     BoolParam(True),
     in_c_key=False,
 )

@@ -19,7 +19,7 @@ from pytensor.compile.mode import Mode
 
 from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda.driver import Driver
-from scanlib.backends.cuda.geometry import geometry
+from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.schedule import Schedule, choose
 from scanlib.ops import elemwise_scan
@@ -174,7 +174,14 @@ class EmulatedLoop:
         addresses = [array.ctypes.data for array in [*arrays, *outputs, *works]]
         handles = self.kernels.handles(self.driver, self.driver.context_of(0))
         launching.launch(self.driver, handles, call, addresses, 0)
-        return outputs
+        count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
+        results, more = outputs[:count], outputs[count:]
+        raise_wrong_index(self.op, more)
+        if not self.op.signature.has_stop:
+            return results
+        taken = more[0]
+        rows = written_rows(self.op.signature, sizes.steps, int(taken))
+        return [result[own] for result, own in zip(results, rows, strict=True)]
 
 
 def poisoned(shape, dtype):

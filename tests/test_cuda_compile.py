@@ -17,11 +17,15 @@ from scanlib.backends.cuda.compiler import (
     find_nvrtc,
 )
 from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.linear_launch import LinearKernels
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
 from tests.families import FAMILIES
 from tests.modes import MODES
 from tests.test_cuda_kernels import channels
+from tests.test_cuda_places import regimes, rows, until_accepted
+from tests.test_cuda_until import scalars, vectors
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 TYPES = ("affine", "affine-complex", "two-complex", "affine-i8", "affine-f32", "affine-u8",
@@ -49,6 +53,11 @@ def sources():
     found = {name: kernels(*FAMILIES[name].render()) for name in TYPES}
     found["channels"] = kernels(*channels())
     found["half"] = kernels(*half_precision())
+    found["until"] = kernels(*vectors())
+    found["until, scalars"] = kernels(*scalars())
+    found["places"] = kernels(*regimes())
+    found["places in rows"] = kernels(*rows())
+    found["places, until"] = kernels(*until_accepted())
     assert all(found.values())
     return {name: [loop.source for loop in loops] for name, loops in found.items()}
 
@@ -63,6 +72,34 @@ def test_every_instance_compiles(sources, architecture):
         for text in texts:
             code = found.compile(text, architecture)
             assert code[:4] == b"\x7fELF", name
+
+
+REAL, FIXED = LinearScan("real", "steps"), LinearScan("real", "fixed", "right", reverse=True)
+BOTH = LinearScan("real", "steps", "both", vector=False)
+LINEAR = [  # every template and semiring, at the largest sizes of each
+    (REAL, "float32", 2), (REAL, "float64", 8), (REAL, "complex128", 5), (REAL, "float16", 33),
+    (REAL, "float64", 64), (REAL, "complex128", 32), (FIXED, "float16", 4),
+    (FIXED, "complex64", 8), (FIXED, "complex64", 64), (FIXED, "float64", 9),
+    (LinearScan("real", "fixed", has_mask=True), "float32", 8),
+    (LinearScan("real", "steps", has_mask=True, untraced=True), "float64", 64),
+    (LinearScan("log", "steps"), "float32", 8), (LinearScan("log", "fixed"), "float64", 64),
+    (LinearScan("max", "steps", has_offset=False), "float64", 7),
+    (LinearScan("max", "fixed"), "float16", 12), (LinearScan("min", "fixed"), "float32", 5),
+    (LinearScan("min", "steps", untraced=True), "float64", 17),
+    (BOTH, "float32", 64), (BOTH, "complex128", 32), (BOTH, "float16", 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.slow
+def test_every_instance_of_matrix_recurrences_compiles(architecture):
+    found = find_nvrtc() or find_nvcc()
+    if found is None:
+        pytest.skip("neither NVRTC nor nvcc on this machine")
+    for op, dtype, size in LINEAR:
+        ranks = 3 if op.coefficient == "steps" else 2, 3 if op.side == "both" else 2
+        kernels = LinearKernels(op, dtype, ranks, size, size if op.side == "both" else 1)
+        assert found.compile(kernels.source, architecture)[:4] == b"\x7fELF", (op, dtype, size)
 
 
 @pytest.mark.parametrize("find", [find_nvrtc, find_nvcc])
@@ -176,6 +213,25 @@ def test_explain_tells_of_kernels(mode):
         assert "CUDA" not in scanlib.explain(function).loops[0].runs
     far = pytensor.function(*FAMILIES["far"].render(), mode=mode)
     assert "CUDA" not in scanlib.explain(far).loops[0].runs
+
+
+@pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
+def test_explain_tells_of_kernels_of_matrix_recurrences(mode):
+    pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])
+
+    def runs(size, dtype="float32"):
+        shapes = (None, size, size), (None, size), (None, size)
+        inputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+        function = pytensor.function(inputs, LinearScan("real", "steps")(*inputs), mode=mode)
+        return scanlib.explain(function).loops[0].runs
+
+    assert "as kernels on CUDA devices; " in runs(3)
+    assert "as kernels on CUDA devices, if the matrix has 64 rows at most; " in runs(None)
+    assert "CUDA devices, if the matrix has 32 rows at most; " in runs(None, "complex128")
+    assert "as kernels on CUDA devices; by " in runs(32, "complex128")
+    assert "CUDA" not in runs(33, "complex128")
+    with pytensor.config.change_flags(scanlib__cuda=False):
+        assert "CUDA" not in runs(3)
 
 
 def test_numbers_of_a_kernel_have_one_place_each():

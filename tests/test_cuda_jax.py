@@ -3,6 +3,8 @@
 XLA's CPU client calls the same handler, with the emulated driver and no stream.
 """
 
+import contextlib
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -10,7 +12,11 @@ import pytest
 
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.linear_scan import LinearScan
 from tests.families import both
+from tests.modes import MODES
+from tests.test_linear_scan import make_values
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 if not pytensor.config.cxx:
@@ -67,20 +73,65 @@ class TestProgram:
         assert cuda.TARGET not in text
 
 
+def linear(op, size=3, steps=20):
+    """A matrix recurrence and its gradients, and values for it."""
+    values = [value for value in make_values(op, steps, size, batch=(2,)) if value is not None]
+    inputs = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
+    history = op(*([pt.constant(steps)] if op.has_n_steps else []), *inputs)
+    return inputs, [history, *pytensor.grad((history**2).sum(), inputs)], values
+
+
+class TestProgramOfMatrixRecurrences:
+    def test_forms(self):
+        for op in (LinearScan("real", "steps"), LinearScan("log", "fixed", untraced=True)):
+            inputs, outputs, values = linear(op)
+            function = pytensor.function(inputs, outputs, mode="JAX")
+            count = sum(isinstance(n.op, LinearScan) for n in function.maker.fgraph.apply_nodes)
+            assert count >= 2
+            text = lowered(function, *values, platform="cuda")
+            assert text.count(f"@{cuda.TARGET}") == count
+            assert cuda.TARGET not in lowered(function, *values, platform="cpu")
+
+    @pytest.mark.parametrize("dtype", ["float16", "complex64"])
+    def test_dtypes_without_compiled_code(self, dtype):
+        op = LinearScan("real", "steps")
+        values = make_values(op, 5, 3, dtype=dtype)
+        inputs = [pt.tensor(dtype=dtype, shape=(None,) * v.ndim) for v in values]
+        function = pytensor.function(inputs, op(*inputs), mode="JAX")
+        assert cuda.TARGET in lowered(function, *values, platform="cuda")
+
+    def test_large_matrices_have_no_kernel(self):
+        op = LinearScan("real", "steps")
+        inputs, (history, *_), _ = linear(op)
+        function = pytensor.function(inputs, history, mode="JAX")
+        for size, wanted in ((64, True), (65, False)):
+            *_, values = linear(op, size, 2)
+            text = lowered(function, *values, platform="cuda")
+            assert (cuda.TARGET in text) == wanted
+            assert ("while" in text) != wanted
+
+    def test_the_flag(self):
+        inputs, outputs, values = linear(LinearScan("real", "fixed"))
+        with pytensor.config.change_flags(scanlib__cuda=False):
+            function = pytensor.function(inputs, outputs, mode="JAX")
+            assert cuda.TARGET not in lowered(function, *values, platform="cuda")
+
+
 @pytest.fixture(params=["compiled", "python"])
-def handler(request, monkeypatch):
-    """The two handlers, each under a name of its own."""
-    target = f"{cuda.TARGET}_{request.param}"
+def on_device(request, monkeypatch):
+    with arrays_on_device(monkeypatch, request.param):
+        yield
+
+
+@contextlib.contextmanager
+def arrays_on_device(monkeypatch, handler):
+    """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
+    target = f"{cuda.TARGET}_{handler}"
     with monkeypatch.context() as patches:
-        if request.param == "python":
+        if handler == "python":
             patches.setattr(cuda, "load_handler", lambda: None)
         cuda.register(emulated_driver().path, "cpu", target)
     monkeypatch.setattr(cuda, "TARGET", target)
-
-
-@pytest.fixture
-def on_device(handler, monkeypatch):
-    """XLA's CPU client runs what is meant for CUDA."""
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     monkeypatch.setattr(cuda, "processors", lambda: 2)
     dependent = jax.lax.platform_dependent
@@ -89,6 +140,7 @@ def on_device(handler, monkeypatch):
         return dependent(*inputs, default=special.get("cuda", default))
 
     monkeypatch.setattr(jax.lax, "platform_dependent", on_cuda)
+    yield
 
 
 def test_loops_and_gradients(on_device):
@@ -103,6 +155,41 @@ def test_loops_and_gradients(on_device):
         assert launches() >= before + len(loops)
         for mine, expected in zip(actual, plain(*values), strict=True):
             np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        LinearScan("real", "steps", "right", reverse=True),
+        LinearScan("real", "fixed", vector=False),
+        LinearScan("max", "steps", untraced=True),
+        LinearScan("real", "fixed", has_offset=False, has_n_steps=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [3, 10])
+def test_matrix_recurrences(on_device, op, size):
+    steps = 700 if op.coefficient == "steps" else 20
+    inputs, outputs, values = linear(op, size, steps)
+    function = pytensor.function(inputs, outputs, mode="JAX")
+    count = sum(isinstance(n.op, LinearScan) for n in function.maker.fgraph.apply_nodes)
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        plain = pytensor.function(inputs, outputs, mode=MODES["py"])
+        expected = plain(*values)
+    before = launches()
+    found = [np.asarray(result) for result in function(*values)]
+    assert launches() >= before + count
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_a_matrix_recurrence_of_wrong_lengths(on_device):
+    op = LinearScan("real", "steps")
+    matrix, offset, initial = make_values(op, 5, 3)
+    inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
+    function = pytensor.function(inputs, op(*inputs), mode="JAX")
+    with pytest.raises(SequenceLengthError, match="4 rows in time"):
+        function(matrix[:4], offset, initial)
 
 
 def test_a_number_of_steps(on_device):

@@ -10,7 +10,11 @@ import pytest
 
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.linear_scan import LinearScan
 from tests.families import both
+from tests.modes import MODES
+from tests.test_linear_scan import make_values
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if not pytensor.config.cxx:
@@ -43,6 +47,12 @@ class EmulatedDevice(cuda.Device):
 
 @pytest.fixture
 def on_device(monkeypatch):
+    with tensors_on_device(monkeypatch):
+        yield
+
+
+@contextlib.contextmanager
+def tensors_on_device(monkeypatch):
     """CPU tensors count as CUDA tensors; `torch.compile`, which takes seconds, is left out."""
     stance = torch.compiler.set_stance("force_eager")
     monkeypatch.setattr(loops, "is_on_cpu", lambda tensors: False)
@@ -66,6 +76,50 @@ def test_loops_and_gradients(on_device):
         assert launches() >= before + count
         for mine, expected in zip(actual, plain(*values), strict=True):
             np.testing.assert_allclose(np.asarray(mine), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        LinearScan("real", "steps", "right", reverse=True),
+        LinearScan("real", "fixed", vector=False, untraced=True),
+        LinearScan("log", "steps"),
+        LinearScan("real", "fixed", has_offset=False, has_n_steps=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [3, 10])
+def test_matrix_recurrences(on_device, op, size):
+    steps = 700 if op.coefficient == "steps" else 20
+    values = [value for value in make_values(op, steps, size, batch=(2,)) if value is not None]
+    inputs = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
+    history = op(*([pt.constant(steps)] if op.has_n_steps else []), *inputs)
+    outputs = [history, *pytensor.grad((history**2).sum(), inputs)]
+    function = pytensor.function(inputs, outputs, mode="PYTORCH")
+    count = sum(isinstance(n.op, LinearScan) for n in function.maker.fgraph.apply_nodes)
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = pytensor.function(inputs, outputs, mode=MODES["py"])(*values)
+    before = launches()
+    found = [np.asarray(result) for result in function(*values)]
+    assert launches() >= before + count >= before + 2
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_matrix_recurrences_without_kernels(on_device):
+    """Large matrices run by functions of tensors; what does not fit raises what it always does."""
+    op = LinearScan("real", "steps")
+    inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
+    function = pytensor.function(inputs, op(*inputs), mode="PYTORCH")
+    before = launches()
+    values = make_values(op, 3, 65)
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = pytensor.function(inputs, op(*inputs), mode=MODES["py"])(*values)
+    np.testing.assert_allclose(np.asarray(function(*values)), expected, rtol=1e-10, atol=1e-12)
+    assert launches() == before
+    matrix, offset, initial = make_values(op, 5, 3)
+    with pytest.raises(SequenceLengthError, match="4 rows in time"):
+        function(matrix[:4], offset, initial)
 
 
 def affine(factor=1.0):

@@ -515,6 +515,15 @@ class TestUntil:
                 np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
                 assert np.shape(actual) == wanted.shape
 
+    def test_calls_again(self):
+        """Arguments of the same shapes run the program that is there already."""
+        inputs, h = self.loop()
+        function = compiled(inputs, [h, h[1:]])
+        for a in (0.7, 0.7, 0.2, 0.7):
+            rows = self.reference(self.cases[0], a)
+            for actual, wanted in zip(function(self.cases[0], a), (rows, rows[1:]), strict=True):
+                np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
+
     def test_reductions(self):
         inputs, h = self.loop()
         function = compiled(
@@ -710,4 +719,7 @@ def test_explain():
     assert "lax.scan" in loop.runs
     inputs, h = TestUntil.loop()
     (loop,) = scanlib.explain(compiled(inputs, h)).loops
+    assert "by lax.while_loop on other devices" in loop.runs
+    with pytensor.config.change_flags(scanlib__cuda=False):
+        (loop,) = scanlib.explain(compiled(inputs, h)).loops
     assert loop.runs == "by lax.while_loop"

@@ -106,37 +106,62 @@ def _has_xla_code(node: Apply) -> bool:
     return code_for(node.op, node) is not None
 
 
-def _has_cuda_kernels(node: Apply) -> bool:
-    """Whether a loop has kernels for CUDA devices, and they are wanted."""
-    if not isinstance(node.op, ElemwiseScan) or not config.scanlib__cuda:
-        return False
-    from scanlib.backends.cuda.support import check_supported
-
+def _on_cuda(node: Apply) -> str:
+    """Return what runs a loop on CUDA devices if it has kernels, and they are wanted."""
+    if not config.scanlib__cuda or config.scanlib__perform != "auto":
+        return ""
     try:
-        check_supported(node.op)
+        if isinstance(node.op, LinearScan):
+            return _linear_on_cuda(node)
+        if isinstance(node.op, ElemwiseScan):
+            from scanlib.backends.cuda.support import check_supported
+
+            check_supported(node.op)
+            return "as kernels on CUDA devices; "
     except NoCCodeError:
-        return False
-    return config.scanlib__perform == "auto"
+        pass
+    return ""
+
+
+def _linear_on_cuda(node: Apply) -> str:
+    """Return the same for a matrix recurrence.
+
+    Raises
+    ------
+    NoCCodeError
+        If it has no kernel.
+    """
+    from scanlib.backends.cuda.linear_writer import check_linear, largest_size
+
+    parts = node.op.parts(node.inputs)
+    dtype = parts.initial.type.dtype
+    matrix = parts.matrix.type.shape
+    sizes = [matrix[-2:]] if parts.right is None else [matrix[-2:], parts.right.type.shape[-2:]]
+    known = [next((size for size in own if size is not None), None) for own in sizes]
+    check_linear(node.op, dtype, *(1 if size is None else size for size in known))
+    if None not in known:
+        return "as kernels on CUDA devices; "
+    return f"as kernels on CUDA devices, if the matrix has {largest_size(dtype)} rows at most; "
 
 
 def _runs_in_jax(node: Apply) -> str:
     """Return what the JAX backend makes of a loop."""
     if isinstance(node.op, AssociativeScan):
         return "by lax.associative_scan, in a tree"
+    kernels = _on_cuda(node)
     if _has_xla_code(node):
-        kernels = "as kernels on CUDA devices; " if _has_cuda_kernels(node) else ""
         return f"as compiled code that XLA calls on the CPU; {kernels}by lax.scan on other devices"
     if getattr(getattr(node.op, "signature", None), "has_stop", False):
-        return "by lax.while_loop"
-    return "by lax.scan; by lax.while_loop if the function computes the number of steps"
+        limit = ", or where the function computes the greatest number of steps" if kernels else ""
+        return f"{kernels}by lax.while_loop{' on other devices' * bool(kernels)}{limit}"
+    return f"{kernels}by lax.scan; by lax.while_loop if the function computes the number of steps"
 
 
 def _runs_in_torch(node: Apply) -> str:
     """Return what the PyTorch backend makes of a loop."""
     if config.scanlib__perform == "python":
         return "by functions of tensors, because the flag scanlib__perform is python"
-    kernels = "as kernels on CUDA devices; " if _has_cuda_kernels(node) else ""
-    elsewhere = f"{kernels}by functions of tensors on other devices"
+    elsewhere = f"{_on_cuda(node)}by functions of tensors on other devices"
     if _runs_in_python(node):
         return f"in plain Python on the CPU, because numba could not compile it; {elsewhere}"
     return f"as a function of its own on the CPU, compiled by numba at the first call; {elsewhere}"

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.ops.channels import Place
-from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepShapeError
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import (
+    InitialRowsError,
+    SequenceLengthError,
+    StepIndexError,
+    StepShapeError,
+)
 from scanlib.ops.messages import Messages
+from scanlib.ops.positions import has_positions
+from scanlib.ops.signature import Signature
 
 Shape = tuple[int, ...]
 DIFFER = "Incompatible Elemwise input shapes inside a scan"
@@ -25,12 +36,17 @@ class Geometry:
     sizes : tuple of int
         Of the channels' axes.
     outputs : list of Shape
-        Of the results.
+        Of the results. After those of the loop come the number of steps, where a condition ends
+        it, and for each channel the first step with an index outside of its array, and the index,
+        where there are computed places.
+    lengths : dict
+        Of arrays that are read at computed places.
     """
 
     steps: int
     sizes: Shape
     outputs: list[Shape]
+    lengths: dict[str, int] = field(default_factory=dict)
 
     @property
     def channels(self) -> int:
@@ -71,7 +87,9 @@ def geometry(loop: LoopWriter, shapes: Sequence[Shape], n_steps: int | None = No
     if steps < loop.signature.required_steps:
         raise IndexError(messages.missing_steps())
     sizes = _sizes(loop, given, steps, messages)
-    return Geometry(steps, sizes, _outputs(loop, given, steps, sizes))
+    axes = {} if loop.places is None else loop.places.lengths
+    read = {name: given[array][axis] for name, (array, axis) in axes.items()}
+    return Geometry(steps, sizes, _outputs(loop, given, steps, sizes), read)
 
 
 def _sizes(loop: LoopWriter, given: dict[str, Shape], steps: int, messages: Messages) -> Shape:
@@ -106,4 +124,56 @@ def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape
     shapes += [given[name] for name in outer.carries]
     for axes in loop.layout.outputs:
         shapes.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
+    if signature.has_stop:
+        shapes.append(())  # the number of steps
+    if loop.places is not None:
+        shapes.append((prod(sizes), 2))  # an index outside of its array, and its step
     return shapes
+
+
+def written_rows(signature: Signature, steps: int, taken: int) -> list[slice]:
+    """Return which rows of each result a loop that ends by a condition has written.
+
+    Parameters
+    ----------
+    signature : Signature
+    steps, taken : int
+        How many steps there could be, and how many were taken.
+
+    Returns
+    -------
+    list of slice
+        For histories, carries and outputs, without the number of steps.
+    """
+    first = steps - taken if signature.reverse else 0
+    everything = slice(None)
+    rows = [
+        everything if untraced else slice(first, first + taken + depth)
+        for untraced, depth in zip(signature.untraced, signature.depths, strict=True)
+    ]
+    rows += [everything] * signature.n_carries
+    return rows + [slice(first, first + taken)] * signature.n_outputs
+
+
+def raise_wrong_index(op: ElemwiseScan, more: Sequence[Any]) -> None:
+    """Raise an error if a computed place lies outside of its array.
+
+    Parameters
+    ----------
+    op : ElemwiseScan
+    more : sequence of array_like
+        What the kernel returns after the loop's results: the indices come last.
+
+    Raises
+    ------
+    StepIndexError
+        As the loop does on other devices.
+    """
+    if not has_positions(op.body.outputs):
+        return
+    wrong = np.asarray(more[-1])
+    wrong = wrong[wrong[:, 0] >= 0]
+    if len(wrong):
+        messages = Messages(op.signature, op.scan.labels, op.scan.name)
+        step, index = wrong[wrong[:, 0].argmin()].tolist()
+        raise StepIndexError(messages.index_range(), step, index)

@@ -12,6 +12,7 @@ import numpy as np
 from scanlib.backends.cuda.compiler import compile_kernels
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import Geometry
+from scanlib.backends.cuda.parameters import Parameters
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -50,24 +51,22 @@ class Call:
     launches: list[Launch]
 
 
-class KernelLoop:
-    """The kernels of one loop, compiled for the devices on which it runs.
+class Kernels:
+    """Kernels, compiled for the devices on which they run.
 
     Parameters
     ----------
-    op : ElemwiseScan
-
-    Raises
-    ------
-    NoCCodeError
-        If the loop has no kernel.
+    source : str
+        The translation unit.
+    names : list of str
+        Of the kernels in it.
+    parameters : Parameters
     """
 
-    def __init__(self, op: ElemwiseScan) -> None:
-        self.writer = LoopWriter(op)
-        self.source = self.writer.write()
-        self.names = self.writer.kernels()
-        self.parameters = self.writer.parameters
+    def __init__(self, source: str, names: list[str], parameters: Parameters) -> None:
+        self.source = source
+        self.names = names
+        self.parameters = parameters
         self._loaded: dict[int, list[int]] = {}
 
     def handles(self, driver: Driver, context: int) -> list[int]:
@@ -82,6 +81,48 @@ class KernelLoop:
                 code = compile_kernels(self.source, driver.architecture())
                 self._loaded[context] = driver.load(code, self.names)
         return self._loaded[context]
+
+    def pack(
+        self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
+    ) -> tuple[list[int], list[int]]:
+        """Return the numbers of the kernels, and where among them the addresses go.
+
+        Parameters
+        ----------
+        values : dict
+            Counts and sizes, by name.
+        strides : sequence of tuple of int
+            Of the arguments and of the results, in bytes.
+        """
+        arrays = [*self.parameters.inputs, *self.parameters.outputs]
+        for array, own in zip(arrays, strides, strict=True):
+            values = values | array.strides(own)
+        names = [*(array.name for array in arrays), *self.parameters.works]
+        return self.parameters.pack(values), [self.parameters.place[name] for name in names]
+
+    def launch_of(self, name: str, blocks: int, threads: int) -> Launch:
+        """Return the launch of a kernel."""
+        if blocks > MOST_BLOCKS:
+            raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
+        return Launch(self.names.index(name), blocks, threads)
+
+
+class KernelLoop(Kernels):
+    """The kernels of one elementwise loop.
+
+    Parameters
+    ----------
+    op : ElemwiseScan
+
+    Raises
+    ------
+    NoCCodeError
+        If the loop has no kernel.
+    """
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        self.writer = LoopWriter(op)
+        super().__init__(self.writer.write(), self.writer.kernels(), self.writer.parameters)
 
     def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
         """Return the launches for arguments of known sizes.
@@ -108,16 +149,13 @@ class KernelLoop:
             "chunks": plan.chunks,
         }
         values |= {f"n{axis}": size for axis, size in enumerate(sizes.sizes)}
-        arrays = [*self.parameters.inputs, *self.parameters.outputs]
-        for array, own in zip(arrays, strides, strict=True):
-            values |= array.strides(own)
-        names = [*(array.name for array in arrays), *self.parameters.works]
-        return Call(
-            self.parameters.pack(values),
-            [self.parameters.place[name] for name in names],
-            self._works(sizes, plan),
-            self._launches(sizes, plan),
-        )
+        values |= sizes.lengths
+        if writer.places is not None:
+            names = [array.name for array in self.parameters.inputs]
+            for name, (array, axis) in writer.places.strides.items():
+                values[name] = strides[names.index(array)][axis]
+        words, slots = self.pack(values, strides)
+        return Call(words, slots, self._works(sizes, plan), self._launches(sizes, plan))
 
     def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
         count = sizes.channels * plan.chunks
@@ -139,15 +177,17 @@ class KernelLoop:
         launches = []
         if plan.kind == "serial":
             blocks = -(-sizes.channels // plan.threads)
-            launches.append(self._launch(f"serial_{plan.ahead}", blocks, plan.threads))
+            until = self.writer.signature.has_stop
+            name = "until" if until else f"serial_{plan.ahead}"
+            launches.append(self.launch_of(name, blocks, plan.threads))
         if plan.kind == "chunks":
             each = -(-sizes.channels // flat)
-            launches.append(self._launch("summarize", tiles * plan.chunks, shared))
-            launches.append(self._launch("carry", each, flat))
-            launches.append(self._launch("walk", tiles * plan.chunks, shared))
-            launches.append(self._launch("repair", each, flat))
+            launches.append(self.launch_of("summarize", tiles * plan.chunks, shared))
+            launches.append(self.launch_of("carry", each, flat))
+            launches.append(self.launch_of("walk", tiles * plan.chunks, shared))
+            launches.append(self.launch_of("repair", each, flat))
         if plan.kind == "rows":
-            launches.append(self._launch("walk", tiles, shared))
+            launches.append(self.launch_of("walk", tiles, shared))
         return launches + self._sums(sizes, plan)
 
     def _sums(self, sizes: Geometry, plan: Schedule) -> list[Launch]:
@@ -161,15 +201,10 @@ class KernelLoop:
             items *= sizes.steps if array.lead else 1
             if items and terms < FEW_TERMS:
                 blocks = -(-items // self.writer.threads)
-                launches.append(self._launch(f"short_sum_{k}", blocks, self.writer.threads))
+                launches.append(self.launch_of(f"short_sum_{k}", blocks, self.writer.threads))
             elif items:
-                launches.append(self._launch(f"sum_{k}", items, self.writer.threads))
+                launches.append(self.launch_of(f"sum_{k}", items, self.writer.threads))
         return launches
-
-    def _launch(self, name: str, blocks: int, threads: int) -> Launch:
-        if blocks > MOST_BLOCKS:
-            raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
-        return Launch(self.names.index(name), blocks, threads)
 
 
 def launch(

@@ -6,7 +6,7 @@ Python, and one place in the struct.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scanlib.ops.elemwise_scan import Axes
@@ -65,17 +65,24 @@ class Parameters:
         What the loop is given and returns, in its order; a number of steps does not count.
     works : list of str
         Names of arrays for intermediate results.
+    more : sequence of str, optional
+        Names of further numbers.
     """
 
     def __init__(
-        self, ndim: int, inputs: list[Array], outputs: list[Array], works: list[str]
+        self,
+        ndim: int,
+        inputs: list[Array],
+        outputs: list[Array],
+        works: list[str],
+        more: Sequence[str] = (),
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.works = works
         names = [*COUNTS, *(f"n{axis}" for axis in range(ndim))]
         names += [word for array in [*inputs, *outputs] for word in array.words()]
-        self.names = [*names, *works]
+        self.names = [*names, *more, *works]
         self.place = {name: k for k, name in enumerate(self.names)}
 
     def pack(self, values: dict[str, int]) -> list[int]:

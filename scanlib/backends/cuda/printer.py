@@ -13,7 +13,7 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 ``Sums``, ``add``, ``keep``
     what is summed over steps and channels;
 ``step``
-    one step, made of the C code of PyTensor's scalar Ops;
+    one step, made of the C code of PyTensor's scalar Ops; whether the loop ends after it;
 ``Summary``, ``lift``, ``compose``, ``apply``, ``moderate``
     several steps as one function, for loops whose recurrences compose.
 """
@@ -29,7 +29,9 @@ from pytensor.graph.basic import Variable
 from scanlib._compat import thaw_graph
 from scanlib.backends.c.source import Source
 from scanlib.backends.cuda.families import composed_recurrences
+from scanlib.backends.cuda.items import write_fixed, write_results, write_rows
 from scanlib.backends.cuda.parameters import Array, Parameters
+from scanlib.backends.cuda.places import WRONG, PlaceWriter
 from scanlib.backends.cuda.scalars import DeviceScalars, item_type, memory_type
 from scanlib.backends.cuda.summary import write_summary
 from scanlib.backends.cuda.sums import SumWriter
@@ -37,9 +39,11 @@ from scanlib.backends.cuda.support import check_supported
 from scanlib.ops.c_code import NODE_NAME
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.positions import has_positions, loaded
 
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 LANES = 32
+TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 
 
 class LoopWriter:
@@ -71,9 +75,14 @@ class LoopWriter:
         self.inner = self.signature.split_body_inputs(self.graph.inputs)
         self.result = self.signature.split_body_outputs(self.graph.outputs)
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
-        self.composed = composed_recurrences(op)
+        self.places = PlaceWriter(self) if has_positions(op.body.outputs) else None
+        single = self.signature.has_stop or self.places is not None
+        self.composed = None if single else composed_recurrences(op)
         self.source = Source()
         self.scalars = DeviceScalars(self.source)
+        if self.places is not None:
+            self.scalars.positional = self.places.write
+        self.loaded = loaded(self.graph.outputs)
         self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         self.carried = [i for i, is_sum in enumerate(self.layout.sums) if not is_sum]
         self.traced = [i for i, gone in enumerate(self.signature.untraced) if not gone]
@@ -82,8 +91,9 @@ class LoopWriter:
         works = [f"partial{i}" for i in self.sums] + [f"whole{i}" for i in self.summed]
         if self.composed is not None:
             works += ["summaries", "states", "alarms"]
+        more = [] if self.places is None else self.places.names
         self.parameters = Parameters(
-            self.layout.ndim, list(self._inputs()), list(self._outputs()), works
+            self.layout.ndim, list(self._inputs()), list(self._outputs()), works, more
         )
         self.arrays = {a.name: a for a in [*self.parameters.inputs, *self.parameters.outputs]}
         self.threads, self.items = self._block()
@@ -110,6 +120,10 @@ class LoopWriter:
         ):
             for i, (value, own) in enumerate(zip(values, axes, strict=True)):
                 yield Array(f"{letter}{i}", value.type.dtype, lead, own)
+        if self.signature.has_stop:
+            yield Array(TAKEN, "int64", 0, ())
+        if self.places is not None:
+            yield Array(WRONG, "int64", 0, ())
 
     @property
     def state_bytes(self) -> int:
@@ -147,9 +161,9 @@ class LoopWriter:
         line = self.source.line
         with self.source.block("struct Loop"):
             self.write_channel()
-            self.write_fixed()
-            self.write_rows()
-            self.write_results()
+            write_fixed(self)
+            write_rows(self)
+            write_results(self)
             self.write_state()
             SumWriter(self).write_members()
             self.write_step()
@@ -157,7 +171,9 @@ class LoopWriter:
                 write_summary(self, self.composed)
         self.source.lines[-1] += ";"
         SumWriter(self).write_results()
-        for ahead in (4, 16):
+        if self.signature.has_stop:
+            line("SCANLIB_FLAT_KERNEL(until, scanlib_until<Loop>(p, index))")
+        for ahead in () if self.signature.has_stop else (4, 16):
             line(f"SCANLIB_FLAT_KERNEL(serial_{ahead}, (scanlib_serial<Loop, {ahead}>(p, index)))")
         if self.composed is not None:
             line("SCANLIB_BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))")
@@ -177,11 +193,11 @@ class LoopWriter:
             *(code for code in self.scalars.support_code()),
             *self.scalars.functions,
             self.parameters.struct(),
-            template("serial"),
+            template("until" if self.signature.has_stop else "serial"),
             template("sums"),
         ]
         if self.composed is not None:
-            head += [template(name) for name in ("families", "walk", "chunks")]
+            head += [template(name) for name in ("range", "families", "walk", "chunks")]
         return "\n".join([*head, self.source.text()]).replace(NODE_NAME, "scanlib")
 
     def has_complex(self) -> bool:
@@ -190,7 +206,7 @@ class LoopWriter:
 
     def kernels(self) -> list[str]:
         """Return the names of the kernels."""
-        names = ["serial_4", "serial_16"]
+        names = ["until"] if self.signature.has_stop else ["serial_4", "serial_16"]
         if self.composed is not None:
             names += ["walk", "summarize", "carry", "repair"]
         count = len(self.sums) + len(self.summed)
@@ -213,6 +229,8 @@ class LoopWriter:
             members.append(("char *", array.name))
             if array.lead:
                 members.append(("npy_intp", f"{array.name}_t"))
+        if self.places is not None:
+            members += self.places.members
         self.struct("Channel", members)
         head = "SCANLIB_METHOD static void locate(const Params &p, npy_intp c, Channel &l)"
         with self.source.block(head):
@@ -221,12 +239,14 @@ class LoopWriter:
                 line(f"const npy_intp e{axis} = c % p.n{axis};")
                 line(f"c /= p.n{axis};")
             for array in self.arrays.values():
-                if array.name in self.whole:
+                if array.name in (*self.whole, WRONG):
                     continue
                 terms = [f" + e{axis} * p.{array.name}_{axis}" for _, axis in array.kept]
                 line(f"l.{array.name} = (char *)p.{array.name}{''.join(terms)};")
                 if array.lead:
                     line(f"l.{array.name}_t = p.{array.name}_t;")
+            if self.places is not None:
+                self.places.write_locate()
 
     @property
     def whole(self) -> dict[str, str]:
@@ -238,6 +258,8 @@ class LoopWriter:
             size = f"sizeof({item_type(self.arrays[name].dtype)})"
             self.source.line(f"l.{name} = (char *)p.{work} + c * {size};")
             self.source.line(f"l.{name}_t = p.channels * {size};")
+        if self.places is not None:
+            self.source.line(f"l.{WRONG} = (char *)p.{WRONG} + c * 2 * sizeof(npy_int64);")
 
     def fetched(self, name: str, row: str = "") -> str:
         """Return the text that reads an item of an input of the loop."""
@@ -252,34 +274,6 @@ class LoopWriter:
         place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
         return f"*({kind} *)({place}) = {kind}({value});"
 
-    def write_fixed(self) -> None:
-        names = self.plan.outer.non_sequences
-        kinds = [item_type(self.arrays[name].dtype) for name in names]
-        self.struct("Fixed", [(kind, f"w{k}") for k, kind in enumerate(kinds)])
-        with self.source.block("SCANLIB_METHOD static void fix(const Channel &l, Fixed &w)"):
-            for k, name in enumerate(names):
-                self.source.line(f"w.w{k} = {self.fetched(name)};")
-
-    def write_rows(self) -> None:
-        names = self.plan.outer.sequences
-        kinds = [item_type(self.arrays[name].dtype) for name in names]
-        self.struct("Rows", [(kind, f"v{k}") for k, kind in enumerate(kinds)])
-        head = "SCANLIB_METHOD static void load(const Channel &l, npy_intp t, Rows &x)"
-        with self.source.block(head):
-            for k, name in enumerate(names):
-                self.source.line(f"x.v{k} = {self.fetched(name, 't')};")
-
-    def write_results(self) -> None:
-        members = [(f"h{i}", self.result.states[i]) for i in self.traced]
-        members += [(f"z{i}", out) for i, out in enumerate(self.result.outputs)]
-        self.struct("Results", [(item_type(v.type.dtype), name) for name, v in members])
-        head = "SCANLIB_METHOD static void store(const Channel &l, npy_intp t, const Results &y)"
-        with self.source.block(head):
-            for name, _ in members:
-                depth = self.signature.depths[int(name[1:])] if name[0] == "h" else 0
-                shift = f" + {depth}" if depth and not self.signature.reverse else ""
-                self.source.line(self.stored(name, f"t{shift}", f"y.{name}"))
-
     # Past values and carries
 
     def past(self) -> Iterator[tuple[int, int, str]]:
@@ -293,6 +287,8 @@ class LoopWriter:
         kinds = [taps[0].type.dtype for taps in self.inner.taps]
         members = [(item_type(kinds[i]), f"r{i}_{k}") for i, k, _ in self.past()]
         members += [(item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried]
+        if self.places is not None:
+            members += [("npy_int64", name) for name in ("step", "wrong_step", "wrong_index")]
         self.struct("State", members)
         head = "static void start(const Channel &l, npy_intp steps, State &s, bool write)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
@@ -300,6 +296,9 @@ class LoopWriter:
                 line(f"s.r{i}_{k} = {self.fetched(outer.initials[i], row)};")
             for i in self.carried:
                 line(f"s.c{i} = {self.fetched(outer.carries[i])};")
+            if self.places is not None:
+                line("s.step = s.wrong_index = 0;")
+                line("s.wrong_step = -1;")
             line("if (!write) return;")
             for i, k, row in self.past():
                 if i in self.traced:
@@ -313,6 +312,11 @@ class LoopWriter:
                     line(self.stored(f"h{i}", row, f"s.r{i}_{k}"))
             for i in self.carried:
                 line(self.stored(f"c{i}", "", f"s.c{i}"))
+            for k, name in enumerate(("wrong_step", "wrong_index") if self.places else ()):
+                line(f"((npy_int64 *)l.{WRONG})[{k}] = s.{name};")
+        if self.signature.has_stop:
+            head = "SCANLIB_METHOD static void taken(const Channel &l, npy_intp steps)"
+            line(f"{head} {{ {self.stored(TAKEN, '', 'steps')} }}")
 
     # One step
 
@@ -332,9 +336,12 @@ class LoopWriter:
     def write_step(self) -> None:
         line, result = self.source.line, self.result
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
-        with self.source.block(f"SCANLIB_METHOD static void step({head})"), self.scalars.scope():
+        with self.source.block(f"SCANLIB_METHOD static bool step({head})"), self.scalars.scope():
             self.bind(self.graph.inputs)
-            self.scalars.emit([*result.states, *result.carries, *result.outputs])
+            stop = [] if result.stop is None else [result.stop]
+            self.scalars.emit([*result.states, *result.carries, *result.outputs, *stop])
+            ends = f"{self.scalars.text(stop[0])} != 0" if stop else "false"
+            line(f"const bool ends = {ends};")
             held = {}
             for letter, values in (("h", result.states), ("c", result.carries)):
                 for i, value in enumerate(values):
@@ -353,6 +360,9 @@ class LoopWriter:
                 line(f"s.c{i} = {held[f'c{i}']};")
             for i in self.sums:
                 line(f"sums.s{i} += {held[f'c{i}']};")
+            if self.places is not None:
+                line("s.step++;")
+            line("return ends;")
 
 
 def _struct_bytes(members: list[Variable]) -> int:

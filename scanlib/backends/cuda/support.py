@@ -9,11 +9,11 @@ import numpy as np
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.c.scalars import can_fail
+from scanlib.backends.cuda.places import check_places
 from scanlib.backends.cuda.scalars import DeviceScalars
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import has_positions
 
 DEPTH = 8  # of states whose past values are kept in registers
 KINDS = "biufc"
@@ -27,9 +27,8 @@ def check_supported(op: ElemwiseScan) -> None:
     NoCCodeError
     """
     signature = op.signature
-    if signature.has_stop:
-        raise NoCCodeError("a loop that ends by a condition has no CUDA kernel")
-    if has_positions(op.body.outputs) or not _is_independent(op.plan()):
+    check_places(op)
+    if not _is_independent(op.plan()):
         raise NoCCodeError("channels that need one another have no CUDA kernel")
     if any(depth > DEPTH for depth in signature.depths):
         raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")

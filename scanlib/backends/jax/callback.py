@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from scanlib.backends.cuda.driver import Driver
-from scanlib.backends.cuda.launch import Call, KernelLoop, Launch, launch
+from scanlib.backends.cuda.launch import Call, Kernels, Launch, launch
 
 # Positions in the frame of a call, and in XLA's table of functions.
 EXTENSION, API, CONTEXT = 1, 2, 3
@@ -105,7 +105,7 @@ def _text(address: int) -> str:
 
 
 def python_handler(
-    loops: dict[str, KernelLoop], driver: Callable[[], Driver], any_stream: bool
+    loops: dict[str, Kernels], driver: Callable[[], Driver], any_stream: bool
 ) -> Any:
     """Return a handler that runs in Python, as a function for `ctypes`.
 
@@ -136,7 +136,7 @@ def python_handler(
     return HANDLER(handle)
 
 
-def run(frame: Frame, loops: dict[str, KernelLoop], driver: Driver, stream: int) -> None:
+def run(frame: Frame, loops: dict[str, Kernels], driver: Driver, stream: int) -> None:
     """Launch the kernels of a call."""
     given = frame.attributes()
     numbers = given["launches"]

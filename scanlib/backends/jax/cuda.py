@@ -1,4 +1,4 @@
-"""Elementwise loops on CUDA devices under JAX: scanlib's kernels, called by XLA.
+"""Elementwise loops and matrix recurrences on CUDA devices under JAX: kernels, called by XLA.
 
 All sizes are known when JAX compiles, so that all numbers of the launches are too: they are
 attributes of a custom call, ``scanlib_cuda_loop``, whose handler adds the addresses. The handler is
@@ -25,11 +25,14 @@ from pytensor.tensor.type import TensorType
 from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
 from scanlib.backends.cuda.driver import LIBRARY, Driver, DriverError
 from scanlib.backends.cuda.geometry import Geometry, geometry
-from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.launch import KernelLoop, Kernels
+from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear_writer import check_linear
 from scanlib.backends.jax.callback import python_handler
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
@@ -44,30 +47,81 @@ FIND = ctypes.CFUNCTYPE(
     ctypes.c_int,
 )
 
-_loops: dict[str, KernelLoop] = {}  # by name, for the handler
+_loops: dict[str, Kernels] = {}  # by name, for the handler
 
 
 def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
-    if not config.scanlib__cuda or config.scanlib__perform != "auto":
+    if not _are_wanted(node):
         return None
-    for variable in [*node.inputs, *node.outputs]:
-        if not isinstance(variable.type, TensorType):
-            return None
-        dtype = np.dtype(variable.type.dtype)
-        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            return None
     try:
         kernels = KernelLoop(op)
     except NoCCodeError:
         return None
+    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+    if not wide and len(kernels.parameters.outputs) > len(node.outputs):
+        return None  # what comes beside the results holds numbers of 64 bits
+    return kernels if _are_ready(kernels) else None
+
+
+def has_linear_kernels(op: LinearScan, node: Apply) -> bool:
+    """Whether a matrix recurrence has kernels, unless its matrix is too large."""
+    try:
+        check_linear(op, node.outputs[0].type.dtype)
+    except NoCCodeError:
+        return False
+    return _are_wanted(node)
+
+
+def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any]] | None:
+    """Return the function that runs a matrix recurrence on arguments like these, or None.
+
+    Parameters
+    ----------
+    op : LinearScan
+    inputs : sequence
+        The arguments, and the number of steps as an integer where it is one of them.
+
+    Returns
+    -------
+    callable or None
+        None if the matrix is too large, or the arguments do not fit: `lax.scan` says what is wrong.
+    """
+    try:
+        sizes = linear_geometry(op, inputs)
+        dtype = np.dtype(op.parts(inputs).initial.dtype).name
+        kernels = linear_kernels(op, inputs, dtype)
+    except (NoCCodeError, ValueError, IndexError):
+        return None
+    if not _are_ready(kernels):
+        return None
+    first = int(op.has_n_steps)
+    places = np.zeros((0, 2), np.int64)
+    return lambda *arrays: call_kernels(kernels, sizes, arrays[first:], places)
+
+
+def _are_wanted(node: Apply) -> bool:
+    """Whether the flags allow kernels, and all arrays have dtypes that JAX keeps."""
+    if not config.scanlib__cuda or config.scanlib__perform != "auto":
+        return False
+    for variable in [*node.inputs, *node.outputs]:
+        if not isinstance(variable.type, TensorType):
+            return False
+        dtype = np.dtype(variable.type.dtype)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            return False
+    return True
+
+
+def _are_ready(kernels: Kernels) -> bool:
+    """Whether kernels compile for the device; yes if there is none."""
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
-        return kernels
+        return True
     if not _compiles(kernels, device):
-        return None
+        return False
     register(LIBRARY, "CUDA")
-    return kernels
+    return True
 
 
 @cache
@@ -79,7 +133,7 @@ def cuda_device() -> Any:
         return None
 
 
-def _compiles(kernels: KernelLoop, device: Any) -> bool:
+def _compiles(kernels: Kernels, device: Any) -> bool:
     """Whether the kernels compile for a device."""
     capability = str(device.compute_capability).replace(".", "")
     try:
@@ -171,10 +225,18 @@ def sizes_of(
         return None
 
 
-def call_kernels(
-    kernels: KernelLoop, sizes: Geometry, arrays: Sequence[Any], places: np.ndarray
-) -> list[Any]:
-    """Return the results of a loop, computed by its kernels."""
+def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
+    """Return the results of a loop, computed by its kernels.
+
+    Parameters
+    ----------
+    kernels : KernelLoop or LinearKernels
+    sizes : Geometry or LinearGeometry
+    arrays : sequence
+        The arguments, without the number of steps.
+    places : ndarray
+        For each of the first arguments, the first row that is read and the number of rows.
+    """
     dtypes = [np.dtype(array.dtype) for array in kernels.parameters.outputs]
     results = [
         jax.ShapeDtypeStruct(shape, dtype)

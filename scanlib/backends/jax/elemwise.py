@@ -1,7 +1,8 @@
 """`ElemwiseScan` under JAX: a compiled loop on the CPU, kernels on CUDA devices, else `lax.scan`.
 
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
-a known number of steps. Loops that end by a condition are `lax.while_loop`.
+a known number of steps. Loops that end by a condition are `lax.while_loop`, or kernels
+(`scanlib.backends.jax.until`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel
 from scanlib.backends.jax.loops import JAXLoop, single
+from scanlib.backends.jax.until import run_until
 from scanlib.backends.jax.windows import Window, windows
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
@@ -32,6 +34,8 @@ def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Calla
     kernels = kernels_for(op, node)
 
     def elemwise_scan(*inputs: Any) -> Any:
+        if op.signature.has_stop:
+            return single(run_until(op, node, loop, kernels, inputs))
         known = not any(isinstance(value, Bounded) for value in inputs)
         if op.signature.has_n_steps:
             known = known and static_int(inputs[0]) is not None
@@ -68,7 +72,8 @@ def run_compiled(
         sizes = None if kernels is None else sizes_of(kernels, own, places, n_steps)
         if kernels is None or sizes is None:
             return None
-        return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)
+        count = len(node.outputs)
+        return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)[:count]
 
     window = [jnp.asarray(places)] if count else []
     return with_kernel(target, portable, on_cuda())(*arrays, *window)

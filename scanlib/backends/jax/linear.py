@@ -1,5 +1,6 @@
-r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t``, compiled on the CPU, else `lax.scan`.
+r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t``.
 
+It is compiled on the CPU, runs by kernels on CUDA devices, and as `lax.scan` elsewhere.
 Shapes and semirings are those of `scanlib.ops.linear_scan`. Arrays of an unknown length (`Bounded`)
 run over their whole buffers; steps beyond the length leave the state as it is, so that row `n` of
 the history, in either direction, is right.
@@ -25,6 +26,7 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
+from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
 from scanlib.backends.jax.kernels import kernel_for, with_kernel
 from scanlib.backends.jax.loops import single
 from scanlib.ops import linear_loop
@@ -36,6 +38,7 @@ from scanlib.ops.linear_scan import LinearScan, Parts
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a matrix recurrence."""
     target = kernel_for(op, node)
+    has_kernels = has_linear_kernels(op, node)
 
     def with_steps(inputs: tuple[Any, ...]) -> Any:
         steps = static_int(inputs[0])
@@ -55,13 +58,15 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             parts = parts._replace(n_steps=inputs[0])
             values = [inputs[0], *values[1:]]
         known = count_steps(op, parts)[1]
-        if target is None or not known or any(isinstance(v, Bounded) for v in values):
+        if not (target or has_kernels) or not known or any(isinstance(v, Bounded) for v in values):
             return run(op, parts)
         if op.has_n_steps:
+            values[0] = static_int(values[0])
             portable, arrays = with_steps(tuple(values))
         else:
             portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
-        return single(with_kernel(target, portable)(*arrays))
+        on_cuda = call_linear(op, values) if has_kernels else None
+        return single(with_kernel(target, portable, on_cuda)(*arrays))
 
     return linear_scan
 

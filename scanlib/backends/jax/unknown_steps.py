@@ -106,35 +106,44 @@ def _advance(loop: JAXLoop, outer: OuterInputs, steps: Steps, progress: Progress
     )
 
 
+def origins_of(loop: JAXLoop) -> list[str | None]:
+    """Return what messages call each result that is `Bounded`, None for the others."""
+    signature, title = loop.signature, loop.title()
+    names: list[str | None] = [
+        None if untraced else f"state {i} of {title}"
+        for i, untraced in enumerate(signature.untraced)
+    ]
+    names += [None] * signature.n_carries
+    return names + [f"output {i} of {title}" for i in range(signature.n_outputs)]
+
+
 def _results(loop: JAXLoop, steps: Steps, end: Progress) -> list[Any]:
     from scanlib.backends.jax.loops import last_rows
 
-    signature = loop.signature
+    signature, origins = loop.signature, iter(origins_of(loop))
     skipped = steps.number - end.taken if signature.reverse and signature.has_stop else None
     buffers = iter(end.histories)
     results = []
-    for i, (window, depth, untraced) in enumerate(
-        zip(end.windows, signature.depths, signature.untraced, strict=True)
-    ):
-        if untraced:
+    for window, depth in zip(end.windows, signature.depths, strict=True):
+        origin = next(origins)
+        if origin is None:
             rows = last_rows(window, signature.reverse)
-            results.append(_marked(rows, end.taken >= signature.required_steps))
-            continue
-        origin = f"state {i} of {loop.title()}"
-        results.append(_cut(next(buffers), end.taken + depth, skipped, origin))
+            results.append(marked(rows, end.taken >= signature.required_steps))
+        else:
+            results.append(Bounded(rolled(next(buffers), skipped), end.taken + depth, origin))
     results += end.carries
-    for i, buffer in enumerate(end.stacks):
-        results.append(_cut(buffer, end.taken, skipped, f"output {i} of {loop.title()}"))
+    outputs = [origin for origin in origins if origin is not None]
+    for buffer, origin in zip(end.stacks, outputs, strict=True):
+        results.append(Bounded(rolled(buffer, skipped), end.taken, origin))
     return results
 
 
-def _cut(buffer: Any, length: Any, skipped: Any, origin: str) -> Bounded:
-    if skipped is not None:
-        buffer = jnp.roll(buffer, -skipped, axis=0)
-    return Bounded(buffer, length, origin)
+def rolled(buffer: Any, skipped: Any) -> Any:
+    """Return a buffer without the rows that a reverse loop skipped, which come first."""
+    return buffer if skipped is None else jnp.roll(buffer, -skipped, axis=0)
 
 
-def _marked(rows: Any, exist: Any) -> Any:
+def marked(rows: Any, exist: Any) -> Any:
     """Return rows, or NaN where they do not exist: compiled code cannot raise an error."""
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
         return rows

@@ -11,18 +11,6 @@
  * Composed coefficients may leave the range of their type where single steps do not. A result that
  * is not trusted is thrown away, and the steps are done one after the other.
  */
-template <class T> struct scanlib_range;
-template <> struct scanlib_range<npy_float32> {
-  SCANLIB_METHOD static npy_float32 least() { return 0x1p-126f; } /* smaller numbers lose digits */
-  SCANLIB_METHOD static npy_float32 large() { return 0x1p100f; }
-  SCANLIB_METHOD static npy_float32 digit() { return 0x1p-24f; }
-};
-template <> struct scanlib_range<npy_float64> {
-  SCANLIB_METHOD static npy_float64 least() { return 0x1p-1022; }
-  SCANLIB_METHOD static npy_float64 large() { return 0x1p900; }
-  SCANLIB_METHOD static npy_float64 digit() { return 0x1p-53; }
-};
-
 /* h -> a h + b. Products of coefficients below one vanish in time, and should: but what has been
  * lost must not matter. `lost_a` and `lost_b` bound the errors of `a` and `b` from underflow. */
 template <class T> struct scanlib_affine {

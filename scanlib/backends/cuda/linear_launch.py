@@ -1,0 +1,185 @@
+"""From the sizes of a matrix recurrence to launches of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from scanlib.backends.cuda.launch import Call, Kernels, Launch
+from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
+from scanlib.backends.cuda.linear_writer import LinearWriter, item_bytes
+from scanlib.ops.linear_loop import check_shapes, count_steps
+from scanlib.ops.linear_scan import LinearScan
+
+Shape = tuple[int, ...]
+FULL = 1024  # vectors per multiprocessor, from which on blocks may be large
+
+
+@dataclass(frozen=True)
+class LinearGeometry:
+    """The sizes of one call.
+
+    Attributes
+    ----------
+    steps : int
+    size : int
+        The rows of the matrix.
+    columns : int
+        Of the state: 1 for vectors.
+    batch : tuple of int
+    outputs : list of tuple of int
+        The shape of the result.
+    """
+
+    steps: int
+    size: int
+    columns: int
+    batch: Shape
+    outputs: list[Shape]
+
+    @property
+    def vectors(self) -> int:
+        return self.columns * prod(self.batch)
+
+
+def linear_geometry(op: LinearScan, inputs: Sequence[Any]) -> LinearGeometry:
+    """Return the sizes of a matrix recurrence, and check that its arguments agree.
+
+    Parameters
+    ----------
+    op : LinearScan
+    inputs : sequence
+        Arrays of any kind, and the number of steps where it is an argument.
+
+    Raises
+    ------
+    ValueError
+        As the recurrence does on other devices.
+    """
+    parts = op.parts(inputs)
+    steps = count_steps(op, parts)
+    check_shapes(op, parts)
+    first, *row = parts.initial.shape
+    batch = tuple(row[: op.batch_rank(len(row) + 1)])
+    size, columns = row[len(batch)], 1
+    if not op.vector:
+        size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
+    rows = first if op.untraced or not first else steps + 1
+    return LinearGeometry(steps, size, columns, batch, [(rows, *row)])
+
+
+class LinearKernels(Kernels):
+    """The kernels of a matrix recurrence of one size.
+
+    Parameters
+    ----------
+    op : LinearScan
+    dtype : str
+        Of the state.
+    ranks : tuple of int
+        How many axes the matrix and the initial state have.
+    size, width : int
+        The rows of the matrix; the columns of the state, where matrices are at both its sides.
+
+    Raises
+    ------
+    NoCCodeError
+        If the recurrence has no kernel.
+    """
+
+    def __init__(
+        self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int
+    ) -> None:
+        self.writer = LinearWriter(op, dtype, ranks, size, width)
+        super().__init__(self.writer.write(), self.writer.kernels(), self.writer.parameters)
+
+    def call(
+        self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
+    ) -> Call:
+        """Return the launches for arguments of known sizes.
+
+        Parameters
+        ----------
+        sizes : LinearGeometry
+        strides : sequence of tuple of int
+            Of the arguments and of the result, in bytes.
+        processors : int
+            How many multiprocessors the device has.
+        """
+        writer = self.writer
+        plan = choose_linear(sizes.steps, sizes.vectors, processors, writer.group, writer.columns)
+        values = {
+            "steps": sizes.steps,
+            "channels": sizes.vectors,
+            "chunk": plan.chunk,
+            "chunks": plan.chunks,
+            "n2": sizes.columns,
+        }
+        values |= {f"n{axis}": size for axis, size in enumerate(sizes.batch, 3)}
+        words, slots = self.pack(values, strides)
+        launches = self._launches(sizes, plan, processors)
+        return Call(words, slots, self._works(sizes, plan), launches)
+
+    def _works(self, sizes: LinearGeometry, plan: LinearSchedule) -> list[int]:
+        writer = self.writer
+        if writer.both:
+            return []
+        count = sizes.vectors * plan.chunks * writer.size if plan.chunks > 1 else 0
+        item = item_bytes(writer.dtype)
+        real = item // 2 if np.dtype(writer.dtype).kind == "c" else item
+        return [count * writer.columns * item, 2 * count * writer.columns * real, count * item]
+
+    def _launches(
+        self, sizes: LinearGeometry, plan: LinearSchedule, processors: int
+    ) -> list[Launch]:
+        writer = self.writer
+        if not prod(sizes.outputs[0]):
+            return []
+        if writer.both:
+            return [self.launch_of("walk", 1, writer.threads)]
+        threads, each = writer.threads, writer.threads // writer.group
+        if writer.group == 1:
+            threads = each = 128 if sizes.vectors >= FULL * processors else 32
+        walked = sizes.vectors * (1 if writer.op.untraced else plan.chunks)
+        jobs = {"walk": walked}
+        if plan.chunks > 1:
+            probed = sizes.vectors * (plan.chunks - 1) * writer.columns
+            jobs = {"probe": probed, "carry": sizes.vectors, "walk": walked}
+        return [self.launch_of(name, -(-count // each), threads) for name, count in jobs.items()]
+
+
+@lru_cache(maxsize=256)
+def _kernels(
+    op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int
+) -> LinearKernels:
+    return LinearKernels(op, dtype, ranks, size, width)
+
+
+def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearKernels:
+    """Return the kernels for arguments of these sizes, written once for each.
+
+    Parameters
+    ----------
+    op : LinearScan
+    inputs : sequence
+        Arrays of any kind, and the number of steps where it is an argument.
+    dtype : str
+        Of the state.
+
+    Raises
+    ------
+    NoCCodeError
+        If the recurrence has no kernel.
+    ValueError
+        As the recurrence does on other devices.
+    """
+    sizes = linear_geometry(op, inputs)
+    parts = op.parts(inputs)
+    ranks = parts.matrix.ndim, parts.initial.ndim
+    width = sizes.columns if op.side == "both" else 1
+    return _kernels(op, dtype, ranks, max(sizes.size, 1), max(width, 1))

@@ -1,0 +1,47 @@
+"""Matrix recurrences by their CUDA kernels on the emulated device, and how they are cut."""
+
+from unittest import mock
+
+import numpy as np
+
+from scanlib.backends.cuda import launch as launching
+from scanlib.backends.cuda import linear_launch
+from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear_schedule import LinearSchedule
+from tests.cuda_device import emulated_driver, poisoned
+
+
+def cut(chunks):
+    """Return a `choose_linear` that takes so many chunks, or as many as there are steps."""
+
+    def choose(steps, vectors, processors, group, columns):
+        chunk = max(1, -(-steps // (chunks if columns else 1)))
+        return LinearSchedule(chunk, max(1, -(-steps // chunk)))
+
+    return choose
+
+
+def kernels_of(op, inputs):
+    return linear_kernels(op, inputs, np.asarray(op.parts(inputs).initial).dtype.name)
+
+
+def run(op, inputs):
+    """Run a matrix recurrence by its kernels; the result is poisoned before."""
+    kernels, sizes = kernels_of(op, inputs), linear_geometry(op, inputs)
+    arrays = [np.asarray(value) for value in inputs[int(op.has_n_steps) :]]
+    (output,) = kernels.parameters.outputs
+    result = poisoned(sizes.outputs[0], output.dtype)
+    call = kernels.call(sizes, [array.strides for array in [*arrays, result]], 2)
+    works = [np.full(size, 0xA5, np.uint8) for size in call.works]
+    addresses = [array.ctypes.data for array in [*arrays, result, *works]]
+    driver = emulated_driver()
+    handles = kernels.handles(driver, driver.context_of(0))
+    launching.launch(driver, handles, call, addresses, 0)
+    return result
+
+
+def run_in_chunks(op, inputs):
+    """Yield what a matrix recurrence gives, walked whole and cut in several ways."""
+    for chunks in (1, 3, 7):
+        with mock.patch.object(linear_launch, "choose_linear", cut(chunks)):
+            yield run(op, inputs)
