@@ -25,7 +25,7 @@ _LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
 _HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
 _MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 14
+VERSION = 15
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -187,20 +187,15 @@ def _some_nan(b, n):
     return lambda b, n: False
 
 
-def _affine(sixteen_steps: Any, reverse: bool) -> Callable[..., bool]:
-    size = 2 * lanes.STEPS
+def _affine(reverse: bool) -> Callable[..., bool]:
+    several_steps = lanes.scan(reverse)
 
     @njit(**_OPTIONS)
     def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
         """``h = a * h + b``."""
         if some_extreme(a, n):
             return False
-        state = h[start + n] if reverse else h[start - 1]
-        done = 0
-        while done + size <= n:
-            j = n - size - done if reverse else done
-            state = sixteen_steps(a, b, state, h, j, start + j)
-            done += size
+        state, done = several_steps(a, b, h, start, n, h[start + n] if reverse else h[start - 1])
         while done < n:
             j = n - 1 - done if reverse else done
             state = a[j] * state + b[j]
@@ -211,20 +206,15 @@ def _affine(sixteen_steps: Any, reverse: bool) -> Callable[..., bool]:
     return affine
 
 
-def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
-    size = lanes.STEPS
+def _affine_fixed(reverse: bool) -> Callable[..., bool]:
+    several_steps = lanes.scan(reverse, fixed=True)
 
     @njit(**_OPTIONS)
     def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
         """``h = a * h + b`` with one coefficient."""
         if is_extreme(a):
             return False
-        state = np.float64(h[start + n] if reverse else h[start - 1])
-        done = 0
-        while done + size <= n:
-            j = n - size - done if reverse else done
-            state = eight_steps(a, b, state, h, j, start + j)
-            done += size
+        state, done = several_steps(a, b, h, start, n, h[start + n] if reverse else h[start - 1])
         while done < n:
             j = n - 1 - done if reverse else done
             state = a * state + b[j]
@@ -236,30 +226,19 @@ def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
 
 
 def _product(reverse: bool) -> Callable[..., bool]:
-    sign = -1 if reverse else 1
+    several_steps = lanes.scan(reverse, product=True)
 
     @njit(**_OPTIONS)
     def product(a: Any, h: Any, start: int, n: int) -> bool:
-        """``h = a * h``, four steps at a time."""
+        """``h = a * h``."""
         if some_extreme(a, n):
             return False
-        j = n - 1 if reverse else 0
-        state = h[start + j - sign]
-        for _ in range(n // 4):
-            a1 = a[j]
-            a2 = a1 * a[j + sign]
-            a3 = a2 * a[j + 2 * sign]
-            a4 = a2 * (a[j + 2 * sign] * a[j + 3 * sign])
-            h[start + j] = a1 * state
-            h[start + j + sign] = a2 * state
-            h[start + j + 2 * sign] = a3 * state
-            state = a4 * state
-            h[start + j + 3 * sign] = state
-            j += 4 * sign
-        for _ in range(n % 4):
+        state, done = several_steps(a, a, h, start, n, h[start + n] if reverse else h[start - 1])
+        while done < n:
+            j = n - 1 - done if reverse else done
             state = a[j] * state
             h[start + j] = state
-            j += sign
+            done += 1
         return all_moderate(h, start if reverse else start - 1, n + 1)
 
     return product
@@ -276,7 +255,7 @@ def _smaller(a: Any, b: Any) -> Any:
 
 
 def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
-    sign, size = -1 if reverse else 1, 2 * lanes.STEPS
+    sign, size = -1 if reverse else 1, lanes.EXTREMES
     sixteen_extremes = lanes.sixteen_extremes[pick is _larger, reverse]
 
     @njit(**_OPTIONS)
@@ -358,10 +337,10 @@ def _clamp(reverse: bool) -> Callable[..., bool]:
 
 # By name and by whether they walk backwards.
 KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
-    ("affine", False): _affine(lanes.sixteen_steps, False),
-    ("affine", True): _affine(lanes.sixteen_steps_backward, True),
-    ("affine_fixed", False): _affine_fixed(lanes.eight_steps_fixed, False),
-    ("affine_fixed", True): _affine_fixed(lanes.eight_steps_fixed_backward, True),
+    ("affine", False): _affine(False),
+    ("affine", True): _affine(True),
+    ("affine_fixed", False): _affine_fixed(False),
+    ("affine_fixed", True): _affine_fixed(True),
     ("logaddexp", False): logs.logaddexp_forward,
     ("logaddexp", True): logs.logaddexp_backward,
     ("logaddexp_shifted", False): logs.logaddexp_shifted_forward,
