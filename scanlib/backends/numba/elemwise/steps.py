@@ -27,7 +27,7 @@ _HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
 _MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
 VERSION = 15
 
-_OPTIONS = {
+OPTIONS = {
     "error_model": "numpy",
     "fastmath": {"contract", "nsz"},
     "no_cpython_wrapper": True,
@@ -35,7 +35,7 @@ _OPTIONS = {
 }
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def multiply_add(a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, which the compiler may fuse but not rearrange with what stands around it."""
     return a * b + c
@@ -96,7 +96,7 @@ def some_extreme(a: Any, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(some_extreme, jit_options=_OPTIONS)
+@overload(some_extreme, jit_options=OPTIONS)
 def _some_extreme(a, n):
     if not isinstance(a.dtype, types.Float):
 
@@ -128,7 +128,7 @@ def below(h: Any, start: int, n: int, limit: Any) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(below, jit_options=_OPTIONS)
+@overload(below, jit_options=OPTIONS)
 def _below(h, start, n, limit):
     word, mask = _WORDS[h.dtype.bitwidth], _SIGNS[h.dtype.bitwidth]
 
@@ -147,7 +147,7 @@ def all_moderate(h: Any, start: int, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(all_moderate, jit_options=_OPTIONS)
+@overload(all_moderate, jit_options=OPTIONS)
 def _all_moderate(h, start, n):
     if isinstance(h.dtype, types.Float):
         limit = _bits(_MODERATE[h.dtype.bitwidth], h.dtype.bitwidth)
@@ -179,7 +179,7 @@ def some_nan(b: Any, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(some_nan, jit_options=_OPTIONS)
+@overload(some_nan, jit_options=OPTIONS)
 def _some_nan(b, n):
     if isinstance(b.dtype, types.Float):
         infinite = _bits(np.inf, b.dtype.bitwidth)
@@ -190,12 +190,14 @@ def _some_nan(b, n):
 def _affine(reverse: bool) -> Callable[..., bool]:
     several_steps = lanes.scan(reverse)
 
-    @njit(**_OPTIONS)
-    def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
+    @njit(**OPTIONS)
+    def affine(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h + b``."""
         if some_extreme(a, n):
             return False
-        state, done = several_steps(a, b, h, start, n, h[start + n] if reverse else h[start - 1])
+        state, done = several_steps(
+            a, b, h, start, n, h[start + n] if reverse else h[start - 1], ahead
+        )
         while done < n:
             j = n - 1 - done if reverse else done
             state = a[j] * state + b[j]
@@ -209,12 +211,14 @@ def _affine(reverse: bool) -> Callable[..., bool]:
 def _affine_fixed(reverse: bool) -> Callable[..., bool]:
     several_steps = lanes.scan(reverse, fixed=True)
 
-    @njit(**_OPTIONS)
-    def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
+    @njit(**OPTIONS)
+    def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h + b`` with one coefficient."""
         if is_extreme(a):
             return False
-        state, done = several_steps(a, b, h, start, n, h[start + n] if reverse else h[start - 1])
+        state, done = several_steps(
+            a, b, h, start, n, h[start + n] if reverse else h[start - 1], ahead
+        )
         while done < n:
             j = n - 1 - done if reverse else done
             state = a * state + b[j]
@@ -228,12 +232,14 @@ def _affine_fixed(reverse: bool) -> Callable[..., bool]:
 def _product(reverse: bool) -> Callable[..., bool]:
     several_steps = lanes.scan(reverse, product=True)
 
-    @njit(**_OPTIONS)
-    def product(a: Any, h: Any, start: int, n: int) -> bool:
+    @njit(**OPTIONS)
+    def product(a: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h``."""
         if some_extreme(a, n):
             return False
-        state, done = several_steps(a, a, h, start, n, h[start + n] if reverse else h[start - 1])
+        state, done = several_steps(
+            a, a, h, start, n, h[start + n] if reverse else h[start - 1], ahead
+        )
         while done < n:
             j = n - 1 - done if reverse else done
             state = a[j] * state
@@ -244,12 +250,12 @@ def _product(reverse: bool) -> Callable[..., bool]:
     return product
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _larger(a: Any, b: Any) -> Any:
     return a if a > b else b
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _smaller(a: Any, b: Any) -> Any:
     return a if a < b else b
 
@@ -258,7 +264,7 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
     sign, size = -1 if reverse else 1, lanes.EXTREMES
     sixteen_extremes = lanes.sixteen_extremes[pick is _larger, reverse]
 
-    @njit(**_OPTIONS)
+    @njit(**OPTIONS)
     def extreme(b: Any, h: Any, start: int, n: int) -> bool:
         """``h = max(h, b)`` or `min`, sixteen steps at a time; a comparison would lose a NaN."""
         j = n - 1 if reverse else 0
@@ -288,13 +294,13 @@ def some_large(a: Any, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(some_large, jit_options=_OPTIONS)
+@overload(some_large, jit_options=OPTIONS)
 def _some_large(a, n):
     limit = _bits(_LARGE[a.dtype.bitwidth], a.dtype.bitwidth)
     return lambda a, n: not below(a, 0, n, limit)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _clamped(value: Any, low: Any, high: Any) -> Any:
     return _smaller(_larger(value, low), high)
 
@@ -302,7 +308,7 @@ def _clamped(value: Any, low: Any, high: Any) -> Any:
 def _clamp(reverse: bool) -> Callable[..., bool]:
     sign = -1 if reverse else 1
 
-    @njit(**_OPTIONS)
+    @njit(**OPTIONS)
     def clamp(a: Any, low: Any, high: Any, h: Any, start: int, n: int) -> bool:
         """``h = min(max(h + a, low), high)``, four steps at a time."""
         j = n - 1 if reverse else 0

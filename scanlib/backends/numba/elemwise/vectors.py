@@ -17,11 +17,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 INDEX = ir.IntType(32)
 DOUBLE = ir.DoubleType()
 _BIT = ir.IntType(1)
 _FUSED = ("contract",)
+LINE = 64  # bytes that are fetched together
 
 
 def has_wide_registers(context: Any) -> bool:
@@ -36,6 +38,22 @@ def lanes_of(context: Any, dtype: Any) -> int:
     return (64 if has_wide_registers(context) else 32) // size
 
 
+def fetch(builder: Any, addresses: list[Any], place: Any, items: int, size: int) -> None:
+    """Ask for `items` of `size` bytes from a place on, in the second-level cache.
+
+    `addresses` are those of the arrays, which need not exist.
+    """
+    pointer, bits, word = ir.IntType(8).as_pointer(), ir.IntType(32), place.type
+    kind = ir.FunctionType(ir.VoidType(), [pointer, bits, bits, bits])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    options = [ir.Constant(bits, value) for value in (0, 2, 1)]  # to read, in that cache, data
+    for address in addresses:
+        start = builder.add(address, builder.mul(place, ir.Constant(word, size)))
+        for line in range(0, items * size, LINE):
+            where = builder.inttoptr(builder.add(start, ir.Constant(word, line)), pointer)
+            builder.call(function, [where, *options])
+
+
 class Vectors:
     """Instructions on vectors of one dtype, with `group` lanes of `lanes` that belong together."""
 
@@ -45,6 +63,7 @@ class Vectors:
         self.context, self.builder, self.dtype = context, builder, dtype
         self.reverse, self.lanes, self.group = reverse, lanes, group
         self.scalar = context.get_data_type(dtype)
+        self.size = context.get_abi_sizeof(self.scalar)
         self.vector = ir.VectorType(self.scalar, lanes)
         self.groups = list(range(lanes // group))
         if reverse:
@@ -62,12 +81,12 @@ class Vectors:
 
     def load(self, data: Any, offset: Any) -> Any:
         value = self.builder.load(self._at(data, offset))
-        value.align = self.context.get_abi_sizeof(self.scalar)
+        value.align = self.size
         return value
 
     def store(self, value: Any, data: Any, offset: Any) -> None:
         stored = self.builder.store(value, self._at(data, offset))
-        stored.align = self.context.get_abi_sizeof(self.scalar)
+        stored.align = self.size
 
     # Lanes
 
