@@ -50,7 +50,7 @@ class TestExtremes:
     @pytest.mark.parametrize("name", ["maximum", "minimum"])
     def test_against_numpy(self, name, dtype):
         reverse = name == "minimum"  # a compilation for each: every name and direction once
-        run, extreme = run_from(steps.KERNELS[name, reverse], reverse), getattr(np, name)
+        run, extreme = run_from(steps.KERNELS[name, reverse], reverse, ()), getattr(np, name)
         for n in LENGTHS:
             b = numbers(dtype, n)
             for state in (b[n // 2], b.min(), b.max()):
@@ -62,7 +62,7 @@ class TestExtremes:
 
     @DIRECTIONS
     def test_infinities_count_and_nan_does_not(self, reverse):
-        run = run_from(steps.KERNELS["maximum", reverse], reverse)
+        run = run_from(steps.KERNELS["maximum", reverse], reverse, ())
         b = numbers("float64", 40)
         b[[3, 30]] = -np.inf
         values, trusted = run((b,), -np.inf)

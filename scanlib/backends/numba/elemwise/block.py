@@ -197,7 +197,7 @@ class BlockWriter(BlockStorage):
         factor = terms[0].coefficient
         name = None if factor is None else self.elements[number, factor]
         if recurrence.family in ("maximum", "minimum"):
-            return f"{self.function(recurrence.family)}({bound}, {place})"
+            return f"{self.function(recurrence.family)}({bound}, {place}, {ahead})"
         if recurrence.family == "log-affine" and dtype in REALS:
             if name is None:
                 return f"{self.function('logaddexp')}({bound}, {place})"

@@ -297,7 +297,7 @@ place_ahead = {reverse: _place_ahead(reverse) for reverse in (False, True)}
 
 def _extreme_codegen(largest: bool, reverse: bool) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        b_array, state, out, offset, place = arguments
+        b_array, state, out, offset, place, ahead = arguments
         b_type, out_type, dtype = signature.args[0], signature.args[2], signature.args[0].dtype
         lanes = min(EXTREMES, lanes_of(context, dtype))
         v = Vectors(context, builder, dtype, reverse, lanes, lanes)
@@ -314,6 +314,7 @@ def _extreme_codegen(largest: bool, reverse: bool) -> Any:
 
         data, target = v.data(b_type, b_array), v.data(out_type, out)
         state = context.get_value_as_data(builder, dtype, state)
+        fetch(builder, cgutils.unpack_tuple(builder, ahead), offset, EXTREMES, v.size)
         starts = range(0, EXTREMES, lanes)
         for first in reversed(starts) if reverse else starts:
             distance = ir.Constant(offset.type, first)
@@ -335,17 +336,17 @@ EXTREMES = 16  # steps
 def _make_extreme(largest: bool, reverse: bool) -> Any:
     @intrinsic
     def sixteen_extremes(
-        typingctx: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
+        typingctx: Any, b: Any, state: Any, out: Any, offset: Any, place: Any, ahead: Any
     ) -> Any:
-        signature = b.dtype(b, b.dtype, out, types.intp, types.intp)
+        signature = b.dtype(b, b.dtype, out, types.intp, types.intp, ahead)
         return signature, _extreme_codegen(largest, reverse)
 
     return sixteen_extremes
 
 
-# Each takes `(b, state, out, offset, place)`, reads sixteen elements at `offset` and after, writes
-# the new states to `place` and after, and returns the latest. By whether they look for the largest
-# value, and whether they start at the end.
+# Each takes `(b, state, out, offset, place, ahead)`, reads sixteen elements at `offset` and after,
+# writes the new states to `place` and after, and returns the latest. By whether they look for the
+# largest value, and whether they start at the end.
 sixteen_extremes = {
     (largest, reverse): _make_extreme(largest, reverse)
     for largest in (True, False)

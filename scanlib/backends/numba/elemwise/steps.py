@@ -265,7 +265,7 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
     sixteen_extremes = lanes.sixteen_extremes[pick is _larger, reverse]
 
     @njit(**OPTIONS)
-    def extreme(b: Any, h: Any, start: int, n: int) -> bool:
+    def extreme(b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = max(h, b)`` or `min`, sixteen steps at a time; a comparison would lose a NaN."""
         j = n - 1 if reverse else 0
         state = h[start + j - sign]
@@ -274,7 +274,7 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
         done = 0
         while done + size <= n:
             j = n - size - done if reverse else done
-            state = sixteen_extremes(b, state, h, j, start + j)
+            state = sixteen_extremes(b, state, h, j, start + j, ahead)
             done += size
         while done < n:
             j = n - 1 - done if reverse else done

@@ -19,7 +19,10 @@ from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.sums_first import SumFirst, elements_with_addend, sum_first
 
-BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is worth starting
+# Steps: a few buffers fit the first-level cache, and a block is worth starting. In shorter blocks
+# than 1024 steps, what a scan has asked for (see `lanes`) still arrives while the next elements and
+# results are computed; in longer ones, the memory waits meanwhile.
+BLOCK = 512
 REALS = {"float32", "float64"}
 
 
