@@ -25,12 +25,15 @@ def numbers(dtype, n):
     return rng.integers(info.min, info.max, n, dtype=dtype, endpoint=True)
 
 
-def run_from(kernel, reverse):
-    """Return a function of elements and a state that returns the new values and their trust."""
+def run_from(kernel, reverse, *rest):
+    """Return a function of elements and a state that returns the new values and their trust.
+
+    `rest` are arguments of the kernel that follow the others.
+    """
 
     @numba.njit
     def call(elements, h, start, n):
-        return kernel(*elements, h, start, n)
+        return kernel(*elements, h, start, n, *rest)
 
     def run(elements, state):
         n = elements[0].size
@@ -47,7 +50,7 @@ class TestExtremes:
     @pytest.mark.parametrize("name", ["maximum", "minimum"])
     def test_against_numpy(self, name, dtype):
         reverse = name == "minimum"  # a compilation for each: every name and direction once
-        run, extreme = run_from(steps.KERNELS[name, reverse], reverse), getattr(np, name)
+        run, extreme = run_from(steps.KERNELS[name, reverse], reverse, ()), getattr(np, name)
         for n in LENGTHS:
             b = numbers(dtype, n)
             for state in (b[n // 2], b.min(), b.max()):
@@ -59,7 +62,7 @@ class TestExtremes:
 
     @DIRECTIONS
     def test_infinities_count_and_nan_does_not(self, reverse):
-        run = run_from(steps.KERNELS["maximum", reverse], reverse)
+        run = run_from(steps.KERNELS["maximum", reverse], reverse, ())
         b = numbers("float64", 40)
         b[[3, 30]] = -np.inf
         values, trusted = run((b,), -np.inf)
@@ -75,7 +78,7 @@ class TestAffine:
     @DIRECTIONS
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
     def test_against_a_plain_loop(self, dtype, reverse):
-        run = run_from(steps.KERNELS["affine", reverse], reverse)
+        run = run_from(steps.KERNELS["affine", reverse], reverse, ())
         for n in LENGTHS:
             rng = np.random.default_rng(n)
             a, b = rng.uniform(-1.1, 1.1, n).astype(dtype), rng.standard_normal(n).astype(dtype)
@@ -91,13 +94,13 @@ class TestAffine:
 
     @DIRECTIONS
     def test_the_same_bits_at_every_run(self, reverse):
-        run = run_from(steps.KERNELS["affine", reverse], reverse)
+        run = run_from(steps.KERNELS["affine", reverse], reverse, ())
         a, b = np.random.default_rng(0).standard_normal((2, 100))
         assert run((a, b), 1.0)[0].tobytes() == run((a, b), 1.0)[0].tobytes()
 
     @DIRECTIONS
     def test_what_is_not_trusted(self, reverse):
-        run = run_from(steps.KERNELS["affine", reverse], reverse)
+        run = run_from(steps.KERNELS["affine", reverse], reverse, ())
         pairs = ((1e200, 0), (1e-200, 0), (np.nan, 0), (1, np.inf), (1, np.nan), (1, 1e300))
         for place in (0, 16, 20, 39):
             for factor, term in pairs:

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.backends.numba.elemwise import steps
+from scanlib.backends.numba.elemwise import lanes, steps, sums
 from scanlib.backends.numba.elemwise.lookahead import Lookahead
 from scanlib.backends.numba.elemwise.storage import REALS, BlockStorage
 from scanlib.ops.elemwise_scan import Recurrence
+
+KERNELS: dict[tuple[str, bool], Callable[..., Any]] = {**steps.KERNELS, **sums.KERNELS}
 
 
 class BlockWriter(BlockStorage):
@@ -63,6 +66,10 @@ class BlockWriter(BlockStorage):
         self.write_views()
         for number, recurrence in enumerate(self.lowered.recurrences):
             self.write_recurrence(number, recurrence)
+        if self.sums_first:
+            with self.source.block("if safe:"):
+                for part in self.sums_first:
+                    self.source.line(f"kept{part} = late{part}")
         with self.source.block("if not safe:"):
             self.write_sequential()
         self.write_map()
@@ -99,6 +106,9 @@ class BlockWriter(BlockStorage):
         if recurrence.family == "affine in squares":
             self.write_squares(number, recurrence)
             return
+        if recurrence.parts[0] in self.sums_first:
+            self.write_sums_first(number, recurrence)
+            return
         kernel = self.kernel(number, recurrence)
         if kernel is not None:
             self.source.line(f"safe = safe & {kernel}")
@@ -107,7 +117,7 @@ class BlockWriter(BlockStorage):
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
-        inputs, outputs, scanned = self.lowered.elements_of(number)
+        inputs, outputs, scanned = self.elements_of(number)
         copies = dict(zip(inputs, self.graph.inputs, strict=True))
         computed = {}
         for k, out in enumerate(outputs):
@@ -134,6 +144,20 @@ class BlockWriter(BlockStorage):
             name = self.source.name("s")
             self.source.line(f"{name} = {self.value(part, 0)}")
             self.emitter.bind_scalar(value, name)
+
+    def write_sums_first(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of the sums of a state and its addend."""
+        (part,), ((term,),) = recurrence.parts, recurrence.terms
+        assert term.coefficient is not None
+        assert recurrence.constants[0] is not None
+        factor = self.elements[number, term.coefficient]
+        addend = self.elements[number, recurrence.constants[0]]
+        if addend[0] == "e":
+            addend = self.filled(addend, self.nexts[part].type.dtype)
+        name = self.function("sums_first" if factor[0] == "E" else "sums_first_fixed")
+        call = f"{name}({factor}, {addend}, T{part}, n, kept{part}, {self.ahead(number)})"
+        self.source.line(f"late{part}, trusted = {call}")
+        self.source.line("safe = safe & trusted")
 
     def write_squares(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of a state's square, and the roots."""
@@ -164,6 +188,7 @@ class BlockWriter(BlockStorage):
             return None
         dtype = self.nexts[part].type.dtype
         place = f"{values or f'H{part}'}, {0 if self.reverse else self.depths[part]}, n"
+        ahead = self.ahead(number)
         if recurrence.family == "clamp":
             return self.clamp(number, recurrence, place)
         bound = None if constant is None else self.elements[number, constant]
@@ -172,7 +197,7 @@ class BlockWriter(BlockStorage):
         factor = terms[0].coefficient
         name = None if factor is None else self.elements[number, factor]
         if recurrence.family in ("maximum", "minimum"):
-            return f"{self.function(recurrence.family)}({bound}, {place})"
+            return f"{self.function(recurrence.family)}({bound}, {place}, {ahead})"
         if recurrence.family == "log-affine" and dtype in REALS:
             if name is None:
                 return f"{self.function('logaddexp')}({bound}, {place})"
@@ -181,12 +206,28 @@ class BlockWriter(BlockStorage):
         if not recurrence.family.startswith("affine") or dtype not in REALS:
             return None
         if bound is None and name is not None and name[0] == "E":
-            return f"{self.function('product')}({name}, {place})"
+            return f"{self.function('product')}({name}, {place}, {ahead})"
         bound = bound or self.filled(f"{self.emitter._dtype(self.nexts[part])}(0)", dtype)
         if name is not None and name[0] == "E":
-            return f"{self.function('affine')}({name}, {bound}, {place})"
+            return f"{self.function('affine')}({name}, {bound}, {place}, {ahead})"
         one = f"{self.emitter._dtype(self.nexts[part])}(1)"
-        return f"{self.function('affine_fixed')}({name or one}, {bound}, {place})"
+        return f"{self.function('affine_fixed')}({name or one}, {bound}, {place}, {ahead})"
+
+    def ahead(self, number: int) -> str:
+        """Return what the scan of a recurrence asks for: what the next block reads and writes.
+
+        The first scan does it for all; the rows of several channels lie apart.
+        """
+        if self.indices or number > 0:
+            return "()"
+        dtype = self.nexts[self.lowered.recurrences[0].parts[0]].type.dtype
+        size = np.dtype(dtype).itemsize  # the scan moves on by so many bytes at every step
+        views = {f"X{i}": row for i, row in enumerate(self.inner.rows)}
+        views |= {f"Z{i}": value for i, value in enumerate(self.result.outputs)}
+        views |= {f"H{part}": self.nexts[part] for part in self.depths if self.is_direct(part)}
+        names = [name for name, v in views.items() if np.dtype(v.type.dtype).itemsize == size]
+        place = self.source.object("place_ahead", lanes.place_ahead[self.reverse])
+        return f"({', '.join(f'{place}({name}, n)' for name in names)},)" if names else "()"
 
     def clamp(self, number: int, recurrence: Recurrence, place: str) -> str:
         """Return the call of the kernel for clamped shifts; what is left out does nothing."""
@@ -212,7 +253,7 @@ class BlockWriter(BlockStorage):
         """Register the kernel of that name for the direction of the loop."""
         direction = "backward" if self.reverse else "forward"
         key = f"scanlib steps {name} {direction} {steps.VERSION}"
-        return self.source.function(steps.KERNELS[name, self.reverse], key)
+        return self.source.function(KERNELS[name, self.reverse], key)
 
     def write_lookahead(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of a coupled affine recurrence, and the check that it can be trusted."""
@@ -245,9 +286,12 @@ class BlockWriter(BlockStorage):
         """Write the block step by step, with the body as it is."""
         with self.source.block("for k in range(n):"), self.scope():
             self.source.line("j = n - 1 - k" if self.reverse else "j = k")
-            nexts = list(self.nexts.values())
+            sums = {part: found.total for part, found in self.sums_first.items()}
+            nexts = [*self.nexts.values(), *sums.values()]
             self.write_rows(self.needed(nexts, set()), {v: v for v in self.graph.inputs})
             self.emit(nexts)
+            for part, total in sums.items():
+                self.source.line(f"T{part}[j] = {self.emitter.scalar(total)}")
             values = [(part, self.emitter.scalar(value)) for part, value in self.nexts.items()]
             for part, name in values:
                 self.source.line(f"{self.value(part, 0)} = {name}")
@@ -256,7 +300,9 @@ class BlockWriter(BlockStorage):
         """Write what depends on the states, for all steps of the block."""
         line = self.source.line
         sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
-        values = [self.result.carries[i] for i in sums] + self.result.outputs
+        scanned = {self.output_of_sums(part) for part in self.sums_first}
+        outputs = {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
+        values = [*(self.result.carries[i] for i in sums), *outputs.values()]
         traced = [
             i
             for i in range(self.signature.n_states)
@@ -265,12 +311,12 @@ class BlockWriter(BlockStorage):
         if not values and not traced:
             return
         with self.source.block("for j in range(n):"), self.scope():
-            known = {v: part for part, v in self.nexts.items() if v.owner is not None}
+            known = self.scanned_values()
             used = set(ancestors(values, blockers=set(known)))
-            for value, part in known.items():
+            for value, text in known.items():
                 if value in used:
                     name = self.source.name("s")
-                    line(f"{name} = {self.value(part, 0)}")
+                    line(f"{name} = {text}")
                     self.emitter.bind_scalar(value, name)
             self.write_rows(self.needed(values, set(known)), {v: v for v in self.graph.inputs})
             self.emit(values)
@@ -280,5 +326,13 @@ class BlockWriter(BlockStorage):
                 dtype = self.emitter._dtype(self.result.carries[i])
                 total = f"t{i}" if self.layout.carries[i] else f"c{i}"
                 line(f"{total} = {dtype}({total} + {self.emitter.scalar(self.result.carries[i])})")
-            for i, value in enumerate(self.result.outputs):
+            for i, value in outputs.items():
                 line(f"Z{i}[j] = {self.emitter.scalar(value)}")
+
+    def scanned_values(self) -> dict[Variable, str]:
+        """Return where the values of step `j` are that have been scanned."""
+        values = {found.total: f"T{part}[j]" for part, found in self.sums_first.items()}
+        for part, value in self.nexts.items():
+            if value.owner is not None and part not in self.sums_first:
+                values[value] = self.value(part, 0)
+        return values

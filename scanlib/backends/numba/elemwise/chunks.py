@@ -139,8 +139,9 @@ class ChunkWriter(BlockWriter):
         (part,), ((term,),) = recurrence.parts, recurrence.terms
         chosen = (term.coefficient, "1.0"), (recurrence.constants[0], "0.0")
         elements = [other if k is None else self.elements[number, k] for k, other in chosen]
-        key = f"scanlib compose {self.reverse} {compose.VERSION}"
-        function = self.source.function(compose.COMPOSE[self.reverse], key)
+        first = part in self.sums_first
+        key = f"scanlib compose {self.reverse} {first} {compose.VERSION}"
+        function = self.source.function(compose.COMPOSE[self.reverse, first], key)
         call = f"{function}({', '.join(elements)}, n, M{part}, A{part})"
         self.source.line(f"M{part}, A{part} = {call}")
 
@@ -165,8 +166,9 @@ class ChunkWriter(BlockWriter):
     def write_views(self) -> None:
         super().write_views()
         for part in self.maps:
-            place = "n" if self.reverse else "0"
-            self.source.line(f"ends{part}[i // {self.block}] = H{part}[{place}]")
+            value = f"H{part}[{'n' if self.reverse else '0'}]"
+            value = f"kept{part}" if part in self.sums_first else value
+            self.source.line(f"ends{part}[i // {self.block}] = {value}")
 
     def write_view_of_history(self, part: int) -> None:
         with self.source.block("if i == first:"):

@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-VERSION = 1
+VERSION = 2
 
 SMALL = 2.0**-120  # coefficients of values that count no more
 _UNDERFLOW = 2.0**-900  # what products may have lost
@@ -62,7 +62,34 @@ def blocks_to_forget(mul: float) -> float:
     return np.log(SMALL) / np.log(abs(mul)) if abs(mul) < 1 else np.inf
 
 
-def _composing(reverse: bool) -> Callable[..., tuple[float, float]]:
+@njit(**_OPTIONS)
+def _before(a: float, b: float, mul: float, add: float) -> tuple[float, float]:
+    """Return the composition of a map with the step ``h ← a h + b`` before it."""
+    return mul * a, add + mul * b
+
+
+@njit(**_OPTIONS)
+def _before_sum(a: float, b: float, mul: float, add: float) -> tuple[float, float]:
+    """Return the composition of a map with the step ``h ← a (h + b)`` before it."""
+    mul *= a
+    return mul, add + mul * b
+
+
+@njit(**_OPTIONS)
+def _after(a: float, b: float, mul: float, add: float) -> tuple[float, float]:
+    """Return the composition of a map with the step ``h ← a h + b`` after it."""
+    return mul * a, add * a + b
+
+
+@njit(**_OPTIONS)
+def _after_sum(a: float, b: float, mul: float, add: float) -> tuple[float, float]:
+    """Return the composition of a map with the step ``h ← a (h + b)`` after it."""
+    return mul * a, (add + b) * a
+
+
+def _composing(reverse: bool, sum_first: bool) -> Callable[..., tuple[float, float]]:
+    before, after = (_before_sum, _after_sum) if sum_first else (_before, _after)
+
     @njit(**_OPTIONS)
     def compose(a: Any, b: Any, n: int, mul: float, add: float) -> tuple[float, float]:
         """Compose a map with the `n` steps of the block before it."""
@@ -70,36 +97,28 @@ def _composing(reverse: bool) -> Callable[..., tuple[float, float]]:
         sign = -1 if reverse else 1
         start = n - 1 if reverse else 0
         for k in range(n - 1, _STRIPS * size - 1, -1):
-            add += mul * item_at(b, start + sign * k)
-            mul *= item_at(a, start + sign * k)
+            j = start + sign * k
+            mul, add = before(item_at(a, j), item_at(b, j), mul, add)
         m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = 1.0
         s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
         far = sign * size
         for k in range(size):
             j = start + sign * k
-            x = item_at(a, j)
-            m0, s0 = m0 * x, s0 * x + item_at(b, j)
+            m0, s0 = after(item_at(a, j), item_at(b, j), m0, s0)
             j += far
-            x = item_at(a, j)
-            m1, s1 = m1 * x, s1 * x + item_at(b, j)
+            m1, s1 = after(item_at(a, j), item_at(b, j), m1, s1)
             j += far
-            x = item_at(a, j)
-            m2, s2 = m2 * x, s2 * x + item_at(b, j)
+            m2, s2 = after(item_at(a, j), item_at(b, j), m2, s2)
             j += far
-            x = item_at(a, j)
-            m3, s3 = m3 * x, s3 * x + item_at(b, j)
+            m3, s3 = after(item_at(a, j), item_at(b, j), m3, s3)
             j += far
-            x = item_at(a, j)
-            m4, s4 = m4 * x, s4 * x + item_at(b, j)
+            m4, s4 = after(item_at(a, j), item_at(b, j), m4, s4)
             j += far
-            x = item_at(a, j)
-            m5, s5 = m5 * x, s5 * x + item_at(b, j)
+            m5, s5 = after(item_at(a, j), item_at(b, j), m5, s5)
             j += far
-            x = item_at(a, j)
-            m6, s6 = m6 * x, s6 * x + item_at(b, j)
+            m6, s6 = after(item_at(a, j), item_at(b, j), m6, s6)
             j += far
-            x = item_at(a, j)
-            m7, s7 = m7 * x, s7 * x + item_at(b, j)
+            m7, s7 = after(item_at(a, j), item_at(b, j), m7, s7)
         for m, s in (
             (m7, s7),
             (m6, s6),
@@ -117,5 +136,9 @@ def _composing(reverse: bool) -> Callable[..., tuple[float, float]]:
     return compose
 
 
-# By whether the loop walks backwards.
-COMPOSE = {False: _composing(False), True: _composing(True)}
+# By whether the loop walks backwards, and whether its sum comes first.
+COMPOSE = {
+    (reverse, sum_first): _composing(reverse, sum_first)
+    for reverse in (False, True)
+    for sum_first in (False, True)
+}

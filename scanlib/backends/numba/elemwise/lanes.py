@@ -1,4 +1,4 @@
-r"""Eight or sixteen steps of a first-order affine recurrence in vector registers.
+r"""Scans of one block of steps in vector registers.
 
 With four lanes and ``(a, b)`` for a step, a scan by doubling (P. Kogge and H. Stone, "A parallel
 algorithm for the efficient solution of a general class of recurrence equations", 1973) composes
@@ -6,275 +6,301 @@ each lane with the one before, then with the two before:
 
     b ← a · shift(b, k) + b,    a ← a · shift(a, k),    k = 1, 2
 
-after which lane `i` takes the state before the four steps to the state after step `i`. Two such
-vectors are composed by their last lanes, so that only one multiplication and one addition of
-eight steps wait for the state before them. LLVM has vectors of any length on every machine and
-maps them to the registers that there are.
+after which lane `i` takes the state before the four steps to the state after step `i`, and only one
+multiplication and one addition of a vector wait for the state before it. Two vectors are composed
+side by side: the instructions of one fill the waits of the other.
 
-With one coefficient for all steps, the state between vectors is kept in double precision: single
-precision is rounded in sums of four terms only, which leaves a fraction of the error of rounding
-at every step, and powers that are rounded would change the coefficient.
+No more than eight steps are composed (products of their coefficients stay in range), so a vector of
+sixteen numbers holds two groups.
 
-Registers of 512 bits hold sixteen numbers in single precision: two groups of eight steps, composed
-at once, each within its half. Lanes that have no earlier one to be composed with keep their values
-by a mask, which costs nothing there; shifting zeros in takes several times as long as rotating.
+With one coefficient for all steps, its powers are computed once, and the state between vectors is
+kept in double precision: single precision is rounded in sums of a few terms only, which leaves a
+fraction of the error of rounding at every step, and powers that are rounded would change the
+coefficient.
+
+A block is scanned while the memory waits: the elements before and the results after are computed
+faster than they are read and written. So the scan asks for what the next block reads and writes
+(`ahead`): a million steps of a gradient take half the time then, and short loops no longer.
+
+Where the sum comes first (see `scanlib.ops.sums_first`), lane `i` is to hold the sum before its own
+coefficient acts, so it is composed with the coefficient of the lane before.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 4
-STEPS = 2 * LANES
-_INDEX = ir.IntType(32)
-_FUSED = ("contract",)
+from scanlib.backends.numba.elemwise.vectors import (
+    INDEX,
+    Vectors,
+    fetch,
+    has_wide_registers,
+    lanes_of,
+)
+
+GROUP = 8  # how many steps are composed at most
+_SIDE_BY_SIDE = 2  # vectors
 
 
-class _Vectors:
-    """Instructions on vectors of one dtype."""
+@dataclass
+class _Kind:
+    """What is scanned: `fixed` has one coefficient for all steps, a `product` has no terms."""
 
-    def __init__(
-        self,
-        context: Any,
-        builder: Any,
-        dtype: Any,
-        reverse: bool,
-        state_type: Any,
-        lanes: int = LANES,
-    ) -> None:
-        self.context, self.builder, self.dtype = context, builder, dtype
-        self.reverse, self.state_type = reverse, state_type
-        self.lanes = lanes
-        is_real = isinstance(dtype, types.Float)
-        self.scalar = context.get_data_type(dtype)
-        self.vector = ir.VectorType(self.scalar, lanes)
-        self.zeros = ir.Constant(self.vector, [0.0 if is_real else 0] * lanes)
-        self.ones = ir.Constant(self.vector, [1.0 if is_real else 1] * lanes)
-
-    def pointer(self, array_type: Any, array: Any, offset: Any) -> Any:
-        data = self.context.make_array(array_type)(self.context, self.builder, array).data
-        return self.builder.bitcast(self.builder.gep(data, [offset]), self.vector.as_pointer())
-
-    def load(self, array_type: Any, array: Any, offset: Any) -> Any:
-        value = self.builder.load(self.pointer(array_type, array, offset))
-        value.align = self.context.get_abi_sizeof(self.scalar)
-        return value
-
-    def store(self, value: Any, array_type: Any, array: Any, offset: Any) -> None:
-        stored = self.builder.store(value, self.pointer(array_type, array, offset))
-        stored.align = self.context.get_abi_sizeof(self.scalar)
-
-    def fused(self, a: Any, b: Any, c: Any) -> Any:
-        """Return ``a * b + c``."""
-        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
-
-    def shifted(self, value: Any, by: int, fill: Any) -> Any:
-        """Return the lanes moved to later steps, those that enter taken from `fill`."""
-        places = [lane - by if lane >= by else LANES + lane for lane in range(LANES)]
-        if self.reverse:
-            places = [lane + by if lane + by < LANES else LANES + lane for lane in range(LANES)]
-        mask = ir.Constant(ir.VectorType(_INDEX, LANES), places)
-        return self.builder.shuffle_vector(value, fill, mask)
-
-    def earlier(self, value: Any, by: int) -> Any:
-        """Return, in each lane, the one `by` steps before it, or itself where there is none."""
-        back = by if self.reverse else -by
-        places = [i + back if 0 <= i + back < self.lanes else i for i in range(self.lanes)]
-        mask = ir.Constant(ir.VectorType(_INDEX, self.lanes), places)
-        return self.builder.shuffle_vector(value, value, mask)
-
-    def splat(self, value: Any) -> Any:
-        one = self.builder.insert_element(self.zeros, value, ir.Constant(_INDEX, 0))
-        mask = ir.Constant(ir.VectorType(_INDEX, self.lanes), [0] * self.lanes)
-        return self.builder.shuffle_vector(one, self.zeros, mask)
-
-    def last(self, value: Any) -> Any:
-        lane = 0 if self.reverse else LANES - 1
-        return self.builder.extract_element(value, ir.Constant(_INDEX, lane))
-
-    def wide_last(self, value: Any) -> Any:
-        return self.widened(self.last(value))
-
-    def widened(self, value: Any) -> Any:
-        """Return a number in the precision of the state between vectors."""
-        if self.dtype == self.state_type:
-            return value
-        return self.builder.fpext(value, ir.DoubleType())
-
-    def narrowed(self, value: Any) -> Any:
-        if self.dtype == self.state_type:
-            return value
-        return self.builder.fptrunc(value, self.scalar)
-
-    def fourth_power(self, value: Any) -> Any:
-        square = self.builder.fmul(value, value)
-        return self.builder.fmul(square, square)
-
-    def scan(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """Return the compositions of the first lanes up to each."""
-        by = 1
-        while by < LANES:
-            b = self.fused(a, self.shifted(b, by, self.zeros), b)
-            a = self.builder.fmul(a, self.shifted(a, by, self.ones))
-            by *= 2
-        return a, b
+    reverse: bool
+    fixed: bool = False
+    product: bool = False
+    sum_first: bool = False
 
 
-class _Groups(_Vectors):
-    """Groups of eight steps in one vector, one or two."""
+class _Scan:
+    """Writes the loop over the vectors of a block."""
 
-    def choose(self, lanes: list[bool], value: Any, otherwise: Any) -> Any:
-        mask = ir.Constant(ir.VectorType(ir.IntType(1), self.lanes), lanes)
-        return self.builder.select(mask, value, otherwise)
+    def __init__(self, kind: _Kind, context: Any, builder: Any, signature: Any, arguments: Any):
+        self.kind, self.builder = kind, builder
+        a, b, h, self.start, self.n, self.state, ahead = arguments
+        self.ahead = cgutils.unpack_tuple(builder, ahead)
+        a_type, b_type, h_type = signature.args[:3]
+        lanes = lanes_of(context, h_type.dtype)
+        group = min(lanes, GROUP)
+        self.v = v = Vectors(context, builder, h_type.dtype, kind.reverse, lanes, group)
+        self.a = a if kind.fixed else v.data(a_type, a)
+        self.b, self.h = v.data(b_type, b), v.data(h_type, h)
+        self.in_lanes = not kind.fixed or h_type.dtype == types.float64  # where the state is
+        v.prepare_masks()
+        if kind.fixed:
+            self.prepare_powers()
 
-    def rotated(self, value: Any, by: int) -> Any:
-        """Return the lanes of each group moved to later steps, the last ones to its beginning."""
-        turn = by if self.reverse else -by
-        places = [i // STEPS * STEPS + (i + turn) % STEPS for i in range(self.lanes)]
-        mask = ir.Constant(ir.VectorType(_INDEX, self.lanes), places)
-        return self.builder.shuffle_vector(value, value, mask)
+    def prepare_powers(self) -> None:
+        v, late = self.v, int(self.kind.sum_first)
+        self.powers = [ir.Constant(ir.DoubleType(), 1.0)]
+        for _ in range(v.group):
+            self.powers.append(self.builder.fmul(self.powers[-1], v.widened(self.a)))
+        self.factors = v.by_step(lambda step: v.narrowed(self.powers[step + 1 - late]))
+        self.weights = {by: self.weight(by) for by in v.masks}
 
-    def scan(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """Return the compositions of the first lanes of each group up to each of its lanes."""
-        by = 1
-        while by < STEPS:
-            first, end = (0, STEPS - by) if self.reverse else (by, STEPS)
-            composed = [first <= i % STEPS < end for i in range(self.lanes)]
-            b = self.choose(composed, self.fused(a, self.rotated(b, by), b), b)
-            a = self.choose(composed, self.builder.fmul(a, self.rotated(a, by)), a)
-            by *= 2
-        return a, b
+    def weight(self, by: int) -> Any:
+        """Return the power that a step `by` steps earlier counts with, zero where there is none."""
+        power = self.v.narrowed(self.powers[by])
+        return self.v.by_step(lambda step: power if step >= by else None)
 
-    def steps(self, signature: Any, arguments: Any) -> Any:
-        """Write the steps of one vector; return the state after them."""
-        a_array, b_array, state, out, offset, place = arguments
-        a_type, b_type, _, out_type = signature.args[:4]
-        a, b = self.load(a_type, a_array, offset), self.load(b_type, b_array, offset)
-        a, b = self.scan(a, b)
-        before = self.splat(state)
-        groups = range(self.lanes // STEPS)
-        for group in reversed(groups) if self.reverse else groups:
-            own = [i // STEPS == group for i in range(self.lanes)]
-            before = self.choose(own, self.splat(state), before)
-            last = ir.Constant(_INDEX, group * STEPS + (0 if self.reverse else STEPS - 1))
-            factor, constant = (self.builder.extract_element(v, last) for v in (a, b))
-            state = self.fused(factor, state, constant)
-        self.store(self.fused(a, before, b), out_type, out, place)
+    def write(self) -> tuple[Any, Any]:
+        """Write the loop; return the state after it and the number of steps that it did."""
+        builder, v, word = self.builder, self.v, self.n.type
+        size = ir.Constant(word, _SIDE_BY_SIDE * v.lanes)
+        count = builder.sdiv(self.n, size)
+        state = cgutils.alloca_once_value(
+            builder, v.splat(self.state) if self.in_lanes else self.state
+        )
+        with cgutils.for_range(builder, count, intp=word) as loop:
+            done = builder.mul(loop.index, size)
+            places = []
+            for k in range(_SIDE_BY_SIDE):
+                place = builder.add(done, ir.Constant(word, k * v.lanes))
+                if self.kind.reverse:
+                    last = builder.sub(self.n, ir.Constant(word, v.lanes))
+                    place = builder.sub(last, place)
+                places.append(place)
+            lowest = places[-1 if self.kind.reverse else 0]
+            fetch(builder, self.ahead, lowest, len(places) * v.lanes, v.size)
+            builder.store(self.write_vectors(builder.load(state), places), state)
+        after = builder.load(state)
+        after = builder.extract_element(after, ir.Constant(INDEX, 0)) if self.in_lanes else after
+        return after, builder.mul(count, size)
+
+    def write_vectors(self, state: Any, places: list[Any]) -> Any:
+        """Write some vectors of steps; return the state after them."""
+        v, builder = self.v, self.builder
+        if self.kind.fixed:
+            own, maps = [v.splat(self.a)] * len(places), self.fixed_maps(places)
+        else:
+            own = [v.load(self.a, place) for place in places]
+            maps = self.maps(own, places)
+        results = []
+        for (a, b), coefficient in zip(maps, own, strict=True):
+            if self.in_lanes:
+                before, state = self.states(state, a, b, coefficient)
+            else:
+                before, state = self.double_states(state, b)
+            results.append(builder.fmul(a, before) if b is None else v.fused(a, before, b))
+        for value, place in zip(results, places, strict=True):
+            v.store(value, self.h, builder.add(self.start, place))
         return state
+
+    def fixed_maps(self, places: list[Any]) -> list[tuple[Any, Any]]:
+        """Return the compositions of the first steps of each group up to each, of each vector."""
+        v = self.v
+        vectors = [v.load(self.b, place) for place in places]
+        for by, weight in self.weights.items():
+            # Lanes without an earlier one have the weight zero. What is not finite spreads among
+            # lanes, but never gets lost.
+            vectors = [v.fused(weight, v.earlier(b, by), b) for b in vectors]
+        return [(self.factors, b) for b in vectors]
+
+    def maps(self, own: list[Any], places: list[Any]) -> list[tuple[Any, Any]]:
+        """Return the same for coefficients that differ from step to step."""
+        v, factors = self.v, own
+        if self.kind.sum_first:
+            factors = [v.where_earlier(1, v.earlier(a, 1), v.constant(1.0)) for a in own]
+        terms: list[Any] = [None] * len(places)
+        if not self.kind.product:
+            terms = [v.load(self.b, place) for place in places]
+        for by in v.masks:
+            if not self.kind.product:
+                pairs = zip(factors, terms, strict=True)
+                terms = [v.where_earlier(by, v.fused(a, v.earlier(b, by), b), b) for a, b in pairs]
+            products = [self.builder.fmul(a, v.earlier(a, by)) for a in factors]
+            pairs = zip(products, factors, strict=True)
+            factors = [v.where_earlier(by, product, a) for product, a in pairs]
+        return list(zip(factors, terms, strict=True))
+
+    def states(self, state: Any, a: Any, b: Any, coefficient: Any) -> tuple[Any, Any]:
+        """Return the states before each group, and after the vector, in all lanes."""
+        v, before = self.v, state
+        if self.kind.sum_first:
+            a, b = self.builder.fmul(coefficient, a), self.builder.fmul(coefficient, b)
+        for group in v.groups:
+            if group != v.groups[0]:
+                before = v.in_group(group, state, before)
+            factor = v.splat_last(a, group)
+            if b is None:
+                state = self.builder.fmul(factor, state)
+            else:
+                state = v.fused(factor, state, v.splat_last(b, group))
+        return before, state
+
+    def double_states(self, state: Any, b: Any) -> tuple[Any, Any]:
+        """Return the same for a state that is a number in double precision."""
+        v, builder, power = self.v, self.builder, self.powers[self.v.group]
+        before, after, term = None, state, None
+        for group in v.groups:
+            lanes = v.splat(v.narrowed(after))
+            before = lanes if before is None else v.in_group(group, lanes, before)
+            last = v.widened(v.last(b, group))
+            last = builder.fmul(last, self.powers[1]) if self.kind.sum_first else last
+            after = v.fused(power, after, last)
+            term = last if term is None else v.fused(power, term, last)
+        # Composed once more, so that the next vector waits for one step and not for two.
+        whole = power
+        for _ in v.groups[1:]:
+            whole = builder.fmul(whole, power)
+        return before, v.fused(whole, state, term)
 
 
 class _Scalars:
-    """Four steps composed without vectors: for float64 cheaper than the shuffles they need."""
+    """Four steps composed without vectors: in float64, for short registers, cheaper than the
+    shuffles that these need."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, reverse: bool) -> None:
-        self.context, self.builder, self.signature = context, builder, signature
-        self.reverse = reverse
+    def __init__(self, kind: _Kind, context: Any, builder: Any, signature: Any, arguments: Any):
+        self.kind, self.context, self.builder = kind, context, builder
+        self.arrays = list(zip(signature.args[:3], arguments[:3], strict=True))
+        self.start, self.n, self.state, ahead = arguments[3:]
+        self.ahead = cgutils.unpack_tuple(builder, ahead)
 
-    def pointer(self, which: int, array: Any, offset: Any, step: int) -> Any:
-        array_type = self.signature.args[which]
+    def pointer(self, which: int, offset: Any) -> Any:
+        array_type, array = self.arrays[which]
         data = self.context.make_array(array_type)(self.context, self.builder, array).data
-        distance = ir.Constant(offset.type, STEPS - 1 - step if self.reverse else step)
-        return self.builder.gep(data, [self.builder.add(offset, distance)])
+        return self.builder.gep(data, [offset])
 
     def fused(self, a: Any, b: Any, c: Any) -> Any:
-        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
+        flags = ("contract",)
+        return self.builder.fadd(self.builder.fmul(a, b, flags=flags), c, flags=flags)
 
-    def four_steps(self, arguments: Any, first: int) -> Any:
-        """Write the steps from `first` on; return the state after them."""
-        a_array, b_array, state, out, offset, place = arguments
-        a, b = (
-            [self.builder.load(self.pointer(k, array, offset, first + u)) for u in range(4)]
-            for k, array in ((0, a_array), (1, b_array))
-        )
-        early = self.builder.fmul(a[1], a[0]), self.fused(a[1], b[0], b[1])
-        late = self.builder.fmul(a[3], a[2]), self.fused(a[3], b[2], b[3])
-        all_four = self.builder.fmul(late[0], early[0]), self.fused(late[0], early[1], late[1])
+    def write(self) -> tuple[Any, Any]:
+        builder, word = self.builder, self.n.type
+        size = ir.Constant(word, 4)
+        count = builder.sdiv(self.n, size)
+        state = cgutils.alloca_once_value(builder, self.state)
+        with cgutils.for_range(builder, count, intp=word) as loop:
+            places = []
+            for step in range(4):
+                place = builder.add(builder.mul(loop.index, size), ir.Constant(word, step))
+                if self.kind.reverse:
+                    place = builder.sub(builder.sub(self.n, ir.Constant(word, 1)), place)
+                places.append(place)
+            fetch(builder, self.ahead, places[-1 if self.kind.reverse else 0], 4, 8)
+            builder.store(self.four_steps(builder.load(state), places), state)
+        return builder.load(state), builder.mul(count, size)
+
+    def four_steps(self, state: Any, places: list[Any]) -> Any:
+        """Write four steps; return the state after them."""
+        builder = self.builder
+        a, b = ([builder.load(self.pointer(k, place)) for place in places] for k in (0, 1))
+        early = builder.fmul(a[1], a[0]), self.fused(a[1], b[0], b[1])
+        late = builder.fmul(a[3], a[2]), self.fused(a[3], b[2], b[3])
+        all_four = builder.fmul(late[0], early[0]), self.fused(late[0], early[1], late[1])
         second = self.fused(early[0], state, early[1])
         last = self.fused(all_four[0], state, all_four[1])
         values = [self.fused(a[0], state, b[0]), second, self.fused(a[2], second, b[2]), last]
-        for u, value in enumerate(values):
-            self.builder.store(value, self.pointer(3, out, place, first + u))
+        for value, place in zip(values, places, strict=True):
+            builder.store(value, self.pointer(2, builder.add(self.start, place)))
         return last
 
 
-def _codegen(fixed: bool, reverse: bool) -> Any:
+def _codegen(kind: _Kind) -> Any:
+    plain = not (kind.fixed or kind.product or kind.sum_first)
+
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, state, out, offset, place = arguments
-        if signature.args[1].dtype == types.float64 and not fixed:
-            scalars = _Scalars(context, builder, signature, reverse)
-            middle = scalars.four_steps(arguments, 0)
-            return scalars.four_steps([a, b, middle, out, offset, place], 4)
-        a_type, b_type, state_type, out_type = signature.args[:4]
-        dtype = b_type.dtype
-        vectors = _Vectors(context, builder, dtype, reverse, state_type)
-        halves, places = [], []
-        for half in (1, 0) if reverse else (0, 1):
-            distance = ir.Constant(offset.type, half * LANES)
-            start = builder.add(offset, distance)
-            own_a = vectors.splat(a) if fixed else vectors.load(a_type, a, start)
-            halves.append(vectors.scan(own_a, vectors.load(b_type, b, start)))
-            places.append(builder.add(place, distance))
-        (a1, b1), (a2, b2) = halves
-        a1_last, b1_last = vectors.wide_last(a1), vectors.wide_last(b1)
-        a2_last, b2_last = vectors.wide_last(a2), vectors.wide_last(b2)
-        if fixed and dtype != types.float64:
-            # The powers of a coefficient, each rounded, would change it for all steps.
-            a1_last = a2_last = vectors.fourth_power(vectors.widened(a))
-        middle = vectors.fused(a1_last, state, b1_last)
-        after_a = builder.fmul(a2_last, a1_last)
-        after = vectors.fused(after_a, state, vectors.fused(a2_last, b1_last, b2_last))
-        for (own_a, own_b), before, target in zip(halves, (state, middle), places, strict=True):
-            values = vectors.fused(own_a, vectors.splat(vectors.narrowed(before)), own_b)
-            vectors.store(values, out_type, out, target)
-        return after
+        short = signature.args[2].dtype == types.float64 and not has_wide_registers(context)
+        writer = _Scalars if plain and short else _Scan
+        results = writer(kind, context, builder, signature, arguments).write()
+        return context.make_tuple(builder, signature.return_type, results)
 
     return codegen
 
 
-def _has_wide_registers(context: Any) -> bool:
-    """Whether code is compiled for a processor with vector registers of 512 bits."""
-    _, _, features = context.codegen().magic_tuple()
-    return "+avx512f" in features.split(",")
+def scan(reverse: bool, fixed: bool = False, product: bool = False, sum_first: bool = False) -> Any:
+    """Return a function, for compiled code, that scans most of a block.
+
+    It takes `(a, b, h, start, n, state, ahead)`, reads the elements of `n` steps, writes the new
+    values to ``h[start]`` and after, and returns the state after the steps that it did (in double
+    precision if the coefficient is `fixed`) and how many these are; a few are left to the caller.
+    `ahead` are addresses of what the next block reads and writes, see `place_ahead`.
+    """
+    codegen = _codegen(_Kind(reverse, fixed, product, sum_first))
+
+    @intrinsic
+    def several(
+        typingctx: Any, a: Any, b: Any, h: Any, start: Any, n: Any, state: Any, ahead: Any
+    ) -> Any:
+        own = types.float64 if fixed else h.dtype
+        results = types.Tuple((own, types.intp))
+        first = h.dtype if fixed else a
+        return results(first, b, h, types.intp, types.intp, own, ahead), codegen
+
+    return several
 
 
-def _sixteen_codegen(reverse: bool) -> Any:
-    eight = _codegen(False, reverse)
+def _place_ahead(reverse: bool) -> Any:
+    @intrinsic
+    def place_ahead(typingctx: Any, rows: Any, n: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            fields = context.make_array(rows)(context, builder, arguments[0])
+            place = builder.ptrtoint(fields.data, arguments[1].type)
+            move = builder.sub if reverse else builder.add
+            return move(place, builder.mul(arguments[1], fields.itemsize))
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, state, out, offset, place = arguments
-        dtype = signature.args[1].dtype
-        wide = _has_wide_registers(context)
-        if wide and dtype == types.float32:
-            groups = _Groups(context, builder, dtype, reverse, dtype, lanes=2 * STEPS)
-            return groups.steps(signature, arguments)
-        # The first lane is taken out of a register at no cost, the last one with two instructions.
-        in_lanes = wide and reverse and dtype == types.float64
-        for first in (STEPS, 0) if reverse else (0, STEPS):
-            distance = ir.Constant(offset.type, first)
-            start, target = builder.add(offset, distance), builder.add(place, distance)
-            those = [a, b, state, out, start, target]
-            if in_lanes:
-                group = _Groups(context, builder, dtype, reverse, dtype, lanes=STEPS)
-                state = group.steps(signature, those)
-            else:
-                state = eight(context, builder, signature, those)
-        return state
+        return types.intp(rows, types.intp), codegen
 
-    return codegen
+    return place_ahead
+
+
+# Each takes the `n` rows of a block and returns the address of those of the next block, which need
+# not be there. By whether the loop walks backwards.
+place_ahead = {reverse: _place_ahead(reverse) for reverse in (False, True)}
 
 
 def _extreme_codegen(largest: bool, reverse: bool) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        b_array, state, out, offset, place = arguments
-        dtype = signature.args[0].dtype
-        scalar = context.get_data_type(dtype)
-        size = context.get_abi_sizeof(scalar)
-        lanes = min(2 * STEPS, (64 if _has_wide_registers(context) else 32) // size)
-        vectors = _Vectors(context, builder, dtype, reverse, dtype, lanes)
+        b_array, state, out, offset, place, ahead = arguments
+        b_type, out_type, dtype = signature.args[0], signature.args[2], signature.args[0].dtype
+        lanes = min(EXTREMES, lanes_of(context, dtype))
+        v = Vectors(context, builder, dtype, reverse, lanes, lanes)
 
         def pick(a: Any, b: Any) -> Any:
             sign = ">" if largest else "<"
@@ -286,57 +312,41 @@ def _extreme_codegen(largest: bool, reverse: bool) -> Any:
                 is_first = builder.icmp_unsigned(sign, a, b)
             return builder.select(is_first, a, b)
 
+        data, target = v.data(b_type, b_array), v.data(out_type, out)
         state = context.get_value_as_data(builder, dtype, state)
-        last = ir.Constant(_INDEX, 0 if reverse else lanes - 1)
-        starts = range(0, 2 * STEPS, lanes)
+        fetch(builder, cgutils.unpack_tuple(builder, ahead), offset, EXTREMES, v.size)
+        starts = range(0, EXTREMES, lanes)
         for first in reversed(starts) if reverse else starts:
             distance = ir.Constant(offset.type, first)
-            values = vectors.load(signature.args[0], b_array, builder.add(offset, distance))
+            values = v.load(data, builder.add(offset, distance))
             by = 1
             while by < lanes:  # lanes without an earlier one are compared with themselves
-                values = pick(vectors.earlier(values, by), values)
+                values = pick(v.earlier_or_same(values, by), values)
                 by *= 2
-            results = pick(values, vectors.splat(state))
-            vectors.store(results, signature.args[2], out, builder.add(place, distance))
-            state = pick(builder.extract_element(values, last), state)
+            v.store(pick(values, v.splat(state)), target, builder.add(place, distance))
+            state = pick(v.last(values, 0), state)
         return context.data_model_manager[dtype].from_data(builder, state)
 
     return codegen
 
 
+EXTREMES = 16  # steps
+
+
 def _make_extreme(largest: bool, reverse: bool) -> Any:
     @intrinsic
     def sixteen_extremes(
-        typingctx: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
+        typingctx: Any, b: Any, state: Any, out: Any, offset: Any, place: Any, ahead: Any
     ) -> Any:
-        signature = b.dtype(b, b.dtype, out, types.intp, types.intp)
+        signature = b.dtype(b, b.dtype, out, types.intp, types.intp, ahead)
         return signature, _extreme_codegen(largest, reverse)
 
     return sixteen_extremes
 
 
-def _make(codegen: Any, fixed: bool = False) -> Any:
-    @intrinsic
-    def several_steps(
-        typingctx: Any, a: Any, b: Any, state: Any, out: Any, offset: Any, place: Any
-    ) -> Any:
-        first = b.dtype if fixed else a
-        wide = types.float64 if fixed else b.dtype
-        return wide(first, b, wide, out, types.intp, types.intp), codegen
-
-    return several_steps
-
-
-# Each takes `(a, b, state, out, offset, place)`, reads the elements at `offset` and after, writes
-# the new states to `place` and after, and returns the latest. The backward ones start at the end.
-eight_steps = _make(_codegen(fixed=False, reverse=False))
-eight_steps_backward = _make(_codegen(fixed=False, reverse=True))
-eight_steps_fixed = _make(_codegen(fixed=True, reverse=False), fixed=True)
-eight_steps_fixed_backward = _make(_codegen(fixed=True, reverse=True), fixed=True)
-sixteen_steps = _make(_sixteen_codegen(reverse=False))
-sixteen_steps_backward = _make(_sixteen_codegen(reverse=True))
-# The same without coefficients: each takes `(b, state, out, offset, place)`. By whether they look
-# for the largest value, and whether they start at the end.
+# Each takes `(b, state, out, offset, place, ahead)`, reads sixteen elements at `offset` and after,
+# writes the new states to `place` and after, and returns the latest. By whether they look for the
+# largest value, and whether they start at the end.
 sixteen_extremes = {
     (largest, reverse): _make_extreme(largest, reverse)
     for largest in (True, False)

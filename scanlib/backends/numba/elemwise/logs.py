@@ -116,8 +116,8 @@ def _elements(b: Any, p: Any, scale: Any, added: Any, j: int) -> None:
     added[j] = one if b[j] > p else e
 
 
-def _sum(eight_steps: Any, reverse: bool) -> Callable[..., None]:
-    size = lanes.STEPS
+def _sum(reverse: bool) -> Callable[..., None]:
+    several_steps = lanes.scan(reverse)
 
     @njit(**_OPTIONS)
     def rescaled_sum(scale: Any, s: Any) -> None:
@@ -126,12 +126,7 @@ def _sum(eight_steps: Any, reverse: bool) -> Callable[..., None]:
         Products of scales that underflow belong to terms that do not count beside ``s ≥ 1``.
         """
         n = s.shape[0]
-        state = s.dtype.type(1)
-        done = 0
-        while done + size <= n:
-            j = n - size - done if reverse else done
-            state = eight_steps(scale, s, state, s, j, j)
-            done += size
+        state, done = several_steps(scale, s, s, 0, n, s.dtype.type(1), ())
         while done < n:
             j = n - 1 - done if reverse else done
             state = scale[j] * state + s[j]
@@ -141,9 +136,9 @@ def _sum(eight_steps: Any, reverse: bool) -> Callable[..., None]:
     return rescaled_sum
 
 
-def _make(eight_steps: Any, reverse: bool) -> tuple[Callable[..., bool], Callable[..., bool]]:
+def _make(reverse: bool) -> tuple[Callable[..., bool], Callable[..., bool]]:
     maximum, shifted_maximum = _maximum(reverse), _shifted_maximum(reverse)
-    rescaled_sum = _sum(eight_steps, reverse)
+    rescaled_sum = _sum(reverse)
     before = 1 if reverse else -1
 
     @njit(**_OPTIONS)
@@ -177,5 +172,5 @@ def _make(eight_steps: Any, reverse: bool) -> tuple[Callable[..., bool], Callabl
     return logaddexp, logaddexp_shifted
 
 
-logaddexp_forward, logaddexp_shifted_forward = _make(lanes.eight_steps, False)
-logaddexp_backward, logaddexp_shifted_backward = _make(lanes.eight_steps_backward, True)
+logaddexp_forward, logaddexp_shifted_forward = _make(False)
+logaddexp_backward, logaddexp_shifted_backward = _make(True)

@@ -25,9 +25,9 @@ _LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
 _HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
 _MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 14
+VERSION = 15
 
-_OPTIONS = {
+OPTIONS = {
     "error_model": "numpy",
     "fastmath": {"contract", "nsz"},
     "no_cpython_wrapper": True,
@@ -35,7 +35,7 @@ _OPTIONS = {
 }
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def multiply_add(a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, which the compiler may fuse but not rearrange with what stands around it."""
     return a * b + c
@@ -96,7 +96,7 @@ def some_extreme(a: Any, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(some_extreme, jit_options=_OPTIONS)
+@overload(some_extreme, jit_options=OPTIONS)
 def _some_extreme(a, n):
     if not isinstance(a.dtype, types.Float):
 
@@ -128,7 +128,7 @@ def below(h: Any, start: int, n: int, limit: Any) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(below, jit_options=_OPTIONS)
+@overload(below, jit_options=OPTIONS)
 def _below(h, start, n, limit):
     word, mask = _WORDS[h.dtype.bitwidth], _SIGNS[h.dtype.bitwidth]
 
@@ -147,7 +147,7 @@ def all_moderate(h: Any, start: int, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(all_moderate, jit_options=_OPTIONS)
+@overload(all_moderate, jit_options=OPTIONS)
 def _all_moderate(h, start, n):
     if isinstance(h.dtype, types.Float):
         limit = _bits(_MODERATE[h.dtype.bitwidth], h.dtype.bitwidth)
@@ -179,7 +179,7 @@ def some_nan(b: Any, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(some_nan, jit_options=_OPTIONS)
+@overload(some_nan, jit_options=OPTIONS)
 def _some_nan(b, n):
     if isinstance(b.dtype, types.Float):
         infinite = _bits(np.inf, b.dtype.bitwidth)
@@ -187,20 +187,17 @@ def _some_nan(b, n):
     return lambda b, n: False
 
 
-def _affine(sixteen_steps: Any, reverse: bool) -> Callable[..., bool]:
-    size = 2 * lanes.STEPS
+def _affine(reverse: bool) -> Callable[..., bool]:
+    several_steps = lanes.scan(reverse)
 
-    @njit(**_OPTIONS)
-    def affine(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
+    @njit(**OPTIONS)
+    def affine(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h + b``."""
         if some_extreme(a, n):
             return False
-        state = h[start + n] if reverse else h[start - 1]
-        done = 0
-        while done + size <= n:
-            j = n - size - done if reverse else done
-            state = sixteen_steps(a, b, state, h, j, start + j)
-            done += size
+        state, done = several_steps(
+            a, b, h, start, n, h[start + n] if reverse else h[start - 1], ahead
+        )
         while done < n:
             j = n - 1 - done if reverse else done
             state = a[j] * state + b[j]
@@ -211,20 +208,17 @@ def _affine(sixteen_steps: Any, reverse: bool) -> Callable[..., bool]:
     return affine
 
 
-def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
-    size = lanes.STEPS
+def _affine_fixed(reverse: bool) -> Callable[..., bool]:
+    several_steps = lanes.scan(reverse, fixed=True)
 
-    @njit(**_OPTIONS)
-    def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
+    @njit(**OPTIONS)
+    def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h + b`` with one coefficient."""
         if is_extreme(a):
             return False
-        state = np.float64(h[start + n] if reverse else h[start - 1])
-        done = 0
-        while done + size <= n:
-            j = n - size - done if reverse else done
-            state = eight_steps(a, b, state, h, j, start + j)
-            done += size
+        state, done = several_steps(
+            a, b, h, start, n, h[start + n] if reverse else h[start - 1], ahead
+        )
         while done < n:
             j = n - 1 - done if reverse else done
             state = a * state + b[j]
@@ -236,51 +230,42 @@ def _affine_fixed(eight_steps: Any, reverse: bool) -> Callable[..., bool]:
 
 
 def _product(reverse: bool) -> Callable[..., bool]:
-    sign = -1 if reverse else 1
+    several_steps = lanes.scan(reverse, product=True)
 
-    @njit(**_OPTIONS)
-    def product(a: Any, h: Any, start: int, n: int) -> bool:
-        """``h = a * h``, four steps at a time."""
+    @njit(**OPTIONS)
+    def product(a: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
+        """``h = a * h``."""
         if some_extreme(a, n):
             return False
-        j = n - 1 if reverse else 0
-        state = h[start + j - sign]
-        for _ in range(n // 4):
-            a1 = a[j]
-            a2 = a1 * a[j + sign]
-            a3 = a2 * a[j + 2 * sign]
-            a4 = a2 * (a[j + 2 * sign] * a[j + 3 * sign])
-            h[start + j] = a1 * state
-            h[start + j + sign] = a2 * state
-            h[start + j + 2 * sign] = a3 * state
-            state = a4 * state
-            h[start + j + 3 * sign] = state
-            j += 4 * sign
-        for _ in range(n % 4):
+        state, done = several_steps(
+            a, a, h, start, n, h[start + n] if reverse else h[start - 1], ahead
+        )
+        while done < n:
+            j = n - 1 - done if reverse else done
             state = a[j] * state
             h[start + j] = state
-            j += sign
+            done += 1
         return all_moderate(h, start if reverse else start - 1, n + 1)
 
     return product
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _larger(a: Any, b: Any) -> Any:
     return a if a > b else b
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _smaller(a: Any, b: Any) -> Any:
     return a if a < b else b
 
 
 def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
-    sign, size = -1 if reverse else 1, 2 * lanes.STEPS
+    sign, size = -1 if reverse else 1, lanes.EXTREMES
     sixteen_extremes = lanes.sixteen_extremes[pick is _larger, reverse]
 
-    @njit(**_OPTIONS)
-    def extreme(b: Any, h: Any, start: int, n: int) -> bool:
+    @njit(**OPTIONS)
+    def extreme(b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = max(h, b)`` or `min`, sixteen steps at a time; a comparison would lose a NaN."""
         j = n - 1 if reverse else 0
         state = h[start + j - sign]
@@ -289,7 +274,7 @@ def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
         done = 0
         while done + size <= n:
             j = n - size - done if reverse else done
-            state = sixteen_extremes(b, state, h, j, start + j)
+            state = sixteen_extremes(b, state, h, j, start + j, ahead)
             done += size
         while done < n:
             j = n - 1 - done if reverse else done
@@ -309,13 +294,13 @@ def some_large(a: Any, n: int) -> bool:
     raise NotImplementedError("compiled code only")
 
 
-@overload(some_large, jit_options=_OPTIONS)
+@overload(some_large, jit_options=OPTIONS)
 def _some_large(a, n):
     limit = _bits(_LARGE[a.dtype.bitwidth], a.dtype.bitwidth)
     return lambda a, n: not below(a, 0, n, limit)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _clamped(value: Any, low: Any, high: Any) -> Any:
     return _smaller(_larger(value, low), high)
 
@@ -323,7 +308,7 @@ def _clamped(value: Any, low: Any, high: Any) -> Any:
 def _clamp(reverse: bool) -> Callable[..., bool]:
     sign = -1 if reverse else 1
 
-    @njit(**_OPTIONS)
+    @njit(**OPTIONS)
     def clamp(a: Any, low: Any, high: Any, h: Any, start: int, n: int) -> bool:
         """``h = min(max(h + a, low), high)``, four steps at a time."""
         j = n - 1 if reverse else 0
@@ -358,10 +343,10 @@ def _clamp(reverse: bool) -> Callable[..., bool]:
 
 # By name and by whether they walk backwards.
 KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
-    ("affine", False): _affine(lanes.sixteen_steps, False),
-    ("affine", True): _affine(lanes.sixteen_steps_backward, True),
-    ("affine_fixed", False): _affine_fixed(lanes.eight_steps_fixed, False),
-    ("affine_fixed", True): _affine_fixed(lanes.eight_steps_fixed_backward, True),
+    ("affine", False): _affine(False),
+    ("affine", True): _affine(True),
+    ("affine_fixed", False): _affine_fixed(False),
+    ("affine_fixed", True): _affine_fixed(True),
     ("logaddexp", False): logs.logaddexp_forward,
     ("logaddexp", True): logs.logaddexp_backward,
     ("logaddexp_shifted", False): logs.logaddexp_shifted_forward,

@@ -4,6 +4,9 @@ A traced state of one channel is scanned where its history is stored; other part
 one block with the values before it in front (behind, where the loop walks backwards). Between
 blocks, the values before the next one are in the history, or in the array that is the part's
 result: so the blocks of several channels can take turns.
+
+Of a part whose sum comes first (`scanlib.ops.sums_first`), the sums are scanned: where they are an
+output of one channel, in the output, else in a buffer. Its own value is a number, ``kept0``.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from __future__ import annotations
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import thaw_graph
 from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.sums_first import SumFirst, elements_with_addend, sum_first
 
-BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is worth starting
+# Steps: a few buffers fit the first-level cache, and a block is worth starting. In shorter blocks
+# than 1024 steps, what a scan has asked for (see `lanes`) still arrives while the next elements and
+# results are computed; in longer ones, the memory waits meanwhile.
+BLOCK = 512
 REALS = {"float32", "float64"}
 
 
@@ -43,6 +49,28 @@ class BlockStorage(ElemwiseWriter):
         self.elements: dict[tuple[int, int], str] = {}
         self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
         self.source.object("rows_of_block", rows_of_block)
+        self.sums_first: dict[int, SumFirst] = {}  # by part
+        for number, recurrence in enumerate(op.recurrences):
+            found = sum_first(op, number, self.graph)
+            if found is not None:
+                self.sums_first[recurrence.parts[0]] = found
+
+    def elements_of(
+        self, number: int
+    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
+        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
+        first = self.lowered.recurrences[number].parts[0] in self.sums_first
+        return (
+            elements_with_addend(self.lowered, number)
+            if first
+            else self.lowered.elements_of(number)
+        )
+
+    def output_of_sums(self, part: int) -> int | None:
+        """Return the output that is the sums of a part, if these can be scanned there."""
+        total = self.sums_first[part].total
+        outputs = self.result.outputs if not self.indices else []
+        return next((k for k, value in enumerate(outputs) if value is total), None)
 
     def is_direct(self, part: int) -> bool:
         """Whether a part is scanned in its history; others are in a buffer of one block."""
@@ -59,7 +87,7 @@ class BlockStorage(ElemwiseWriter):
         for i, carry in enumerate(self.inner.carries):
             dtype = self.emitter._dtype(carry)
             if n + i in self.depths:
-                self.own(f"B{n + i} = np.empty(longest + 1, {dtype})")
+                self.own_values(n + i, 1, dtype)
             outer, axes = self.outer.carries[i], self.layout.carries[i]
             line(f"c{i} = numba_deepcopy({outer})" if axes else f"c{i} = as_scalar({outer})")
         for target in self.plan.targets:
@@ -77,11 +105,18 @@ class BlockStorage(ElemwiseWriter):
         """Write a line that makes a buffer."""
         self.source.line(text)
 
+    def own_values(self, part: int, depth: int, dtype: str) -> None:
+        """Make the buffer in which a part is scanned, or the sums that come first."""
+        if part not in self.sums_first:
+            self.own(f"B{part} = np.empty(longest + {depth}, {dtype})")
+        elif self.output_of_sums(part) is None:
+            self.own(f"T{part} = np.empty(longest, {dtype})")
+
     def write_state_storage(self, i: int) -> None:
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
         dtype, axes = self.emitter._dtype(self.inner.taps[i][0]), self.layout.states[i]
         if not self.is_direct(i):
-            self.own(f"B{i} = np.empty(longest + {depth}, {dtype})")
+            self.own_values(i, depth, dtype)
         if self.signature.untraced[i]:
             line(f"h{i} = numba_deepcopy({initial})")
             return
@@ -93,12 +128,12 @@ class BlockStorage(ElemwiseWriter):
 
     def write_buffers(self, number: int, recurrence: Recurrence) -> None:
         """Make buffers for the elements that differ from step to step."""
-        graph = thaw_graph(recurrence.elements)
-        whole = set(graph.inputs[len(graph.inputs) - self.signature.n_non_sequences :])
-        for k, out in enumerate(graph.outputs):
-            inputs = {v for v in ancestors([out]) if v.owner is None}
-            varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
-            if varying and out not in graph.inputs:
+        inputs, outputs, _ = self.elements_of(number)
+        whole = set(inputs[len(inputs) - self.signature.n_non_sequences :])
+        for k, out in enumerate(outputs):
+            read = {v for v in ancestors([out]) if v.owner is None}
+            varying = [v for v in read if not isinstance(v, Constant) and v not in whole]
+            if varying and out not in inputs:
                 dtype = self.emitter._dtype(out)
                 self.own(f"E{number}_{k} = np.empty(longest, {dtype})")
             self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
@@ -111,11 +146,11 @@ class BlockStorage(ElemwiseWriter):
             item = self.item(array, axes, self.indices) if axes else f"as_scalar({array})"
             self.source.line(f"{name} = {item}")
             self.emitter.bind_scalar(variable, name)
-        for number, recurrence in enumerate(self.lowered.recurrences):
-            graph = thaw_graph(recurrence.elements)
+        for number in range(len(self.lowered.recurrences)):
+            inputs, outputs, _ = self.elements_of(number)
             with self.scope():
-                self.bind_same(graph.inputs)
-                for k, out in enumerate(graph.outputs):
+                self.bind_same(inputs)
+                for k, out in enumerate(outputs):
                     name = self.elements[number, k]
                     if name[0] == "e":
                         self.emit([out])
@@ -133,6 +168,9 @@ class BlockStorage(ElemwiseWriter):
         line = self.source.line
         self.write_views_of_rows()
         for part, depth in self.depths.items():
+            if part in self.sums_first:
+                line(f"kept{part} = {self.kept(part, '').replace('[j', '[0')}")
+                continue
             if self.is_direct(part):
                 self.write_view_of_history(part)
                 continue
@@ -150,6 +188,10 @@ class BlockStorage(ElemwiseWriter):
         for i, is_sum in enumerate(self.layout.sums):
             if is_sum and self.layout.carries[i]:
                 line(f"t{i} = {self.item(f'c{i}', self.layout.carries[i], self.indices)}")
+        for part in self.sums_first:
+            output = self.output_of_sums(part)
+            if output is not None:
+                line(f"T{part} = Z{output}")
 
     def write_views_of_rows(self) -> None:
         for i, axes in enumerate(self.layout.sequences):
@@ -175,6 +217,8 @@ class BlockStorage(ElemwiseWriter):
 
     def value(self, part: int, offset: int) -> str:
         """Return where the value of a part is, `offset` steps after step `j`."""
+        if part in self.sums_first:
+            return f"kept{part}"
         place = -offset if self.reverse else self.depths[part] + offset
         return f"H{part}[j + {place}]"
 
@@ -193,7 +237,8 @@ class BlockStorage(ElemwiseWriter):
                 continue
             with self.source.block(f"for j in range({depth}):"):
                 row = "j" if self.reverse else "n + j"
-                self.source.line(f"{self.kept(part, '')} = B{part}[{row}]")
+                value = f"kept{part}" if part in self.sums_first else f"B{part}[{row}]"
+                self.source.line(f"{self.kept(part, '')} = {value}")
         for i, is_sum in enumerate(self.layout.sums):
             if is_sum and self.layout.carries[i]:
                 item = self.item(f"c{i}", self.layout.carries[i], self.indices)

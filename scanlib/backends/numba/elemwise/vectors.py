@@ -1,0 +1,191 @@
+"""Vector instructions for scans in registers: lanes that move to later steps, and groups of lanes.
+
+LLVM has vectors of any length on every machine and maps them to the registers that there are. The
+lanes of a vector are in the order of memory; `reverse` says that the last one is the first step.
+Lanes may be taken in *groups*, each of which is composed for itself.
+
+Lanes that have no earlier one to be composed with keep their values by a mask, which costs nothing
+where registers have 512 bits. LLVM must not know the masks: it makes shuffles of constant ones, of
+which a scan has more than enough, and in shorter registers takes lanes that a constant mask hides
+from the register of the state, so that shuffles wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+INDEX = ir.IntType(32)
+DOUBLE = ir.DoubleType()
+_BIT = ir.IntType(1)
+_FUSED = ("contract",)
+LINE = 64  # bytes that are fetched together
+
+
+def has_wide_registers(context: Any) -> bool:
+    """Whether code is compiled for a processor with vector registers of 512 bits."""
+    _, _, features = context.codegen().magic_tuple()
+    return "+avx512f" in features.split(",")
+
+
+def lanes_of(context: Any, dtype: Any) -> int:
+    """Return how many numbers of a dtype a register holds, or half of one that is too short."""
+    size = context.get_abi_sizeof(context.get_data_type(dtype))
+    return (64 if has_wide_registers(context) else 32) // size
+
+
+def fetch(builder: Any, addresses: list[Any], place: Any, items: int, size: int) -> None:
+    """Ask for `items` of `size` bytes from a place on, in the second-level cache.
+
+    `addresses` are those of the arrays, which need not exist.
+    """
+    pointer, bits, word = ir.IntType(8).as_pointer(), ir.IntType(32), place.type
+    kind = ir.FunctionType(ir.VoidType(), [pointer, bits, bits, bits])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    options = [ir.Constant(bits, value) for value in (0, 2, 1)]  # to read, in that cache, data
+    for address in addresses:
+        start = builder.add(address, builder.mul(place, ir.Constant(word, size)))
+        for line in range(0, items * size, LINE):
+            where = builder.inttoptr(builder.add(start, ir.Constant(word, line)), pointer)
+            builder.call(function, [where, *options])
+
+
+class Vectors:
+    """Instructions on vectors of one dtype, with `group` lanes of `lanes` that belong together."""
+
+    def __init__(
+        self, context: Any, builder: Any, dtype: Any, reverse: bool, lanes: int, group: int
+    ) -> None:
+        self.context, self.builder, self.dtype = context, builder, dtype
+        self.reverse, self.lanes, self.group = reverse, lanes, group
+        self.scalar = context.get_data_type(dtype)
+        self.size = context.get_abi_sizeof(self.scalar)
+        self.vector = ir.VectorType(self.scalar, lanes)
+        self.groups = list(range(lanes // group))
+        if reverse:
+            self.groups.reverse()
+        self.masks: dict[int, Any] = {}
+
+    # Memory
+
+    def data(self, array_type: Any, array: Any) -> Any:
+        return self.context.make_array(array_type)(self.context, self.builder, array).data
+
+    def _at(self, data: Any, offset: Any) -> Any:
+        pointer = self.builder.gep(data, [offset])
+        return self.builder.bitcast(pointer, self.vector.as_pointer())
+
+    def load(self, data: Any, offset: Any) -> Any:
+        value = self.builder.load(self._at(data, offset))
+        value.align = self.size
+        return value
+
+    def store(self, value: Any, data: Any, offset: Any) -> None:
+        stored = self.builder.store(value, self._at(data, offset))
+        stored.align = self.size
+
+    # Lanes
+
+    def _step(self, lane: int) -> int:
+        """Return which step of its group a lane is."""
+        place = lane % self.group
+        return self.group - 1 - place if self.reverse else place
+
+    def _shuffled(self, value: Any, places: list[int]) -> Any:
+        mask = ir.Constant(ir.VectorType(INDEX, len(places)), places)
+        return self.builder.shuffle_vector(value, value, mask)
+
+    def _lane(self, group: int, step: int) -> int:
+        place = self.group - 1 - step if self.reverse else step
+        return group * self.group + place
+
+    def constant(self, value: Any) -> Any:
+        return ir.Constant(self.vector, [value] * self.lanes)
+
+    def splat(self, value: Any) -> Any:
+        """Return a number in all lanes."""
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        one = self.builder.insert_element(undefined, value, ir.Constant(INDEX, 0))
+        return self._shuffled(one, [0] * self.lanes)
+
+    def splat_last(self, value: Any, group: int) -> Any:
+        """Return the last step of a group in all lanes."""
+        return self._shuffled(value, [self._lane(group, self.group - 1)] * self.lanes)
+
+    def last(self, value: Any, group: int) -> Any:
+        """Return the number of the last step of a group."""
+        lane = ir.Constant(INDEX, self._lane(group, self.group - 1))
+        return self.builder.extract_element(value, lane)
+
+    def by_step(self, number: Callable[[int], Any]) -> Any:
+        """Return the vector whose lanes hold a number for their steps, None being zero."""
+        result = self.constant(0.0)
+        for lane in range(self.lanes):
+            value = number(self._step(lane))
+            if value is not None:
+                result = self.builder.insert_element(result, value, ir.Constant(INDEX, lane))
+        return result
+
+    def earlier(self, value: Any, by: int) -> Any:
+        """Return, in each lane, the one `by` steps before it; the first ones get the last ones."""
+        places = []
+        for lane in range(self.lanes):
+            step = (self._step(lane) - by) % self.group
+            places.append(self._lane(lane // self.group, step))
+        return self._shuffled(value, places)
+
+    def earlier_or_same(self, value: Any, by: int) -> Any:
+        """Return, in each lane, the one `by` steps before it, or itself where there is none."""
+        places = []
+        for lane in range(self.lanes):
+            step = self._step(lane) - by
+            places.append(lane if step < 0 else self._lane(lane // self.group, step))
+        return self._shuffled(value, places)
+
+    # Masks
+
+    def prepare_masks(self) -> None:
+        """Make the masks of lanes that have an earlier one, before the loop that uses them."""
+        by = 1
+        while by < self.group:
+            lanes = [self._step(lane) >= by for lane in range(self.lanes)]
+            self.masks[by] = self._hidden(lanes)
+            by *= 2
+
+    def _known(self, lanes: list[bool]) -> Any:
+        return ir.Constant(ir.VectorType(_BIT, self.lanes), lanes)
+
+    def _hidden(self, lanes: list[bool]) -> Any:
+        """Return a mask of which LLVM knows nothing: an empty instruction may have changed it."""
+        bits = ir.Constant(INDEX, sum(1 << lane for lane, chosen in enumerate(lanes) if chosen))
+        same = ir.FunctionType(INDEX, [INDEX])
+        bits = self.builder.asm(same, "", "=r,0", [bits], side_effect=False)
+        bits = self.builder.trunc(bits, ir.IntType(self.lanes))
+        return self.builder.bitcast(bits, ir.VectorType(_BIT, self.lanes))
+
+    def where_earlier(self, by: int, value: Any, otherwise: Any) -> Any:
+        """Return `value` in lanes that have an earlier one, `by` steps before them."""
+        return self.builder.select(self.masks[by], value, otherwise)
+
+    def in_group(self, group: int, value: Any, otherwise: Any) -> Any:
+        """Return `value` in the lanes of a group."""
+        own = self._known([lane // self.group == group for lane in range(self.lanes)])
+        return self.builder.select(own, value, otherwise)
+
+    # Arithmetic
+
+    def fused(self, a: Any, b: Any, c: Any) -> Any:
+        """Return ``a * b + c``."""
+        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
+
+    def widened(self, value: Any) -> Any:
+        """Return a number in double precision."""
+        return value if self.dtype == types.float64 else self.builder.fpext(value, DOUBLE)
+
+    def narrowed(self, value: Any) -> Any:
+        """Return a number of double precision in that of the vectors."""
+        return value if self.dtype == types.float64 else self.builder.fptrunc(value, self.scalar)

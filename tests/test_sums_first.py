@@ -1,0 +1,246 @@
+"""Recurrences that are read where their sum comes first, ``h ← a (h + g)``, as gradients are."""
+
+import numba
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib._compat import thaw_graph
+from scanlib.backends.numba.elemwise import sums
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.sums_first import elements_with_addend, sum_first
+from tests.families import assert_close, kernels, loops
+from tests.modes import MODES
+
+LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 512)
+DIRECTIONS = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
+STEPS = (1, 2, 33, 511, 513, 1025)
+
+
+def in_order(reverse, n):
+    return reversed(range(n)) if reverse else range(n)
+
+
+def plain(a, g, state, reverse):
+    """The sums, their sizes, and the state after them, in double precision."""
+    n, size = g.size, abs(state)
+    a = np.broadcast_to(np.float64(a), n)
+    totals, sizes = np.empty(n), np.empty(n)
+    for t in in_order(reverse, n):
+        totals[t], sizes[t] = state + float(g[t]), size + abs(float(g[t]))
+        state, size = a[t] * totals[t], abs(a[t]) * sizes[t]
+    return totals, sizes, state, size
+
+
+def kernel(name, reverse):
+    """Return a function of elements and a state that returns sums, the next state, their trust."""
+    own = sums.KERNELS[name, reverse]
+
+    @numba.njit
+    def call(a, g, s, state):
+        return own(a, g, s, g.size, state, ())
+
+    def run(a, g, state):
+        s = np.zeros_like(g)
+        after, trusted = call(a, g, s, g.dtype.type(state))
+        return s, after, bool(trusted)
+
+    return run
+
+
+class TestKernels:
+    @DIRECTIONS
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    @pytest.mark.parametrize("name", ["sums_first", "sums_first_fixed"])
+    def test_against_a_plain_loop(self, name, dtype, reverse):
+        run = kernel(name, reverse)
+        for n in LENGTHS:
+            rng = np.random.default_rng(n)
+            a, g = rng.uniform(-1.1, 1.1, n).astype(dtype), rng.standard_normal(n).astype(dtype)
+            a[n // 2] = 0
+            a = a if name == "sums_first" else np.dtype(dtype).type(-0.97)
+            s, after, trusted = run(a, g, 2.0)
+            expected, sizes, state, size = plain(a, g, 2.0, reverse)
+            assert trusted
+            assert np.all(np.abs(s - expected) <= 20 * np.finfo(dtype).eps * sizes)
+            assert abs(after - state) <= 20 * np.finfo(dtype).eps * size
+            again = run(a, g, 2.0)
+            assert again[0].tobytes() == s.tobytes()
+            assert again[1] == after
+
+    @DIRECTIONS
+    def test_what_is_not_trusted(self, reverse):
+        run = kernel("sums_first", reverse)
+        a, g = np.full(40, 0.5), np.ones(40)
+        assert run(a, g, 1.0)[2]
+        for state in (1e300, -1e300, np.inf, np.nan):
+            assert not run(a, g, state)[2], state
+        pairs = ((1e200, 1), (1e-200, 1), (np.nan, 1), (1, np.inf), (1, np.nan), (1, 1e300))
+        for place in (0, 16, 20, 39):
+            for factor, addend in pairs:
+                changed = np.arange(40) == place
+                values = np.where(changed, factor, a), np.where(changed, addend, g)
+                assert not run(*values, 1.0)[2], (place, factor, addend)
+        fixed = kernel("sums_first_fixed", reverse)
+        assert not fixed(1e200, g, 1.0)[2]
+        assert not fixed(0.5, g, np.inf)[2]
+
+
+def lowered(step, sequences, dtype="float64"):
+    """Compile a loop of which the last state and one output are read; return it with its Op."""
+    last, out = scanlib.scan(
+        step,
+        sequences=sequences,
+        outputs_info=[np.zeros((), dtype), None],
+        return_updates=False,
+    )
+    function = pytensor.function(sequences, [last[-1], out], mode=MODES["c"])
+    (op,) = loops(function)
+    assert isinstance(op, ElemwiseScan)
+    return function, op
+
+
+def found(op):
+    return sum_first(op, 0, thaw_graph(op.body))
+
+
+FOUND = {
+    "a product": lambda a, g, h: [a * (h + g), h + g],
+    "the readers of a sum": lambda a, g, h: [a * (h + g), pt.sqr(h + g) * g],
+    "a quotient": lambda a, g, h: [(h + g) * a / (2 + a * a), h + g],
+    "a choice": lambda a, g, h: [pt.switch(a > 0, a * (h + g), 0.0), (h + g) * a],
+    "more addends": lambda a, g, h: [-a * (h + g + a), h + g + a],
+}
+LEFT = {
+    "a reader of the state": lambda a, g, h: [a * (h + g), h * g],
+    "a reader of both": lambda a, g, h: [a * (h + g), h * (h + g)],
+    "a constant behind the product": lambda a, g, h: [a * (h + g) + g, h + g],
+    "no coefficient": lambda a, g, h: [h + g, h + g],
+    "the product first": lambda a, g, h: [a * h + g, a * h],
+}
+
+
+class TestRecognition:
+    @pytest.mark.parametrize("name", FOUND)
+    def test_found(self, name):
+        _, op = lowered(FOUND[name], [pt.dvector("a"), pt.dvector("g")])
+        assert found(op) is not None
+        inputs, outputs, _ = elements_with_addend(op, 0)
+        if name == "a product":
+            assert set(outputs) == set(op.signature.split_body_inputs(inputs).rows)
+
+    @pytest.mark.parametrize("name", LEFT)
+    def test_left_alone(self, name):
+        _, op = lowered(LEFT[name], [pt.dvector("a"), pt.dvector("g")])
+        assert found(op) is None
+
+    def test_stored_states_are_left_alone(self):
+        a, g = pt.dvectors("a", "g")
+        trace = scanlib.scan(
+            lambda a, g, h: a * (h + g), [a, g], np.float64(0.0), return_updates=False
+        )
+        (op,) = loops(pytensor.function([a, g], trace, mode=MODES["c"]))
+        assert found(op) is None
+
+    @pytest.mark.parametrize("combine", [lambda a, h: a * h, pt.maximum])
+    def test_gradients(self, combine):
+        x = pt.dvector("x")
+        trace = scanlib.scan(lambda x, h: combine(x, h), [x], np.float64(1.0), return_updates=False)
+        gradient = pytensor.grad(pt.sum(pt.sqr(trace)), x)
+        ops = loops(pytensor.function([x], gradient, mode=MODES["c"]))
+        assert any(op.signature.reverse and found(op) is not None for op in ops)
+
+
+def in_python(step, a, g):
+    """The loop of NumPy's scalars."""
+    h, outs = g.dtype.type(0), []
+    with np.errstate(all="ignore"):
+        for row in zip(a, g, strict=True):
+            h, out = (np.asarray(v, g.dtype)[()] for v in step(*row, h))
+            outs.append(out)
+    return np.asarray(h), np.array(outs)
+
+
+NUMPY = {
+    "a product": lambda a, g, h: (a * (h + g), h + g),
+    "the readers of a sum": lambda a, g, h: (a * (h + g), np.square(h + g) * g),
+    "a quotient": lambda a, g, h: ((h + g) * a / (2 + a * a), h + g),
+    "a choice": lambda a, g, h: (a * (h + g) if a > 0 else 0.0, (h + g) * a),
+    "more addends": lambda a, g, h: (-a * (h + g + a), h + g + a),
+}
+
+
+class TestValues:
+    @pytest.mark.parametrize("backend", ["numba", "C"])
+    @pytest.mark.parametrize("name", NUMPY)
+    def test_against_numpy(self, name, backend):
+        with kernels(backend):
+            function, _ = lowered(FOUND[name], [pt.dvector("a"), pt.dvector("g")])
+            for steps in STEPS:
+                rng = np.random.default_rng(steps)
+                a, g = rng.uniform(-1, 1, steps), rng.standard_normal(steps)
+                for actual, expected in zip(
+                    function(a, g), in_python(NUMPY[name], a, g), strict=True
+                ):
+                    assert_close(actual, expected, f"{name}, {steps} steps")
+
+    @pytest.mark.parametrize("backend", ["numba", "C"])
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_what_is_not_finite_stays_where_it_is(self, dtype, backend):
+        """Nor do huge and tiny numbers, or coefficients of zero, show that steps are composed."""
+        with kernels(backend):
+            step = FOUND["a product"]
+            function, _ = lowered(
+                step, [pt.vector("a", dtype=dtype), pt.vector("g", dtype=dtype)], dtype
+            )
+            huge, tiny = np.finfo(dtype).max, 4 * np.finfo(dtype).smallest_subnormal
+            for value in (np.nan, np.inf, -np.inf, huge, np.finfo(dtype).smallest_subnormal):
+                for place in (0, 5, 300, 511, 512, 600):
+                    a = np.full(700, 1.0, dtype)
+                    g = np.zeros(700, dtype)
+                    a[:: 2 if value == huge else 1] = 0.5
+                    a[450], g[place], g[place // 2] = 0, value, 1
+                    expected = in_python(NUMPY["a product"], a, g)
+                    for actual, wanted in zip(function(a, g), expected, strict=True):
+                        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=tiny)
+
+    def test_a_few_channels(self):
+        x, seed = pt.dmatrix("x"), pt.dmatrix("seed")
+        trace = scanlib.scan(
+            lambda x, h: x * h + 1, [x], pt.ones((x.shape[1],)), return_updates=False
+        )
+        gradient = pytensor.grad(None, x, known_grads={trace: seed})
+        function = pytensor.function([x, seed], gradient, mode=MODES["numba"])
+        rng = np.random.default_rng(0)
+        values, cotangents = rng.uniform(-1, 1, (600, 2)), rng.standard_normal((600, 2))
+        history = np.ones((601, 2))
+        for t in range(600):
+            history[t + 1] = values[t] * history[t] + 1
+        expected, owed = np.empty((600, 2)), np.zeros(2)
+        for t in reversed(range(600)):
+            owed = owed + cotangents[t]
+            expected[t] = owed * history[t]
+            owed = owed * values[t]
+        np.testing.assert_allclose(function(values, cotangents), expected, rtol=1e-11)
+
+    @pytest.mark.parametrize("mode", ["numba", "c"])
+    def test_in_two_threads(self, mode):
+        """Chunks compose ``h ← a (h + g)`` as it is."""
+        flags = {"scanlib__parallel_steps": 1, "scanlib__parallel_channels": 1}
+        a, g = np.random.default_rng(1).uniform(-0.9, 0.9, (2, 9000))
+        results = {}
+        for count in (1, 2):
+            with pytensor.config.change_flags(scanlib__threads=count, **flags):
+                inputs = [pt.dvector("a"), pt.dvector("g")]
+                last, out = scanlib.scan(
+                    FOUND["a product"], inputs, [np.float64(0), None], return_updates=False
+                )
+                outputs = [last[-1], out]
+                function = pytensor.function(inputs, outputs, mode=MODES[mode])
+                results[count] = function(a, g)
+                for one, other in zip(results[count], function(a, g), strict=True):
+                    assert one.tobytes() == other.tobytes()
+        for one, two in zip(results[1], results[2], strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-12, atol=1e-14)
