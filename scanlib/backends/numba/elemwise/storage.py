@@ -14,6 +14,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import thaw_graph
 from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.vectors import as_array, new_vector, row_buffer
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
 
 BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is worth starting
@@ -42,7 +43,8 @@ class BlockStorage(ElemwiseWriter):
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
         self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
-        self.source.object("rows_of_block", rows_of_block)
+        for function in (as_array, new_vector, row_buffer, rows_of_block):
+            self.source.object(function.__name__, function)
 
     def is_direct(self, part: int) -> bool:
         """Whether a part is scanned in its history; others are in a buffer of one block."""
@@ -59,17 +61,19 @@ class BlockStorage(ElemwiseWriter):
         for i, carry in enumerate(self.inner.carries):
             dtype = self.emitter._dtype(carry)
             if n + i in self.depths:
-                self.own(f"B{n + i} = np.empty(longest + 1, {dtype})")
+                self.own(f"B{n + i} = new_vector(longest + 1, {dtype})")
             outer, axes = self.outer.carries[i], self.layout.carries[i]
             line(f"c{i} = numba_deepcopy({outer})" if axes else f"c{i} = as_scalar({outer})")
         for target in self.plan.targets:
             if target.kind == "output":
                 row = ["1" if a is None else self.sizes[id(target), a] for a in target.axes]
                 dtype = self.emitter._dtype(target.value)
-                line(f"{target.array} = np.empty(({', '.join(['steps', *row])},), {dtype})")
+                made = f"np.empty(({', '.join(['steps', *row])},), {dtype})"
+                line(f"{target.array} = {made if row else f'new_vector(steps, {dtype})'}")
                 line(f"advise({target.array})")
         for i, row in enumerate(self.inner.rows):
-            self.own(f"R{i} = np.empty(longest, {self.emitter._dtype(row)})")
+            sequence, dtype = self.outer.sequences[i], self.emitter._dtype(row)
+            self.own(f"R{i} = row_buffer({sequence}, longest, {dtype})")
         for number, recurrence in enumerate(self.lowered.recurrences):
             self.write_buffers(number, recurrence)
 
@@ -81,11 +85,13 @@ class BlockStorage(ElemwiseWriter):
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
         dtype, axes = self.emitter._dtype(self.inner.taps[i][0]), self.layout.states[i]
         if not self.is_direct(i):
-            self.own(f"B{i} = np.empty(longest + {depth}, {dtype})")
+            self.own(f"B{i} = new_vector(longest + {depth}, {dtype})")
         if self.signature.untraced[i]:
             line(f"h{i} = numba_deepcopy({initial})")
             return
-        line(f"h{i} = np.empty((steps + {depth},) + {initial}.shape[1:], {dtype})")
+        shape = f"(steps + {depth},) + {initial}.shape[1:]"
+        made = f"np.empty({shape}, {dtype})" if axes else f"new_vector(steps + {depth}, {dtype})"
+        line(f"h{i} = {made}")
         line(f"advise(h{i})")
         with self.source.block(f"for j in range({depth}):"):
             row = "steps + j" if self.reverse else "j"
@@ -100,7 +106,7 @@ class BlockStorage(ElemwiseWriter):
             varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
             if varying and out not in graph.inputs:
                 dtype = self.emitter._dtype(out)
-                self.own(f"E{number}_{k} = np.empty(longest, {dtype})")
+                self.own(f"E{number}_{k} = new_vector(longest, {dtype})")
             self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
 
     def write_constants(self) -> None:
@@ -203,4 +209,4 @@ class BlockStorage(ElemwiseWriter):
         return f"h{i}"
 
     def final_carry(self, i: int) -> str:
-        return f"c{i}" if self.layout.carries[i] else f"np.asarray(c{i})"
+        return f"c{i}" if self.layout.carries[i] else f"as_array(c{i})"
