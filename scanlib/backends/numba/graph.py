@@ -3,10 +3,10 @@
 PyTensor's numba linker makes two functions of every node of a graph, and two more that call them
 all. Around a loop of scalars stand a dozen small nodes (lengths and the checks that they agree,
 slices, a join of the initial value and a sequence, a sum behind the loop), and compiling these
-took longer than compiling the loop and its gradient. Here the whole graph is one function: scalars
-are local variables, vectors are walked by plain loops, loops are calls of what `lazy` compiles
-apart, and all else is a call of the function that PyTensor makes for a node. The graph itself stays
-as PyTensor's rewrites left it: this is how it is compiled, not what it is.
+took longer than compiling the loop and its gradient. Here the whole graph is one function: numbers
+are local variables, vectors are walked by plain loops (`graph_vectors`), loops are calls of what
+`lazy` compiles apart, and all else is a call of the function that PyTensor makes for a node. The
+graph itself stays as PyTensor's rewrites left it: this is how it is compiled, not what it is.
 
 Graphs without loops are PyTensor's own business.
 """
@@ -29,20 +29,19 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Add, ScalarType
-from pytensor.tensor.basic import Join
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.scalar.basic import ScalarOp, ScalarType
+from pytensor.tensor.basic import Join, Split
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, join_of, split_of
 from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.elementwise import Operand, Value
-from scanlib.backends.numba.emit import Emitter
+from scanlib.backends.numba.elementwise import Value
+from scanlib.backends.numba.graph_vectors import VectorEmitter, is_item, is_plain_sum
 from scanlib.backends.numba.lazy import apart
 from scanlib.backends.numba.source import Source
-from scanlib.backends.numba.vectors import VERSION as VECTORS
-from scanlib.backends.numba.vectors import as_array, failing, new_vector
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.linear_scan import LinearScan
@@ -72,14 +71,12 @@ def funcify_graph(
     return call, key
 
 
-class GraphWriter(Emitter):
+class GraphWriter(VectorEmitter):
     """Writes the function of one graph; see the module's text."""
 
     def __init__(self, fgraph: FunctionGraph) -> None:
         super().__init__(Source())
         self.fgraph = fgraph
-        self.source.object("as_array", as_array)
-        self.source.object("new_vector", new_vector)
         self.done: set[Apply] = set()
 
     def write(self, squeeze_output: bool = False) -> tuple[Callable[..., Any], str | None]:
@@ -90,42 +87,36 @@ class GraphWriter(Emitter):
                 self.bind_scalar(variable, name)
             else:
                 self.bind_array(variable, name)
-        for node in self.fgraph.toposort():
-            if node not in self.done:
-                self.emit(node)
+        self._write_nodes()
         results = [self.argument(out) for out in self.fgraph.outputs]
         together = f"({', '.join(results)},)"
         single = squeeze_output and len(results) == 1
         self.source.line(f"return {results[0] if single else together}")
         return self.source.compile("graph", arguments, VERSION)
 
-    # How values are held
+    def _write_nodes(self) -> None:
+        for node in self.fgraph.toposort():
+            if node not in self.done:
+                self.emit(node)
 
-    def array(self, variable: Variable) -> str:
-        value = self.find(variable)
-        if value.array is None:
-            value.array = self.source.name("a")
-            self.source.line(f"{value.array} = as_array({value.scalar})")
-        return value.array
-
-    def _materialize(self, node: Apply) -> None:
-        if node.inputs[0].type.ndim == 0 and node.outputs[0].type.ndim == 1:
-            self._row(node)
+    def emit(self, node: Apply) -> None:
+        inside = _graph_inside(node.op)
+        if inside is None:
+            super().emit(node)
         else:
-            super()._materialize(node)
+            self._write_inside(inside, node)
 
-    def _row(self, node: Apply) -> None:
-        """Write an array of one item."""
-        (item,), (out,) = node.inputs, node.outputs
-        name = self._empty(out, "1")
-        self.source.line(f"{name}[0] = {self.scalar(item)}")
-
-    def _empty(self, out: Variable, size: str) -> str:
-        """Write a new vector that holds a result, and return its name."""
-        name = self.source.name("a")
-        self.source.line(f"{name} = new_vector({size}, {self._dtype(out)})")
-        self.bind_array(out, name)
-        return name
+    def _write_inside(self, inside: FunctionGraph, node: Apply) -> None:
+        """Write a graph in the place of a node."""
+        held = [self.find(inp) for inp in node.inputs]
+        outside = self.fgraph, self.values, self.done
+        # Equal nodes may share the variables of their graphs.
+        self.fgraph, self.values, self.done = inside, {}, set()
+        self.values.update(zip(inside.inputs, held, strict=True))
+        self._write_nodes()
+        results = [self.find(out) for out in inside.outputs]
+        self.fgraph, self.values, self.done = outside
+        self.values.update(zip(node.outputs, results, strict=True))
 
     # Nodes
 
@@ -165,24 +156,15 @@ class GraphWriter(Emitter):
         elif kind.ndim == 0:
             self.bind_scalar(out, self.scalar(x))
         else:
-            array = self.array(x)
-            name = self._empty(out, f"{array}.shape[0]")
-            self._fill(name, f"{array}.shape[0]", f"{array}[j]")
-
-    def _fill(self, name: str, size: str, item: str, first: str = "0") -> None:
-        """Write a loop over `j` that assigns items from `first` on."""
-        if size == "1":
-            self.source.line(f"{name}[{first}] = {item}")
-            return
-        with self.source.block(f"for j in range({size}):"):
-            self.source.line(f"{name}[{first} + j] = {item}")
+            size = f"{self.array(x)}.shape[0]"
+            self._fill(self._empty(out, size), size, f"{self.array(x)}[j]")
 
     @_emit.register
     def _as_row(self, op: AsRow, node: Apply) -> None:
         if node.inputs[0].type.ndim:
             self._call(op, node)
         else:
-            self._row(node)
+            self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
 
     @_emit.register
     def _filled(self, op: Filled, node: Apply) -> None:
@@ -194,17 +176,34 @@ class GraphWriter(Emitter):
         self._fill(name, f"{name}.shape[0]", item)
 
     @_emit.register
-    def _slice(self, op: Subtensor, node: Apply) -> None:
+    def _index(self, op: Subtensor, node: Apply) -> None:
         indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
-        if len(indices) != 1 or not isinstance(indices[0], slice):
+        if len(indices) != 1:
             super()._emit(op, node)
-            return
-        ends = (indices[0].start, indices[0].stop, indices[0].step)
-        texts = ["" if end is None else self._end(end) for end in ends]
+        elif isinstance(indices[0], slice):
+            self._slice(indices[0], node)
+        elif node.outputs[0].type.ndim:
+            self._call(op, node)
+        else:
+            self._read(indices[0], node)
+
+    def _slice(self, index: slice, node: Apply) -> None:
+        texts = ["" if e is None else self._end(e) for e in (index.start, index.stop, index.step)]
         name = self.source.name("a")
         inside = ":".join(texts if texts[2] else texts[:2])
         self.source.line(f"{name} = {self.array(node.inputs[0])}[{inside}]")
         self.bind_array(node.outputs[0], name)
+
+    def _read(self, index: Any, node: Apply) -> None:
+        """Write the read of one item of a vector."""
+        array, place = self.array(node.inputs[0]), self.source.name("i")
+        size = f"{array}.shape[0]"
+        self.source.line(f"{place} = {self._end(index)}")
+        self.source.line(f"{place} += {size} if {place} < 0 else 0")
+        self._fail_if(IndexError, "index out of bounds", f"({place} < 0) | ({place} >= {size})")
+        name = self.source.name("s")
+        self.source.line(f"{name} = {array}[{place}]")
+        self.bind_scalar(node.outputs[0], name)
 
     def _end(self, end: Any) -> str:
         if isinstance(end, Constant):
@@ -213,28 +212,37 @@ class GraphWriter(Emitter):
 
     @_emit.register
     def _join(self, op: Join, node: Apply) -> None:
-        axis, *parts = node.inputs
+        axis, parts = join_of(node)
         out = node.outputs[0]
-        if out.type.ndim != 1 or not isinstance(axis, Constant):
+        if out.type.ndim != 1 or axis is None:
             self._call(op, node)
             return
         dtype, sizes, texts = self._dtype(out), [], []
         for part in parts:
-            item = self._only_item(part)
-            array = None if item else self.array(part)
-            sizes.append(f"{array}.shape[0]" if array else "1")
-            texts.append(f"{dtype}({item or f'{array}[j]'})")
+            alone = is_item(part)
+            held = self._item(part) if alone else self.array(part)
+            sizes.append("1" if alone else f"{held}.shape[0]")
+            texts.append(f"{dtype}({held if alone else f'{held}[j]'})")
         name, first = self._empty(out, " + ".join(sizes)), "0"
         for size, text in zip(sizes, texts, strict=True):
             self._fill(name, size, text, first)
             first = f"{first} + {size}"
 
-    def _only_item(self, variable: Variable) -> str | None:
-        """Return the item of a vector that is a scalar with an axis, if it is not there yet."""
-        node = variable.owner
-        if variable in self.values or node is None or not isinstance(node.op, DimShuffle):
-            return None
-        return self.scalar(node.inputs[0]) if node.inputs[0].type.ndim == 0 else None
+    @_emit.register
+    def _split(self, op: Split, node: Apply) -> None:
+        whole, axis, sizes = split_of(node)
+        counts = np.asarray(sizes.data).tolist() if isinstance(sizes, Constant) else [-1]
+        if axis != 0 or min(counts) < 0 or len(op.view_map) < len(counts):
+            self._call(op, node)
+            return
+        array, first = self.array(whole), 0
+        message = f"Split sizes sum to {sum(counts)}; what is split has another length."
+        self._fail_if(ValueError, message, f"{array}.shape[0] != {sum(counts)}")
+        for out, count in zip(node.outputs, counts, strict=True):
+            name = self.source.name("a")
+            self.source.line(f"{name} = {array}[{first}:{first + count}]")
+            self.bind_array(out, name)
+            first += count
 
     @_emit.register
     def _product(self, op: Dot, node: Apply) -> None:
@@ -246,97 +254,48 @@ class GraphWriter(Emitter):
     def _elemwise(self, op: Elemwise, node: Apply) -> None:
         if node.outputs[0].type.ndim > 1:
             self._call(op, node)
-            return
-        total = self._sum_behind(node)
-        if total is None:
-            self.write_elemwise(op, node)
+        elif all(map(is_item, node.outputs)):
+            self.write_items(op, node)
         else:
-            self._write_sum(node, total)
-            self.done.add(total)
-
-    def _sum_behind(self, node: Apply) -> Apply | None:
-        """Return the sum that alone reads a vector computed by a node, if there is one."""
-        out = node.outputs[0]
-        clients = self.fgraph.clients[out]
-        if len(node.outputs) > 1 or out.type.ndim != 1 or len(clients) != 1:
-            return None
-        ((reader, _),) = clients
-        return reader if isinstance(reader, Apply) and _is_plain_sum(reader) else None
-
-    def _allocate(self, node: Apply, outputs: list[str], sizes: list[str]) -> None:
-        for out, fresh in zip(node.outputs, self._fresh, strict=True):
-            if fresh is not None:
-                self.source.line(f"{fresh} = new_vector({sizes[0]}, {self._dtype(out)})")
-
-    def _write_sum(self, node: Apply, total: Apply) -> None:
-        """Write the sum of an elementwise expression, whose items are not stored."""
-        operands = [self._operand(inp, 1) for inp in node.inputs]
-        sizes = self._elemwise_sizes(node, operands)
-        self._check_sizes(node, operands, sizes)
-        dtype, index, name = self._acc_dtype(total), self.source.name("j"), self.source.name("s")
-        self.source.line(f"{name} = {dtype}(0)")
-        with self.source.block(f"for {index} in range({sizes[0]}):"):
-            items = [operand.item([index]) for operand in operands]
-            scalar_node = node.op.make_scalar_node(*node.inputs)
-            (item,) = self._scalar_op(node.op.scalar_op, scalar_node, items)
-            self.source.line(f"{name} += {dtype}({item})")
-        self._bind_sum(total, name)
-
-    def _acc_dtype(self, total: Apply) -> str:
-        out = total.outputs[0]
-        dtype = np.dtype(getattr(total.op, "acc_dtype", None) or out.type.dtype)
-        return self.source.object(f"np_{dtype.name}", dtype.type)
-
-    def _bind_sum(self, total: Apply, name: str) -> None:
-        (out,) = total.outputs
-        rounded = self.source.name("s")
-        self.source.line(f"{rounded} = {self._dtype(out)}({name})")
-        self.bind_scalar(out, rounded)
+            total = _sum_behind(self.fgraph, node)
+            self.write_walk(op, node, total)
+            if total is not None:
+                self.done.add(total)
 
     @_emit.register(AxesSum)
     @_emit.register(CAReduce)
     def _sum(self, op: Op, node: Apply) -> None:
-        if not _is_plain_sum(node):
+        if is_plain_sum(node):
+            self.write_total(node)
+        else:
             self._call(op, node)
-            return
-        array, dtype = self.array(node.inputs[0]), self._acc_dtype(node)
-        name = self.source.name("s")
-        self.source.line(f"{name} = {dtype}(0)")
-        with self.source.block(f"for j in range({array}.shape[0]):"):
-            self.source.line(f"{name} += {dtype}({array}[j])")
-        self._bind_sum(node, name)
 
-    def _check_sizes(self, node: Apply, operands: list[Operand], sizes: list[str]) -> None:
-        """Raise where vectors of an elementwise operation differ in length."""
-        seen = set()
-        for k, operand in enumerate(operands):
-            size = f"{operand.text}.shape[0]"
-            if operand.axes != (0,) or size in seen:
-                continue
-            if seen or sizes[0].isdigit():  # else it is where `sizes` was read
-                self._fail_if(ValueError, _mismatch(k), f"{size} != {sizes[0]}")
-            seen.add(size)
-
-    def _fail_if(self, error: type[Exception], message: str, condition: str) -> None:
-        """Write a check that raises where a condition holds."""
-        kind = f"{VECTORS} {error.__module__}.{error.__qualname__}"
-        name = self.source.function(failing(error, message), f"{kind} {message}", "fail_if")
-        self.source.line(f"{name}({condition})")
+    @_emit.register
+    def _number(self, op: ScalarOp, node: Apply) -> None:
+        results = self._scalar_op(op, node, [self.scalar(inp) for inp in node.inputs])
+        for out, result in zip(node.outputs, results, strict=True):
+            self.bind_scalar(out, result)
 
 
-def _mismatch(k: int) -> str:
-    return (
-        f"Vectorized input {k} has an incompatible shape in axis 0 "
-        "(an input of length 1 is broadcast only if its type says that it has length 1)."
-    )
+def _graph_inside(op: Op) -> FunctionGraph | None:
+    """Return the graph that may be written in the place of a node, if there is one."""
+    if isinstance(op, NUMBERS_INSIDE):
+        return op.fgraph
+    if not isinstance(op, FUSED_ELEMWISE) or any(op.indexed_inputs) or any(op.indexed_outputs):
+        return None
+    kept = [node for node in op.fgraph.toposort() if not is_plain_sum(node)]
+    if len(kept) > 1 or any(
+        len(node.outputs) > 1 or node.outputs[0].type.ndim > 1 for node in kept
+    ):
+        return None  # one walk there would be several here
+    return op.fgraph
 
 
-def _is_plain_sum(node: Apply) -> bool:
-    """Whether a node adds up all items of a vector of numbers."""
-    (x,) = node.inputs[:1]
-    if not isinstance(node.op, AxesSum):
-        if not isinstance(node.op, CAReduce) or not isinstance(node.op.scalar_op, Add):
-            return False
-        if node.op.axis not in (None, (0,), (-1,)):
-            return False
-    return x.type.ndim == 1 and node.outputs[0].type.ndim == 0 and x.type.dtype != "bool"
+def _sum_behind(fgraph: FunctionGraph, node: Apply) -> Apply | None:
+    """Return the sum that alone reads a vector computed by a node, if there is one."""
+    out = node.outputs[0]
+    clients = fgraph.clients[out]
+    if len(node.outputs) > 1 or out.type.ndim != 1 or len(clients) != 1:
+        return None
+    ((reader, _),) = clients
+    return reader if isinstance(reader, Apply) and is_plain_sum(reader) else None

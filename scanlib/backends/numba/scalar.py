@@ -25,6 +25,7 @@ from pytensor.scalar.basic import (
     Cast,
     Composite,
     Reciprocal,
+    Sub,
     Switch,
     TrueDiv,
 )
@@ -58,13 +59,14 @@ def divide(typingctx: Any, x: Any, y: Any) -> Any:
     return x(x, x), codegen
 
 
-_COMPARISONS: dict[type[Op], str] = {
+_SIGNS: dict[type[Op], str] = {
     EQ: "==",
     NEQ: "!=",
     LT: "<",
     LE: "<=",
     GT: ">",
     GE: ">=",
+    Sub: "-",
 }
 
 
@@ -141,10 +143,8 @@ class ScalarCode:
             return items[0]  # the caller casts
         if isinstance(op, Switch):
             return f"({items[1]} if {items[0]} else {items[2]})"
-        if len(dtypes) > 1:
-            return None
-        if type(op) in _COMPARISONS:
-            return f"({items[0]} {_COMPARISONS[type(op)]} {items[1]})"
+        if type(op) in _SIGNS and {np.dtype(dtype).kind for dtype in dtypes} <= {"i", "f"}:
+            return f"({items[0]} {_SIGNS[type(op)]} {items[1]})"
         dtypes.add(node.outputs[0].type.dtype)
         if dtypes in ({"float32"}, {"float64"}) and isinstance(op, TrueDiv | Reciprocal):
             if isinstance(op, Reciprocal):
