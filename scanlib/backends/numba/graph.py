@@ -30,7 +30,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
-from pytensor.tensor.basic import Join, Split
+from pytensor.tensor.basic import Join, MakeVector, Split
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
@@ -188,7 +188,7 @@ class GraphWriter(VectorEmitter):
             self._read(indices[0], node)
 
     def _slice(self, index: slice, node: Apply) -> None:
-        texts = ["" if e is None else self._end(e) for e in (index.start, index.stop, index.step)]
+        texts = [self._end(end) for end in (index.start, index.stop, index.step)]
         name = self.source.name("a")
         inside = ":".join(texts if texts[2] else texts[:2])
         self.source.line(f"{name} = {self.array(node.inputs[0])}[{inside}]")
@@ -206,9 +206,18 @@ class GraphWriter(VectorEmitter):
         self.bind_scalar(node.outputs[0], name)
 
     def _end(self, end: Any) -> str:
-        if isinstance(end, Constant):
-            return str(int(np.asarray(end.data)))
-        return f"np.int64({self.scalar(end)})" if isinstance(end, Variable) else str(int(end))
+        """Return the text of an index, or of an end of a slice: nothing where it has none."""
+        if isinstance(end, Variable) and not isinstance(end, Constant):
+            return f"np.int64({self.scalar(end)})"
+        number = end.data if isinstance(end, Constant) else end
+        return "" if number is None else str(int(number))
+
+    @_emit.register
+    def _made_vector(self, op: MakeVector, node: Apply) -> None:
+        items = [self.scalar(inp) for inp in node.inputs]
+        name = self._empty(node.outputs[0], str(len(items)))
+        for i, item in enumerate(items):
+            self.source.line(f"{name}[{i}] = {item}")
 
     @_emit.register
     def _join(self, op: Join, node: Apply) -> None:

@@ -27,6 +27,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 
 _functions: dict[str, tuple[Callable[..., Any], bool]] = {}
 _compiled: dict[bytes, tuple[Any, int]] = {}  # the dispatcher keeps the code alive
+_inferred: set[str] = set()  # the keys of functions whose results have the types that come out
 _WORD = ir.IntType(64)
 
 
@@ -35,7 +36,8 @@ def address(what: bytes) -> int:
     if what not in _compiled:
         key, signature = pickle.loads(what)
         compiled = _dispatcher(key)
-        compiled.compile(signature)
+        # On the disk it is found by the very words with which it was compiled.
+        compiled.compile(signature.args if key in _inferred else signature)
         result = compiled.overloads[signature.args]
         name = result.fndesc.llvm_func_name
         _compiled[what] = compiled, result.library.get_pointer_to_function(name)
@@ -115,6 +117,7 @@ def apart(function: Callable[..., Any], key: str, cache: bool) -> Any:
     the code that calls it.
     """
     register(function, key, cache)
+    _inferred.add(key)
 
     @intrinsic
     def call(typingctx: Any, *arguments: Any) -> Any:
