@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -27,6 +25,7 @@ import pytensor.tensor as pt
 
 import scanlib
 from benchmarks.adoption_long import LONG
+from benchmarks.cold import run
 from benchmarks.machine import environment
 from benchmarks.timing import median, paired_ratio, take_turns
 from tests.legacy_loops import LOOPS
@@ -111,19 +110,7 @@ def cold_columns(command: Sequence[str], starts: int) -> str:
 def cold_start(command: Sequence[str]) -> float:
     """Run a command that prints seconds, with an empty cache of compiled code."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={folder}"]
-        output = subprocess.run(
-            command,
-            env={
-                **os.environ,
-                "PYTENSOR_FLAGS": ",".join(filter(None, flags)),
-                "NUMBA_CACHE_DIR": f"{folder}/numba-cache",
-            },
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    return float(json.loads(output.splitlines()[-1]))
+        return float(json.loads(run(command, folder)))
 
 
 def child(name: str, adopt: bool) -> None:

@@ -8,13 +8,10 @@ cold start filled. A function without any loop shows what PyTensor takes for its
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +19,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
+from benchmarks.cold import run
 from benchmarks.loops import LOOPS
 from benchmarks.model import OURS, PASSES, THEIRS, load_library
 from benchmarks.timing import median, paired_ratio
@@ -86,23 +84,7 @@ def time_process(loop_name: str, subject: str, gradient: bool, directory: str) -
     command = [sys.executable, "-m", "benchmarks.starts", loop_name, subject]
     if gradient:
         command.append("--gradient")
-    flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={directory}"]
-    environment = {
-        **os.environ,
-        "PYTENSOR_FLAGS": ",".join(flag for flag in flags if flag),
-        "NUMBA_CACHE_DIR": f"{directory}/numba-cache",
-    }
-    done = subprocess.run(
-        command,
-        env=environment,
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        last_line = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise RuntimeError(f"{' '.join(command[1:])}: {last_line}")
-    return float(done.stdout.splitlines()[-1])
+    return float(run(command, directory))
 
 
 def time_starts(

@@ -35,6 +35,24 @@ INDEX_WRITES: tuple[type, ...] = (
     *INDEXED_BY_VECTOR[1:],
 )
 
+# Nodes with a graph inside that later releases make for the numba linker alone, and whose graph may
+# as well stand in their place: numbers that are no arrays, and what reads them.
+NUMBERS_INSIDE: tuple[Any, ...] = ()
+# An elementwise operation together with the reductions and indices around it.
+FUSED_ELEMWISE: tuple[Any, ...] = ()
+try:
+    from pytensor.tensor.rewriting import fused_elemwise, scalarize
+except ImportError:
+    pass
+else:
+    FUSED_ELEMWISE = (fused_elemwise.FusedElemwise,)
+    NUMBERS_INSIDE = (
+        scalarize.ScalarCAReduce,
+        scalarize.ScalarSubtensor,
+        scalarize.ScalarizedElemwise,
+        scalarize.ScalarizedJoin,
+    )
+
 
 def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> FrozenFunctionGraph:
     """Return the immutable, hashable graph from `inputs` to `outputs`.

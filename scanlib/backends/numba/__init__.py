@@ -3,6 +3,7 @@
 from scanlib.backends.numba import (
     checked_rows,
     dispatch,
+    graph,
     initial,
     linear_scan,
     memory,
@@ -19,6 +20,7 @@ memory.keep_freed_memory()
 __all__ = [
     "checked_rows",
     "dispatch",
+    "graph",
     "initial",
     "linear_scan",
     "memory",

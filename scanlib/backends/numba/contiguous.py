@@ -20,6 +20,7 @@ from numba.np.numpy_support import as_dtype
 from pytensor.link.numba.cache import compile_numba_function_src
 
 from scanlib.backends.numba.lazy import lazily, register
+from scanlib.backends.numba.vectors import lies_side_by_side
 
 VERSION = "scanlib-contiguous-1"
 MOST_AXES = 8  # copied by code of our own
@@ -97,7 +98,8 @@ def _contiguous(array):
 def rows_of_block(typingctx: Any, array: Any, low: Any, n: Any, indices: Any, buffer: Any) -> Any:
     """Return `n` rows of one channel, ``array[low : low + n, *indices]``, as a contiguous vector.
 
-    They are the rows themselves where they lie side by side, else their copy in `buffer`. The
+    They are the rows themselves where they lie side by side, else their copy in `buffer` (a
+    `row_buffer`). The
     result counts no reference, which would take as long as dozens of steps in every block: it may
     be used only as long as `array` and `buffer` are there.
     """
@@ -114,12 +116,14 @@ def rows_of_block(typingctx: Any, array: Any, low: Any, n: Any, indices: Any, bu
         for place, distance in zip(places, distances, strict=True):
             first = builder.add(first, builder.mul(place, distance))
         rows = cgutils.alloca_once_value(builder, builder.inttoptr(first, pointer))
-        with cgutils.if_unlikely(builder, builder.icmp_signed("!=", distances[0], source.itemsize)):
-            with cgutils.for_range(builder, arguments[2], intp=word) as loop:
-                place = builder.add(first, builder.mul(loop.index, distances[0]))
-                item = builder.load(builder.inttoptr(place, pointer))
-                builder.store(item, builder.gep(spare.data, [loop.index]))
-            builder.store(spare.data, rows)
+        if not lies_side_by_side(array):
+            apart = builder.icmp_signed("!=", distances[0], source.itemsize)
+            with cgutils.if_unlikely(builder, apart):
+                with cgutils.for_range(builder, arguments[2], intp=word) as loop:
+                    place = builder.add(first, builder.mul(loop.index, distances[0]))
+                    item = builder.load(builder.inttoptr(place, pointer))
+                    builder.store(item, builder.gep(spare.data, [loop.index]))
+                builder.store(spare.data, rows)
         result = context.make_array(known)(context, builder)
         populate_array(
             result,

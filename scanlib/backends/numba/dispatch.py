@@ -15,7 +15,7 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.random.type import RandomGeneratorType
 from pytensor.tensor.type import DenseTensorType
 
-from scanlib.backends.numba.elemwise import write_elemwise
+from scanlib.backends.numba.elemwise import only_call, write_elemwise
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import write_loop
 from scanlib.backends.numba.source import Source
@@ -41,6 +41,23 @@ def _apart(
     What PyTensor compiles is optimized again with every function that it becomes part of, three
     times in all; for the code of a loop, that takes longer than compiling it.
     """
+    called = _called_apart(node, function, key)
+    if called is None:
+        return function, key
+    source = Source()
+    name = source.function(*called)
+    arguments = [f"x{i}" for i in range(len(node.inputs))]
+    source.line(f"return {name}(({', '.join(arguments)},))")
+    return source.compile("scan_loop", arguments, VERSION)
+
+
+def _called_apart(
+    node: Apply, function: Callable[..., Any], key: str | None
+) -> tuple[Callable[..., Any], str | None] | None:
+    """Return what calls a loop's function with a tuple of arguments, and its key.
+
+    None where a result has a type that cannot be told before.
+    """
     results: list[tuple[str, int] | numba.types.Type] = []
     for kind in (out.type for out in node.outputs):
         if isinstance(kind, DenseTensorType):
@@ -48,13 +65,19 @@ def _apart(
         elif isinstance(kind, RandomGeneratorType):
             results.append(get_numba_type(kind))
         else:
-            return function, key
-    source = Source()
+            return None
     call = lazily(function, key or f"function {id(function)}", results, key is not None)
-    name = source.function(call, None if key is None else f"apart {key}")
-    arguments = [f"x{i}" for i in range(len(node.inputs))]
-    source.line(f"return {name}(({', '.join(arguments)},))")
-    return source.compile("scan_loop", arguments, VERSION)
+    return call, None if key is None else f"apart {key}"
+
+
+def loop_call(node: Apply) -> tuple[Callable[..., Any], str | None] | None:
+    """Return what calls a loop with a tuple of its inputs, for code that is compiled itself.
+
+    None where a function of the loop has more to do than that.
+    """
+    if isinstance(node.op, ElemwiseScan):
+        return only_call(node.op)
+    return _called_apart(node, *write_loop(node.op))
 
 
 @register_funcify_and_cache_key(ElemwiseScan)

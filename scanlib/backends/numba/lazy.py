@@ -27,6 +27,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 
 _functions: dict[str, tuple[Callable[..., Any], bool]] = {}
 _compiled: dict[bytes, tuple[Any, int]] = {}  # the dispatcher keeps the code alive
+_inferred: set[str] = set()  # the keys of functions whose results have the types that come out
 _WORD = ir.IntType(64)
 
 
@@ -34,15 +35,22 @@ def address(what: bytes) -> int:
     """Return the address of a function, called by compiled code; `what` is its key and types."""
     if what not in _compiled:
         key, signature = pickle.loads(what)
-        function, cache = _functions[key]
-        compiled: Any = function
-        if not isinstance(function, Dispatcher):
-            compiled = numba_njit(function, cache=cache and config.numba__cache)
-        compiled.compile(signature)
+        compiled = _dispatcher(key)
+        # On the disk it is found by the very words with which it was compiled.
+        compiled.compile(signature.args if key in _inferred else signature)
         result = compiled.overloads[signature.args]
         name = result.fndesc.llvm_func_name
         _compiled[what] = compiled, result.library.get_pointer_to_function(name)
     return _compiled[what][1]
+
+
+def _dispatcher(key: str) -> Any:
+    """Return the jitted form of a registered function."""
+    function, cache = _functions[key]
+    if not isinstance(function, Dispatcher):
+        function = numba_njit(function, cache=cache and config.numba__cache)
+        _functions[key] = function, cache
+    return function
 
 
 def register(function: Callable[..., Any], key: str, cache: bool) -> None:
@@ -97,6 +105,26 @@ def lazily(
     @intrinsic
     def call(typingctx: Any, arguments: Any) -> Any:
         return returned(arguments), _codegen(key)
+
+    return call
+
+
+def apart(function: Callable[..., Any], key: str, cache: bool) -> Any:
+    """Return a function, for compiled code, that calls another with the same arguments.
+
+    The other is compiled for itself as soon as the types of its arguments are known, and so are
+    those of its results; the parameters are those of `lazily`. It is not optimized once more with
+    the code that calls it.
+    """
+    register(function, key, cache)
+    _inferred.add(key)
+
+    @intrinsic
+    def call(typingctx: Any, *arguments: Any) -> Any:
+        compiled = _dispatcher(key)
+        compiled.compile(arguments)
+        returned = compiled.overloads[arguments].signature.return_type
+        return returned(types.StarArgTuple.from_types(arguments)), _codegen(key)
 
     return call
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-import numba
 import numpy as np
-from numba.extending import overload
+from numba import types
+from numba.extending import intrinsic
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
@@ -15,7 +15,20 @@ from pytensor.link.numba.dispatch.basic import (
     numba_funcify_and_cache_key,
     numba_funcify_ensure_cache,
 )
-from pytensor.scalar.basic import Composite
+from pytensor.scalar.basic import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NEQ,
+    Cast,
+    Composite,
+    Reciprocal,
+    Sub,
+    Switch,
+    TrueDiv,
+)
 
 from scanlib.backends.numba.source import Source
 from scanlib.backends.vector_names import vector_name
@@ -23,16 +36,38 @@ from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
 from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 
 
-def as_scalar(value: Any) -> Any:
+@intrinsic
+def as_scalar(typingctx: Any, value: Any) -> Any:
     """Return the item of a 0-d array, or a scalar as it is (compiled code only)."""
-    return value.item() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, types.Array):
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(value)(context, builder, arguments[0])
+        return context.unpack_value(builder, value.dtype, array.data)
+
+    return value.dtype(value), codegen
 
 
-@overload(as_scalar)
-def _as_scalar(value):
-    if isinstance(value, numba.types.Array):
-        return lambda value: value.item()
-    return lambda value: value
+@intrinsic
+def divide(typingctx: Any, x: Any, y: Any) -> Any:
+    """Return the quotient of two floats of one type, by IEEE's rules (compiled code only)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fdiv(*arguments)
+
+    return x(x, x), codegen
+
+
+_SIGNS: dict[type[Op], str] = {
+    EQ: "==",
+    NEQ: "!=",
+    LT: "<",
+    LE: "<=",
+    GT: ">",
+    GE: ">=",
+    Sub: "-",
+}
 
 
 def vector_function(source: Source, name: str, dtype: str) -> str:
@@ -88,12 +123,34 @@ class ScalarCode:
         A function of its own for every addition is most of the time a small loop takes to
         compile.
         """
+        plain = self._plain(op, node, items)
+        if plain is not None:
+            return plain
         function, key = numba_funcify_and_cache_key(op, node=node)
         if key is None:
             return None
         identity = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
         expression = _Inliner(self.source, identity).expression(function, _names(items))
         return None if expression is None else ast.unparse(expression)
+
+    def _plain(self, op: Op, node: Apply, items: list[str]) -> str | None:
+        """Return scalar code that Python has a sign for, or that is one instruction.
+
+        PyTensor's functions for these call others of NumPy's, which numba writes as ufuncs.
+        """
+        dtypes = {inp.type.dtype for inp in node.inputs}
+        if isinstance(op, Cast):
+            return items[0]  # the caller casts
+        if isinstance(op, Switch):
+            return f"({items[1]} if {items[0]} else {items[2]})"
+        if type(op) in _SIGNS and {np.dtype(dtype).kind for dtype in dtypes} <= {"i", "f"}:
+            return f"({items[0]} {_SIGNS[type(op)]} {items[1]})"
+        dtypes.add(node.outputs[0].type.dtype)
+        if dtypes in ({"float32"}, {"float64"}) and isinstance(op, TrueDiv | Reciprocal):
+            if isinstance(op, Reciprocal):
+                items = [f"{self._dtype(node.outputs[0])}(1)", *items]
+            return f"{self.source.object('divide', divide)}({', '.join(items)})"
+        return None
 
     def _vector_function(self, op: Op, node: Apply) -> str | None:
         """Return scanlib's own code for a function that numba does not vectorize, if any."""

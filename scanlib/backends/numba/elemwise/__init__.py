@@ -18,3 +18,13 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 def write_elemwise(op: ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
     """Return the Python source function of an elementwise loop and its key."""
     return ScheduleWriter(op).write()
+
+
+def only_call(op: ElemwiseScan) -> tuple[Callable[..., Any], str | None] | None:
+    """Return what calls the schedule of an elementwise loop, and its key.
+
+    It takes a tuple of the loop's inputs. None where the schedule is chosen when the loop runs.
+    """
+    writer = ScheduleWriter(op)
+    only = writer.only_schedule()
+    return None if only is None else writer.call_of(*only)

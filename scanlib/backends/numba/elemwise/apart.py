@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import Subtensor
@@ -27,17 +28,24 @@ class ScheduleWriter(ElemwiseWriter):
     """Writes the choice of a schedule."""
 
     def write(self) -> tuple[Callable, str | None]:
+        only = self.only_schedule()
+        if only is None:
+            with self.source.block(f"if {self.is_narrow()}:"):
+                self.write_call("few", BlockWriter(self.lowered))
+            only = "channels", channels_writer(self.lowered)
+        self.write_call(*only)
+        return self.source.compile("scan_loop", self.arguments, self.version)
+
+    def only_schedule(self) -> tuple[str, LoopWriter] | None:
+        """Return the name and the writer of a schedule; None if widths choose between two."""
         chosen, op = schedule(self.lowered), self.lowered
         if chosen == "by width":
-            with self.source.block(f"if {self.is_narrow()}:"):
-                self.write_call("few", BlockWriter(op))
+            return None
         if chosen == "steps" and _is_checked(op):
-            self.write_call("steps", LoopWriter(op.scan))
-        elif chosen == "blocks":
-            self.write_call("blocks", blocks_writer(op))
-        else:
-            self.write_call("channels", channels_writer(op))
-        return self.source.compile("scan_loop", self.arguments, self.version)
+            return "steps", LoopWriter(op.scan)
+        if chosen == "blocks":
+            return "blocks", blocks_writer(op)
+        return "channels", channels_writer(op)
 
     def is_narrow(self) -> str:
         """Return the test whether there are few channels and many steps."""
@@ -52,6 +60,11 @@ class ScheduleWriter(ElemwiseWriter):
 
     def write_call(self, name: str, writer: LoopWriter) -> None:
         """Write that one schedule runs, and that its results are the loop's."""
+        name = self.source.function(*self.call_of(name, writer), name)
+        self.source.line(f"return {name}(({', '.join(self.arguments)},))")
+
+    def call_of(self, name: str, writer: LoopWriter) -> tuple[Callable[..., Any], str | None]:
+        """Return what calls a schedule with a tuple of the loop's inputs, and its key."""
         function, key = writer.write()
         layout, result = self.layout, self.result
         firsts = [taps[0] for taps in self.inner.taps]
@@ -62,9 +75,7 @@ class ScheduleWriter(ElemwiseWriter):
         )
         arrays = [(variable.type.dtype, ndim) for variable, ndim in results]
         call = lazily(function, key or f"function {id(function)}", arrays, key is not None)
-        call_key = None if key is None else f"{name} {key}"
-        name = self.source.function(call, call_key, name)
-        self.source.line(f"return {name}(({', '.join(self.arguments)},))")
+        return call, None if key is None else f"{name} {key}"
 
 
 def _is_checked(op: ElemwiseScan) -> bool:

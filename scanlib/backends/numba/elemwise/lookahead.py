@@ -77,7 +77,7 @@ class Lookahead:
         values: dict[Symbol, str] = {}
         add = self.source.function(kernels.multiply_add, f"scanlib add {kernels.VERSION}")
         for u in range(steps):
-            at = self.at(u)
+            item = self.items(element, self.at(u))
             current: dict[int, Form] = {}
             for part, terms, constant in zip(
                 self.recurrence.parts,
@@ -86,9 +86,9 @@ class Lookahead:
                 strict=True,
             ):
                 sums: dict[Symbol, list[str | None]] = {}
-                free = [] if constant is None else [element(constant, at)]
+                free = [] if constant is None else [item(constant)]
                 for term in terms:
-                    factor = None if term.coefficient is None else element(term.coefficient, at)
+                    factor = None if term.coefficient is None else item(term.coefficient)
                     back = -term.tap
                     if back > u and back >= steps:
                         free.append(_times(factor, self.past(term.part, back - u, read, steps)))
@@ -118,6 +118,20 @@ class Lookahead:
         for symbol, name in read.items():
             if name in self.kept:
                 self.source.line(f"{name} = {values[symbol]}")
+
+    def items(self, element: Element, at: str) -> Callable[[int], str]:
+        """Return a function that gives the names of a step's elements, each read once."""
+        names: dict[int, str] = {}
+
+        def item(k: int) -> str:
+            text = names.get(k) or element(k, at)
+            if not text.isidentifier():
+                name = self.source.name("q")
+                self.source.line(f"{name} = {text}")
+                text = name
+            return names.setdefault(k, text)
+
+        return item
 
     def past(self, part: int, back: int, read: dict[Symbol, str], steps: int) -> str:
         """Return the name of the value of a part `back` steps before the group."""

@@ -19,6 +19,8 @@ from numba import njit, types
 from numba.extending import overload
 
 from scanlib.backends.numba.elemwise import lanes, logs
+from scanlib.backends.numba.pointers import keep, load, pointer, shift
+from scanlib.backends.numba.vectors import as_words
 
 # Bounds of coefficients, by the bits of a real number: products of eight are normal numbers.
 _LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
@@ -112,31 +114,28 @@ def _some_extreme(a, n):
     low, high = _bits(_LOWEST[width], width), _bits(_HIGHEST[width], width)
 
     def by_bits(a, n):
-        bits = a.view(word)
+        bits = as_words(pointer(a))
         outside = word(0)
         for j in range(n):
-            value = bits[j] & mask
+            value = load(bits, j) & mask
             is_low = word(value - low) & ~word(value - one)  # zero is allowed
             outside |= is_low | word(high - value)
+        keep(a)
         return outside < 0
 
     return by_bits
 
 
-def below(h: Any, start: int, n: int, limit: Any) -> bool:
-    """Whether the sizes of `n` values from `start` on are at most a limit: its bits, for reals."""
-    raise NotImplementedError("compiled code only")
+def _below(width: int, limit: float) -> Callable[..., bool]:
+    """Return a function: whether the sizes of `n` values from `start` on are at most a limit."""
+    word, mask, highest = _WORDS[width], _SIGNS[width], _bits(limit, width)
 
-
-@overload(below, jit_options=OPTIONS)
-def _below(h, start, n, limit):
-    word, mask = _WORDS[h.dtype.bitwidth], _SIGNS[h.dtype.bitwidth]
-
-    def by_bits(h, start, n, limit):
-        bits = h[start : start + n].view(word)
+    def by_bits(h, start, n):
+        bits = as_words(shift(pointer(h), start))
         above = word(0)
         for j in range(n):
-            above |= word(limit - (bits[j] & mask))
+            above |= word(highest - (load(bits, j) & mask))
+        keep(h)
         return above >= 0
 
     return by_bits
@@ -150,8 +149,7 @@ def all_moderate(h: Any, start: int, n: int) -> bool:
 @overload(all_moderate, jit_options=OPTIONS)
 def _all_moderate(h, start, n):
     if isinstance(h.dtype, types.Float):
-        limit = _bits(_MODERATE[h.dtype.bitwidth], h.dtype.bitwidth)
-        return lambda h, start, n: below(h, start, n, limit)
+        return _below(h.dtype.bitwidth, _MODERATE[h.dtype.bitwidth])
 
     def one_by_one(h, start, n):
         count = 0
@@ -182,8 +180,8 @@ def some_nan(b: Any, n: int) -> bool:
 @overload(some_nan, jit_options=OPTIONS)
 def _some_nan(b, n):
     if isinstance(b.dtype, types.Float):
-        infinite = _bits(np.inf, b.dtype.bitwidth)
-        return lambda b, n: not below(b, 0, n, infinite)
+        finite = njit(_below(b.dtype.bitwidth, np.inf), **OPTIONS)
+        return lambda b, n: not finite(b, 0, n)
     return lambda b, n: False
 
 
@@ -296,8 +294,8 @@ def some_large(a: Any, n: int) -> bool:
 
 @overload(some_large, jit_options=OPTIONS)
 def _some_large(a, n):
-    limit = _bits(_LARGE[a.dtype.bitwidth], a.dtype.bitwidth)
-    return lambda a, n: not below(a, 0, n, limit)
+    small = njit(_below(a.dtype.bitwidth, _LARGE[a.dtype.bitwidth]), **OPTIONS)
+    return lambda a, n: not small(a, 0, n)
 
 
 @njit(**OPTIONS)

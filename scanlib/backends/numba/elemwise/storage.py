@@ -16,6 +16,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.vectors import as_array, new_vector, row_buffer
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.sums_first import SumFirst, elements_with_addend, sum_first
 
@@ -48,7 +49,8 @@ class BlockStorage(ElemwiseWriter):
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
         self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
-        self.source.object("rows_of_block", rows_of_block)
+        for function in (as_array, new_vector, row_buffer, rows_of_block):
+            self.source.object(function.__name__, function)
         self.sums_first: dict[int, SumFirst] = {}  # by part
         for number, recurrence in enumerate(op.recurrences):
             found = sum_first(op, number, self.graph)
@@ -94,10 +96,12 @@ class BlockStorage(ElemwiseWriter):
             if target.kind == "output":
                 row = ["1" if a is None else self.sizes[id(target), a] for a in target.axes]
                 dtype = self.emitter._dtype(target.value)
-                line(f"{target.array} = np.empty(({', '.join(['steps', *row])},), {dtype})")
+                made = f"np.empty(({', '.join(['steps', *row])},), {dtype})"
+                line(f"{target.array} = {made if row else f'new_vector(steps, {dtype})'}")
                 line(f"advise({target.array})")
         for i, row in enumerate(self.inner.rows):
-            self.own(f"R{i} = np.empty(longest, {self.emitter._dtype(row)})")
+            sequence, dtype = self.outer.sequences[i], self.emitter._dtype(row)
+            self.own(f"R{i} = row_buffer({sequence}, longest, {dtype})")
         for number, recurrence in enumerate(self.lowered.recurrences):
             self.write_buffers(number, recurrence)
 
@@ -108,9 +112,9 @@ class BlockStorage(ElemwiseWriter):
     def own_values(self, part: int, depth: int, dtype: str) -> None:
         """Make the buffer in which a part is scanned, or the sums that come first."""
         if part not in self.sums_first:
-            self.own(f"B{part} = np.empty(longest + {depth}, {dtype})")
+            self.own(f"B{part} = new_vector(longest + {depth}, {dtype})")
         elif self.output_of_sums(part) is None:
-            self.own(f"T{part} = np.empty(longest, {dtype})")
+            self.own(f"T{part} = new_vector(longest, {dtype})")
 
     def write_state_storage(self, i: int) -> None:
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
@@ -120,7 +124,9 @@ class BlockStorage(ElemwiseWriter):
         if self.signature.untraced[i]:
             line(f"h{i} = numba_deepcopy({initial})")
             return
-        line(f"h{i} = np.empty((steps + {depth},) + {initial}.shape[1:], {dtype})")
+        shape = f"(steps + {depth},) + {initial}.shape[1:]"
+        made = f"np.empty({shape}, {dtype})" if axes else f"new_vector(steps + {depth}, {dtype})"
+        line(f"h{i} = {made}")
         line(f"advise(h{i})")
         with self.source.block(f"for j in range({depth}):"):
             row = "steps + j" if self.reverse else "j"
@@ -135,7 +141,7 @@ class BlockStorage(ElemwiseWriter):
             varying = [v for v in read if not isinstance(v, Constant) and v not in whole]
             if varying and out not in inputs:
                 dtype = self.emitter._dtype(out)
-                self.own(f"E{number}_{k} = np.empty(longest, {dtype})")
+                self.own(f"E{number}_{k} = new_vector(longest, {dtype})")
             self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
 
     def write_constants(self) -> None:
@@ -248,4 +254,4 @@ class BlockStorage(ElemwiseWriter):
         return f"h{i}"
 
     def final_carry(self, i: int) -> str:
-        return f"c{i}" if self.layout.carries[i] else f"np.asarray(c{i})"
+        return f"c{i}" if self.layout.carries[i] else f"as_array(c{i})"

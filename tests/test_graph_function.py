@@ -1,0 +1,191 @@
+"""Graphs with loops are one numba function: the same values and errors, from far less code."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from numba.core import event
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
+from pytensor.raise_op import Assert
+
+import scanlib
+from benchmarks.loops import LOOPS
+from scanlib.backends.numba import graph
+
+X = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
+
+
+def accumulated(x, start=0.5):
+    """A loop of scalars."""
+    return scanlib.scan(
+        lambda x, h: 0.9 * h + x,
+        sequences=x,
+        outputs_info=np.float64(start),
+        return_updates=False,
+    )
+
+
+def around(x, w, k, ints, flags, z):
+    """Return what may stand around a loop: scalars, vectors, slices, joins, sums, copies."""
+    h = accumulated(pt.concatenate([w[None], x[:-1], x[::-2]]))
+    history = h.owner.inputs[0]
+    return [
+        h,
+        history[:k],
+        h[k:][::-1],
+        h[-1] + w,
+        pt.log1p(h**2),
+        pt.sum(pt.exp(-h)),
+        pt.mean(h),
+        h.shape[0] * 2 - k,
+        pt.switch(k > 2, w, 1 / w),
+        pt.stack([w, w * 2, 3.0]),
+        ints[:-1] + ints[1:],
+        ints.sum(),
+        (x > 0).sum(),
+        flags & (x > w),
+        pt.sum(z * z[0]),
+        pt.real(z) + x,
+        pt.cast(x, "float32") / pt.cast(w, "float32"),
+        pt.cast(ints, "int8").sum(),
+        x,
+        k,
+        Assert("k is positive")(pt.sqr(w), k > 0),
+        pt.full((k,), w) + 1,
+        pt.outer(x, x) @ x,
+        accumulated(pt.ones(k) * w),
+    ]
+
+
+def around_values():
+    ints = np.array([3, -1, 120, 100, 7])
+    flags = np.array([True, False, True, True, False])
+    return [X, np.array(0.7), np.array(3), ints, flags, X * (1 + 2j)]
+
+
+@pytest.fixture(scope="module")
+def functions():
+    x, w, k, ints = pt.dvector("x"), pt.dscalar("w"), pt.lscalar("k"), pt.lvector("ints")
+    inputs = [x, w, k, ints, pt.vector("flags", dtype="bool"), pt.zvector("z")]
+    outputs = around(*inputs)
+    return [pytensor.function(inputs, outputs, mode=mode) for mode in ("NUMBA", "FAST_COMPILE")]
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_values_are_those_of_the_nodes_one_by_one(functions, k):
+    values = around_values()
+    values[2] = np.array(k)
+    kept = [value.copy() for value in values]
+    one, many = (function(*values) for function in functions)
+    for mine, expected in zip(one, many, strict=True):
+        expected = np.asarray(expected)
+        assert mine.dtype == expected.dtype
+        assert mine.shape == expected.shape
+        np.testing.assert_allclose(mine, expected, rtol=1e-6 if mine.dtype == "f4" else 1e-12)
+    for value, before in zip(values, kept, strict=True):
+        np.testing.assert_array_equal(value, before)
+    assert not any(np.shares_memory(mine, value) for mine in one for value in values)
+
+
+def test_failed_assertion_is_raised(functions):
+    values = around_values()
+    values[2] = np.array(0)
+    with pytest.raises(AssertionError, match="k is positive"):
+        functions[0](*values)
+
+
+def test_lengths_that_differ_are_an_error(functions):
+    values = around_values()
+    values[4] = values[4][:-1]
+    with pytest.raises(ValueError, match="input 1 has an incompatible shape in axis 0"):
+        functions[0](*values)
+
+
+def test_strided_inputs(functions):
+    values = around_values()
+    expected = functions[0](*values)
+    strided = [np.repeat(value, 2)[::2] if value.ndim else value for value in values]
+    for mine, other in zip(functions[0](*strided), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6 if mine.dtype == "f4" else 1e-12)
+
+
+def test_graph_without_inputs():
+    function = pytensor.function([], accumulated(pt.constant(X)).sum(), mode="NUMBA")
+    h, total = 0.5, 0.0
+    for x in X:
+        h = 0.9 * h + x
+        total += h
+    np.testing.assert_allclose(function(), total)
+
+
+def test_shared_variables_are_updated():
+    x, state = pt.dvector("x"), pytensor.shared(np.float64(0.5), "state")
+    h = scanlib.scan(
+        lambda x, h: 0.9 * h + x, sequences=x, outputs_info=state, return_updates=False
+    )
+    counts = pytensor.shared(np.zeros(5), "counts")
+    updates = [(state, h[-1]), (counts, counts + h)]
+    function = pytensor.function([x], h.sum(), updates=updates, mode="NUMBA")
+    first = function(X)
+    before = state.get_value()
+    function(X)
+    expected, level = [], 0.5
+    for _ in range(2):
+        for item in X:
+            level = 0.9 * level + item
+            expected.append(level)
+    np.testing.assert_allclose(before, expected[4])
+    np.testing.assert_allclose(first, sum(expected[:5]))
+    np.testing.assert_allclose(state.get_value(), expected[-1])
+    np.testing.assert_allclose(counts.get_value(), np.reshape(expected, (2, 5)).sum(0))
+
+
+def test_graph_without_loops_is_pytensors_business(monkeypatch):
+    def never(self, fgraph):
+        raise AssertionError("a graph without loops was written here")
+
+    monkeypatch.setattr(graph.GraphWriter, "__init__", never)
+    x = pt.dvector("x")
+    assert pytensor.function([x], x.sum() + 1, mode="NUMBA")(X) == pytest.approx(X.sum() + 1)
+
+
+def test_graph_is_found_by_its_text():
+    """The key under which a graph is kept on disk is that of its code and its constants."""
+    x = pt.dvector("x")
+
+    def key(factor):
+        outputs = [accumulated(x).sum() * factor]
+        function = pytensor.function([x], outputs, mode="NUMBA")
+        return numba_funcify_and_cache_key(function.maker.fgraph)[1]
+
+    assert key(2.0) == key(2.0) != key(3.0)
+
+
+class Compiled(event.Listener):
+    """Counts the functions that numba compiles."""
+
+    def __init__(self):
+        self.names = []
+
+    def on_start(self, started):
+        self.names.append(started.data["dispatcher"].__name__)
+
+    def on_end(self, ended):
+        pass
+
+
+@pytest.mark.parametrize("name", ["garch", "ar2", "discounted"])
+def test_scalar_loop_with_gradient_is_few_functions(name):
+    compiled = Compiled()
+    function = LOOPS[name].build(scanlib).compile(True)
+    with pytensor.config.change_flags(numba__cache=False):
+        uncached = LOOPS[name].build(scanlib).compile(True)
+        with event.install_listener("numba:compile", compiled):
+            uncached(*LOOPS[name].pass_data(True))
+    assert len(compiled.names) <= 20, compiled.names
+    for one, other in zip(
+        function(*LOOPS[name].pass_data(True)),
+        uncached(*LOOPS[name].pass_data(True)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
