@@ -27,7 +27,7 @@ _LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
 _HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
 # Below this, a value times a coefficient, and sums of some of these, do not overflow.
 _MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 15
+VERSION = 16
 
 OPTIONS = {
     "error_model": "numpy",

@@ -39,14 +39,14 @@ def lanes_of(context: Any, dtype: Any) -> int:
 
 
 def fetch(builder: Any, addresses: list[Any], place: Any, items: int, size: int) -> None:
-    """Ask for `items` of `size` bytes from a place on, in the second-level cache.
+    """Ask for `items` of `size` bytes from a place on, in the first-level cache.
 
     `addresses` are those of the arrays, which need not exist.
     """
     pointer, bits, word = ir.IntType(8).as_pointer(), ir.IntType(32), place.type
     kind = ir.FunctionType(ir.VoidType(), [pointer, bits, bits, bits])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    options = [ir.Constant(bits, value) for value in (0, 2, 1)]  # to read, in that cache, data
+    options = [ir.Constant(bits, value) for value in (0, 3, 1)]  # to read, in that cache, data
     for address in addresses:
         start = builder.add(address, builder.mul(place, ir.Constant(word, size)))
         for line in range(0, items * size, LINE):
