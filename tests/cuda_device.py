@@ -220,3 +220,18 @@ def emulated(choose=None, processors: int = 2, flags: tuple[str, ...] = ()):
         for patch in patches:
             patch.stop()
         assert ctypes.c_int.in_dll(driver.library, "pushed").value == 0
+
+
+def check_calls(function, plain, data):
+    """Compare a function with a plain one, dtypes and shapes too; inputs must come back the same.
+
+    The tolerance leaves room for sums in another order.
+    """
+    for values in data:
+        before = [np.copy(value) for value in values]
+        for actual, expected in zip(function(*values), plain(*values), strict=True):
+            actual = np.asarray(actual)
+            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+            np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12)
+        for value, copy in zip(values, before, strict=True):
+            np.testing.assert_array_equal(value, copy)

@@ -11,7 +11,7 @@ from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import StepIndexError
 from scanlib.ops.positions import has_positions
-from tests.cuda_device import emulated, launches
+from tests.cuda_device import check_calls, emulated, launches
 from tests.families import both
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
@@ -82,22 +82,11 @@ CASES = [
 cases = pytest.mark.parametrize("graph, data", CASES, ids=lambda v: getattr(v, "__name__", ""))
 
 
-def check(function, plain, data):
-    for values in data:
-        before = [np.copy(value) for value in values]
-        for actual, expected in zip(function(*values), plain(*values), strict=True):
-            actual = np.asarray(actual)
-            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-            np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-12)
-        for value, copy in zip(values, before, strict=True):
-            np.testing.assert_array_equal(value, copy)
-
-
 @cases
 def test_kernels(graph, data):
     with emulated() as (mode, ran):
         function, plain = both(*graph(), mode)
-        check(function, plain, data)
+        check_calls(function, plain, data)
         assert any(has_positions(op.body.outputs) for op in ran)
 
 
@@ -136,7 +125,7 @@ class TestPyTorch:
     def test_loops(self, graph, data):
         function, plain = both(*graph(), "PYTORCH")
         before = launches()
-        check(function, plain, data[1:])
+        check_calls(function, plain, data[1:])
         assert launches() >= before + len(data) - 1
 
     def test_a_place_outside_an_array(self):
@@ -158,7 +147,7 @@ class TestJAX:
     def test_loops(self, on_device, graph, data):
         function, plain = both(*graph(), "JAX")
         before = launches()
-        check(function, plain, data[1:])
+        check_calls(function, plain, data[1:])
         assert launches() >= before + len(data) - 1
 
     def test_places_outside_an_array(self, on_device):

@@ -7,7 +7,7 @@ import pytest
 
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from tests.cuda_device import emulated
+from tests.cuda_device import check_calls, emulated
 from tests.families import both
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
@@ -74,17 +74,6 @@ def vector_values():
         yield uniform(41, 3), y, uniform(2, 3, seed=1)
 
 
-def check(function, plain, data):
-    for values in data:
-        before = [np.copy(value) for value in values]
-        for actual, expected in zip(function(*values), plain(*values), strict=True):
-            actual = np.asarray(actual)
-            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-            np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12)
-        for value, copy in zip(values, before, strict=True):
-            np.testing.assert_array_equal(value, copy)
-
-
 def cases():
     """Graphs, arguments, and how many loops with a condition there are."""
     return [
@@ -98,7 +87,7 @@ def cases():
 def test_kernels(graph, data):
     with emulated() as (mode, ran):
         function, plain = both(*graph(), mode)
-        check(function, plain, data)
+        check_calls(function, plain, data)
         assert any(op.signature.has_stop for op in ran)
 
 
@@ -133,7 +122,7 @@ class TestPyTorch:
         function, plain = both(*graph(), "PYTORCH")
         for values in data:
             before = launches()
-            check(function, plain, [values])
+            check_calls(function, plain, [values])
             assert launches() > before
 
     def test_a_row_that_no_step_wrote(self):
@@ -150,9 +139,9 @@ class TestPyTorch:
         monkeypatch.setattr(cuda, "MOST_BYTES", 1000)
         function, plain = both(*newton(), "PYTORCH")
         before = launches()
-        check(function, plain, [(np.array(2.0), 500)])
+        check_calls(function, plain, [(np.array(2.0), 500)])
         assert launches() == before
-        check(function, plain, [(np.array(2.0), 50)])
+        check_calls(function, plain, [(np.array(2.0), 50)])
         assert launches() == before + 1
 
 
@@ -176,7 +165,7 @@ class TestJAX:
         assert any(op.signature.has_stop for op in loops)
         for values in data[:-1] if graph is scalars else data:
             before = launches()
-            check(function, plain, [values])
+            check_calls(function, plain, [values])
             assert launches() > before
 
     def test_the_program(self):
