@@ -67,7 +67,7 @@ def test_forms_by_groups_of_threads(op, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", OPTIONS[3::7], ids=str)
+@pytest.mark.parametrize("op", OPTIONS[3::13], ids=str)
 def test_more_forms(op, device):
     check_form(op, 2)
 

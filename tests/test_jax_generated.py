@@ -54,7 +54,7 @@ def test_values(shard):
         tolerance = SINGLE if single else DOUBLE
         assert_same(found, expected, tolerance, tolerance)
 
-    explore(loops(), check, shard, 30)
+    explore(loops(), check, shard, 20)
 
 
 @pytest.mark.parametrize("shard", range(503, 504))
@@ -80,7 +80,7 @@ def test_gradients(shard):
         found, _ = results(loop.inputs, outputs)
         assert_same(found, expected, 1e-7, 1e-9)
 
-    explore(loops(dtypes=DIFFERENTIABLE), check, shard, 25)
+    explore(loops(dtypes=DIFFERENTIABLE), check, shard, 20)
 
 
 def test_a_loop_that_ends_by_a_condition_is_called_again():
