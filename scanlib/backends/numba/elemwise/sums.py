@@ -22,52 +22,30 @@ from scanlib.backends.numba.elemwise.steps import (
 )
 
 
-def _sums_first(reverse: bool) -> Callable[..., tuple[Any, bool]]:
-    several_steps = lanes.scan(reverse, sum_first=True)
+def _sums_first(reverse: bool, fixed: bool) -> Callable[..., tuple[Any, bool]]:
+    several_steps = lanes.scan(reverse, fixed=fixed, sum_first=True)
 
     @njit(**OPTIONS)
     def sums_first(a: Any, g: Any, s: Any, n: int, state: Any, ahead: Any) -> tuple[Any, bool]:
-        """``s = h + g``, ``h = a * s``; takes and returns the state `h`."""
-        if some_extreme(a, n) or not is_moderate(state):
+        """``s = h + g``, ``h = a * s``, maybe with one `a`; takes and returns the state `h`."""
+        if (is_extreme(a) if fixed else some_extreme(a, n)) or not is_moderate(state):
             return state, False
         after, done = several_steps(a, g, s, 0, n, state, ahead)
         while done < n:
             j = n - 1 - done if reverse else done
             total = after + g[j]
             s[j] = total
-            after = a[j] * total
+            after = (a if fixed else a[j]) * total
             done += 1
-        return after, all_moderate(s, 0, n)
+        return s.dtype.type(after), all_moderate(s, 0, n)
 
     return sums_first
 
 
-def _sums_first_fixed(reverse: bool) -> Callable[..., tuple[Any, bool]]:
-    several_steps = lanes.scan(reverse, fixed=True, sum_first=True)
-
-    @njit(**OPTIONS)
-    def sums_first_fixed(
-        a: Any, g: Any, s: Any, n: int, state: Any, ahead: Any
-    ) -> tuple[Any, bool]:
-        """``s = h + g``, ``h = a * s`` with one coefficient; takes and returns the state `h`."""
-        if is_extreme(a) or not is_moderate(state):
-            return state, False
-        after, done = several_steps(a, g, s, 0, n, state, ahead)
-        while done < n:
-            j = n - 1 - done if reverse else done
-            total = after + g[j]
-            s[j] = total
-            after = a * total
-            done += 1
-        return s.dtype.type(after), all_moderate(s, 0, n)
-
-    return sums_first_fixed
-
-
 # By name and by whether they walk backwards.
 KERNELS: dict[tuple[str, bool], Callable[..., tuple[Any, bool]]] = {
-    ("sums_first", False): _sums_first(False),
-    ("sums_first", True): _sums_first(True),
-    ("sums_first_fixed", False): _sums_first_fixed(False),
-    ("sums_first_fixed", True): _sums_first_fixed(True),
+    ("sums_first", False): _sums_first(False, fixed=False),
+    ("sums_first", True): _sums_first(True, fixed=False),
+    ("sums_first_fixed", False): _sums_first(False, fixed=True),
+    ("sums_first_fixed", True): _sums_first(True, fixed=True),
 }
