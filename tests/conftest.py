@@ -45,6 +45,47 @@ def fast_mode():
     return MODES["c"]
 
 
+# What stands in for CUDA devices: see `tests.cuda_device`.
+
+
+@pytest.fixture
+def cuda_on_host(monkeypatch):
+    """Kernels are compiled for this machine's processor."""
+    from scanlib.backends.cuda import launch
+    from tests.cuda_device import compile_for_host
+
+    monkeypatch.setattr(launch, "compile_kernels", compile_for_host())
+
+
+@pytest.fixture
+def cuda_in_chunks(cuda_on_host, monkeypatch):
+    """The same, and matrix recurrences are cut into five chunks."""
+    from scanlib.backends.cuda import linear_launch
+    from tests.cuda_linear import cut
+
+    monkeypatch.setattr(linear_launch, "choose_linear", cut(5))
+
+
+@pytest.fixture
+def torch_on_device(monkeypatch):
+    """CPU tensors count as CUDA tensors."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from tests.test_cuda_torch import tensors_on_device
+
+    with tensors_on_device(monkeypatch):
+        yield
+
+
+@pytest.fixture(params=["compiled", "python"])
+def jax_on_device(request, monkeypatch):
+    """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
+    pytest.importorskip("jax", reason="jax is not installed")
+    from tests.test_cuda_jax import arrays_on_device
+
+    with arrays_on_device(monkeypatch, request.param):
+        yield
+
+
 # Modules whose tests run on every linker. Outside numba mode a loop is the same compiled function,
 # without the function around it; compiling that takes most of their time.
 SAMPLED = {

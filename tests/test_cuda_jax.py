@@ -117,12 +117,6 @@ class TestProgramOfMatrixRecurrences:
             assert cuda.TARGET not in lowered(function, *values, platform="cuda")
 
 
-@pytest.fixture(params=["compiled", "python"])
-def on_device(request, monkeypatch):
-    with arrays_on_device(monkeypatch, request.param):
-        yield
-
-
 @contextlib.contextmanager
 def arrays_on_device(monkeypatch, handler):
     """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
@@ -143,7 +137,7 @@ def arrays_on_device(monkeypatch, handler):
     yield
 
 
-def test_loops_and_gradients(on_device):
+def test_loops_and_gradients(jax_on_device):
     inputs, outputs = channels()
     function, plain = both(inputs, outputs, "JAX")
     loops = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
@@ -168,7 +162,7 @@ def test_loops_and_gradients(on_device):
     ids=str,
 )
 @pytest.mark.parametrize("size", [3, 10])
-def test_matrix_recurrences(on_device, op, size):
+def test_matrix_recurrences(jax_on_device, op, size):
     steps = 700 if op.coefficient == "steps" else 20
     inputs, outputs, values = linear(op, size, steps)
     function = pytensor.function(inputs, outputs, mode="JAX")
@@ -183,7 +177,7 @@ def test_matrix_recurrences(on_device, op, size):
         np.testing.assert_allclose(mine, wanted, rtol=1e-9, atol=1e-10)
 
 
-def test_a_matrix_recurrence_of_wrong_lengths(on_device):
+def test_a_matrix_recurrence_of_wrong_lengths(jax_on_device):
     op = LinearScan("real", "steps")
     matrix, offset, initial = make_values(op, 5, 3)
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
@@ -192,7 +186,7 @@ def test_a_matrix_recurrence_of_wrong_lengths(on_device):
         function(matrix[:4], offset, initial)
 
 
-def test_a_number_of_steps(on_device):
+def test_a_number_of_steps(jax_on_device):
     x, n = pt.dvector("x"), pt.iscalar("n")
     y = scanlib.scan(lambda y: 0.5 * y + 1, None, x, n_steps=n, return_updates=False)
     function = pytensor.function([x, n], y, mode="JAX")
@@ -202,7 +196,7 @@ def test_a_number_of_steps(on_device):
     assert launches() == before + 1
 
 
-def test_an_error_of_the_driver_is_an_error_of_the_call(on_device, monkeypatch):
+def test_an_error_of_the_driver_is_an_error_of_the_call(jax_on_device, monkeypatch):
     def refuse(source, architecture):
         raise RuntimeError("no kernels today")
 
@@ -214,7 +208,7 @@ def test_an_error_of_the_driver_is_an_error_of_the_call(on_device, monkeypatch):
         np.asarray(function(*values))
 
 
-def test_vmap(on_device):
+def test_vmap(jax_on_device):
     function = pytensor.function(*affine(), mode="JAX").vm.jit_fn
     a, b, _ = VALUES
     batched = jax.vmap(function, in_axes=(None, None, 0))(a, b, np.arange(6.0).reshape(2, 3))

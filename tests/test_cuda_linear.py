@@ -27,17 +27,6 @@ pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler
 TOLERANCE = {"float64": 1e-11, "float32": 1e-4, "complex128": 1e-11, "complex64": 1e-4}
 
 
-@pytest.fixture
-def device(monkeypatch):
-    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
-
-
-@pytest.fixture
-def chunked(monkeypatch):
-    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
-    monkeypatch.setattr(linear_launch, "choose_linear", cut(5))
-
-
 def check(op, steps, size, dtype="float64", **options):
     values = make_values(op, steps, size, dtype=dtype, **options)
     given = arguments(op, values, steps)
@@ -57,18 +46,18 @@ def check_form(op, size):
 
 # Strides that have no factor in common with the options' numbers of choices.
 @pytest.mark.parametrize("op", OPTIONS[::11], ids=str)
-def test_forms(op, device):
+def test_forms(op, cuda_on_host):
     check_form(op, 3)
 
 
 @pytest.mark.parametrize("op", OPTIONS[5::23], ids=str)
-def test_forms_by_groups_of_threads(op, device):
+def test_forms_by_groups_of_threads(op, cuda_on_host):
     check_form(op, 10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPTIONS[3::13], ids=str)
-def test_more_forms(op, device):
+def test_more_forms(op, cuda_on_host):
     check_form(op, 2)
 
 
@@ -81,19 +70,19 @@ SOME = [
 
 @pytest.mark.parametrize("op", SOME, ids=str)
 @pytest.mark.parametrize("size", [1, 4, 7, 8, 16, 17, 33, 64])
-def test_sizes(op, size, device):
+def test_sizes(op, size, cuda_on_host):
     check(op, 12, size, batch=(2,))
 
 
 @pytest.mark.parametrize("op", SOME, ids=str)
 @pytest.mark.parametrize("size", [2, 11])
-def test_lengths(op, size, device):
+def test_lengths(op, size, cuda_on_host):
     for steps in (0, 1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 100, 129):
         check(op, steps, size, columns=2)
 
 
 @pytest.mark.parametrize("size", [0, 2, 11])
-def test_nothing_to_do(size, device):
+def test_nothing_to_do(size, cuda_on_host):
     """No items, no batch, no columns, no initial row."""
     op = LinearScan("real", "steps", vector=False)
     check(op, 5, 0)
@@ -105,7 +94,7 @@ def test_nothing_to_do(size, device):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("size", [3, 6, 11])
-def test_dtypes(dtype, size, device):
+def test_dtypes(dtype, size, cuda_on_host):
     for op in (LinearScan("real", "steps", "right"), LinearScan("real", "fixed")):
         check(op, 40, size, dtype=dtype, batch=(2,))
     if not dtype.startswith("complex"):
@@ -113,7 +102,7 @@ def test_dtypes(dtype, size, device):
 
 
 @pytest.mark.parametrize("size", [3, 11])
-def test_half_precision_is_kept_in_memory_only(size, device):
+def test_half_precision_is_kept_in_memory_only(size, cuda_on_host):
     op = LinearScan("real", "fixed")
     values = make_values(op, 200, size, dtype="float16")
     expected = reference(op, *(value.astype("float32") for value in values), 200)
@@ -123,7 +112,7 @@ def test_half_precision_is_kept_in_memory_only(size, device):
 
 
 @pytest.mark.parametrize("size", [3, 11])
-def test_strides(size, device):
+def test_strides(size, cuda_on_host):
     """Arrays that are not contiguous, read backwards, or broadcast."""
     op = LinearScan("real", "steps", "right", vector=False)
     matrix, offset, initial = make_values(op, 30, size, batch=(2,))
@@ -138,7 +127,7 @@ def test_strides(size, device):
 @pytest.mark.parametrize("size", [4, 11])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
-def test_missing_items_make_no_nan(size, side, coefficient, device):
+def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
     """Where the mask is false, 0 times infinity is nothing."""
     op = LinearScan("real", coefficient, side, has_mask=True)
     mask = np.random.default_rng(1).random((size, size)) < 0.6
@@ -160,7 +149,7 @@ def test_missing_items_make_no_nan(size, side, coefficient, device):
 @pytest.mark.parametrize("reverse, untraced", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, device):
+def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_host):
     op = LinearScan("real", coefficient, "both", False, reverse, untraced=untraced)
     rng = np.random.default_rng(0)
     for steps, rows, columns in ((0, 2, 2), (1, 1, 3), (20, 3, 3), (9, 17, 20)):
@@ -266,7 +255,7 @@ def test_kernels_are_written_once():
     assert other.source != first.source
 
 
-def test_gradients(chunked):
+def test_gradients(cuda_in_chunks):
     """What `pytensor.grad` makes are recurrences in the other direction."""
     op = LinearScan("real", "steps", "left")
     values = make_values(op, 30, 3, batch=(2,))

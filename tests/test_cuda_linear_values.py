@@ -6,31 +6,19 @@ import numpy as np
 import pytensor
 import pytest
 
-from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda import linear_launch
 from scanlib.ops.linear_scan import LinearScan
-from tests.cuda_device import compile_for_host, walked_again
+from tests.cuda_device import walked_again
 from tests.cuda_linear import cut, kernels_of, run
 from tests.test_linear_scan import make_values, reference
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
 
 
-@pytest.fixture
-def device(monkeypatch):
-    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
-
-
-@pytest.fixture
-def chunked(monkeypatch):
-    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
-    monkeypatch.setattr(linear_launch, "choose_linear", cut(5))
-
-
 @pytest.mark.parametrize("size", [3, 9])
 @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
-def test_special_items(semiring, coefficient, size, chunked):
+def test_special_items(semiring, coefficient, size, cuda_in_chunks):
     op = LinearScan(semiring, coefficient)
     for special in (0.0, 1e-310, 1e300, -1e300, np.inf, -np.inf, np.nan):
         values = make_values(op, 24, size)
@@ -46,7 +34,7 @@ def test_special_items(semiring, coefficient, size, chunked):
 
 
 @pytest.mark.parametrize("size", [4, 12])
-def test_powers_that_overflow_where_no_state_does(size, chunked):
+def test_powers_that_overflow_where_no_state_does(size, cuda_in_chunks):
     op = LinearScan("real", "fixed")
     matrix = np.zeros((size, size))
     matrix[0, 1] = matrix[1, 2] = 1e200
@@ -64,7 +52,7 @@ def test_powers_that_overflow_where_no_state_does(size, chunked):
 
 @pytest.mark.parametrize("size", [2, 9])
 @pytest.mark.parametrize("place", [1, 5, 8, 9, 17, 40])
-def test_overflow_that_a_later_step_would_undo(place, size, chunked):
+def test_overflow_that_a_later_step_would_undo(place, size, cuda_in_chunks):
     op = LinearScan("real", "steps", has_offset=False)
     matrix = np.tile(np.eye(size), (45, 1, 1))
     matrix[place, 0, 0], matrix[place + 1, 0, 0] = 1e200, 1e-200
@@ -77,7 +65,7 @@ def test_overflow_that_a_later_step_would_undo(place, size, chunked):
 
 @pytest.mark.parametrize("size", [2, 9])
 @pytest.mark.parametrize("semiring", ["log", "max", "min"])
-def test_huge_weights_absorb_the_state(semiring, size, chunked):
+def test_huge_weights_absorb_the_state(semiring, size, cuda_in_chunks):
     op = LinearScan(semiring, "steps", has_offset=False)
     matrix = np.zeros((45, size, size))
     matrix[12], matrix[13] = 1e300, -1e300
@@ -90,7 +78,7 @@ def test_huge_weights_absorb_the_state(semiring, size, chunked):
 
 @pytest.mark.parametrize("size", [2, 9])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
-def test_states_that_decay_and_grow_again(size, dtype, device):
+def test_states_that_decay_and_grow_again(size, dtype, cuda_on_host):
     """Products of matrices vanish where the state itself, large at first, does not."""
     op = LinearScan("real", "steps")
     small, most, turn = (2.0**-9, 2.0**600, 120) if dtype == "float64" else (0.25, 2.0**90, 80)
@@ -115,7 +103,7 @@ def test_states_that_decay_and_grow_again(size, dtype, device):
 
 
 @pytest.mark.parametrize("size", [3, 9])
-def test_logarithms_far_apart(size, chunked):
+def test_logarithms_far_apart(size, cuda_in_chunks):
     op = LinearScan("log", "fixed")
     rng = np.random.default_rng(0)
     matrix = np.full((size, size), -np.inf)
@@ -133,7 +121,7 @@ def test_logarithms_far_apart(size, chunked):
 @pytest.mark.parametrize(
     "special, most", [(None, 0), ("decay", 0), ("nan", 2), ("growth", 9), ("empty", 0)]
 )
-def test_chunks_are_composed(size, special, most, chunked):
+def test_chunks_are_composed(size, special, most, cuda_in_chunks):
     """Steps are walked one by one only where they must be: not for ordinary numbers."""
     op = LinearScan("real", "steps")
     matrix, offset, initial = make_values(op, 2000, size, dtype="float32")

@@ -112,15 +112,8 @@ def test_states_of_other_channels():
         KernelLoop(op)
 
 
+@pytest.mark.usefixtures("torch_on_device")
 class TestPyTorch:
-    @pytest.fixture(autouse=True)
-    def on_device(self, monkeypatch):
-        pytest.importorskip("torch", reason="torch is not installed")
-        from tests.test_cuda_torch import tensors_on_device
-
-        with tensors_on_device(monkeypatch):
-            yield
-
     @cases
     def test_loops(self, graph, data):
         function, plain = both(*graph(), "PYTORCH")
@@ -135,22 +128,14 @@ class TestPyTorch:
 
 
 class TestJAX:
-    @pytest.fixture(params=["compiled", "python"])
-    def on_device(self, request, monkeypatch):
-        pytest.importorskip("jax", reason="jax is not installed")
-        from tests.test_cuda_jax import arrays_on_device
-
-        with arrays_on_device(monkeypatch, request.param):
-            yield
-
     @cases
-    def test_loops(self, on_device, graph, data):
+    def test_loops(self, jax_on_device, graph, data):
         function, plain = both(*graph(), "JAX")
         before = launches()
         check_calls(function, plain, data[1:])
         assert launches() >= before + len(data) - 1
 
-    def test_places_outside_an_array(self, on_device):
+    def test_places_outside_an_array(self, jax_on_device):
         """As in JAX's own code: the nearest item is read, and no error is raised."""
         i, x = pt.lvector("i"), pt.dvector("x")
         trace = scanlib.scan(

@@ -45,12 +45,6 @@ class EmulatedDevice(cuda.Device):
         return contextlib.nullcontext()
 
 
-@pytest.fixture
-def on_device(monkeypatch):
-    with tensors_on_device(monkeypatch):
-        yield
-
-
 @contextlib.contextmanager
 def tensors_on_device(monkeypatch):
     """CPU tensors count as CUDA tensors; `torch.compile`, which takes seconds, is left out."""
@@ -63,7 +57,7 @@ def tensors_on_device(monkeypatch):
         yield
 
 
-def test_loops_and_gradients(on_device):
+def test_loops_and_gradients(torch_on_device):
     inputs, outputs = channels()
     function, plain = both(inputs, outputs, "PYTORCH")
     ops = [node.op for node in function.maker.fgraph.toposort()]
@@ -89,7 +83,7 @@ def test_loops_and_gradients(on_device):
     ids=str,
 )
 @pytest.mark.parametrize("size", [3, 10])
-def test_matrix_recurrences(on_device, op, size):
+def test_matrix_recurrences(torch_on_device, op, size):
     steps = 700 if op.coefficient == "steps" else 20
     values = [value for value in make_values(op, steps, size, batch=(2,)) if value is not None]
     inputs = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
@@ -106,7 +100,7 @@ def test_matrix_recurrences(on_device, op, size):
         np.testing.assert_allclose(mine, wanted, rtol=1e-9, atol=1e-10)
 
 
-def test_matrix_recurrences_without_kernels(on_device):
+def test_matrix_recurrences_without_kernels(torch_on_device):
     """Large matrices run by functions of tensors; what does not fit raises what it always does."""
     op = LinearScan("real", "steps")
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
@@ -133,13 +127,13 @@ VALUES = np.full((9, 3), 0.5), np.ones((9, 3))
 EXPECTED = 2 - 2.0 ** -np.arange(9)[:, None] * np.ones(3)
 
 
-def test_wrong_lengths(on_device):
+def test_wrong_lengths(torch_on_device):
     function = pytensor.function(*affine(), mode="PYTORCH")
     with pytest.raises(ValueError, match="Incompatible Elemwise input shapes"):
         function(VALUES[0], np.ones((9, 4)))
 
 
-def test_the_flag(on_device):
+def test_the_flag(torch_on_device):
     before = launches()
     with pytensor.config.change_flags(scanlib__cuda=False):
         function = pytensor.function(*affine(), mode="PYTORCH")
@@ -150,7 +144,7 @@ def test_the_flag(on_device):
     assert launches() > before
 
 
-def test_no_compiler(on_device, monkeypatch):
+def test_no_compiler(torch_on_device, monkeypatch):
     def refuse(source, architecture):
         raise NoCompilerError("there is none")
 

@@ -104,15 +104,8 @@ def test_rows_that_no_step_wrote():
         assert ran[0].signature.has_stop
 
 
+@pytest.mark.usefixtures("torch_on_device")
 class TestPyTorch:
-    @pytest.fixture(autouse=True)
-    def on_device(self, monkeypatch):
-        pytest.importorskip("torch", reason="torch is not installed")
-        from tests.test_cuda_torch import tensors_on_device
-
-        with tensors_on_device(monkeypatch):
-            yield
-
     @pytest.mark.parametrize(
         "graph, data", cases(), ids=lambda value: getattr(value, "__name__", "")
     )
@@ -146,18 +139,10 @@ class TestPyTorch:
 
 
 class TestJAX:
-    @pytest.fixture(params=["compiled", "python"])
-    def on_device(self, request, monkeypatch):
-        pytest.importorskip("jax", reason="jax is not installed")
-        from tests.test_cuda_jax import arrays_on_device
-
-        with arrays_on_device(monkeypatch, request.param):
-            yield
-
     @pytest.mark.parametrize(
         "graph, data", cases(), ids=lambda value: getattr(value, "__name__", "")
     )
-    def test_loops(self, on_device, graph, data):
+    def test_loops(self, jax_on_device, graph, data):
         from tests.cuda_device import launches
 
         function, plain = both(*graph(), "JAX")
@@ -179,7 +164,7 @@ class TestJAX:
         assert lowered(function, *values, platform="cuda").count(f"@{cuda.TARGET}") == 1
         assert cuda.TARGET not in lowered(function, *values, platform="cpu")
 
-    def test_a_row_that_no_step_wrote(self, on_device):
+    def test_a_row_that_no_step_wrote(self, jax_on_device):
         """Compiled code cannot raise an IndexError: the row is NaN."""
         function = pytensor.function(*far_back(), mode="JAX")
         assert np.asarray(function(1.0, 9)) == 3.0

@@ -15,7 +15,9 @@ class NeedsKnownLengths(Feature):
     """Says that the split of loops (`scanlib.rewrites.split`) needs to know their lengths.
 
     JAX compiles for known shapes. A loop whose length a value decides runs there with bounded
-    buffers; the batches that a split makes of its steps would be arrays of unknown length.
+    buffers; the batches that a split makes of its steps would be arrays of unknown length. Graphs
+    that have loops get the mark: lengths are made known (`scanlib.backends.jax.prepare`) also where
+    no loop is left.
     """
 
 

@@ -99,9 +99,8 @@ def rows_of_block(typingctx: Any, array: Any, low: Any, n: Any, indices: Any, bu
     """Return `n` rows of one channel, ``array[low : low + n, *indices]``, as a contiguous vector.
 
     They are the rows themselves where they lie side by side, else their copy in `buffer` (a
-    `row_buffer`). The
-    result counts no reference, which would take as long as dozens of steps in every block: it may
-    be used only as long as `array` and `buffer` are there.
+    `row_buffer`). The result counts no reference, which would take as long as dozens of steps in
+    every block: it may be used only as long as `array` and `buffer` are there.
     """
     known = buffer.copy(layout="C")
 
