@@ -3,6 +3,8 @@
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+import pytest
+from pytensor.configdefaults import config
 
 import scanlib
 from scanlib.backends.numba.source import Source
@@ -35,3 +37,23 @@ def test_a_second_derivative_over_several_blocks():
         for linker in ("numba", "py")
     ]
     assert_same(*([result] for result in results), rtol=1e-9)
+
+
+@pytest.mark.parametrize("linker", ["numba", "py"])
+def test_without_numbas_cache(linker):
+    """Functions of which PyTensor wrote no file cannot be kept by numba."""
+    a, x = pt.dmatrix("a"), pt.dvector("x")
+    decay = scanlib.scan(lambda x, h: pt.tanh(x - h), x, np.float64(0.5), return_updates=False)
+    turned = scanlib.scan(lambda h: a @ h, None, x, n_steps=3, return_updates=False)
+    matrix, start = np.array([[0.5, 0.1], [-0.2, 0.3]]), np.array([1.0, 2.0])
+    with config.change_flags(numba__cache=False):
+        graph = [decay, turned, pytensor.grad(turned.sum(), a)]
+        f = pytensor.function([a, x], graph, mode=MODES[linker])
+        results = f(matrix, start)
+    first = np.tanh(1 - 0.5)
+    steps = [np.linalg.matrix_power(matrix, k) @ start for k in (1, 2, 3)]
+    assert_same(results[:2], [[first, np.tanh(2 - first)], steps], rtol=1e-12)
+    nudge = np.zeros((2, 2))
+    nudge[0, 1] = 1e-6
+    ahead, behind = (f(matrix + sign * nudge, start)[1].sum() for sign in (1, -1))
+    assert results[2][0, 1] == pytest.approx((ahead - behind) / 2e-6, rel=1e-6)

@@ -18,7 +18,7 @@ from pytensor.tensor.type import DenseTensorType
 from scanlib.backends.numba.elemwise import only_call, write_elemwise
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import write_loop
-from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.source import Source, may_cache
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
@@ -99,7 +99,7 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
         function, key = write(op)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-    compiled = numba_njit(function, final_function=True, cache=key is not None)
+    compiled = numba_njit(function, final_function=True, cache=may_cache(key))
     single = len(node.outputs) == 1
 
     def run(*inputs: Any) -> Sequence[Any]:

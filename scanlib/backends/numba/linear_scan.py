@@ -41,6 +41,7 @@ from pytensor.link.numba.dispatch.basic import (
 from scanlib.backends.numba import linear_combine, linear_vectors
 from scanlib.backends.numba.linear_both import BothSidesWriter
 from scanlib.backends.numba.linear_terms import TermsWriter
+from scanlib.backends.numba.source import may_cache
 from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
@@ -206,7 +207,7 @@ def compile_for_perform(op: LinearScan, node: Apply) -> Callable[..., np.ndarray
         raise NotCompilableError(str(error)) from error
     function, key = LinearWriter(op, node).write()
     compiled = numba_njit(
-        function, fastmath=_fastmath(op), final_function=True, cache=key is not None
+        function, fastmath=_fastmath(op), final_function=True, cache=may_cache(key)
     )
 
     def run(*inputs: Any) -> np.ndarray:

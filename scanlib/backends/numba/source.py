@@ -9,8 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytensor
+from pytensor.configdefaults import config
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
+
+
+def may_cache(key: str | None) -> bool:
+    """Whether numba keeps a function on disk: it has a key, and PyTensor wrote a file of it."""
+    return key is not None and config.numba__cache
 
 
 class Source:
