@@ -1,9 +1,5 @@
 """Loops under PyTensor's JAX linker, on the CPU: against plain Python loops."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -13,33 +9,19 @@ import scanlib
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.reductions import StepProducts
-from scanlib.ops.scan import Scan
-from tests.checks import assert_derivatives, assert_same
+from tests.checks import assert_derivatives
 from tests.families import FAMILIES
+from tests.jax_loops import compiled, loop_ops, run_python
 from tests.reference import reference_scan
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
 from pytensor.compile.mode import get_mode  # noqa: E402
 
-from scanlib.backends.jax.bounded import UnknownLengthError  # noqa: E402
 from scanlib.backends.jax.kernels import kernel_for  # noqa: E402
 
 JAX = get_mode("JAX")
 rng = np.random.default_rng(11)
-
-
-def compiled(inputs, outputs, mode=JAX):
-    return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-
-
-def loop_ops(function):
-    return [
-        node.op
-        for node in function.maker.fgraph.toposort()
-        if type(node.op).__module__.startswith("scanlib.ops")
-    ]
 
 
 def has_compiler():
@@ -47,15 +29,6 @@ def has_compiler():
 
 
 # Loading
-
-
-def run_python(code, **flags):
-    """Run code in a process of its own."""
-    flags = {"base_compiledir": pytensor.config.base_compiledir} | flags
-    text = ",".join(f"{name}={value}" for name, value in flags.items())
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env=os.environ | {"PYTENSOR_FLAGS": text}
-    )
 
 
 @pytest.mark.slow
@@ -382,333 +355,6 @@ class TestAssociative:
         np.testing.assert_array_equal(function(values), np.maximum.accumulate(values))
 
 
-# Numbers of steps
-
-
-def decay(**options):
-    """Return a loop ``h ← sin(a h) + 1`` of one matrix state; it is not elementwise."""
-    a, h0 = pt.dmatrix("a"), pt.dvector("h0")
-    h = scanlib.scan(
-        lambda h, a: pt.sin(a @ h) + 1.0, outputs_info=h0, non_sequences=a, return_updates=False,
-        **options,
-    )  # fmt: skip
-    return [a, h0], h
-
-
-def decay_reference(a, h, steps):
-    rows = []
-    for _ in range(steps):
-        h = np.sin(a @ h) + 1.0
-        rows.append(h)
-    return np.array(rows)
-
-
-class TestNumberOfSteps:
-    values = 0.3 * rng.normal(size=(2, 2)), rng.normal(size=2)
-
-    def test_given_as_an_input(self):
-        n = pt.lscalar("n")
-        inputs, h = decay(n_steps=n)
-        function = compiled([*inputs, n], [h, h.mean(), h.sum() / n])
-        for steps in (1, 4):
-            rows = decay_reference(*self.values, steps)
-            results = function(*self.values, steps)
-            assert_same([np.asarray(r) for r in results], [rows, rows.mean(), rows.sum() / steps])
-
-    def test_the_shortest_sequence(self):
-        x, y = pt.dvector("x"), pt.dvector("y")
-        out = scanlib.scan(lambda x, y: x + 2 * y, [x, y], return_updates=False)
-        function = compiled([x, y], [out, *pytensor.grad((out**2).sum(), [x, y])])
-        for m, n in ((5, 3), (3, 5), (4, 4), (0, 2)):
-            a, b = rng.normal(size=m), rng.normal(size=n)
-            k = min(m, n)
-            rows = a[:k] + 2 * b[:k]
-            da, db = np.zeros(m), np.zeros(n)
-            da[:k], db[:k] = 2 * rows, 4 * rows
-            assert_same([np.asarray(r) for r in function(a, b)], [rows, da, db])
-
-    def test_computed_last_row(self):
-        """Nothing bounds the number of steps: last rows exist, others do not."""
-        v = pt.dvector("v")
-        n = pt.sum(v > 0)
-        inputs, h = decay(n_steps=n)
-        function = compiled([*inputs, v], h[-1])
-        rows = decay_reference(*self.values, 3)
-        np.testing.assert_allclose(function(*self.values, [1.0, -1.0, 2.0, 3.0]), rows[-1])
-        assert np.isnan(function(*self.values, [-1.0])).all(), "no row to read: NaN"
-        with pytest.raises(UnknownLengthError, match="number of steps is computed"):
-            compiled([*inputs, v], h)(*self.values, [1.0])
-
-    def test_computed_and_bounded_by_a_sequence(self):
-        v, x = pt.dvector("v"), pt.dvector("x")
-        n = pt.sum(v > 0)
-        h = scanlib.scan(
-            lambda x, h: pt.sin(h) + x, x, pt.constant(0.0), n_steps=n, return_updates=False
-        )
-        cost = (h**2).sum()
-        function = compiled([x, v], [h, cost, pytensor.grad(cost, x)])
-        plain = pytensor.function([x, v], [h, cost, pytensor.grad(cost, x)], mode="FAST_COMPILE")
-        values = rng.normal(size=5)
-        for flags in ([1.0, -1.0, 2.0, 3.0], [1.0], [1.0] * 5):
-            expected = plain(values, flags)
-            steps = sum(flag > 0 for flag in flags)
-            (rows,) = reference_scan(lambda x, h: [np.sin(h) + x], [values], [0.0], n_steps=steps)
-            np.testing.assert_allclose(expected[0], rows)
-            assert_same([np.asarray(r) for r in function(values, flags)], expected)
-
-    def test_gradient_of_shorter_sequences_backwards(self):
-        """Rows in a larger array, reversed: not by a scatter, of which XLA's compiler dies."""
-        x, y = pt.dvector("x"), pt.dvector("y")
-        h = scanlib.scan(
-            lambda x, y, h: x * y + 0.5 * h,
-            [x, y], pt.constant(0.0), go_backwards=True, return_updates=False,
-        )  # fmt: skip
-
-        def reference(x, y):
-            (rows,) = reference_scan(
-                lambda x, y, h: [x * y + 0.5 * h], [x[-3:], y], [0.0], go_backwards=True
-            )
-            return (rows**2).sum()
-
-        values = {x: rng.normal(size=5), y: rng.normal(size=3)}
-        assert_derivatives((h**2).sum(), values, reference, JAX)
-
-    def test_negative(self):
-        n = pt.lscalar("n")
-        inputs, h = decay(n_steps=n)
-        with pytest.raises(scanlib.ops.errors.StepCountError, match="must not be negative"):
-            compiled([*inputs, n], h)(*self.values, -1)
-
-    def test_last_row_of_no_steps(self):
-        n = pt.lscalar("n")
-        inputs, h = decay(n_steps=n)
-        with pytest.raises(IndexError):
-            compiled([*inputs, n], h[-1])(*self.values, 0)
-
-
-class TestUntil:
-    @staticmethod
-    def loop():
-        x, a = pt.dvector("x"), pt.dscalar("a")
-        h = scanlib.scan(
-            lambda x, h, a: (pt.tanh(a * h + x), scanlib.until(h > 0.5)),
-            x, pt.constant(0.0), non_sequences=a, return_updates=False,
-        )  # fmt: skip
-        return [x, a], h
-
-    @staticmethod
-    def reference(x, a):
-        return reference_scan(
-            lambda x, h, a: [np.tanh(a * h + x), h > 0.5], [x], [0.0], [a], until=True
-        )[0]
-
-    cases = (np.linspace(0.1, 0.9, 8), np.array([2.0, 0.1, 0.3, 0.2]), np.full(5, -1.0))
-
-    def test_rows(self):
-        """The whole trace comes back with its true length, and so do slices of it."""
-        inputs, h = self.loop()
-        function = compiled(inputs, [h, h[1:], h[::-1], h[-1], h.shape[0], 2 * h + 1])
-        for x in self.cases:
-            rows = self.reference(x, 0.7)
-            expected = [rows, rows[1:], rows[::-1], rows[-1], np.int64(len(rows)), 2 * rows + 1]
-            for actual, wanted in zip(function(x, 0.7), expected, strict=True):
-                np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
-                assert np.shape(actual) == wanted.shape
-
-    def test_calls_again(self):
-        """Arguments of the same shapes run the program that is there already."""
-        inputs, h = self.loop()
-        function = compiled(inputs, [h, h[1:]])
-        for a in (0.7, 0.7, 0.2, 0.7):
-            rows = self.reference(self.cases[0], a)
-            for actual, wanted in zip(function(self.cases[0], a), (rows, rows[1:]), strict=True):
-                np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
-
-    def test_reductions(self):
-        inputs, h = self.loop()
-        function = compiled(
-            inputs, [h.sum(), h.max(), h.min(), h.prod(), h.mean(), (h > 0).any(), (h > 0).all()]
-        )
-        for x in self.cases:
-            rows = self.reference(x, 0.7)
-            expected = [
-                rows.sum(), rows.max(), rows.min(), rows.prod(), rows.mean(),
-                (rows > 0).any(), (rows > 0).all(),
-            ]  # fmt: skip
-            for actual, wanted in zip(function(x, 0.7), expected, strict=True):
-                np.testing.assert_allclose(actual, wanted, rtol=1e-12)
-
-    def test_derivatives(self):
-        inputs, h = self.loop()
-        cost = (h**2).sum() * h[-1]
-
-        def plain(x, a):
-            rows = self.reference(x, a)
-            return (rows**2).sum() * rows[-1]
-
-        values = dict(zip(inputs, (self.cases[0], np.array(0.7)), strict=True))
-        assert_derivatives(cost, values, plain, JAX)
-
-    def test_what_cannot_be_compiled(self):
-        inputs, h = self.loop()
-        with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
-            compiled(inputs, pt.cumsum(h))(self.cases[0], 0.7)
-
-
-class TestSplit:
-    """Loops are taken apart where all lengths are known when JAX compiles."""
-
-    def network(self):
-        X, W, U = pt.dtensor3("X"), pt.dmatrix("W"), pt.dmatrix("U")
-        h = scanlib.scan(
-            lambda x, h, W, U: pt.tanh(x @ W + h @ U),
-            X,
-            pt.zeros((2, 3)),
-            [W, U],
-            return_updates=False,
-        )
-        return [X, W, U], pt.sum(h**2)
-
-    def walk(self, X, W, U):
-        h, total = np.zeros((2, 3)), 0.0
-        for x in X:
-            h = np.tanh(x @ W + h @ U)
-            total += np.sum(h**2)
-        return total
-
-    def values(self, steps=5):
-        rng = np.random.default_rng(0)
-        weights = [0.5 * rng.standard_normal((n, 3)) for n in (4, 3)]
-        return [rng.standard_normal((steps, 2, 4)), *weights]
-
-    def test_weight_gradients_are_single_products(self):
-        inputs, cost = self.network()
-        function = compiled(inputs, pytensor.grad(cost, inputs[1:]))
-        loops = [op for op in loop_ops(function) if isinstance(op, Scan)]
-        sums = [op.signature.n_carries for op in loops]
-        assert sorted(sums) == [0, 1]  # the adjoint alone
-        nodes = function.maker.fgraph.apply_nodes
-        assert sum(isinstance(node.op, StepProducts) for node in nodes) == 2
-
-    def test_derivatives(self):
-        inputs, cost = self.network()
-        values = dict(zip(inputs, self.values(), strict=True))
-        assert_derivatives(cost, values, self.walk, JAX, order=1)
-
-    @pytest.mark.parametrize("steps", [1, 0])
-    def test_few_steps(self, steps):
-        inputs, cost = self.network()
-        outputs = [cost, *pytensor.grad(cost, inputs)]
-        values = self.values(steps)
-        plain = pytensor.function(inputs, outputs, mode=get_mode("FAST_COMPILE"))
-        assert_same(compiled(inputs, outputs)(*values), plain(*values), rtol=1e-10)
-
-    def test_a_map_is_no_loop(self):
-        x, W = pt.dmatrix("x"), pt.dmatrix("W")
-        y = scanlib.map(lambda r, W: pt.tanh(r @ W), x, non_sequences=W, return_updates=False)
-        function = compiled([x, W], y)
-        assert not any(isinstance(op, Scan) for op in loop_ops(function))
-        a, b = np.random.default_rng(0).standard_normal((2, 3, 3))
-        np.testing.assert_allclose(function(a, b), np.tanh(a @ b), rtol=1e-12)
-
-    def test_a_length_that_a_value_decides_keeps_loops_whole(self):
-        x, W, limit = pt.dmatrix("x"), pt.dmatrix("W"), pt.dscalar("limit")
-        y = scanlib.scan(
-            lambda r, W: (r @ W, scanlib.until(pt.sum(r) > limit)), x, non_sequences=W,
-            return_updates=False,
-        )  # fmt: skip
-        function = compiled([x, W, limit], y)
-        assert any(isinstance(op, Scan) for op in loop_ops(function))
-        a, b = np.ones((5, 2)) * np.arange(5)[:, None], np.eye(2)
-        np.testing.assert_allclose(function(a, b, 3.5), a[:3])
-
-
-class TestOtherLoops:
-    def test_nested(self):
-        X, a = pt.dmatrix("X"), pt.dscalar("a")
-
-        def outer(x, h):
-            inner = scanlib.scan(
-                lambda xi, g: pt.sin(g * a + xi), x, h, go_backwards=True, return_updates=False
-            )
-            return inner[-1]
-
-        h = scanlib.scan(outer, X, a, return_updates=False)
-
-        def reference(X, a):
-            h, total = a, 0.0
-            for x in X:
-                for xi in x[::-1]:
-                    h = np.sin(h * a + xi)
-                total += h**2
-            return total
-
-        values = {X: rng.normal(size=(3, 2)), a: np.array(0.6)}
-        assert_derivatives((h**2).sum(), values, reference, JAX)
-
-    def test_taps_and_several_states(self):
-        x, y0, z0 = pt.dvector("x"), pt.dvector("y0"), pt.dvector("z0")
-
-        def step(xp):
-            return lambda x0, x1, y1, y3, z2, w: [
-                xp.tanh(y1 - 0.5 * y3 + x0), 0.5 * z2 + y1 * x1, xp.sin(w) * y3,
-            ]  # fmt: skip
-
-        outputs = scanlib.scan(
-            step(pt),
-            {"input": x, "taps": [0, 1]},
-            [{"initial": y0, "taps": [-1, -3]}, {"initial": z0, "taps": [-2]}, None],
-            pt.constant(0.7),
-            return_updates=False,
-        )
-        values = rng.normal(size=7), rng.normal(size=3), rng.normal(size=2)
-        expected = reference_scan(
-            step(np),
-            [{"input": values[0], "taps": [0, 1]}],
-            [
-                {"initial": values[1], "taps": [-1, -3]},
-                {"initial": values[2], "taps": [-2]},
-                None,
-            ],
-            [0.7],
-        )
-        results = compiled([x, y0, z0], outputs)(*values)
-        assert_same([np.asarray(r) for r in results], expected)
-
-    def test_random_draws(self):
-        """JAX draws other numbers than NumPy; they differ from step to step and call to call."""
-        stream = pt.random.RandomStream(3)
-        draws, updates = scanlib.scan(lambda: stream.normal(size=2), n_steps=50)
-        with pytest.warns(UserWarning, match="copy will be used"):
-            function = pytensor.function([], draws, updates=updates, mode=JAX)
-        first, second = np.asarray(function()), np.asarray(function())
-        both = np.concatenate([first, second]).ravel()
-        assert first.shape == (50, 2)
-        assert len(set(both.tolist())) == 200
-        assert abs(both.mean()) < 0.4
-        assert 0.7 < both.std() < 1.3
-
-    @pytest.mark.slow
-    def test_single_precision(self):
-        """With ``floatX=float32`` PyTensor turns 64-bit numbers of JAX off."""
-        code = (
-            "import numpy as np, pytensor, pytensor.tensor as pt, scanlib\n"
-            "x = pt.fmatrix()\n"
-            "y = scanlib.scan(lambda x, y: 0.5 * y + x, x, pt.zeros(3), return_updates=False)\n"
-            "f = pytensor.function([x], [y, pytensor.grad(y.sum(), x)], mode='JAX')\n"
-            "a, b = f(np.ones((2, 3), 'float32'))\n"
-            "assert a.dtype == b.dtype == 'float32'\n"
-            "assert a.tolist() == [[1.0] * 3, [1.5] * 3] and b.tolist() == [[1.5] * 3, [1.0] * 3]"
-        )
-        run_python(code, floatX="float32")
-
-    def test_shape_errors(self):
-        x, h0 = pt.dmatrix("x"), pt.dvector("h0")
-        h = scanlib.scan(lambda x, h: h + pt.tanh(x), x, h0, return_updates=False)
-        with pytest.raises(ValueError):  # noqa: PT011 -- a StepShapeError or XLA's
-            compiled([x, h0], h)(np.ones((3, 2)), np.ones(1))
-
-
 def test_explain():
     inputs, h, _ = channels_loop()
     (loop,) = scanlib.explain(compiled(inputs, h)).loops
@@ -717,9 +363,3 @@ def test_explain():
         (loop,) = scanlib.explain(compiled(inputs, h)).loops
     assert loop.schedule == "chosen by the JAX backend"
     assert "lax.scan" in loop.runs
-    inputs, h = TestUntil.loop()
-    (loop,) = scanlib.explain(compiled(inputs, h)).loops
-    assert "by lax.while_loop on other devices" in loop.runs
-    with pytensor.config.change_flags(scanlib__cuda=False):
-        (loop,) = scanlib.explain(compiled(inputs, h)).loops
-    assert loop.runs == "by lax.while_loop"

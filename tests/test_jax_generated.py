@@ -83,20 +83,6 @@ def test_gradients(shard):
     explore(loops(dtypes=DIFFERENTIABLE), check, shard, 20)
 
 
-def test_a_loop_that_ends_by_a_condition_is_called_again():
-    """What XLA returns is longer than the result, which is cut outside of compiled code."""
-    start = pt.dscalar("start")
-    h = scanlib.scan(
-        lambda h: (h + 1, scanlib.until(h > 2.5)),
-        outputs_info=start,
-        n_steps=9,
-        return_updates=False,
-    )
-    (found,), has_loop = results({start: 0.5}, [h])
-    assert has_loop
-    np.testing.assert_array_equal(found, [1.5, 2.5, 3.5, 4.5])
-
-
 def test_a_state_that_is_the_same_in_all_channels():
     """Its initial rows alone say how many channels its trace has."""
     x, h0, level = pt.dvector("x"), pt.dvector("h0"), pt.bvector("level")

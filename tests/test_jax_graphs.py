@@ -1,0 +1,174 @@
+"""Loops taken apart, nested, with taps or random draws under the JAX linker."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.ops.reductions import StepProducts
+from scanlib.ops.scan import Scan
+from tests.checks import assert_derivatives, assert_same
+from tests.jax_loops import compiled, loop_ops, run_python
+from tests.reference import reference_scan
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from pytensor.compile.mode import get_mode
+
+JAX = get_mode("JAX")
+rng = np.random.default_rng(11)
+
+
+class TestSplit:
+    """Loops are taken apart where all lengths are known when JAX compiles."""
+
+    def network(self):
+        X, W, U = pt.dtensor3("X"), pt.dmatrix("W"), pt.dmatrix("U")
+        h = scanlib.scan(
+            lambda x, h, W, U: pt.tanh(x @ W + h @ U),
+            X,
+            pt.zeros((2, 3)),
+            [W, U],
+            return_updates=False,
+        )
+        return [X, W, U], pt.sum(h**2)
+
+    def walk(self, X, W, U):
+        h, total = np.zeros((2, 3)), 0.0
+        for x in X:
+            h = np.tanh(x @ W + h @ U)
+            total += np.sum(h**2)
+        return total
+
+    def values(self, steps=5):
+        rng = np.random.default_rng(0)
+        weights = [0.5 * rng.standard_normal((n, 3)) for n in (4, 3)]
+        return [rng.standard_normal((steps, 2, 4)), *weights]
+
+    def test_weight_gradients_are_single_products(self):
+        inputs, cost = self.network()
+        function = compiled(inputs, pytensor.grad(cost, inputs[1:]))
+        loops = [op for op in loop_ops(function) if isinstance(op, Scan)]
+        sums = [op.signature.n_carries for op in loops]
+        assert sorted(sums) == [0, 1]  # the adjoint alone
+        nodes = function.maker.fgraph.apply_nodes
+        assert sum(isinstance(node.op, StepProducts) for node in nodes) == 2
+
+    def test_derivatives(self):
+        inputs, cost = self.network()
+        values = dict(zip(inputs, self.values(), strict=True))
+        assert_derivatives(cost, values, self.walk, JAX, order=1)
+
+    @pytest.mark.parametrize("steps", [1, 0])
+    def test_few_steps(self, steps):
+        inputs, cost = self.network()
+        outputs = [cost, *pytensor.grad(cost, inputs)]
+        values = self.values(steps)
+        plain = pytensor.function(inputs, outputs, mode=get_mode("FAST_COMPILE"))
+        assert_same(compiled(inputs, outputs)(*values), plain(*values), rtol=1e-10)
+
+    def test_a_map_is_no_loop(self):
+        x, W = pt.dmatrix("x"), pt.dmatrix("W")
+        y = scanlib.map(lambda r, W: pt.tanh(r @ W), x, non_sequences=W, return_updates=False)
+        function = compiled([x, W], y)
+        assert not any(isinstance(op, Scan) for op in loop_ops(function))
+        a, b = np.random.default_rng(0).standard_normal((2, 3, 3))
+        np.testing.assert_allclose(function(a, b), np.tanh(a @ b), rtol=1e-12)
+
+    def test_a_length_that_a_value_decides_keeps_loops_whole(self):
+        x, W, limit = pt.dmatrix("x"), pt.dmatrix("W"), pt.dscalar("limit")
+        y = scanlib.scan(
+            lambda r, W: (r @ W, scanlib.until(pt.sum(r) > limit)), x, non_sequences=W,
+            return_updates=False,
+        )  # fmt: skip
+        function = compiled([x, W, limit], y)
+        assert any(isinstance(op, Scan) for op in loop_ops(function))
+        a, b = np.ones((5, 2)) * np.arange(5)[:, None], np.eye(2)
+        np.testing.assert_allclose(function(a, b, 3.5), a[:3])
+
+
+class TestOtherLoops:
+    def test_nested(self):
+        X, a = pt.dmatrix("X"), pt.dscalar("a")
+
+        def outer(x, h):
+            inner = scanlib.scan(
+                lambda xi, g: pt.sin(g * a + xi), x, h, go_backwards=True, return_updates=False
+            )
+            return inner[-1]
+
+        h = scanlib.scan(outer, X, a, return_updates=False)
+
+        def reference(X, a):
+            h, total = a, 0.0
+            for x in X:
+                for xi in x[::-1]:
+                    h = np.sin(h * a + xi)
+                total += h**2
+            return total
+
+        values = {X: rng.normal(size=(3, 2)), a: np.array(0.6)}
+        assert_derivatives((h**2).sum(), values, reference, JAX)
+
+    def test_taps_and_several_states(self):
+        x, y0, z0 = pt.dvector("x"), pt.dvector("y0"), pt.dvector("z0")
+
+        def step(xp):
+            return lambda x0, x1, y1, y3, z2, w: [
+                xp.tanh(y1 - 0.5 * y3 + x0), 0.5 * z2 + y1 * x1, xp.sin(w) * y3,
+            ]  # fmt: skip
+
+        outputs = scanlib.scan(
+            step(pt),
+            {"input": x, "taps": [0, 1]},
+            [{"initial": y0, "taps": [-1, -3]}, {"initial": z0, "taps": [-2]}, None],
+            pt.constant(0.7),
+            return_updates=False,
+        )
+        values = rng.normal(size=7), rng.normal(size=3), rng.normal(size=2)
+        expected = reference_scan(
+            step(np),
+            [{"input": values[0], "taps": [0, 1]}],
+            [
+                {"initial": values[1], "taps": [-1, -3]},
+                {"initial": values[2], "taps": [-2]},
+                None,
+            ],
+            [0.7],
+        )
+        results = compiled([x, y0, z0], outputs)(*values)
+        assert_same([np.asarray(r) for r in results], expected)
+
+    def test_random_draws(self):
+        """JAX draws other numbers than NumPy; they differ from step to step and call to call."""
+        stream = pt.random.RandomStream(3)
+        draws, updates = scanlib.scan(lambda: stream.normal(size=2), n_steps=50)
+        with pytest.warns(UserWarning, match="copy will be used"):
+            function = pytensor.function([], draws, updates=updates, mode=JAX)
+        first, second = np.asarray(function()), np.asarray(function())
+        both = np.concatenate([first, second]).ravel()
+        assert first.shape == (50, 2)
+        assert len(set(both.tolist())) == 200
+        assert abs(both.mean()) < 0.4
+        assert 0.7 < both.std() < 1.3
+
+    @pytest.mark.slow
+    def test_single_precision(self):
+        """With ``floatX=float32`` PyTensor turns 64-bit numbers of JAX off."""
+        code = (
+            "import numpy as np, pytensor, pytensor.tensor as pt, scanlib\n"
+            "x = pt.fmatrix()\n"
+            "y = scanlib.scan(lambda x, y: 0.5 * y + x, x, pt.zeros(3), return_updates=False)\n"
+            "f = pytensor.function([x], [y, pytensor.grad(y.sum(), x)], mode='JAX')\n"
+            "a, b = f(np.ones((2, 3), 'float32'))\n"
+            "assert a.dtype == b.dtype == 'float32'\n"
+            "assert a.tolist() == [[1.0] * 3, [1.5] * 3] and b.tolist() == [[1.5] * 3, [1.0] * 3]"
+        )
+        run_python(code, floatX="float32")
+
+    def test_shape_errors(self):
+        x, h0 = pt.dmatrix("x"), pt.dvector("h0")
+        h = scanlib.scan(lambda x, h: h + pt.tanh(x), x, h0, return_updates=False)
+        with pytest.raises(ValueError):  # noqa: PT011 -- a StepShapeError or XLA's
+            compiled([x, h0], h)(np.ones((3, 2)), np.ones(1))

@@ -1,0 +1,198 @@
+"""Numbers of steps under the JAX linker: given, computed, and ended by a condition."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from tests.checks import assert_derivatives, assert_same
+from tests.jax_loops import compiled
+from tests.reference import reference_scan
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from pytensor.compile.mode import get_mode
+
+from scanlib.backends.jax.bounded import UnknownLengthError
+
+JAX = get_mode("JAX")
+rng = np.random.default_rng(11)
+
+
+def decay(**options):
+    """Return a loop ``h ← sin(a h) + 1`` of one matrix state; it is not elementwise."""
+    a, h0 = pt.dmatrix("a"), pt.dvector("h0")
+    h = scanlib.scan(
+        lambda h, a: pt.sin(a @ h) + 1.0, outputs_info=h0, non_sequences=a, return_updates=False,
+        **options,
+    )  # fmt: skip
+    return [a, h0], h
+
+
+def decay_reference(a, h, steps):
+    rows = []
+    for _ in range(steps):
+        h = np.sin(a @ h) + 1.0
+        rows.append(h)
+    return np.array(rows)
+
+
+class TestNumberOfSteps:
+    values = 0.3 * rng.normal(size=(2, 2)), rng.normal(size=2)
+
+    def test_given_as_an_input(self):
+        n = pt.lscalar("n")
+        inputs, h = decay(n_steps=n)
+        function = compiled([*inputs, n], [h, h.mean(), h.sum() / n])
+        for steps in (1, 4):
+            rows = decay_reference(*self.values, steps)
+            results = function(*self.values, steps)
+            assert_same([np.asarray(r) for r in results], [rows, rows.mean(), rows.sum() / steps])
+
+    def test_the_shortest_sequence(self):
+        x, y = pt.dvector("x"), pt.dvector("y")
+        out = scanlib.scan(lambda x, y: x + 2 * y, [x, y], return_updates=False)
+        function = compiled([x, y], [out, *pytensor.grad((out**2).sum(), [x, y])])
+        for m, n in ((5, 3), (3, 5), (4, 4), (0, 2)):
+            a, b = rng.normal(size=m), rng.normal(size=n)
+            k = min(m, n)
+            rows = a[:k] + 2 * b[:k]
+            da, db = np.zeros(m), np.zeros(n)
+            da[:k], db[:k] = 2 * rows, 4 * rows
+            assert_same([np.asarray(r) for r in function(a, b)], [rows, da, db])
+
+    def test_computed_last_row(self):
+        """Nothing bounds the number of steps: last rows exist, others do not."""
+        v = pt.dvector("v")
+        n = pt.sum(v > 0)
+        inputs, h = decay(n_steps=n)
+        function = compiled([*inputs, v], h[-1])
+        rows = decay_reference(*self.values, 3)
+        np.testing.assert_allclose(function(*self.values, [1.0, -1.0, 2.0, 3.0]), rows[-1])
+        assert np.isnan(function(*self.values, [-1.0])).all(), "no row to read: NaN"
+        with pytest.raises(UnknownLengthError, match="number of steps is computed"):
+            compiled([*inputs, v], h)(*self.values, [1.0])
+
+    def test_computed_and_bounded_by_a_sequence(self):
+        v, x = pt.dvector("v"), pt.dvector("x")
+        n = pt.sum(v > 0)
+        h = scanlib.scan(
+            lambda x, h: pt.sin(h) + x, x, pt.constant(0.0), n_steps=n, return_updates=False
+        )
+        cost = (h**2).sum()
+        function = compiled([x, v], [h, cost, pytensor.grad(cost, x)])
+        plain = pytensor.function([x, v], [h, cost, pytensor.grad(cost, x)], mode="FAST_COMPILE")
+        values = rng.normal(size=5)
+        for flags in ([1.0, -1.0, 2.0, 3.0], [1.0], [1.0] * 5):
+            expected = plain(values, flags)
+            steps = sum(flag > 0 for flag in flags)
+            (rows,) = reference_scan(lambda x, h: [np.sin(h) + x], [values], [0.0], n_steps=steps)
+            np.testing.assert_allclose(expected[0], rows)
+            assert_same([np.asarray(r) for r in function(values, flags)], expected)
+
+    def test_gradient_of_shorter_sequences_backwards(self):
+        """Rows in a larger array, reversed: not by a scatter, of which XLA's compiler dies."""
+        x, y = pt.dvector("x"), pt.dvector("y")
+        h = scanlib.scan(
+            lambda x, y, h: x * y + 0.5 * h,
+            [x, y], pt.constant(0.0), go_backwards=True, return_updates=False,
+        )  # fmt: skip
+
+        def reference(x, y):
+            (rows,) = reference_scan(
+                lambda x, y, h: [x * y + 0.5 * h], [x[-3:], y], [0.0], go_backwards=True
+            )
+            return (rows**2).sum()
+
+        values = {x: rng.normal(size=5), y: rng.normal(size=3)}
+        assert_derivatives((h**2).sum(), values, reference, JAX)
+
+    def test_negative(self):
+        n = pt.lscalar("n")
+        inputs, h = decay(n_steps=n)
+        with pytest.raises(scanlib.ops.errors.StepCountError, match="must not be negative"):
+            compiled([*inputs, n], h)(*self.values, -1)
+
+    def test_last_row_of_no_steps(self):
+        n = pt.lscalar("n")
+        inputs, h = decay(n_steps=n)
+        with pytest.raises(IndexError):
+            compiled([*inputs, n], h[-1])(*self.values, 0)
+
+
+class TestUntil:
+    @staticmethod
+    def loop():
+        x, a = pt.dvector("x"), pt.dscalar("a")
+        h = scanlib.scan(
+            lambda x, h, a: (pt.tanh(a * h + x), scanlib.until(h > 0.5)),
+            x, pt.constant(0.0), non_sequences=a, return_updates=False,
+        )  # fmt: skip
+        return [x, a], h
+
+    @staticmethod
+    def reference(x, a):
+        return reference_scan(
+            lambda x, h, a: [np.tanh(a * h + x), h > 0.5], [x], [0.0], [a], until=True
+        )[0]
+
+    cases = (np.linspace(0.1, 0.9, 8), np.array([2.0, 0.1, 0.3, 0.2]), np.full(5, -1.0))
+
+    def test_rows(self):
+        """The whole trace comes back with its true length, and so do slices of it."""
+        inputs, h = self.loop()
+        function = compiled(inputs, [h, h[1:], h[::-1], h[-1], h.shape[0], 2 * h + 1])
+        for x in self.cases:
+            rows = self.reference(x, 0.7)
+            expected = [rows, rows[1:], rows[::-1], rows[-1], np.int64(len(rows)), 2 * rows + 1]
+            for actual, wanted in zip(function(x, 0.7), expected, strict=True):
+                np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
+                assert np.shape(actual) == wanted.shape
+
+    def test_calls_again(self):
+        """Arguments of the same shapes run the program that is there already."""
+        inputs, h = self.loop()
+        function = compiled(inputs, [h, h[1:]])
+        for a in (0.7, 0.7, 0.2, 0.7):
+            rows = self.reference(self.cases[0], a)
+            for actual, wanted in zip(function(self.cases[0], a), (rows, rows[1:]), strict=True):
+                np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
+
+    def test_reductions(self):
+        inputs, h = self.loop()
+        function = compiled(
+            inputs, [h.sum(), h.max(), h.min(), h.prod(), h.mean(), (h > 0).any(), (h > 0).all()]
+        )
+        for x in self.cases:
+            rows = self.reference(x, 0.7)
+            expected = [
+                rows.sum(), rows.max(), rows.min(), rows.prod(), rows.mean(),
+                (rows > 0).any(), (rows > 0).all(),
+            ]  # fmt: skip
+            for actual, wanted in zip(function(x, 0.7), expected, strict=True):
+                np.testing.assert_allclose(actual, wanted, rtol=1e-12)
+
+    def test_derivatives(self):
+        inputs, h = self.loop()
+        cost = (h**2).sum() * h[-1]
+
+        def plain(x, a):
+            rows = self.reference(x, a)
+            return (rows**2).sum() * rows[-1]
+
+        values = dict(zip(inputs, (self.cases[0], np.array(0.7)), strict=True))
+        assert_derivatives(cost, values, plain, JAX)
+
+    def test_what_cannot_be_compiled(self):
+        inputs, h = self.loop()
+        with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
+            compiled(inputs, pt.cumsum(h))(self.cases[0], 0.7)
+
+    def test_explain(self):
+        inputs, h = self.loop()
+        (loop,) = scanlib.explain(compiled(inputs, h)).loops
+        assert "by lax.while_loop on other devices" in loop.runs
+        with pytensor.config.change_flags(scanlib__cuda=False):
+            (loop,) = scanlib.explain(compiled(inputs, h)).loops
+        assert loop.runs == "by lax.while_loop"
