@@ -45,6 +45,13 @@ def fast_mode():
     return MODES["c"]
 
 
+@pytest.fixture
+def python_kernels():
+    """Loops and recurrences run in Python: nothing to compile, which is tested elsewhere."""
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        yield
+
+
 # What stands in for CUDA devices: see `tests.cuda_device`.
 
 

@@ -38,13 +38,6 @@ def _rewrites_raise():
         yield
 
 
-@pytest.fixture
-def python():
-    """Loops run in Python: nothing to compile."""
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        yield
-
-
 def close(actual, expected, rtol=1e-11, atol=1e-13):
     assert len(actual) == len(expected)
     for mine, wanted in zip(actual, expected, strict=True):
@@ -106,7 +99,7 @@ def test_derivatives_of_a_loop_with_taps(mode):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("cost", COSTS)
-def test_schedules_change_no_value(python, cost, schedule):
+def test_schedules_change_no_value(python_kernels, cost, schedule):
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
     functions = []
     for checkpoint in (None, schedule):
@@ -123,7 +116,7 @@ def test_schedules_change_no_value(python, cost, schedule):
 @pytest.mark.parametrize(
     "schedule", [3, "sqrt", pytest.param((4, 2), marks=pytest.mark.slow)], ids=str
 )
-def test_second_derivatives_of_schedules(python, schedule):
+def test_second_derivatives_of_schedules(python_kernels, schedule):
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
     results = []
     for checkpoint in (None, schedule):
@@ -185,7 +178,7 @@ def test_any_loop_any_schedule(taps, until, backwards, whole, schedule, steps, m
     close(values[half:], values[:half], rtol=1e-10)
 
 
-def test_no_step_at_all(python):
+def test_no_step_at_all(python_kernels):
     """A loop of zero steps has gradients of the right shapes."""
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
     for schedule in (3, "sqrt", (4, 2)):
@@ -234,7 +227,7 @@ def test_scan_checkpoints_has_none_of_the_classic_limits(mode):
     assert_derivatives(pt.sum(trace**2) + trace[-1], inputs, reference, mode, order=1)
 
 
-def test_truncated_gradients(python):
+def test_truncated_gradients(python_kernels):
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
     for truncate in (0, 1, 4, 50):
         results = []
@@ -391,7 +384,7 @@ def test_two_checkpointed_loops_merge_and_stay_nests():
         close(function(*values.values()), expected)
 
 
-def test_simplification_off(python):
+def test_simplification_off(python_kernels):
     """Everything is stored then, and right."""
     h, w = pt.dvector("h"), pt.dvector("w")
     values = {h: rng.normal(size=3), w: rng.normal(size=3)}
@@ -401,7 +394,7 @@ def test_simplification_off(python):
     close(actual, evaluate(pytensor.grad(plain, [h, w]), values, PLAIN))
 
 
-def test_batches_and_forward_mode(python):
+def test_batches_and_forward_mode(python_kernels):
     h, w = pt.dvector("h"), pt.dvector("w")
     batch = pt.dmatrix("batch")
     results = []
@@ -484,7 +477,7 @@ def test_a_budget_takes_the_fewest_levels():
     assert 19 < rest.lengths[0] < 25
 
 
-def test_too_small_a_budget(python):
+def test_too_small_a_budget(python_kernels):
     h, n = pt.dvector("h"), pt.lscalar("n")
     known = pt.vector("known", shape=(3,))
     cost = tanh_loop(scanlib.Memory(9), known, 0.5)[-1].sum()

@@ -17,6 +17,7 @@ from scanlib.rewrites.linear import explain_linear
 from tests.modes import MODES
 from tests.reference import reference_scan
 
+pytestmark = pytest.mark.usefixtures("python_kernels")
 T, D, K = 9, 3, 2
 SHAPES = {
     "x": (T, K),
@@ -148,13 +149,6 @@ def kinds(function):
 def compiled(inputs, outputs, lowered=True, mode="c"):
     with pytensor.config.change_flags(scanlib__linear=lowered):
         return pytensor.function(list(inputs), outputs, mode=MODES[mode])
-
-
-@pytest.fixture(autouse=True)
-def python_kernels():
-    """What is compiled is tested elsewhere; here, loops and recurrences run in Python."""
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        yield
 
 
 @pytest.mark.parametrize("name", CASES)
