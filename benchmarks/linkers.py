@@ -3,7 +3,8 @@
 ``python -m benchmarks.linkers`` prints times and ratios of ``h = a h + b`` in single and double
 precision: scanlib's loop, compiled with ``mode="JAX"``, beside ``lax.scan`` and
 ``lax.associative_scan`` under ``jit``; and with ``mode="PYTORCH"``, beside torch's associative
-scan, as it is and compiled. All of one package take turns. `benchmarks.gpu` is for GPUs.
+scan, as it is and compiled. NumPy's ``a + b``, into fresh memory, reads and writes the same bytes.
+All of one package take turns. `benchmarks.gpu` is for GPUs.
 """
 
 from __future__ import annotations
@@ -103,10 +104,12 @@ PACKAGES = {"JAX": in_jax, "PyTorch": in_torch}
 
 def compare(package: str, dtype: str, steps: int, channels: int) -> None:
     """Check and time the loops of one package, and print a line for each."""
-    calls = PACKAGES[package](dtype, arrays(dtype, steps, channels))
+    values = arrays(dtype, steps, channels)
+    calls = PACKAGES[package](dtype, values)
     first, *others = (np.asarray(_one(call())) for call in calls.values())
     for other in others:
         np.testing.assert_allclose(first, other, rtol=1e-3, atol=1e-3)
+    calls["moving the bytes: NumPy's a + b"] = lambda: np.add(*values[:2])
     samples = take_turns(calls, rounds=11, seconds=3.0)
     for name in calls:
         ratio = paired_ratio(samples[name], samples[OWN])
