@@ -8,7 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from hypothesis import HealthCheck, assume, given, seed, settings
+from hypothesis import HealthCheck, assume
 from pytensor.graph.traversal import ancestors
 from pytensor.scan.utils import until
 
@@ -16,30 +16,16 @@ from scanlib._compat import is_legacy_scan
 from scanlib.rewrites.adopt import adoption_record
 from tests.checks import assert_same
 from tests.derivatives import moved, random_directions
+from tests.exploration import MARGIN, explore, half
 from tests.modes import MODES
 from tests.strategies import DIFFERENTIABLE, loops, with_inputs_only
 
 STEPS = (1, 2, 3, 3, 4, 7, 12)  # PyTensor gives rows of the wrong shape where there are none
-MARGIN = 1e-4
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
-
-
-def explore(strategy, check, shard, examples):
-    profile = settings()
-
-    @settings(
-        max_examples=examples * profile.max_examples // 100,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def run(case):
-        check(case)
-
-    (seed(shard)(run) if profile.derandomize else run)()
 
 
 def rendered(case, values):
@@ -120,11 +106,11 @@ def assert_gradients(case):
         np.testing.assert_allclose(np.sum(g * d), wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("shard", range(500, 502))
+@pytest.mark.parametrize("shard", half(500, 502))
 def test_values(shard):
-    explore(loops(steps=STEPS), assert_values, shard, 24)
+    explore(loops(steps=STEPS), assert_values, shard, 24, *HealthCheck)
 
 
-@pytest.mark.parametrize("shard", range(510, 512))
+@pytest.mark.parametrize("shard", half(510, 512))
 def test_gradients(shard):
-    explore(loops(dtypes=DIFFERENTIABLE, steps=STEPS), assert_gradients, shard, 16)
+    explore(loops(dtypes=DIFFERENTIABLE, steps=STEPS), assert_gradients, shard, 16, *HealthCheck)

@@ -14,36 +14,20 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from hypothesis import assume, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from hypothesis import assume
 
 import scanlib
 from tests.checks import assert_same
 from tests.derivatives import moved, random_directions
+from tests.exploration import MARGIN, explore, half
 from tests.loops import LoopCase
 from tests.modes import MODES
 from tests.strategies import DIFFERENTIABLE, loops, with_inputs_only
 
-# How close to the other branch a comparison may come before rounding could decide it.
-MARGIN = 1e-4
 SINGLE, DOUBLE = 3e-4, 1e-8
 FLOAT_LOOPS = loops(dtypes=DIFFERENTIABLE)
 
 pytestmark = pytest.mark.slow
-
-
-def explore(
-    strategy: SearchStrategy, check: Callable[[LoopCase], None], shard: int, examples: int
-) -> None:
-    """Run `check` on the examples of one shard, as many times more as the profile asks for."""
-    profile = settings()
-
-    @settings(max_examples=examples * profile.max_examples // 100)
-    @given(strategy)
-    def run(case):
-        check(case)
-
-    (seed(shard)(run) if profile.derandomize else run)()
 
 
 def compiled(inputs: dict, outputs: list, linker: str, perform: str) -> Callable:
@@ -128,7 +112,7 @@ def assert_gradients(case: LoopCase, *linkers: tuple[str, str]) -> None:
             )
 
 
-@pytest.mark.parametrize("shard", range(10))
+@pytest.mark.parametrize("shard", half(0, 10))
 def test_values(shard):
     linkers = ("py", "python"), ("c", "python")
     if shard < 4:  # a second for each example
@@ -136,13 +120,13 @@ def test_values(shard):
     explore(loops(), lambda case: assert_values(case, *linkers), shard, 25)
 
 
-@pytest.mark.parametrize("shard", range(100, 102))
+@pytest.mark.parametrize("shard", half(100, 102))
 def test_values_of_the_compiled_loop(shard):
     """What ``perform`` compiles for the other linkers."""
     explore(loops(), lambda case: assert_values(case, ("c", "numba")), shard, 10)
 
 
-@pytest.mark.parametrize("shard", range(400, 402))
+@pytest.mark.parametrize("shard", half(400, 402))
 def test_values_of_c_code(shard):
     """What the C linker runs: C code where a loop has some."""
     explore(loops(), lambda case: assert_values(case, ("c", "auto")), shard, 12)
@@ -152,13 +136,13 @@ def test_gradients_of_c_code():
     explore(FLOAT_LOOPS, lambda case: assert_gradients(case, ("c", "auto")), 402, 6)
 
 
-@pytest.mark.parametrize("shard", range(200, 207))
+@pytest.mark.parametrize("shard", half(200, 208))
 def test_gradients(shard):
     linkers = ("py", "python"), ("c", "python")
     explore(FLOAT_LOOPS, lambda case: assert_gradients(case, *linkers), shard, 25)
 
 
-@pytest.mark.parametrize("shard", range(300, 303))
+@pytest.mark.parametrize("shard", half(300, 304))
 def test_gradients_of_the_compiled_loop(shard):
     linkers = ("c", "numba"), ("numba", "auto")
     explore(FLOAT_LOOPS, lambda case: assert_gradients(case, *linkers), shard, 4)

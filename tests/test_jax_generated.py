@@ -13,8 +13,8 @@ from hypothesis import assume
 
 import scanlib
 from tests.checks import assert_same
+from tests.exploration import MARGIN, explore, half
 from tests.strategies import DIFFERENTIABLE, loops, with_inputs_only
-from tests.test_generated import MARGIN, explore
 
 pytest.importorskip("jax", reason="jax is not installed")
 
@@ -40,7 +40,7 @@ def results(inputs, outputs):
     return first, any(type(node.op).__module__.startswith("scanlib.ops") for node in nodes)
 
 
-@pytest.mark.parametrize("shard", range(500, 502))
+@pytest.mark.parametrize("shard", half(500, 502))
 def test_values(shard):
     def check(case):
         values = case.values()
@@ -57,7 +57,7 @@ def test_values(shard):
     explore(loops(), check, shard, 20)
 
 
-@pytest.mark.parametrize("shard", range(503, 504))
+@pytest.mark.parametrize("shard", half(502, 504))
 def test_gradients(shard):
     """Those of the plain mode are held against finite differences elsewhere."""
 

@@ -25,12 +25,12 @@ from examples.recipes import (
     sir,
     state_space,
 )
-from tests.modes import MODES
+from tests.modes import C_LINKER
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.py") if not path.stem.startswith("_"))
-MODE = MODES["c"]
+MODE = C_LINKER
 rng = np.random.default_rng(20)
 
 

@@ -1,0 +1,38 @@
+"""Random loops in tests: which of them a run takes, and which are too close to call."""
+
+import sys
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from tests.loops import LoopCase
+
+# How close to the other branch a comparison may come before rounding could decide it.
+MARGIN = 1e-4
+
+
+def half(first: int, stop: int) -> range:
+    """Return every other seed: those that one end of the supported Pythons takes.
+
+    The other end takes the rest, so that a run over both sees each loop once.
+    """
+    return range(first + sys.version_info.minor // 2 % 2, stop, 2)
+
+
+def explore(
+    strategy: SearchStrategy,
+    check: Callable[[LoopCase], None],
+    shard: int,
+    examples: int,
+    *suppressed: HealthCheck,
+) -> None:
+    """Run `check` on the examples of one shard, as many times more as the profile asks for."""
+    profile = settings()
+
+    @settings(max_examples=examples * profile.max_examples // 100, suppress_health_check=suppressed)
+    @given(strategy)
+    def run(case):
+        check(case)
+
+    (seed(shard)(run) if profile.derandomize else run)()
