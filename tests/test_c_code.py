@@ -17,7 +17,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
 from tests.c_loops import compiled, trace, uniform
 from tests.checks import assert_same
-from tests.modes import C_LINKER
+from tests.modes import MODES
 from tests.reference import reference_scan
 
 
@@ -145,7 +145,7 @@ class TestCode:
         half = Elemwise(Half(ps.upgrade_to_float, name="half"))
         x = pt.dvector("x")
         y = trace(lambda x, y: half(y) + x, sequences=x, outputs_info=0.0)
-        function = pytensor.function([x], y, mode=C_LINKER)
+        function = pytensor.function([x], y, mode=MODES["c"])
         (op,) = (n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan))
         with pytest.raises(NoCCodeError, match="has no C code"):
             op.print_code()
@@ -157,7 +157,7 @@ class TestCode:
         y = trace(lambda x, y: pt.sin(y) + x, sequences=x, outputs_info=0.0)
         compiled([x], y)  # its module is known from here on
         with pytensor.config.change_flags(scanlib__perform="python"):
-            function = pytensor.function([x], y, mode=C_LINKER)
+            function = pytensor.function([x], y, mode=MODES["c"])
             nodes = function.maker.fgraph.toposort()
             for node, thunk in zip(nodes, function.vm.thunks, strict=True):
                 assert not (isinstance(node.op, ElemwiseScan) and hasattr(thunk, "cthunk"))
@@ -191,7 +191,7 @@ class TestCode:
         """A result of one call is not overwritten by the next."""
         x, start = pt.dmatrix("x"), pt.dvector("start")
         y = trace(lambda x, y: x * y + 1, sequences=x, outputs_info=start)
-        function = pytensor.function([x, start], [y, y[-1] * 2], mode=C_LINKER)
+        function = pytensor.function([x, start], [y, y[-1] * 2], mode=MODES["c"])
         first = function(uniform(5, 3), uniform(3))
         kept = [value.copy() for value in first]
         second = function(uniform(5, 3, seed=7), uniform(3, seed=8))

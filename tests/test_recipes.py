@@ -25,12 +25,12 @@ from examples.recipes import (
     sir,
     state_space,
 )
-from tests.modes import C_LINKER
+from tests.modes import MODES
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.py") if not path.stem.startswith("_"))
-MODE = C_LINKER
+MODE = MODES["c"]
 rng = np.random.default_rng(20)
 
 
