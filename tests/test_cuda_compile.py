@@ -16,6 +16,7 @@ from scanlib.backends.cuda.compiler import (
     find_nvcc,
     find_nvrtc,
 )
+from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear_launch import LinearKernels
 from scanlib.backends.cuda.schedule import choose
@@ -40,6 +41,19 @@ def kernels(inputs, outputs):
     return [KernelLoop(op) for op in ops if isinstance(op, ElemwiseScan)]
 
 
+def launched(loop, *shape):
+    """Return the names of the kernels that a call launches, of arrays of one shape."""
+    inputs = loop.parameters.inputs
+    shapes = [shape if array.lead and array.name in loop.writer.plan.outer.sequences
+              else (1, *shape[1:])[1 - array.lead :] for array in inputs]  # fmt: skip
+    sizes = geometry(loop.writer, shapes)
+    arrays = zip([*shapes, *sizes.outputs], [*inputs, *loop.parameters.outputs], strict=True)
+    strides = [np.empty(0, array.dtype).itemsize * np.ones(len(own), int) for own, array in arrays]
+    unit = loop.of(sizes, 132)
+    call = unit.call(sizes, [tuple(own.tolist()) for own in strides], 132)
+    return [unit.names[one.kernel] for one in call.launches]
+
+
 def half_precision():
     a, b, h0 = (pt.tensor(name, dtype="float16", shape=(None,) * n) for name, n in
                 (("a", 2), ("b", 2), ("h0", 1)))  # fmt: skip
@@ -59,7 +73,10 @@ def sources():
     found["places in rows"] = kernels(*rows())
     found["places, until"] = kernels(*until_accepted())
     assert all(found.values())
-    return {name: [loop.source for loop in loops] for name, loops in found.items()}
+    return {
+        name: [loop.unit(unit).source for loop in loops for unit in loop.writer.units()]
+        for name, loops in found.items()
+    }
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -108,7 +125,7 @@ def test_compilers(sources, find):
     if found is None:
         pytest.skip(f"no {find.__name__.removeprefix('find_')} on this machine")
     assert found.version.startswith(find.__name__.removeprefix("find_"))
-    assert b"walk" in found.compile(sources["affine-f32"][0], "sm_90")
+    assert b"walk" in found.compile(sources["affine-f32"][1], "sm_90")
 
 
 def test_what_does_not_compile_says_why():
@@ -160,8 +177,8 @@ class TestSchedule:
     """132 multiprocessors; blocks of 256 threads with 16 steps each."""
 
     @staticmethod
-    def choose(steps, channels, composes=True, processors=132):
-        return choose(steps, channels, processors, composes, 256, 16)
+    def choose(steps, channels, composes=True, processors=132, **more):
+        return choose(steps, channels, processors, composes, 256, 16, **more)
 
     def test_many_channels_have_one_thread_each(self):
         plan = self.choose(65_536, 8 * 1536)
@@ -180,10 +197,26 @@ class TestSchedule:
 
     def test_few_long_rows_are_cut(self):
         plan = self.choose(10**8, 1)
+        assert (plan.kind, plan.lanes, plan.chunk) == ("look-back", 1, 4096)
+        plan = self.choose(10**6, 64)
+        assert (plan.kind, plan.lanes, plan.chunk) == ("look-back", 8, 512)
+
+    def test_few_long_rows_are_cut_otherwise_where_blocks_may_not_look_back(self):
+        plan = self.choose(10**8, 1, look_back=False)
         assert (plan.kind, plan.lanes) == ("chunks", 1)
         assert 3 * 132 < plan.chunks <= 4 * 132
-        plan = self.choose(10**6, 64)
+        plan = self.choose(10**6, 64, look_back=False)
         assert (plan.kind, plan.lanes) == ("chunks", 8)
+        assert choose(10**6, 64, 132, True, 64, 2).kind == "look-back"  # 64 steps in a block
+        assert choose(10**6, 64, 132, True, 64, 1).kind == "chunks"
+
+    def test_the_flag_keeps_blocks_from_looking_back(self):
+        (loop,) = kernels(*FAMILIES["affine-f32"].render())
+        for look_back, wanted in ((True, "look_back_dense"), (False, "walk")):
+            with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
+                names = launched(loop, 10**7)
+            assert wanted in names
+            assert names[0] == ("reset" if look_back else "summarize")
 
     def test_short_rows_are_not(self):
         assert self.choose(10_000, 1).kind == "rows"
@@ -198,9 +231,10 @@ class TestSchedule:
             assert (plan.chunks - 1) * plan.chunk < max(steps, 1) <= plan.chunks * plan.chunk
             assert plan.lanes in (1, 2, 4, 8, 16, 32)
             assert plan.lanes < 2 * count
-            if plan.kind == "chunks":
+            if plan.kind in ("chunks", "look-back"):
+                stretches = plan.chunk / (256 // plan.lanes * 16)
                 assert plan.chunks > 1
-                assert plan.chunk % (256 // plan.lanes * 16) == 0
+                assert stretches == (1 if plan.kind == "look-back" else int(stretches))
 
 
 @pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])

@@ -9,7 +9,8 @@ template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp ite
   SCANLIB_EACH(t) {
     Total total = 0;
     for (npy_intp k = t; k < count; k += SCANLIB_THREADS)
-      total += S::part(p, S::place(p, item, k % inner, k / inner));
+      total += S::part(p, inner == 1 ? S::place(p, item, 0, k) /* divisions take long */
+                                     : S::place(p, item, k % inner, k / inner));
     shared[t] = total;
   }
   SCANLIB_SYNC();
