@@ -15,12 +15,14 @@ from unittest import mock
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 
+import scanlib
 from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
-from scanlib.backends.cuda.launch import KernelLoop, Kernels
+from scanlib.backends.cuda.launch import KernelLoop, Kernels, LoopUnit
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import elemwise_scan
@@ -163,6 +165,27 @@ def small_blocks():
         return (256, 1) if loop.composed is None else (64, 2)
 
     return mock.patch.object(LoopWriter, "_block", block)
+
+
+def names_of_launches(monkeypatch) -> list[str]:
+    """Return a list to which the names of the kernels of all further calls are added."""
+    names, usual = [], LoopUnit.call
+
+    def call(unit, *arguments):
+        planned = usual(unit, *arguments)
+        names.extend(unit.names[one.kernel] for one in planned.launches)
+        return planned
+
+    monkeypatch.setattr(LoopUnit, "call", call)
+    return names
+
+
+def long_series():
+    """A series of many steps and its gradients, and what computes them: 20 stretches of a block."""
+    x, a, h0 = pt.dvector("x"), pt.dscalar("a"), pt.dscalar("h0")
+    h = scanlib.scan(lambda x, h, a: a * h + x, x, h0, a, return_updates=False)
+    outputs = [h, *pytensor.grad((h**2).sum(), [x, a, h0])]
+    return [x, a, h0], outputs, [np.sin(np.arange(40_000.0)), np.array(0.97), np.array(2.0)]
 
 
 class EmulatedLoop:

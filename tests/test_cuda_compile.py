@@ -22,6 +22,7 @@ from scanlib.backends.cuda.linear_launch import LinearKernels
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from tests.cubin import resources
 from tests.families import FAMILIES
 from tests.modes import MODES
 from tests.test_cuda_kernels import channels
@@ -89,6 +90,68 @@ def test_every_instance_compiles(sources, architecture):
         for text in texts:
             code = found.compile(text, architecture)
             assert code[:4] == b"\x7fELF", name
+
+
+def ptx(nvrtc, source):
+    """Return what a translation unit is before it is made for one architecture."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    library = nvrtc.library
+    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"", 0, None, None)
+    options = [b"--gpu-architecture=compute_80", b"--device-as-default-execution-space"]
+    options += [option.encode() for option in compiler.OPTIONS]
+    assert not library.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
+    library.nvrtcGetPTXSize(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetPTX(program, text)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return text.value.decode()
+
+
+@pytest.fixture(scope="module")
+def looking_back():
+    """The units with kernels that look back, of loops of several kinds."""
+    names = "affine-f32", "affine", "affine-complex", "extremes", "log-affine"
+    loops = [loop for name in names for loop in kernels(*FAMILIES[name].render())]
+    loops += kernels(*channels())
+    return [loop.unit("look_back") for loop in loops if "look_back" in loop.writer.units()]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.slow
+def test_kernels_that_look_back_fit_into_registers(looking_back, architecture):
+    found = find_nvrtc() or find_nvcc()
+    if found is None:
+        pytest.skip("neither NVRTC nor nvcc on this machine")
+    for unit in looking_back:
+        used = resources(found.compile(unit.source, architecture))
+        for name in ("look_back", "look_back_dense"):
+            assert used[name]["registers"] <= 128
+            assert used[name]["stack"] <= 64  # 16 numbers: what lives long, at most
+
+
+def test_kernels_that_look_back_wait_for_what_is_published(looking_back):
+    """Flags are stored after values and loaded before them; one channel moves in large steps."""
+    found = find_nvrtc()
+    if found is None:
+        pytest.skip("no NVRTC on this machine")
+    entries = ptx(found, looking_back[0].source).split(".visible .entry ")
+    dense, spread = (
+        next(text for text in entries if text.startswith(f"{name}("))
+        for name in ("look_back_dense", "look_back")
+    )
+    for text in (dense, spread):
+        assert text.count("st.release.gpu") >= 3
+        assert text.count("ld.acquire.gpu") >= text.count("st.release.gpu")
+        assert "atom.global.add" in text or "atom.add" in text
+        assert "ld.global.nc.f32" in text
+        assert "ld.shared.v4.f32" in text
+        assert "ld.v4.f32" in text or "ld.global.v4.f32" in text  # what others have published
+        assert "st.v4.f32" in text or "st.global.v4.f32" in text
+    # Places of one channel are constants apart: they take no arithmetic.
+    steps = [line for line in dense.splitlines() if "ld.global.nc.f32" in line]
+    assert sum("+" in line for line in steps) >= 30
 
 
 REAL, FIXED = LinearScan("real", "steps"), LinearScan("real", "fixed", "right", reverse=True)
@@ -242,7 +305,12 @@ def test_explain_tells_of_kernels(mode):
     pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])
     inputs, output = FAMILIES["affine-f32"].render()
     function = pytensor.function(inputs, output, mode=mode)
-    assert "as kernels on CUDA devices" in scanlib.explain(function).loops[0].runs
+    cut = "as kernels on CUDA devices, where few rows of many steps are read "
+    assert f"{cut}once; " in scanlib.explain(function).loops[0].runs
+    with pytensor.config.change_flags(scanlib__cuda_look_back=False):
+        assert f"{cut}twice; " in scanlib.explain(function).loops[0].runs
+    several = pytensor.function(*FAMILIES["arma"].render(), mode=mode)
+    assert "as kernels on CUDA devices; " in scanlib.explain(several).loops[0].runs
     with pytensor.config.change_flags(scanlib__cuda=False):
         assert "CUDA" not in scanlib.explain(function).loops[0].runs
     far = pytensor.function(*FAMILIES["far"].render(), mode=mode)

@@ -5,6 +5,7 @@ have many of them. Between what a block does, it sleeps now and then, so that ot
 """
 
 import ctypes
+import subprocess
 from unittest import mock
 
 import numpy as np
@@ -240,3 +241,53 @@ def test_the_usual_sizes_of_blocks(blocks):
             values = rows(steps, channels, "float32")
             np.testing.assert_allclose(function(*values), plain(*values), rtol=2e-4, atol=1e-5)
         assert KernelLoop(ran[-1]).writer.threads == 256
+
+
+MAIN = r"""
+#include <cstdio>
+#include <vector>
+int main() {
+  const long steps = 20000, channels = 3, chunks = (steps + 63) / 64;
+  std::vector<float> a(steps * channels, 0.9f), b(a), start(channels, 0.5f);
+  std::vector<float> h(a.size() + channels);
+  a[7777] = 1e30f;
+  std::vector<char> summaries(2 * chunks * channels * 16), states(chunks * channels * 8);
+  std::vector<int> flags(1 + channels * (1 + 3 * chunks), -1);
+  Params p;
+  memset(&p, 0, sizeof p);
+  p.steps = steps, p.channels = p.n0 = channels, p.chunk = 64, p.chunks = chunks;
+  p.lanes = 2, p.lane_bits = 1;
+  PLACES
+  p.summaries = (npy_intp)summaries.data();
+  p.states = (npy_intp)states.data();
+  p.flags = (npy_intp)flags.data();
+  reset(flags.size() / 64 + 1, 64, &p);
+  look_back(2 * chunks, 64, &p);
+  mend(1, 32, &p);
+  printf("%d\n", scanlib_waits > 0 && fabs(h.back() - 9) < 1e-3);
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_what_blocks_share_is_ordered_by_flags(tmp_path, sanitizer):
+    """A program of the kernels alone, in which the compiler's sanitizer finds no race."""
+    with emulated(forced("look-back")) as (mode, ran):
+        affine_of("float32", mode)(*rows(3, 3, "float32"))
+    writer = KernelLoop(ran[0]).writer
+    names = [*writer.plan.outer.sequences, *writer.plan.outer.initials, "h0"]
+    places = "".join(
+        f"p.{name} = (npy_intp){own}.data(), p.{name}_t = 4 * channels, p.{name}_0 = 4;"
+        for name, own in zip(names, ("a", "b", "start", "h"), strict=True)
+    )
+    source, program = tmp_path / "loop.cpp", tmp_path / "loop"
+    source.write_text(writer.write("look_back") + MAIN.replace("PLACES", places))
+    command = [pytensor.config.cxx, "-O1", "-std=c++17", "-w", "-fwrapv", *FLAGS]
+    made = subprocess.run([*command, f"-fsanitize={sanitizer}", source, "-o", program, "-lpthread"])
+    if made.returncode:
+        pytest.skip("the compiler has no such sanitizer")
+    done = subprocess.run([program], capture_output=True, text=True)
+    if "FATAL" in done.stderr:
+        pytest.skip("the sanitizer does not run on this machine")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

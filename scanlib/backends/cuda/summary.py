@@ -16,7 +16,9 @@ def write_summary(loop: LoopWriter, composed: list[Composed]) -> None:
     """Write ``Summary``, and how it is made, composed, applied and trusted."""
     n = loop.signature.n_states
     values = [f"r{c.part}_1" if c.part < n else f"c{c.part - n}" for c in composed]
-    loop.struct("Summary", [(c.template, f"f{k}") for k, c in enumerate(composed)])
+    loop.struct("Functions", [(c.template, f"f{k}") for k, c in enumerate(composed)])
+    even = "sizeof(Functions) % 16 == 0 ? 16 : alignof(Functions)"  # read by few instructions
+    loop.source.line(f"struct alignas({even}) Summary : Functions {{}};")
     write_lift(loop, composed)
     write_apply(loop, values)
     write_moderate(loop, composed, values)

@@ -71,7 +71,7 @@ static inline void scanlib_rest() {
   sched_yield();
 }
 static inline void scanlib_shake() {
-  if (!scanlib_seed) return;
+  if (!__atomic_load_n(&scanlib_seed, __ATOMIC_RELAXED)) return;
   const npy_uint32 drawn = __atomic_add_fetch((npy_uint32 *)&scanlib_seed, 2, __ATOMIC_RELAXED);
   const npy_uint32 mixed = (drawn * 2654435769u) >> 20;
   const timespec some = {0, (long)(mixed % 64) * 1000};
