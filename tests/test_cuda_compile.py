@@ -131,12 +131,13 @@ def test_kernels_that_look_back_fit_into_registers(looking_back, architecture):
             assert used[name]["stack"] <= 64  # 16 numbers: what lives long, at most
 
 
-def test_kernels_that_look_back_wait_for_what_is_published(looking_back):
+def test_kernels_that_look_back_wait_for_what_is_published():
     """Flags are stored after values and loaded before them; one channel moves in large steps."""
     found = find_nvrtc()
     if found is None:
         pytest.skip("no NVRTC on this machine")
-    entries = ptx(found, looking_back[0].source).split(".visible .entry ")
+    (loop,) = kernels(*FAMILIES["affine-f32"].render())
+    entries = ptx(found, loop.unit("look_back").source).split(".visible .entry ")
     dense, spread = (
         next(text for text in entries if text.startswith(f"{name}("))
         for name in ("look_back_dense", "look_back")
