@@ -86,10 +86,17 @@ def test_every_instance_compiles(sources, architecture):
     found = find_nvrtc() or find_nvcc()
     if found is None:
         pytest.skip("neither NVRTC nor nvcc on this machine")
+    seen = set()
     for name, texts in sources.items():
         for text in texts:
             code = found.compile(text, architecture)
             assert code[:4] == b"\x7fELF", name
+            for kernel, used in resources(code).items():
+                if kernel.startswith("look_back"):
+                    seen.add(kernel)
+                    assert used["registers"] <= 128, (name, kernel)
+                    assert used["stack"] <= 64, (name, kernel)  # a few numbers that live long
+    assert seen == {"look_back", "look_back_dense"}
 
 
 def ptx(nvrtc, source):
@@ -107,28 +114,6 @@ def ptx(nvrtc, source):
     library.nvrtcGetPTX(program, text)
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return text.value.decode()
-
-
-@pytest.fixture(scope="module")
-def looking_back():
-    """The units with kernels that look back, of loops of several kinds."""
-    names = "affine-f32", "affine", "affine-complex", "extremes", "log-affine"
-    loops = [loop for name in names for loop in kernels(*FAMILIES[name].render())]
-    loops += kernels(*channels())
-    return [loop.unit("look_back") for loop in loops if "look_back" in loop.writer.units()]
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.slow
-def test_kernels_that_look_back_fit_into_registers(looking_back, architecture):
-    found = find_nvrtc() or find_nvcc()
-    if found is None:
-        pytest.skip("neither NVRTC nor nvcc on this machine")
-    for unit in looking_back:
-        used = resources(found.compile(unit.source, architecture))
-        for name in ("look_back", "look_back_dense"):
-            assert used[name]["registers"] <= 128
-            assert used[name]["stack"] <= 64  # 16 numbers: what lives long, at most
 
 
 def test_kernels_that_look_back_wait_for_what_is_published():
