@@ -6,9 +6,10 @@ First all kinds of loops, with their gradients, run by all schedules on fresh ra
 are held against the same loops in float64 on the CPU; then all forms of matrix recurrences
 (`gpu_linear`). What a kernel writes is poisoned before, and every loop runs twice: the results must
 be the same, bit by bit. Then come times, bytes (each input read once, each result written once),
-the fraction of the bandwidth of a copy, and the ratio to other packages where they import. It takes
-less than eight minutes, and needs a driver and NVRTC or nvcc; PyTorch and JAX are used where they
-see the device.
+the fraction of the bandwidth of a copy, and the ratio to other packages where they import. Loops
+over few long rows are checked and timed in both ways: in one pass, in which blocks look back, and
+in several (``chunks``). It takes less than eight minutes, and needs a driver and NVRTC or nvcc;
+PyTorch and JAX are used where they see the device.
 """
 
 import argparse
@@ -36,8 +37,11 @@ from benchmarks.gpu_results import (
 )
 from scanlib.backends.cuda.compiler import NoCompilerError, find_compiler
 from scanlib.backends.cuda.driver import Driver, DriverError
+from scanlib.backends.cuda.geometry import geometry
+from scanlib.backends.cuda.launch import schedule_of
 
 BUDGET = 450  # seconds
+FEW_LONG = 10_000  # steps for each channel
 
 
 def linear(a: Any, b: Any, h: Any) -> Any:
@@ -87,12 +91,16 @@ STEPS: dict[str, Callable[..., Any]] = {
 }
 # So many steps and channels that all schedules are taken, on devices of all sizes.
 SHAPES = [(0, 3), (1, 5), (1021, 7), (4097, 1), (70_000, 3), (300, 20_000), (9_001, 700)]
+LONG = [(300_001, 7), (20_000_003, 1)]  # so many blocks that look back that regions have an end
+CHECKED_LONG = [("affine", "float32"), ("log-affine", "float64")]
 TIMED = [  # name, steps, channels, dtype
     ("affine", 65_536, 12_288, "float32"),
     ("affine", 1_000_000, 64, "float32"),
     ("affine", 100_000_000, 1, "float32"),
     ("affine", 1_000_000, 64, "float64"),
     ("affine", 1_000_000, 64, "float16"),
+    ("affine", 30_000_000, 4, "float32"),
+    ("affine", 1_000_000, 1, "float32"),
     ("log-affine", 1_000_000, 64, "float32"),
     ("maximum", 100_000_000, 1, "float32"),
     ("tanh", 4_096, 262_144, "float32"),
@@ -132,6 +140,12 @@ def values(steps: int, channels: int, rng: np.random.Generator) -> list[np.ndarr
     return [rng.uniform(-0.95, 0.95, shape), rng.normal(size=shape), rng.normal(size=channels)]
 
 
+def ways(shape: tuple[int, int]) -> list[bool]:
+    """Return whether blocks look back: where rows are few and long, they do and do not."""
+    steps, channels = shape
+    return [True, False] if steps >= FEW_LONG * channels else [True]
+
+
 def check(
     device: Device, names: Sequence[str], shapes: Sequence[tuple[int, int]]
 ) -> Iterator[Check]:
@@ -142,12 +156,13 @@ def check(
         for dtype in TOLERANCE:
             with on_device(device) as (mode, ran):
                 function = compiled(name, dtype, mode)
-                for shape in shapes:
+                for shape in [*shapes, *(LONG if (name, dtype) in CHECKED_LONG else [])]:
                     given = [value.astype(dtype) for value in values(*shape, rng)]
-                    actual = function(*given)
                     expected = on_cpu(*(value.astype("float64") for value in given))
-                    errors = map(error_of, actual, expected)
-                    yield Check(name, dtype, shape, max(errors))
+                    for look_back in ways(shape):
+                        with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
+                            errors = map(error_of, function(*given), expected)
+                            yield Check(name, dtype, shape, max(errors))
                 if not ran:
                     raise AssertionError(f"{name}: no loop ran on the device")
 
@@ -167,12 +182,19 @@ def timings(
             else (1, channels)
             for array in kernels.parameters.inputs
         ]  # fmt: skip
-        with prepared(device, kernels, shapes) as (loop, places):
-            for place, shape in zip(places, shapes, strict=True):
-                fill(device, place, int(np.prod(shape)), dtype, rng)
-            seconds = device.seconds(loop.run)
         moved = arrays * item * steps * channels
-        yield Timing(name, dtype, (steps, channels), seconds, moved, moved / seconds / bandwidth)
+        for look_back in ways((steps, channels)):
+            with (
+                pytensor.config.change_flags(scanlib__cuda_look_back=look_back),
+                prepared(device, kernels, shapes) as (loop, places),
+            ):
+                sizes = geometry(kernels.writer, shapes)
+                kind = schedule_of(kernels.writer, sizes, device.processors).kind
+                for place, shape in zip(places, shapes, strict=True):
+                    fill(device, place, int(np.prod(shape)), dtype, rng)
+                seconds = device.seconds(loop.run)
+            fraction = moved / seconds / bandwidth
+            yield Timing(name, dtype, (steps, channels), seconds, moved, fraction, kind)
 
 
 def find_device() -> Device | str:

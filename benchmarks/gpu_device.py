@@ -186,6 +186,7 @@ def prepared(
         What `geometry` returns, if it is not to be asked.
     """
     sizes = geometry(kernels.writer, shapes) if sizes is None else sizes
+    kernels = kernels.of(sizes, device.processors)
     arrays = [*kernels.parameters.inputs, *kernels.parameters.outputs]
     items = [np.dtype(array.dtype).itemsize for array in arrays]
     every = [*shapes, *sizes.outputs]

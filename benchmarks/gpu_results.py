@@ -24,7 +24,10 @@ class Check:
 
 @dataclass
 class Timing:
-    """One loop: its time, the bytes it has to move, and the fraction of a copy's bandwidth."""
+    """One loop: its time, the bytes it has to move, and the fraction of a copy's bandwidth.
+
+    `schedule` says how it is walked, where there is a choice.
+    """
 
     name: str
     dtype: str
@@ -32,6 +35,7 @@ class Timing:
     seconds: float
     bytes: int
     fraction: float
+    schedule: str = ""
 
 
 def error_of(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -63,11 +67,12 @@ def print_checks(checks: Iterator[Check]) -> bool:
 
 def print_timings(found: Iterator[Timing]) -> None:
     """Print a row for each; sizes of matrices stand behind the number of channels."""
-    print("| loop | dtype | steps x channels | ms | GB | of a copy |\n|---|---|---|---|---|---|")
+    print("| loop | dtype | steps x channels | schedule | ms | GB | of a copy |")
+    print("|---|---|---|---|---|---|---|")
     for one in found:
         shape = " x ".join(f"{size:,}" for size in one.shape)
         print(
-            f"| {one.name} | {one.dtype} | {shape} | {one.seconds * 1e3:.3f} | "
+            f"| {one.name} | {one.dtype} | {shape} | {one.schedule} | {one.seconds * 1e3:.3f} | "
             f"{one.bytes / 1e9:.3f} | {one.fraction:.2f} |",
             flush=True,
         )

@@ -15,13 +15,16 @@ from unittest import mock
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 
+import scanlib
 from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
-from scanlib.backends.cuda.launch import KernelLoop
-from scanlib.backends.cuda.schedule import Schedule, choose
+from scanlib.backends.cuda.launch import KernelLoop, Kernels, LoopUnit
+from scanlib.backends.cuda.printer import LoopWriter
+from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import elemwise_scan
 from scanlib.ops.c_code import NoCCodeError
 
@@ -119,7 +122,7 @@ def compile_for_host(*flags: str):
     return compile_kernels
 
 
-def walked_again(kernels: KernelLoop) -> int:
+def walked_again(kernels: Kernels) -> int:
     """Return how many stretches were walked by one thread since the last question."""
     count = ctypes.c_longlong.in_dll(
         ctypes.CDLL(str(host_library(kernels.source))), "scanlib_walked_again"
@@ -140,16 +143,49 @@ def launches() -> int:
 def forced(kind: str, lanes: int = 4, chunks: int = 3):
     """Return a `choose` that always takes one schedule, however short the loop."""
 
-    def choose_kind(steps, channels, processors, composes, threads, items):
+    def choose_kind(steps, channels, processors, composes, threads, items, look_back=True):
         if not composes or kind == "serial":
             return choose(steps, channels, processors, False, threads, items)
-        stretch = threads // lanes * items
+        own = min(lanes, threads // SLOTS) if kind == "look-back" else lanes
+        stretch = threads // own * items
         chunk = max(1, -(-steps // (chunks * stretch))) * stretch
+        if kind == "look-back":
+            return Schedule(kind, own, stretch, max(1, -(-steps // stretch)), threads, 0)
         if kind == "rows" or steps <= chunk:
             return Schedule("rows", lanes, max(steps, 1), 1, threads, 0)
         return Schedule("chunks", lanes, chunk, -(-steps // chunk), threads, 0)
 
     return choose_kind
+
+
+def small_blocks():
+    """Make blocks that share steps small: 64 threads, and two steps of each at a time."""
+
+    def block(loop):
+        return (256, 1) if loop.composed is None else (64, 2)
+
+    return mock.patch.object(LoopWriter, "_block", block)
+
+
+def names_of_launches(monkeypatch) -> list[str]:
+    """Return a list to which the names of the kernels of all further calls are added."""
+    names, usual = [], LoopUnit.call
+
+    def call(unit, *arguments):
+        planned = usual(unit, *arguments)
+        names.extend(unit.names[one.kernel] for one in planned.launches)
+        return planned
+
+    monkeypatch.setattr(LoopUnit, "call", call)
+    return names
+
+
+def long_series():
+    """A series of many steps and its gradients, and what computes them: 20 stretches of a block."""
+    x, a, h0 = pt.dvector("x"), pt.dscalar("a"), pt.dscalar("h0")
+    h = scanlib.scan(lambda x, h, a: a * h + x, x, h0, a, return_updates=False)
+    outputs = [h, *pytensor.grad((h**2).sum(), [x, a, h0])]
+    return [x, a, h0], outputs, [np.sin(np.arange(40_000.0)), np.array(0.97), np.array(2.0)]
 
 
 class EmulatedLoop:
@@ -169,10 +205,11 @@ class EmulatedLoop:
             for shape, array in zip(sizes.outputs, self.kernels.parameters.outputs, strict=True)
         ]
         strides = [array.strides for array in [*arrays, *outputs]]
-        call = self.kernels.call(sizes, strides, self.processors)
+        kernels = self.kernels.of(sizes, self.processors)
+        call = kernels.call(sizes, strides, self.processors)
         works = [np.full(size, 0xA5, np.uint8) for size in call.works]
         addresses = [array.ctypes.data for array in [*arrays, *outputs, *works]]
-        handles = self.kernels.handles(self.driver, self.driver.context_of(0))
+        handles = kernels.handles(self.driver, self.driver.context_of(0))
         launching.launch(self.driver, handles, call, addresses, 0)
         count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
         results, more = outputs[:count], outputs[count:]

@@ -36,12 +36,16 @@ def test_checks_and_times(device, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "find_device", lambda: device)
     monkeypatch.setattr(gpu, "SHAPES", [(0, 3), (37, 3), (600, 200)])
     monkeypatch.setattr(gpu, "TIMED", [("affine", 500_000, 12, "float32"),
+                                       ("affine", 400_000, 1, "float32"),
                                        ("tanh", 50, 7, "float32")])  # fmt: skip
+    monkeypatch.setattr(gpu, "LONG", [(70_000, 1)])
     loops = ["affine", "tanh", "until", "lookup"]
     assert gpu.main(["--loops", *loops, "--no-peers"]) == 0
     printed = capsys.readouterr().out
     assert "an emulator, 2 multiprocessors, sm_90" in printed
-    assert "36 checks, all passed." in printed
+    assert "38 checks, all passed." in printed
+    for kind in ("look-back", "chunks"):
+        assert f"| affine | float32 | 400,000 x 1 | {kind} |" in printed
     assert "| tanh | float32 | 50 x 7 |" in printed
     # The emulator has 16 MiB: three arrays of 500,000 rows would not fit.
     (steps,) = [line.split("|")[3] for line in printed.splitlines() if "x 12 |" in line]
@@ -68,6 +72,7 @@ def test_matrix_recurrences(device, monkeypatch, capsys):
 def test_wrong_results_are_found(device, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "find_device", lambda: device)
     monkeypatch.setattr(gpu, "SHAPES", [(20, 3)])
+    monkeypatch.setattr(gpu, "LONG", [])
     monkeypatch.setitem(gpu_results.TOLERANCE, "float32", 1e-12)
     arguments = ["--loops", "affine", "--no-peers", "--no-times"]
     assert gpu.main(arguments) == 1
@@ -86,6 +91,7 @@ def test_runs_that_differ_are_found(device, monkeypatch):
         device.driver.call("cuMemsetD8_v2", *_bytes(addresses[3], count, 8))
 
     monkeypatch.setattr("benchmarks.gpu_device.launch", launch)
+    monkeypatch.setattr(gpu, "LONG", [])
     with pytest.raises(AssertionError, match="two runs of a kernel differ"):
         list(gpu.check(device, ["affine"], [(2, 3)]))
 

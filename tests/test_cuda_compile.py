@@ -16,11 +16,13 @@ from scanlib.backends.cuda.compiler import (
     find_nvcc,
     find_nvrtc,
 )
+from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear_launch import LinearKernels
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from tests.cubin import resources
 from tests.families import FAMILIES
 from tests.modes import MODES
 from tests.test_cuda_kernels import channels
@@ -38,6 +40,19 @@ def kernels(inputs, outputs):
     function = pytensor.function(inputs, outputs, mode=MODES["c"], on_unused_input="ignore")
     ops = [node.op for node in function.maker.fgraph.toposort()]
     return [KernelLoop(op) for op in ops if isinstance(op, ElemwiseScan)]
+
+
+def launched(loop, *shape):
+    """Return the names of the kernels that a call launches, of arrays of one shape."""
+    inputs = loop.parameters.inputs
+    shapes = [shape if array.lead and array.name in loop.writer.plan.outer.sequences
+              else (1, *shape[1:])[1 - array.lead :] for array in inputs]  # fmt: skip
+    sizes = geometry(loop.writer, shapes)
+    arrays = zip([*shapes, *sizes.outputs], [*inputs, *loop.parameters.outputs], strict=True)
+    strides = [np.empty(0, array.dtype).itemsize * np.ones(len(own), int) for own, array in arrays]
+    unit = loop.of(sizes, 132)
+    call = unit.call(sizes, [tuple(own.tolist()) for own in strides], 132)
+    return [unit.names[one.kernel] for one in call.launches]
 
 
 def half_precision():
@@ -59,7 +74,10 @@ def sources():
     found["places in rows"] = kernels(*rows())
     found["places, until"] = kernels(*until_accepted())
     assert all(found.values())
-    return {name: [loop.source for loop in loops] for name, loops in found.items()}
+    return {
+        name: [loop.unit(unit).source for loop in loops for unit in loop.writer.units()]
+        for name, loops in found.items()
+    }
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -68,10 +86,58 @@ def test_every_instance_compiles(sources, architecture):
     found = find_nvrtc() or find_nvcc()
     if found is None:
         pytest.skip("neither NVRTC nor nvcc on this machine")
+    seen = set()
     for name, texts in sources.items():
         for text in texts:
             code = found.compile(text, architecture)
             assert code[:4] == b"\x7fELF", name
+            for kernel, used in resources(code).items():
+                if kernel.startswith("look_back"):
+                    seen.add(kernel)
+                    assert used["registers"] <= 128, (name, kernel)
+                    assert used["stack"] <= 64, (name, kernel)  # a few numbers that live long
+    assert seen == {"look_back", "look_back_dense"}
+
+
+def ptx(nvrtc, source):
+    """Return what a translation unit is before it is made for one architecture."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    library = nvrtc.library
+    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"", 0, None, None)
+    options = [b"--gpu-architecture=compute_80", b"--device-as-default-execution-space"]
+    options += [option.encode() for option in compiler.OPTIONS]
+    assert not library.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
+    library.nvrtcGetPTXSize(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetPTX(program, text)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return text.value.decode()
+
+
+def test_kernels_that_look_back_wait_for_what_is_published():
+    """Flags are stored after values and loaded before them; one channel moves in large steps."""
+    found = find_nvrtc()
+    if found is None:
+        pytest.skip("no NVRTC on this machine")
+    (loop,) = kernels(*FAMILIES["affine-f32"].render())
+    entries = ptx(found, loop.unit("look_back").source).split(".visible .entry ")
+    dense, spread = (
+        next(text for text in entries if text.startswith(f"{name}("))
+        for name in ("look_back_dense", "look_back")
+    )
+    for text in (dense, spread):
+        assert text.count("st.release.gpu") >= 3
+        assert text.count("ld.acquire.gpu") >= text.count("st.release.gpu")
+        assert "atom.global.add" in text or "atom.add" in text
+        assert "ld.global.nc.f32" in text
+        assert "ld.shared.v4.f32" in text
+        assert "ld.v4.f32" in text or "ld.global.v4.f32" in text  # what others have published
+        assert "st.v4.f32" in text or "st.global.v4.f32" in text
+    # Places of one channel are constants apart: they take no arithmetic.
+    steps = [line for line in dense.splitlines() if "ld.global.nc.f32" in line]
+    assert sum("+" in line for line in steps) >= 30
 
 
 REAL, FIXED = LinearScan("real", "steps"), LinearScan("real", "fixed", "right", reverse=True)
@@ -108,7 +174,7 @@ def test_compilers(sources, find):
     if found is None:
         pytest.skip(f"no {find.__name__.removeprefix('find_')} on this machine")
     assert found.version.startswith(find.__name__.removeprefix("find_"))
-    assert b"walk" in found.compile(sources["affine-f32"][0], "sm_90")
+    assert b"walk" in found.compile(sources["affine-f32"][1], "sm_90")
 
 
 def test_what_does_not_compile_says_why():
@@ -160,8 +226,8 @@ class TestSchedule:
     """132 multiprocessors; blocks of 256 threads with 16 steps each."""
 
     @staticmethod
-    def choose(steps, channels, composes=True, processors=132):
-        return choose(steps, channels, processors, composes, 256, 16)
+    def choose(steps, channels, composes=True, processors=132, **more):
+        return choose(steps, channels, processors, composes, 256, 16, **more)
 
     def test_many_channels_have_one_thread_each(self):
         plan = self.choose(65_536, 8 * 1536)
@@ -180,10 +246,26 @@ class TestSchedule:
 
     def test_few_long_rows_are_cut(self):
         plan = self.choose(10**8, 1)
+        assert (plan.kind, plan.lanes, plan.chunk) == ("look-back", 1, 4096)
+        plan = self.choose(10**6, 64)
+        assert (plan.kind, plan.lanes, plan.chunk) == ("look-back", 8, 512)
+
+    def test_few_long_rows_are_cut_otherwise_where_blocks_may_not_look_back(self):
+        plan = self.choose(10**8, 1, look_back=False)
         assert (plan.kind, plan.lanes) == ("chunks", 1)
         assert 3 * 132 < plan.chunks <= 4 * 132
-        plan = self.choose(10**6, 64)
+        plan = self.choose(10**6, 64, look_back=False)
         assert (plan.kind, plan.lanes) == ("chunks", 8)
+        assert choose(10**6, 64, 132, True, 64, 2).kind == "look-back"  # 64 steps in a block
+        assert choose(10**6, 64, 132, True, 64, 1).kind == "chunks"
+
+    def test_the_flag_keeps_blocks_from_looking_back(self):
+        (loop,) = kernels(*FAMILIES["affine-f32"].render())
+        for look_back, wanted in ((True, "look_back_dense"), (False, "walk")):
+            with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
+                names = launched(loop, 10**7)
+            assert wanted in names
+            assert names[0] == ("reset" if look_back else "summarize")
 
     def test_short_rows_are_not(self):
         assert self.choose(10_000, 1).kind == "rows"
@@ -198,9 +280,10 @@ class TestSchedule:
             assert (plan.chunks - 1) * plan.chunk < max(steps, 1) <= plan.chunks * plan.chunk
             assert plan.lanes in (1, 2, 4, 8, 16, 32)
             assert plan.lanes < 2 * count
-            if plan.kind == "chunks":
+            if plan.kind in ("chunks", "look-back"):
+                stretches = plan.chunk / (256 // plan.lanes * 16)
                 assert plan.chunks > 1
-                assert plan.chunk % (256 // plan.lanes * 16) == 0
+                assert stretches == (1 if plan.kind == "look-back" else int(stretches))
 
 
 @pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
@@ -208,7 +291,12 @@ def test_explain_tells_of_kernels(mode):
     pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])
     inputs, output = FAMILIES["affine-f32"].render()
     function = pytensor.function(inputs, output, mode=mode)
-    assert "as kernels on CUDA devices" in scanlib.explain(function).loops[0].runs
+    cut = "as kernels on CUDA devices, where few rows of many steps are read "
+    assert f"{cut}once; " in scanlib.explain(function).loops[0].runs
+    with pytensor.config.change_flags(scanlib__cuda_look_back=False):
+        assert f"{cut}twice; " in scanlib.explain(function).loops[0].runs
+    several = pytensor.function(*FAMILIES["arma"].render(), mode=mode)
+    assert "as kernels on CUDA devices; " in scanlib.explain(several).loops[0].runs
     with pytensor.config.change_flags(scanlib__cuda=False):
         assert "CUDA" not in scanlib.explain(function).loops[0].runs
     far = pytensor.function(*FAMILIES["far"].render(), mode=mode)

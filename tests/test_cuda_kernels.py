@@ -22,6 +22,8 @@ SCHEDULES = {
     "one-row": forced("rows", lanes=1),
     "chunks": forced("chunks", lanes=32, chunks=7),
     "one-chunked-row": forced("chunks", lanes=1, chunks=2),
+    "look-back": forced("look-back", lanes=8),
+    "one-row-looks-back": forced("look-back", lanes=1),
 }
 # Zero, one, primes, and next to the lengths of segments and stretches.
 LENGTHS = (0, 1, 2, 7, 15, 16, 17, 31, 32, 33, 127, 128, 129, 257, 4095, 4096, 4097, 9001)
@@ -164,7 +166,7 @@ def test_half_precision_is_kept_in_memory_only(device):
         np.testing.assert_allclose(actual.astype("f8"), wanted.astype("f8"), rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["rows", "chunks", "one-chunked-row"])
+@pytest.mark.parametrize("kind", ["rows", "chunks", "one-chunked-row", "look-back"])
 def test_order_of_threads_does_not_matter(kind):
     rng = np.random.default_rng(0)
     steps = 3000
@@ -179,7 +181,7 @@ def test_order_of_threads_does_not_matter(kind):
 
 
 class TestExtremeValues:
-    @pytest.fixture(scope="class", params=["rows", "chunks"])
+    @pytest.fixture(scope="class", params=["rows", "chunks", "look-back"])
     def affine(self, request):
         lanes = forced(request.param, lanes=32, chunks=5)
         with emulated(lanes) as (mode, _):
@@ -272,15 +274,15 @@ def test_decay_is_composed(start, noise, most):
     with emulated(forced("rows", lanes=32)) as (mode, ran):
         function = affine_of("float32", mode)
         function(a[:1], a[:1], a[0])
-        walked_again(KernelLoop(ran[0]))
+        walked_again(KernelLoop(ran[0]).unit("walk"))
         b = (noise * b).astype("float32")
         result = function(a, b, np.full(1, start, "float32"))
         expected, allowed = plain_affine(a[:, 0], b[:, 0], np.float32(start))
         assert_same_kind(result[:, 0], expected, allowed)
-        assert walked_again(KernelLoop(ran[0])) <= most
+        assert walked_again(KernelLoop(ran[0]).unit("walk")) <= most
 
 
-@pytest.mark.parametrize("kind", ["rows", "chunks"])
+@pytest.mark.parametrize("kind", ["rows", "chunks", "look-back"])
 def test_extreme_values_of_logarithms(kind):
     a, b, h0 = pt.dmatrix("a"), pt.dmatrix("b"), pt.dvector("h0")
     h = scanlib.scan(lambda a, b, h: pt.logaddexp(h + a, b), [a, b], h0, return_updates=False)

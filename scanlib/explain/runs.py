@@ -114,13 +114,26 @@ def _on_cuda(node: Apply) -> str:
         if isinstance(node.op, LinearScan):
             return _linear_on_cuda(node)
         if isinstance(node.op, ElemwiseScan):
-            from scanlib.backends.cuda.support import check_supported
-
-            check_supported(node.op)
-            return "as kernels on CUDA devices; "
+            return _elementwise_on_cuda(node.op)
     except NoCCodeError:
         pass
     return ""
+
+
+def _elementwise_on_cuda(op: ElemwiseScan) -> str:
+    """Return the same for an elementwise loop.
+
+    Raises
+    ------
+    NoCCodeError
+        If it has no kernel.
+    """
+    from scanlib.backends.cuda.printer import LoopWriter
+
+    if "look_back" not in LoopWriter(op).units():
+        return "as kernels on CUDA devices; "
+    times = "once" if config.scanlib__cuda_look_back else "twice"
+    return f"as kernels on CUDA devices, where few rows of many steps are read {times}; "
 
 
 def _linear_on_cuda(node: Apply) -> str:

@@ -6,9 +6,12 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
+from pytensor.configdefaults import config
 
+from scanlib.backends.cuda.channel import is_dense
 from scanlib.backends.cuda.compiler import compile_kernels
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import Geometry
@@ -18,12 +21,13 @@ from scanlib.backends.cuda.schedule import Schedule, choose
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
 FEW_TERMS = 64  # of a sum that one thread adds up
+RESETS = 256  # threads of a block that clears flags
 MOST_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the kernel's place among `KernelLoop.names`, blocks, threads of a block."""
+    """One launch: the kernel's place among `Kernels.names`, blocks, threads of a block."""
 
     kernel: int
     blocks: int
@@ -82,6 +86,10 @@ class Kernels:
                 self._loaded[context] = driver.load(code, self.names)
         return self._loaded[context]
 
+    def of(self, sizes: Any, processors: int) -> Kernels:
+        """Return the kernels for a call of these sizes."""
+        return self
+
     def pack(
         self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
     ) -> tuple[list[int], list[int]]:
@@ -107,8 +115,13 @@ class Kernels:
         return Launch(self.names.index(name), blocks, threads)
 
 
-class KernelLoop(Kernels):
-    """The kernels of one elementwise loop.
+UNIT = {"rows": "walk", "chunks": "walk", "look-back": "look_back"}  # of each schedule
+
+
+class KernelLoop:
+    """The kernels of one elementwise loop, those of each schedule in a unit of their own.
+
+    A unit is compiled when the first call needs it: of most loops, one ever is.
 
     Parameters
     ----------
@@ -122,7 +135,47 @@ class KernelLoop(Kernels):
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.writer = LoopWriter(op)
-        super().__init__(self.writer.write(), self.writer.kernels(), self.writer.parameters)
+        self.parameters = self.writer.parameters
+        self._units: dict[str, LoopUnit] = {}
+
+    def unit(self, name: str) -> LoopUnit:
+        """Return one of the units that the writer names."""
+        if name not in self._units:
+            self._units[name] = LoopUnit(self.writer, name)
+        return self._units[name]
+
+    def of(self, sizes: Geometry, processors: int) -> LoopUnit:
+        """Return the kernels for a call of these sizes."""
+        kind = schedule_of(self.writer, sizes, processors).kind
+        return self.unit(UNIT.get(kind, self.writer.units()[0]))
+
+    @property
+    def source(self) -> str:
+        """The unit that every loop has, with all of its operations."""
+        return self.unit(self.writer.units()[0]).source
+
+
+def schedule_of(writer: LoopWriter, sizes: Geometry, processors: int) -> Schedule:
+    """Return how a loop is walked."""
+    return choose(
+        sizes.steps, sizes.channels, processors, writer.composed is not None,
+        writer.threads, writer.items, config.scanlib__cuda_look_back,
+    )  # fmt: skip
+
+
+class LoopUnit(Kernels):
+    """The kernels of one elementwise loop for some schedules.
+
+    Parameters
+    ----------
+    writer : LoopWriter
+    name : str
+        One of `writer.units()`.
+    """
+
+    def __init__(self, writer: LoopWriter, name: str) -> None:
+        self.writer = writer
+        super().__init__(writer.write(name), list(writer.kernels(name)), writer.parameters)
 
     def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
         """Return the launches for arguments of known sizes.
@@ -136,10 +189,7 @@ class KernelLoop(Kernels):
             How many multiprocessors the device has.
         """
         writer = self.writer
-        plan = choose(
-            sizes.steps, sizes.channels, processors, writer.composed is not None,
-            writer.threads, writer.items,
-        )  # fmt: skip
+        plan = schedule_of(writer, sizes, processors)
         values = {
             "steps": sizes.steps,
             "channels": sizes.channels,
@@ -155,7 +205,8 @@ class KernelLoop(Kernels):
             for name, (array, axis) in writer.places.strides.items():
                 values[name] = strides[names.index(array)][axis]
         words, slots = self.pack(values, strides)
-        return Call(words, slots, self._works(sizes, plan), self._launches(sizes, plan))
+        dense = sizes.channels == 1 and is_dense(writer, strides)
+        return Call(words, slots, self._works(sizes, plan), self._launches(sizes, plan, dense))
 
     def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
         count = sizes.channels * plan.chunks
@@ -164,12 +215,15 @@ class KernelLoop(Kernels):
             size = max(4, np.dtype(self.writer.arrays[f"z{i}"].dtype).itemsize)
             works.append(sizes.steps * sizes.channels * size)
         if self.writer.composed is not None:
-            several = count if plan.chunks > 1 else 0
-            each = (self.writer.summary_bytes, self.writer.state_bytes, 4)
-            works += [several * size for size in each]
+            several = count if plan.kind in ("chunks", "look-back") else 0
+            functions, flags = several, 0
+            if plan.kind == "look-back":  # of stretches and groups; of states as well
+                functions, flags = 2 * count, flags_of(sizes, plan)
+            works += [functions * self.writer.summary_bytes, several * self.writer.state_bytes]
+            works += [4 * several, 4 * flags]
         return works
 
-    def _launches(self, sizes: Geometry, plan: Schedule) -> list[Launch]:
+    def _launches(self, sizes: Geometry, plan: Schedule, dense: bool) -> list[Launch]:
         if not sizes.channels:
             return []
         tiles = -(-sizes.channels // plan.lanes)
@@ -186,6 +240,12 @@ class KernelLoop(Kernels):
             launches.append(self.launch_of("carry", each, flat))
             launches.append(self.launch_of("walk", tiles * plan.chunks, shared))
             launches.append(self.launch_of("repair", each, flat))
+        if plan.kind == "look-back":
+            name = "look_back_dense" if dense and plan.lanes == 1 else "look_back"
+            resets = -(-flags_of(sizes, plan) // RESETS)
+            launches.append(self.launch_of("reset", resets, RESETS))
+            launches.append(self.launch_of(name, tiles * plan.chunks, shared))
+            launches.append(self.launch_of("mend", -(-sizes.channels // flat), flat))
         if plan.kind == "rows":
             launches.append(self.launch_of("walk", tiles, shared))
         return launches + self._sums(sizes, plan)
@@ -205,6 +265,11 @@ class KernelLoop(Kernels):
             elif items:
                 launches.append(self.launch_of(f"sum_{k}", items, self.writer.threads))
         return launches
+
+
+def flags_of(sizes: Geometry, plan: Schedule) -> int:
+    """Return how many flags blocks need that look back; see `look_back.cuh`."""
+    return 1 + sizes.channels * (1 + 3 * plan.chunks)
 
 
 def launch(

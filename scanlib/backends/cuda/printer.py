@@ -2,7 +2,7 @@
 
 The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of a loop ``L``
 
-``Channel``, ``locate``
+``Channel``, ``locate``, ``advance``, ``dense``
     where the items of one channel are;
 ``Fixed``, ``fix``
     the non-sequences of a channel;
@@ -14,13 +14,14 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
     what is summed over steps and channels;
 ``step``
     one step, made of the C code of PyTensor's scalar Ops; whether the loop ends after it;
-``Summary``, ``lift``, ``compose``, ``apply``, ``moderate``
+``Summary``, ``lift``, ``compose``, ``extend``, ``apply``, ``moderate``
     several steps as one function, for loops whose recurrences compose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from importlib.resources import files
 
 import numpy as np
@@ -28,6 +29,7 @@ from pytensor.graph.basic import Variable
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.c.source import Source
+from scanlib.backends.cuda.channel import whole_sums, write_channel
 from scanlib.backends.cuda.families import composed_recurrences
 from scanlib.backends.cuda.items import write_fixed, write_results, write_rows
 from scanlib.backends.cuda.parameters import Array, Parameters
@@ -42,12 +44,40 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.positions import has_positions, loaded
 
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
+ROWS = 256  # bytes of the rows that a thread keeps, in registers
+LIGHT = 192  # bytes of rows and results with which a thread takes few registers
 LANES = 32
+TEMPLATES = {
+    "until": (),
+    "serial": (),
+    "walk": ("walk", "chunks"),
+    "look_back": ("walk", "chunks", "look_back"),
+}
+UNITS = {
+    "until": ("until",),
+    "serial": ("serial_4", "serial_16"),
+    "walk": ("walk", "summarize", "carry", "repair"),
+    "look_back": ("reset", "look_back", "look_back_dense", "mend"),
+}
+KERNELS = {
+    "until": "FLAT_KERNEL(until, scanlib_until<Loop>(p, index))",
+    "serial_4": "FLAT_KERNEL(serial_4, (scanlib_serial<Loop, 4>(p, index)))",
+    "serial_16": "FLAT_KERNEL(serial_16, (scanlib_serial<Loop, 16>(p, index)))",
+    "walk": "BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))",
+    "summarize": "BLOCK_KERNEL(summarize, scanlib_summarize<Loop>(p, block))",
+    "carry": "FLAT_KERNEL(carry, scanlib_carry<Loop>(p, index))",
+    "repair": "FLAT_KERNEL(repair, scanlib_repair<Loop>(p, index))",
+    "reset": "FLAT_KERNEL(reset, scanlib_reset<Loop>(p, index))",
+    "look_back": "CONCURRENT_KERNEL(look_back, 512, scanlib_look_back<Loop>(given))",
+    "look_back_dense": "CONCURRENT_KERNEL(look_back_dense, SCANLIB_RESIDENT, "
+    "Params p = given; Loop::dense(p); scanlib_look_back<Loop>(p))",
+    "mend": "FLAT_KERNEL(mend, scanlib_mend<Loop>(p, index))",
+}
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 
 
 class LoopWriter:
-    """Writes the translation unit of one loop.
+    """Writes the translation units of one loop: one for schedules that share code.
 
     Parameters
     ----------
@@ -90,7 +120,7 @@ class LoopWriter:
         self.summed = [i for i, axes in reductions if axes]  # outputs
         works = [f"partial{i}" for i in self.sums] + [f"whole{i}" for i in self.summed]
         if self.composed is not None:
-            works += ["summaries", "states", "alarms"]
+            works += ["summaries", "states", "alarms", "flags"]
         more = [] if self.places is None else self.places.names
         self.parameters = Parameters(
             self.layout.ndim, list(self._inputs()), list(self._outputs()), works, more
@@ -141,26 +171,72 @@ class LoopWriter:
         if self.composed is None:
             return 256, 1
         stored = [self.result.states[i] for i in self.traced] + self.result.outputs
-        size = max(_struct_bytes(self.inner.rows), _struct_bytes(stored), 4)
+        rows = _struct_bytes(self.inner.rows)
+        size = max(rows, _struct_bytes(stored), 4)
+        choices = [items for items in (16, 8, 4, 2) if items * rows <= ROWS or items == 2]
         for threads in (256, 128, 64):
-            fixed = threads * (2 * self.summary_bytes + self.state_bytes) + LANES * self.state_bytes
-            fixed += 1024
-            for items in (16, 8, 4, 2):
-                totals = 16 * len(self.sums) * threads
-                if fixed + max(threads * (items + 1) * size, totals) <= SHARED:
-                    if items >= 8 or threads == 64:
+            summaries = (threads + threads // 8 + 2 * (threads // 8 + LANES)) * self.summary_bytes
+            least = max(16 * len(self.sums) * threads, summaries)
+            fixed = (threads + LANES) * self.state_bytes + LANES * self.summary_bytes + 1024
+            for items in choices:
+                if fixed + max(threads * (items + 1) * size, least) <= SHARED:
+                    if items >= min(8, choices[0]) or threads == 64:
                         return threads, items
                     break
         self.composed = None
         return 256, 1
 
+    def resident(self) -> int:
+        """Return how many threads a multiprocessor shall hold: they share its registers."""
+        stored = [self.result.states[i] for i in self.traced] + self.result.outputs
+        each = self.items * (_struct_bytes(self.inner.rows) + _struct_bytes(stored))
+        return 768 if each <= LIGHT else 512
+
     # The whole
 
-    def write(self) -> str:
-        """Return the translation unit."""
-        line = self.source.line
+    def units(self) -> list[str]:
+        """Return what can be compiled apart: the kernels of some schedules."""
+        if self.signature.has_stop:
+            return ["until"]
+        return ["serial"] if self.composed is None else ["serial", "walk", "look_back"]
+
+    def kernels(self, unit: str) -> dict[str, str]:
+        """Return the kernels of a unit: for each name, what a thread or a block does."""
+        found = {name: call for name, call in KERNELS.items() if name in UNITS[unit]}
+        for k in range(len(self.sums) + len(self.summed)):
+            found[f"sum_{k}"] = f"BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))"
+            short = f"scanlib_short_sum<Sum{k}>(p, index)"
+            found[f"short_sum_{k}"] = f"FLAT_KERNEL(short_sum_{k}, {short})"
+        return found
+
+    def write(self, unit: str) -> str:
+        """Return the translation unit of some schedules."""
+        loop = self.loop  # writing it finds out what it needs
+        head = [
+            f"#define SCANLIB_THREADS {self.threads}",
+            f"#define SCANLIB_ITEMS {self.items}",
+            f"#define SCANLIB_ITEM_BITS {self.items.bit_length() - 1}",
+            f"#define SCANLIB_LANES {LANES}",
+            f"#define SCANLIB_RESIDENT {self.resident()}",
+            template("device"),
+            *([template("complex")] if self.has_complex() else []),
+            *(code for code in self.scalars.support_code()),
+            *self.scalars.functions,
+            self.parameters.struct(),
+            template("until" if self.signature.has_stop else "serial"),
+            template("sums"),
+        ]
+        if self.composed is not None:
+            head += [template(name) for name in ("range", "families")]
+        head += [template(name) for name in TEMPLATES[unit]]
+        calls = [f"SCANLIB_{kernel}" for kernel in self.kernels(unit).values()]
+        return "\n".join([*head, loop, *calls, ""]).replace(NODE_NAME, "scanlib")
+
+    @cached_property
+    def loop(self) -> str:
+        """The struct of the loop, and those of its sums."""
         with self.source.block("struct Loop"):
-            self.write_channel()
+            write_channel(self)
             write_fixed(self)
             write_rows(self)
             write_results(self)
@@ -171,95 +247,17 @@ class LoopWriter:
                 write_summary(self, self.composed)
         self.source.lines[-1] += ";"
         SumWriter(self).write_results()
-        if self.signature.has_stop:
-            line("SCANLIB_FLAT_KERNEL(until, scanlib_until<Loop>(p, index))")
-        for ahead in () if self.signature.has_stop else (4, 16):
-            line(f"SCANLIB_FLAT_KERNEL(serial_{ahead}, (scanlib_serial<Loop, {ahead}>(p, index)))")
-        if self.composed is not None:
-            line("SCANLIB_BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))")
-            line("SCANLIB_BLOCK_KERNEL(summarize, scanlib_summarize<Loop>(p, block))")
-            line("SCANLIB_FLAT_KERNEL(carry, scanlib_carry<Loop>(p, index))")
-            line("SCANLIB_FLAT_KERNEL(repair, scanlib_repair<Loop>(p, index))")
-        for k in range(len(self.sums) + len(self.summed)):
-            line(f"SCANLIB_BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))")
-            line(f"SCANLIB_FLAT_KERNEL(short_sum_{k}, scanlib_short_sum<Sum{k}>(p, index))")
-        head = [
-            f"#define SCANLIB_THREADS {self.threads}",
-            f"#define SCANLIB_ITEMS {self.items}",
-            f"#define SCANLIB_ITEM_BITS {self.items.bit_length() - 1}",
-            f"#define SCANLIB_LANES {LANES}",
-            template("device"),
-            *([template("complex")] if self.has_complex() else []),
-            *(code for code in self.scalars.support_code()),
-            *self.scalars.functions,
-            self.parameters.struct(),
-            template("until" if self.signature.has_stop else "serial"),
-            template("sums"),
-        ]
-        if self.composed is not None:
-            head += [template(name) for name in ("range", "families", "walk", "chunks")]
-        return "\n".join([*head, self.source.text()]).replace(NODE_NAME, "scanlib")
+        return self.source.text()
 
     def has_complex(self) -> bool:
         variables = [*self.graph.inputs, *self.graph.variables, *self.graph.outputs]
         return any(variable.type.dtype.startswith("complex") for variable in variables)
-
-    def kernels(self) -> list[str]:
-        """Return the names of the kernels."""
-        names = ["until"] if self.signature.has_stop else ["serial_4", "serial_16"]
-        if self.composed is not None:
-            names += ["walk", "summarize", "carry", "repair"]
-        count = len(self.sums) + len(self.summed)
-        return names + [f"{kind}_{k}" for k in range(count) for kind in ("sum", "short_sum")]
 
     # What a channel keeps
 
     def struct(self, name: str, members: list[tuple[str, str]]) -> None:
         text = " ".join(f"{kind} {member};" for kind, member in members)
         self.source.line(f"struct {name} {{ {text} }};")
-
-    def write_channel(self) -> None:
-        """Write where the items of a channel are, and which row belongs to a step."""
-        line = self.source.line
-        back = self.signature.reverse
-        row = "steps - 1 - i" if back else "i"
-        line(f"SCANLIB_METHOD static npy_intp row(npy_intp steps, npy_intp i) {{ return {row}; }}")
-        members = []
-        for array in self.arrays.values():
-            members.append(("char *", array.name))
-            if array.lead:
-                members.append(("npy_intp", f"{array.name}_t"))
-        if self.places is not None:
-            members += self.places.members
-        self.struct("Channel", members)
-        head = "SCANLIB_METHOD static void locate(const Params &p, npy_intp c, Channel &l)"
-        with self.source.block(head):
-            self.write_whole()
-            for axis in reversed(range(self.layout.ndim)):
-                line(f"const npy_intp e{axis} = c % p.n{axis};")
-                line(f"c /= p.n{axis};")
-            for array in self.arrays.values():
-                if array.name in (*self.whole, WRONG):
-                    continue
-                terms = [f" + e{axis} * p.{array.name}_{axis}" for _, axis in array.kept]
-                line(f"l.{array.name} = (char *)p.{array.name}{''.join(terms)};")
-                if array.lead:
-                    line(f"l.{array.name}_t = p.{array.name}_t;")
-            if self.places is not None:
-                self.places.write_locate()
-
-    @property
-    def whole(self) -> dict[str, str]:
-        """Outputs that are sums over channels, and where their terms are kept."""
-        return {f"z{i}": f"whole{i}" for i in self.summed}
-
-    def write_whole(self) -> None:
-        for name, work in self.whole.items():
-            size = f"sizeof({item_type(self.arrays[name].dtype)})"
-            self.source.line(f"l.{name} = (char *)p.{work} + c * {size};")
-            self.source.line(f"l.{name}_t = p.channels * {size};")
-        if self.places is not None:
-            self.source.line(f"l.{WRONG} = (char *)p.{WRONG} + c * 2 * sizeof(npy_int64);")
 
     def fetched(self, name: str, row: str = "") -> str:
         """Return the text that reads an item of an input of the loop."""
@@ -270,7 +268,7 @@ class LoopWriter:
     def stored(self, name: str, row: str, value: str) -> str:
         """Return the statement that writes an item of a result."""
         array = self.arrays[name]
-        kind = (item_type if name in self.whole else memory_type)(array.dtype)
+        kind = (item_type if name in whole_sums(self) else memory_type)(array.dtype)
         place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
         return f"*({kind} *)({place}) = {kind}({value});"
 

@@ -16,11 +16,18 @@ def write_summary(loop: LoopWriter, composed: list[Composed]) -> None:
     """Write ``Summary``, and how it is made, composed, applied and trusted."""
     n = loop.signature.n_states
     values = [f"r{c.part}_1" if c.part < n else f"c{c.part - n}" for c in composed]
-    loop.struct("Summary", [(c.template, f"f{k}") for k, c in enumerate(composed)])
+    loop.struct("Functions", [(c.template, f"f{k}") for k, c in enumerate(composed)])
+    even = "sizeof(Functions) % 16 == 0 ? 16 : alignof(Functions)"  # read by few instructions
+    loop.source.line(f"struct alignas({even}) Summary : Functions {{}};")
     write_lift(loop, composed)
     write_apply(loop, values)
     write_moderate(loop, composed, values)
-    for name, kind in (("summaries", "Summary"), ("states", "State"), ("alarms", "npy_int32")):
+    for name, kind in (
+        ("summaries", "Summary"),
+        ("states", "State"),
+        ("alarms", "npy_int32"),
+        ("flags", "npy_int32"),
+    ):
         loop.source.line(
             f"SCANLIB_METHOD static {kind} *{name}(const Params &p) "
             f"{{ return ({kind} *)p.{name}; }}"
@@ -37,10 +44,11 @@ def write_lift(loop: LoopWriter, composed: list[Composed]) -> None:
                 loop.scalars.emit([v for v in one.elements if isinstance(v, Variable)])
                 texts = [v if isinstance(v, str) else loop.scalars.text(v) for v in one.elements]
                 line(f"f.f{k} = {one.template}::make({', '.join(texts)});")
-    head = "static void compose(Summary &f, const Summary &later)"
-    with loop.source.block(f"SCANLIB_METHOD {head}"):
-        for k in range(len(composed)):
-            line(f"f.f{k} = f.f{k}.then(later.f{k});")
+    for name, method in (("compose", "then"), ("extend", "once")):
+        head = f"static void {name}(Summary &f, const Summary &later)"
+        with loop.source.block(f"SCANLIB_METHOD {head}"):
+            for k in range(len(composed)):
+                line(f"f.f{k} = f.f{k}.{method}(later.f{k});")
 
 
 def write_apply(loop: LoopWriter, values: list[str]) -> None:
@@ -58,7 +66,7 @@ def write_moderate(loop: LoopWriter, composed: list[Composed], values: list[str]
     head = "static bool moderate(const State &before, const State &after)"
     with loop.source.block(f"SCANLIB_METHOD {head}"):
         tests = [
-            f"(before.{value} != before.{value} || {one.template}::moderate(after.{value}))"
+            f"((before.{value} != before.{value}) | {one.template}::moderate(after.{value}))"
             for value, one in zip(values, composed, strict=True)
         ]
-        loop.source.line(f"return {' && '.join(tests)};")
+        loop.source.line(f"return {' & '.join(tests)};")  # without branches

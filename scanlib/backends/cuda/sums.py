@@ -32,6 +32,7 @@ class SumWriter:
         """Write the partial sums of a thread, and how they are added and kept."""
         line = self.source.line
         self.loop.struct("Sums", [(kind, f"s{i}") for i, kind in self.totals.items()])
+        line(f"enum {{ SUMS = {int(bool(self.totals))} }};")
         with self.source.block("SCANLIB_METHOD static void add(Sums &sums, const Sums &other)"):
             for i in self.totals:
                 line(f"sums.s{i} += other.s{i};")

@@ -113,7 +113,7 @@ def _are_wanted(node: Apply) -> bool:
     return True
 
 
-def _are_ready(kernels: Kernels) -> bool:
+def _are_ready(kernels: KernelLoop | Kernels) -> bool:
     """Whether kernels compile for the device; yes if there is none."""
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
@@ -133,7 +133,7 @@ def cuda_device() -> Any:
         return None
 
 
-def _compiles(kernels: Kernels, device: Any) -> bool:
+def _compiles(kernels: KernelLoop | Kernels, device: Any) -> bool:
     """Whether the kernels compile for a device."""
     capability = str(device.compute_capability).replace(".", "")
     try:
@@ -237,6 +237,7 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
     places : ndarray
         For each of the first arguments, the first row that is read and the number of rows.
     """
+    kernels = kernels.of(sizes, processors())
     dtypes = [np.dtype(array.dtype) for array in kernels.parameters.outputs]
     results = [
         jax.ShapeDtypeStruct(shape, dtype)

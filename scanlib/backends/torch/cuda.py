@@ -87,6 +87,7 @@ class CudaRunner:
         plan = None if driver is None else self.plan(inputs)
         if driver is None or plan is None:
             return None
+        plan = plan._replace(kernels=plan.kernels.of(plan.sizes, DEVICE.processors(device)))
         try:
             with DEVICE.current(device):
                 stream = DEVICE.stream(device)

@@ -4,9 +4,12 @@
 template <class L> SCANLIB_DEVICE void scanlib_summarize(const Params &p, npy_intp block) {
   typedef typename L::Rows Rows;
   typedef typename L::Summary Summary;
-  alignas(16) SCANLIB_SHARED char memory[SCANLIB_SLOTS * sizeof(Rows)];
-  alignas(16) SCANLIB_SHARED char composed_memory[2 * SCANLIB_THREADS * sizeof(Summary)];
-  const int lanes = (int)p.lanes, stretch = SCANLIB_THREADS / lanes * SCANLIB_ITEMS;
+  alignas(16) SCANLIB_SHARED char memory[scanlib_shared<L>::LARGE > scanlib_shared<L>::COMPOSED
+                                             ? scanlib_shared<L>::LARGE
+                                             : scanlib_shared<L>::COMPOSED];
+  alignas(16) SCANLIB_SHARED char whole_memory[SCANLIB_LANES * sizeof(Summary)];
+  Summary *lane_whole = (Summary *)whole_memory;
+  const int lanes = (int)p.lanes, stretch = (SCANLIB_THREADS >> (int)p.lane_bits) * SCANLIB_ITEMS;
   const npy_intp tiles = (p.channels + lanes - 1) / lanes, chunk = block / tiles;
   const npy_intp first = chunk * p.chunk;
   const npy_intp last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
@@ -16,15 +19,14 @@ template <class L> SCANLIB_DEVICE void scanlib_summarize(const Params &p, npy_in
   SCANLIB_EACH(t) { tile[t].locate(p, block % tiles, t); }
   for (npy_intp begin = first; begin < last; begin += stretch) {
     const int n = last - begin < stretch ? (int)(last - begin) : stretch;
-    scanlib_read<L>(p, (Rows *)memory, begin, n, tile, own);
-    Summary *composed = scanlib_compose<L>(p, (Summary *)composed_memory, tile, own);
+    scanlib_read<L, false>(p, (Rows *)memory, begin, n, tile, own);
+    scanlib_compose<L, false>(p, n, (Summary *)memory, lane_whole, tile, own);
     SCANLIB_EACH(t) {
       if (t < lanes) {
-        const Summary &last_one = composed[(n - 1) / SCANLIB_ITEMS * lanes + t];
         if (begin == first)
-          whole[t] = last_one;
+          whole[t] = lane_whole[t];
         else
-          L::compose(whole[t], last_one);
+          L::compose(whole[t], lane_whole[t]);
       }
     }
     SCANLIB_SYNC();
@@ -71,16 +73,12 @@ template <class L> SCANLIB_DEVICE void scanlib_carry(const Params &p, npy_intp c
   }
 }
 
-/* Walk what follows a chunk in which values came near to overflow, once more and one by one: the
- * composition of that chunk may not have seen it. */
-template <class L> SCANLIB_DEVICE void scanlib_repair(const Params &p, npy_intp c) {
-  if (c >= p.channels) return;
-  npy_intp chunk = 0;
-  while (chunk < p.chunks && !L::alarms(p)[chunk * p.channels + c]) chunk++;
-  if (chunk == p.chunks) return;
+/* Walk from a chunk on, one by one, from the true state before it. */
+template <class L>
+SCANLIB_DEVICE void scanlib_walk_on(const Params &p, npy_intp c, npy_intp chunk,
+                                    typename L::State state) {
   typename L::Channel channel;
   typename L::Fixed fixed;
-  typename L::State state = L::states(p)[chunk * p.channels + c];
   typename L::Sums sums = {};
   const typename L::Sums none = {};
   L::locate(p, c, channel);
@@ -88,5 +86,14 @@ template <class L> SCANLIB_DEVICE void scanlib_repair(const Params &p, npy_intp 
   scanlib_steps<L, 4>(channel, fixed, p.steps, chunk * p.chunk, p.steps, state, sums);
   L::finish(channel, state);
   L::keep(p, chunk * p.channels + c, sums);
-  for (npy_intp k = chunk + 1; k < p.chunks; k++) L::keep(p, k * p.channels + c, none);
+  for (npy_intp k = chunk + 1; L::SUMS && k < p.chunks; k++) L::keep(p, k * p.channels + c, none);
+}
+
+/* Walk what follows a chunk in which values came near to overflow, once more and one by one: the
+ * composition of that chunk may not have seen it. */
+template <class L> SCANLIB_DEVICE void scanlib_repair(const Params &p, npy_intp c) {
+  if (c >= p.channels) return;
+  npy_intp chunk = 0;
+  while (chunk < p.chunks && !L::alarms(p)[chunk * p.channels + c]) chunk++;
+  if (chunk < p.chunks) scanlib_walk_on<L>(p, c, chunk, L::states(p)[chunk * p.channels + c]);
 }

@@ -29,6 +29,7 @@ typedef double npy_double;
 #define SCANLIB_SYNC() __syncthreads()
 #define SCANLIB_EACH(t) for (int t = threadIdx.x, once_ = 1; once_; once_ = 0)
 #define SCANLIB_UNROLL _Pragma("unroll")
+#define SCANLIB_ROLLED _Pragma("unroll 1")
 #define SCANLIB_NOTE() /* for tests */
 #define NPY_NAN __int_as_float(0x7fc00000)
 #define NPY_INFINITY __int_as_float(0x7f800000)
@@ -57,18 +58,19 @@ template <class T> struct scanlib_each {
 #include <math.h>
 #define SCANLIB_DEVICE static inline
 #define SCANLIB_METHOD inline
-#define SCANLIB_SHARED static
+#define SCANLIB_SHARED static thread_local /* blocks may be threads */
 #define SCANLIB_SYNC()
 extern "C" {
 npy_intp scanlib_walked_again = 0;
 }
-#define SCANLIB_NOTE() scanlib_walked_again++
+#define SCANLIB_NOTE() __atomic_fetch_add(&scanlib_walked_again, 1, __ATOMIC_RELAXED)
 #ifdef SCANLIB_LAST_THREAD_FIRST /* the order of the threads must not matter */
 #define SCANLIB_EACH(t) for (int t = SCANLIB_THREADS - 1; t >= 0; t--)
 #else
 #define SCANLIB_EACH(t) for (int t = 0; t < SCANLIB_THREADS; t++)
 #endif
 #define SCANLIB_UNROLL
+#define SCANLIB_ROLLED
 #define NPY_NAN NAN
 #define NPY_INFINITY INFINITY
 

@@ -3,6 +3,7 @@
  * An object is the function of one step, or of several steps one after the other. Each has
  *
  *   then(later)              the function that does first this one, then `later`
+ *   once(later)              the same where `later` is one step
  *   of(h)                    its value
  *   trusted(before, after)   whether `after`, its value at `before`, is what single steps give
  *   moderate(h)              whether a value is so far from overflow that no composition that
@@ -34,6 +35,17 @@ template <class T> struct scanlib_affine {
     both.lost_b = size * lost_b + later.lost_b + later.lost_a * (scanlib_size(b) + lost_b);
     return both;
   }
+  SCANLIB_METHOD scanlib_affine once(const scanlib_affine &later) const {
+    const R size = scanlib_size(later.a);
+    const T product = later.a * a;
+    const bool under = scanlib_size(product) < range::least() && a != T(0) && later.a != T(0);
+    scanlib_affine both;
+    both.a = product;
+    both.b = later.a * b + later.b;
+    both.lost_a = size * lost_a + (under ? range::least() : R(0));
+    both.lost_b = size * lost_b;
+    return both;
+  }
   SCANLIB_METHOD T of(T h) const { return a * h + b; }
   SCANLIB_METHOD bool trusted(T before, T after) const {
     if (before != before) return true; /* NaN stays NaN */
@@ -56,6 +68,7 @@ template <class T> struct scanlib_whole_affine {
   SCANLIB_METHOD scanlib_whole_affine then(const scanlib_whole_affine &later) const {
     return make(T(U(later.a) * U(a)), T(U(later.a) * U(b) + U(later.b)));
   }
+  SCANLIB_METHOD scanlib_whole_affine once(const scanlib_whole_affine &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return T(U(a) * U(h) + U(b)); }
   SCANLIB_METHOD bool trusted(T, T) const { return true; }
   SCANLIB_METHOD static bool moderate(T) { return true; }
@@ -81,6 +94,7 @@ template <class T> struct scanlib_log_affine {
   SCANLIB_METHOD scanlib_log_affine then(const scanlib_log_affine &later) const {
     return make(a + later.a, scanlib_logaddexp(b + later.a, later.b));
   }
+  SCANLIB_METHOD scanlib_log_affine once(const scanlib_log_affine &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return scanlib_logaddexp(h + a, b); }
   SCANLIB_METHOD bool trusted(T before, T after) const {
     if (before != before) return true;
@@ -102,6 +116,7 @@ template <class T> struct scanlib_maximum {
   SCANLIB_METHOD scanlib_maximum then(const scanlib_maximum &later) const {
     return make(pick(b, later.b));
   }
+  SCANLIB_METHOD scanlib_maximum once(const scanlib_maximum &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return pick(h, b); }
   SCANLIB_METHOD bool trusted(T, T) const { return true; }
   SCANLIB_METHOD static bool moderate(T) { return true; }
@@ -118,6 +133,7 @@ template <class T> struct scanlib_minimum {
   SCANLIB_METHOD scanlib_minimum then(const scanlib_minimum &later) const {
     return make(pick(b, later.b));
   }
+  SCANLIB_METHOD scanlib_minimum once(const scanlib_minimum &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return pick(h, b); }
   SCANLIB_METHOD bool trusted(T, T) const { return true; }
   SCANLIB_METHOD static bool moderate(T) { return true; }

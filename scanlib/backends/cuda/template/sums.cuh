@@ -4,12 +4,24 @@
  */
 template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp item) {
   typedef typename S::Total Total;
+  enum { AHEAD = 8 };
   SCANLIB_SHARED Total shared[SCANLIB_THREADS];
   const npy_intp inner = S::reduced(p), count = inner * S::parts(p);
   SCANLIB_EACH(t) {
     Total total = 0;
-    for (npy_intp k = t; k < count; k += SCANLIB_THREADS)
-      total += S::part(p, S::place(p, item, k % inner, k / inner));
+    for (npy_intp first = t; first < count; first += AHEAD * SCANLIB_THREADS) {
+      Total some[AHEAD]; /* asked for before the first is added */
+      SCANLIB_UNROLL
+      for (int j = 0; j < AHEAD; j++) {
+        const npy_intp k = first + j * SCANLIB_THREADS;
+        some[j] = Total(0);
+        if (k < count)
+          some[j] = S::part(p, inner == 1 ? S::place(p, item, 0, k) /* divisions take long */
+                                          : S::place(p, item, k % inner, k / inner));
+      }
+      SCANLIB_UNROLL
+      for (int j = 0; j < AHEAD; j++) total += some[j];
+    }
     shared[t] = total;
   }
   SCANLIB_SYNC();
