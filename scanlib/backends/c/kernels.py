@@ -7,16 +7,15 @@ trusted: composing several steps could lose what one step after the other keeps,
 loses, where a value comes near to overflow or is not finite, or where products of coefficients may
 leave the range of their dtype. The block is then run step by step.
 
-Steps are composed four at a time (P. Kogge and H. Stone, "A parallel algorithm for the efficient
-solution of a general class of recurrence equations", 1973): only one multiplication and one
-addition of four steps wait for the state before. Where the coefficient is the same for all steps,
-and in float32, steps are composed in vectors, by doubling: lanes are moved to later steps by one,
-by two, by four.
+Steps are composed in vectors (see `lanes`); in double precision with a coefficient for each step
+and registers of four numbers, four at a time without vectors: only one multiplication and one
+addition of a group of steps wait for the state before.
 """
 
 from scanlib.backends.c.extreme_kernels import EXTREME_KERNELS
+from scanlib.backends.c.lanes import LANES
 
-_AFFINE_KERNELS = r"""
+_BOUNDS = r"""
 #ifndef SCANLIB_KERNELS
 #define SCANLIB_KERNELS
 template <class T> struct scanlib_bounds;
@@ -93,16 +92,25 @@ template <class T> struct scanlib_same {
   int extreme(npy_intp) const { return scanlib_extreme(value); }
 };
 
-/* h = a * h + b, four steps at a time; returns the state after the last whole group. */
-template <bool BACK, class T, class A>
-static inline T scanlib_affine_groups(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
-                                      npy_intp *done) {
+"""
+
+_AFFINE_KERNELS = r"""
+/* Affine recurrences: h = a * h + b, or, where the sum comes FIRST, s = h + b and h = a * s, of
+ * which s is kept. What scans most of a block returns the state h after the steps that it did, and
+ * how many these are.
+ *
+ * Four steps at a time, without vectors. */
+template <bool BACK, bool FIRST, class T, class A, class AHEAD>
+static inline T scanlib_affine_fours(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
+                                     const AHEAD &ahead, npy_intp *done) {
   const npy_intp sign = BACK ? -1 : 1;
   npy_intp k = 0;
   for (; k + 4 <= n; k += 4) {
     const npy_intp j0 = BACK ? n - 1 - k : k, j1 = j0 + sign, j2 = j1 + sign, j3 = j2 + sign;
-    const T a0 = a[j0], a1 = a[j1], a2 = a[j2], a3 = a[j3];
-    const T b0 = b[j0], b1 = b[j1], b2 = b[j2], b3 = b[j3];
+    ahead.template fetch<4 * sizeof(T)>((BACK ? j3 : j0) * sizeof(T));
+    const T last = a[j3], b0 = b[j0], b1 = b[j1], b2 = b[j2], b3 = b[j3];
+    const T a0 = FIRST ? T(1) : T(a[j0]), a1 = a[FIRST ? j0 : j1], a2 = a[FIRST ? j1 : j2];
+    const T a3 = FIRST ? T(a[j2]) : last;
     const T a01 = a1 * a0, b01 = a1 * b0 + b1;
     const T a23 = a3 * a2, b23 = a3 * b2 + b3;
     const T a03 = a23 * a01, b03 = a23 * b01 + b23;
@@ -110,154 +118,156 @@ static inline T scanlib_affine_groups(A a, const T *b, T *__restrict__ h, npy_in
     h[j0] = a0 * state + b0;
     h[j1] = second;
     h[j2] = a2 * second + b2;
-    state = a03 * state + b03;
-    h[j3] = state;
+    h[j3] = a03 * state + b03;
+    state = FIRST ? (last * a03) * state + last * b03 : h[j3];
   }
   *done = k;
   return state;
 }
-
-/* Vectors as long as the machine's: compilers take longer ones apart number by number. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__)
-#define SCANLIB_BYTES 64
-#elif defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__)
-#define SCANLIB_BYTES 32
-#endif
 
 #ifdef SCANLIB_BYTES
-/* Where lanes come from that move to later steps by 1, 2, 4, 8; N and more: from what enters. */
-template <class M, int N> struct scanlib_places;
-template <class M> struct scanlib_places<M, 4> {
-  static inline M by1() { return (M){4, 0, 1, 2}; }
-  static inline M by2() { return (M){4, 5, 0, 1}; }
-  static inline M by4() { return (M){4, 5, 6, 7}; }
-  static inline M by8() { return by4(); }
-  static inline M turned() { return (M){3, 2, 1, 0}; }
-};
-template <class M> struct scanlib_places<M, 8> {
-  static inline M by1() { return (M){8, 0, 1, 2, 3, 4, 5, 6}; }
-  static inline M by2() { return (M){8, 9, 0, 1, 2, 3, 4, 5}; }
-  static inline M by4() { return (M){8, 9, 10, 11, 0, 1, 2, 3}; }
-  static inline M by8() { return (M){8, 9, 10, 11, 12, 13, 14, 15}; }
-  static inline M turned() { return (M){7, 6, 5, 4, 3, 2, 1, 0}; }
-};
-template <class M> struct scanlib_places<M, 16> {
-  static inline M by1() { return (M){16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}; }
-  static inline M by2() { return (M){16, 17, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}; }
-  static inline M by4() { return (M){16, 17, 18, 19, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}; }
-  static inline M by8() { return (M){16, 17, 18, 19, 20, 21, 22, 23, 0, 1, 2, 3, 4, 5, 6, 7}; }
-  static inline M turned() { return (M){15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0}; }
-};
-
-template <class T> struct scanlib_lanes;
-template <> struct scanlib_lanes<npy_float32> {
-  typedef npy_float32 V __attribute__((vector_size(SCANLIB_BYTES)));
-  typedef npy_int32 M __attribute__((vector_size(SCANLIB_BYTES)));
-  enum { N = SCANLIB_BYTES / 4 };
-  typedef scanlib_places<M, N> places;
-};
-template <> struct scanlib_lanes<npy_float64> {
-  typedef npy_float64 V __attribute__((vector_size(SCANLIB_BYTES)));
-  typedef npy_int64 M __attribute__((vector_size(SCANLIB_BYTES)));
-  enum { N = SCANLIB_BYTES / 8 };
-  typedef scanlib_places<M, N> places;
-};
-
-/* Composes each lane of `steps` with all lanes before it. */
-template <class L, class S> static inline void scanlib_scan(S &steps) {
-  steps.compose(L::places::by1());
-  steps.compose(L::places::by2());
-  if (L::N > 4) steps.compose(L::places::by4());
-  if (L::N > 8) steps.compose(L::places::by8());
+/* The maps of the steps of a group up to each: a and b of the BY steps before are composed. */
+template <class L, bool PRODUCT, int BY>
+static inline void scanlib_compose_earlier(typename L::V &a, typename L::V &b) {
+  const typename L::V zeros = {}, ones = zeros + 1;
+  if (!PRODUCT) b = a * L::template earlier<BY, L::GROUP>(b, zeros) + b;
+  a = a * L::template earlier<BY, L::GROUP>(a, ones);
 }
 
-template <bool BACK, class T>
-static inline typename scanlib_lanes<T>::V scanlib_load(const T *p) {
-  typename scanlib_lanes<T>::V v;
-  memcpy(&v, p, sizeof v);
-  return BACK ? __builtin_shuffle(v, scanlib_lanes<T>::places::turned()) : v;
-}
-template <bool BACK, class T>
-static inline void scanlib_store(T *p, typename scanlib_lanes<T>::V v) {
-  if (BACK) v = __builtin_shuffle(v, scanlib_lanes<T>::places::turned());
-  memcpy(p, &v, sizeof v);
-}
-template <bool BACK, class T>
-static inline typename scanlib_lanes<T>::V scanlib_load(scanlib_each<T> a, npy_intp j) {
-  return scanlib_load<BACK>(a.values + j);
-}
-template <class V, class M> struct scanlib_affine_steps {
-  V a, b;
-  inline void compose(M places) {
-    const V zeros = {}, ones = zeros + 1;
-    b = a * __builtin_shuffle(b, zeros, places) + b;
-    a = a * __builtin_shuffle(a, ones, places);
-  }
-};
-
-template <bool BACK, class T, class A>
-static inline T scanlib_affine_lanes(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
-                                     npy_intp *done) {
-  typedef scanlib_lanes<T> L;
+/* In vectors, a coefficient for each step. Without b where the recurrence is a PRODUCT. */
+template <bool BACK, bool FIRST, bool PRODUCT, class T, class AHEAD>
+static inline T scanlib_affine_lanes(const T *coefficients, const T *b, T *__restrict__ h,
+                                     npy_intp n, T start, const AHEAD &ahead, npy_intp *done) {
+  typedef scanlib_lanes<BACK, T> L;
+  typedef typename L::V V;
+  enum { G = L::GROUP };
+  const V zeros = {}, ones = zeros + 1;
+  V state = L::all(start);
   npy_intp k = 0;
   for (; k + L::N <= n; k += L::N) {
-    const npy_intp j = BACK ? n - L::N - k : k;
-    scanlib_affine_steps<typename L::V, typename L::M> steps = {scanlib_load<BACK>(a, j),
-                                                                scanlib_load<BACK>(b + j)};
-    scanlib_scan<L>(steps);
-    scanlib_store<BACK>(h + j, steps.a * state + steps.b);
-    state = steps.a[L::N - 1] * state + steps.b[L::N - 1];
+    const npy_intp j = L::place(k, n);
+    ahead.template fetch<sizeof(V)>(j * sizeof(T));
+    const V own = L::load(coefficients + j);
+    V a = FIRST ? L::template earlier<1, G>(own, ones) : own, t = PRODUCT ? zeros : L::load(b + j);
+    scanlib_compose_earlier<L, PRODUCT, 1>(a, t);
+    scanlib_compose_earlier<L, PRODUCT, 2>(a, t);
+    if (G > 4) scanlib_compose_earlier<L, PRODUCT, (G > 4 ? 4 : 1)>(a, t);
+    const V factor = FIRST ? own * a : a, term = FIRST ? own * t : t;
+    V before = state;
+    state = L::template last<0, G>(factor) * state;
+    if (!PRODUCT) state = state + L::template last<0, G>(term);
+    if (L::GROUPS > 1) {
+      before = L::groups(before, state);
+      state = L::template last<L::GROUPS - 1, G>(factor) * state;
+      if (!PRODUCT) state = state + L::template last<L::GROUPS - 1, G>(term);
+    }
+    L::store(h + j, PRODUCT ? a * before : a * before + t);
   }
   *done = k;
-  return state;
+  return state[0];
 }
 
-/* For float64 with a coefficient for each step, moving lanes costs more than it saves. */
-template <bool BACK>
-static inline npy_float32 scanlib_affine_groups(scanlib_each<npy_float32> a, const npy_float32 *b,
-                                                npy_float32 *__restrict__ h, npy_intp n,
-                                                npy_float32 state, npy_intp *done) {
-  return scanlib_affine_lanes<BACK>(a, b, h, n, state, done);
-}
-
-/* One coefficient for all steps: its powers are computed once. In single precision, powers that are
+/* In vectors, one coefficient, whose powers are computed once. In single precision, powers that are
  * rounded at each product would change it, and states that are rounded at each vector add up
  * errors: both are in double precision. */
-template <bool BACK, class T>
-static inline T scanlib_affine_groups(scanlib_same<T> a, const T *b, T *__restrict__ h, npy_intp n,
-                                      T start, npy_intp *done) {
-  typedef scanlib_lanes<T> L;
-  typedef typename L::places places;
-  const typename L::V zeros = {};
-  typename L::V powers;
-  npy_float64 state = start, power = 1;
-  for (int lane = 0; lane < L::N; lane++) powers[lane] = (T)(power *= a.value);
-  const T p1 = powers[0], p2 = powers[1], p4 = powers[3], p8 = powers[L::N > 8 ? 7 : 0];
+template <class L, bool FIRST> struct scanlib_powers {
+  typedef typename L::V V;
+  V each, p1, p2, p4, p8;
+  npy_float64 one, whole;
+  template <class T> explicit scanlib_powers(T a) {
+    npy_float64 powers[L::N + 1] = {1};
+    for (int k = 0; k < L::N; k++) powers[k + 1] = powers[k] * a;
+    for (int k = 0; k < L::N; k++)
+      each[k] = (T)powers[L::template step<L::N>(k) + (FIRST ? 0 : 1)];
+    p1 = L::all(a);
+    p2 = L::all((T)powers[2]);
+    p4 = L::all((T)powers[4]);
+    p8 = L::all((T)powers[L::N > 8 ? 8 : 0]);
+    one = a;
+    whole = powers[L::N];
+  }
+  inline V sums(V v) const {
+    const V zeros = {};
+    v = p1 * L::template earlier<1, L::N>(v, zeros) + v;
+    v = p2 * L::template earlier<2, L::N>(v, zeros) + v;
+    if (L::N > 4) v = p4 * L::template earlier<(L::N > 4 ? 4 : 1), L::N>(v, zeros) + v;
+    if (L::N > 8) v = p8 * L::template earlier<(L::N > 8 ? 8 : 1), L::N>(v, zeros) + v;
+    return v;
+  }
+};
+
+template <bool BACK, bool FIRST, class AHEAD>
+static inline npy_float64 scanlib_affine_powers(npy_float64 a, const npy_float64 *b,
+                                                npy_float64 *__restrict__ h, npy_intp n,
+                                                npy_float64 start, const AHEAD &ahead,
+                                                npy_intp *done) {
+  typedef scanlib_lanes<BACK, npy_float64> L;
+  const scanlib_powers<L, FIRST> powers(a);
+  const typename L::V whole = L::all(powers.whole), one = L::all(a);
+  typename L::V state = L::all(start);
   npy_intp k = 0;
   for (; k + L::N <= n; k += L::N) {
-    const npy_intp j = BACK ? n - L::N - k : k;
-    typename L::V v = scanlib_load<BACK>(b + j);
-    v = p1 * __builtin_shuffle(v, zeros, places::by1()) + v;
-    v = p2 * __builtin_shuffle(v, zeros, places::by2()) + v;
-    if (L::N > 4) v = p4 * __builtin_shuffle(v, zeros, places::by4()) + v;
-    if (L::N > 8) v = p8 * __builtin_shuffle(v, zeros, places::by8()) + v;
-    scanlib_store<BACK>(h + j, powers * (T)state + v);
-    state = power * state + v[L::N - 1];
+    const npy_intp j = L::place(k, n);
+    ahead.template fetch<SCANLIB_BYTES>(j * sizeof(npy_float64));
+    const typename L::V v = powers.sums(L::load(b + j)), last = L::template last<0, L::N>(v);
+    L::store(h + j, powers.each * state + v);
+    state = whole * state + (FIRST ? one * last : last);
   }
   *done = k;
-  return (T)state;
+  return state[0];
+}
+template <bool BACK, bool FIRST, class AHEAD>
+static inline npy_float32 scanlib_affine_powers(npy_float32 a, const npy_float32 *b,
+                                                npy_float32 *__restrict__ h, npy_intp n,
+                                                npy_float32 start, const AHEAD &ahead,
+                                                npy_intp *done) {
+  typedef scanlib_lanes<BACK, npy_float32> L;
+  const scanlib_powers<L, FIRST> powers(a);
+  npy_float64 state = start;
+  npy_intp k = 0;
+  for (; k + L::N <= n; k += L::N) {
+    const npy_intp j = L::place(k, n);
+    ahead.template fetch<SCANLIB_BYTES>(j * sizeof(npy_float32));
+    const typename L::V v = powers.sums(L::load(b + j));
+    const npy_float64 last = L::template last<0, L::N>(v)[0];
+    L::store(h + j, powers.each * (npy_float32)state + v);
+    state = powers.whole * state + (FIRST ? powers.one * last : last);
+  }
+  *done = k;
+  return (npy_float32)state;
+}
+
+/* In double precision, coefficients for each step and vectors of four: moving lanes costs more than
+ * it saves. */
+template <bool BACK, bool FIRST, class T, class AHEAD>
+static inline T scanlib_affine_groups(scanlib_each<T> a, const T *b, T *__restrict__ h, npy_intp n,
+                                      T state, const AHEAD &ahead, npy_intp *done) {
+  if (SCANLIB_BYTES / sizeof(T) < 8)
+    return scanlib_affine_fours<BACK, FIRST>(a, b, h, n, state, ahead, done);
+  return scanlib_affine_lanes<BACK, FIRST, false>(a.values, b, h, n, state, ahead, done);
+}
+template <bool BACK, bool FIRST, class T, class AHEAD>
+static inline T scanlib_affine_groups(scanlib_same<T> a, const T *b, T *__restrict__ h, npy_intp n,
+                                      T state, const AHEAD &ahead, npy_intp *done) {
+  return scanlib_affine_powers<BACK, FIRST>(a.value, b, h, n, state, ahead, done);
 }
 #else
+template <bool BACK, bool FIRST, class T, class A, class AHEAD>
+static inline T scanlib_affine_groups(A a, const T *b, T *__restrict__ h, npy_intp n, T state,
+                                      const AHEAD &ahead, npy_intp *done) {
+  return scanlib_affine_fours<BACK, FIRST>(a, b, h, n, state, ahead, done);
+}
 /* In single precision, rounding at every step adds up: the state is in double precision. */
-template <bool BACK>
+template <bool BACK, bool FIRST, class AHEAD>
 static inline npy_float32 scanlib_affine_groups(scanlib_same<npy_float32> a, const npy_float32 *b,
                                                 npy_float32 *__restrict__ h, npy_intp n,
-                                                npy_float32 start, npy_intp *done) {
+                                                npy_float32 start, const AHEAD &, npy_intp *done) {
   npy_float64 state = start;
   for (npy_intp k = 0; k < n; k++) {
     const npy_intp j = BACK ? n - 1 - k : k;
-    state = a.value * state + b[j];
-    h[j] = (npy_float32)state;
+    const npy_float64 total = FIRST ? state + b[j] : a.value * state + b[j];
+    h[j] = (npy_float32)total;
+    state = FIRST ? a.value * total : total;
   }
   *done = n;
   return (npy_float32)state;
@@ -265,11 +275,11 @@ static inline npy_float32 scanlib_affine_groups(scanlib_same<npy_float32> a, con
 #endif
 
 /* h = a * h + b. */
-template <bool BACK, class T, class A>
-static int scanlib_affine(A a, const T *b, T *__restrict__ h, npy_intp n) {
+template <bool BACK, class T, class A, class AHEAD>
+static int scanlib_affine(A a, const T *b, T *__restrict__ h, npy_intp n, const AHEAD &ahead) {
   if (a.extreme(n)) return 0;
   npy_intp k;
-  T state = scanlib_affine_groups<BACK>(a, b, h, n, BACK ? h[n] : h[-1], &k);
+  T state = scanlib_affine_groups<BACK, false>(a, b, h, n, BACK ? h[n] : h[-1], ahead, &k);
   for (; k < n; k++) {
     const npy_intp j = BACK ? n - 1 - k : k;
     h[j] = state = a[j] * state + b[j];
@@ -277,13 +287,33 @@ static int scanlib_affine(A a, const T *b, T *__restrict__ h, npy_intp n) {
   return scanlib_all_moderate(BACK ? h : h - 1, n + 1);
 }
 
+/* s = h + b, h = a * s; `after` gets the state h. See scanlib.ops.sums_first. */
+template <bool BACK, class T, class A, class AHEAD>
+static int scanlib_sums_first(A a, const T *b, T *__restrict__ s, npy_intp n, T state, T *after,
+                              const AHEAD &ahead) {
+  if (a.extreme(n) || !scanlib_moderate(state)) return 0;
+  npy_intp k;
+  state = scanlib_affine_groups<BACK, true>(a, b, s, n, state, ahead, &k);
+  for (; k < n; k++) {
+    const npy_intp j = BACK ? n - 1 - k : k;
+    s[j] = state + b[j];
+    state = a[j] * s[j];
+  }
+  *after = state;
+  return scanlib_all_moderate(s, n);
+}
+
 /* h = a * h. */
-template <bool BACK, class T>
-static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n) {
+template <bool BACK, class T, class AHEAD>
+static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n, const AHEAD &ahead) {
   if (scanlib_some_extreme(a, n)) return 0;
   const npy_intp sign = BACK ? -1 : 1;
-  npy_intp j = BACK ? n - 1 : 0, k = 0;
-  T state = h[j - sign];
+  npy_intp k = 0;
+  T state = BACK ? h[n] : h[-1];
+#ifdef SCANLIB_BYTES
+  state = scanlib_affine_lanes<BACK, false, true>(a, a, h, n, state, ahead, &k);
+#endif
+  npy_intp j = BACK ? n - 1 - k : k;
   for (; k + 4 <= n; k += 4, j += 4 * sign) {
     const T a0 = a[j], a1 = a[j + sign], a2 = a[j + 2 * sign], a3 = a[j + 3 * sign];
     const T a01 = a0 * a1, a02 = a01 * a2, a03 = a01 * (a2 * a3);
@@ -297,4 +327,4 @@ static int scanlib_product(const T *a, T *__restrict__ h, npy_intp n) {
 }
 """
 
-KERNELS = f"{_AFFINE_KERNELS}{EXTREME_KERNELS}#endif\n"
+KERNELS = f"{_BOUNDS}{LANES}{_AFFINE_KERNELS}{EXTREME_KERNELS}#endif\n"

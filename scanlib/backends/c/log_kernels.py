@@ -52,7 +52,8 @@ static int scanlib_log_affine(const T *a, const T *b, T *h, npy_intp n, T *work)
     added[j] = b[j] > p ? T(1) : e;
   }
   npy_intp k;
-  T state = scanlib_affine_groups<BACK>(scanlib_each<T>{scale}, added, sum, n, T(1), &k);
+  T state = scanlib_affine_groups<BACK, false>(scanlib_each<T>{scale}, added, sum, n, T(1),
+                                               scanlib_ahead<0>(), &k);
   for (; k < n; k++) {
     const npy_intp j = BACK ? n - 1 - k : k;
     sum[j] = state = scale[j] * state + added[j];
