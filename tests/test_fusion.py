@@ -157,10 +157,11 @@ class TestGradients:
                 up, down = ((walk(*m) ** 2).sum() for m in moved)
                 np.testing.assert_allclose(result[i], (up - down) / 2e-6, rtol=1e-6, atol=1e-7)
 
-    def test_padding_is_a_view_where_lengths_are_equal(self, data):
+    @pytest.mark.parametrize("mode", ["numba", "c"])
+    def test_padding_is_a_view_where_lengths_are_equal(self, data, mode):
         x, a = pt.dvectors("x", "a")
         gradients = pytensor.grad((autoregression(x, a) ** 2).sum(), [x, a])
-        function = pytensor.function([x, a], gradients, mode=MODES["numba"])
+        function = pytensor.function([x, a], gradients, mode=MODES[mode])
         assert len(nodes(function, PaddedRows)) == 2
 
 

@@ -8,7 +8,8 @@ struct scanlib_minimum {
   template <class T> static inline T pick(T a, T b) { return a < b ? a : b; }
 };
 
-/* Steps that are done in lanes, of types that have vectors: returns how many. */
+/* Steps that are done in lanes, of types that have vectors: returns how many, -1 if there is a NaN
+ * among them. */
 template <bool BACK, class P, class T, class AHEAD>
 static inline npy_intp scanlib_pick_lanes(const T *, T *, npy_intp, T *, const AHEAD &) {
   return 0;
@@ -19,11 +20,13 @@ static inline npy_intp scanlib_pick_vectors(const T *b, T *h, npy_intp n, T *sta
                                             const AHEAD &ahead) {
   typedef scanlib_lanes<BACK, T> L;
   typename L::V before = L::all(*state);
+  typename L::M found = {};
   npy_intp k = 0;
   for (; k + L::N <= n; k += L::N) {
     const npy_intp j = L::place(k, n);
     ahead.template fetch<SCANLIB_BYTES>(j * sizeof(T));
     typename L::V v = L::load(b + j);
+    found |= scanlib_above(L::bits(v), (T)NPY_INFINITYF);
     v = P::pick(L::template earlier_or_same<1, L::N>(v), v);
     v = P::pick(L::template earlier_or_same<2, L::N>(v), v);
     if (L::N > 4) v = P::pick(L::template earlier_or_same<(L::N > 4 ? 4 : 1), L::N>(v), v);
@@ -32,7 +35,7 @@ static inline npy_intp scanlib_pick_vectors(const T *b, T *h, npy_intp n, T *sta
     before = P::pick(L::template last<0, L::N>(v), before);
   }
   *state = before[0];
-  return k;
+  return L::some_negative(found) ? -1 : k;
 }
 template <bool BACK, class P, class AHEAD>
 static inline npy_intp scanlib_pick_lanes(const npy_float64 *b, npy_float64 *h, npy_intp n,
@@ -51,8 +54,8 @@ template <bool BACK, class P, class T, class AHEAD>
 static int scanlib_pick(const T *b, T *__restrict__ h, npy_intp n, const AHEAD &ahead) {
   const npy_intp sign = BACK ? -1 : 1;
   T state = BACK ? h[n] : h[-1];
-  if (state != state || scanlib_some_nan(b, n)) return 0;
   npy_intp k = scanlib_pick_lanes<BACK, P>(b, h, n, &state, ahead), j = BACK ? n - 1 - k : k;
+  if (k < 0 || state != state || scanlib_some_nan(BACK ? b : b + k, n - k)) return 0;
   for (; k + 4 <= n; k += 4, j += 4 * sign) {
     const T b0 = b[j], b1 = b[j + sign], b2 = b[j + 2 * sign], b3 = b[j + 3 * sign];
     const T b01 = P::pick(b0, b1), b02 = P::pick(b01, b2), b03 = P::pick(b01, P::pick(b2, b3));

@@ -1,10 +1,12 @@
 """C++ vectors for scans in registers: lanes that are moved to later steps, and what is fetched.
 
-With one step in each lane, a scan by doubling (P. Kogge and H. Stone, "A parallel algorithm for the
-efficient solution of a general class of recurrence equations", 1973) composes each lane with the
-one before, then with the two before, then with the four before. The lanes are in the order of
-memory; `BACK` says that the last one is the first step. No more than eight steps are composed, so
-that products of their coefficients stay in range: a vector of sixteen numbers holds two groups.
+With one step in each lane, a scan by halves (J. Sklansky, "Conditional-sum addition logic", 1960)
+composes the second lane of each pair with the first, then the second pair of each four with the
+last lane of the first pair, then the second four of each eight with the last lane of the first. In
+the shortest halves, lanes move within the parts of a register that they move in most cheaply. The
+lanes are in the order of memory; `BACK` says that the last one is the first step. No more than
+eight steps are composed, so that products of their coefficients stay in range: a vector of sixteen
+numbers holds two groups.
 
 Lanes without an earlier one get what does nothing: zero or one, or stay as they are.
 
@@ -84,9 +86,17 @@ template <bool BACK, class T> struct scanlib_lanes {
   template <int G> static constexpr int step(int lane) {
     return BACK ? G - 1 - lane % G : lane % G;
   }
-  template <int G, int BY, bool SAME> struct of_earlier {
+  template <int G> static constexpr int lane(int k, int step) {
+    return k - k % G + (BACK ? G - 1 - step : step);
+  }
+  template <int G> struct of_step_before {
     static constexpr int at(int k) {
-      return step<G>(k) < BY ? (SAME ? k : N + k) : BACK ? k + BY : k - BY;
+      return step<G>(k) == 0 ? N + k : lane<G>(k, step<G>(k) - 1);
+    }
+  };
+  template <int G, int HALF, bool SAME> struct of_earlier {
+    static constexpr int at(int k) {
+      return step<G>(k) & HALF ? lane<G>(k, step<G>(k) / HALF * HALF - 1) : SAME ? k : N + k;
     }
   };
   template <int G, int WHICH> struct of_last {
@@ -110,13 +120,17 @@ template <bool BACK, class T> struct scanlib_lanes {
     return v;
   }
   static inline void store(T *p, V v) { memcpy(p, &v, sizeof v); }
-  /* In each lane the one BY steps before it, or that of `otherwise` where its group has none. */
-  template <int BY, int G> static inline V earlier(V v, V otherwise) {
-    return __builtin_shuffle(v, otherwise, places<of_earlier<G, BY, false> >());
+  /* In each lane the step before it, or that of `otherwise` where its group has none. */
+  template <int G> static inline V step_before(V v, V otherwise) {
+    return __builtin_shuffle(v, otherwise, places<of_step_before<G> >());
+  }
+  /* In the second HALF of each 2 * HALF lanes the last one of the first half; else `otherwise`. */
+  template <int HALF, int G> static inline V earlier(V v, V otherwise) {
+    return __builtin_shuffle(v, otherwise, places<of_earlier<G, HALF, false> >());
   }
   /* The same, or itself. */
-  template <int BY, int G> static inline V earlier_or_same(V v) {
-    return __builtin_shuffle(v, places<of_earlier<G, BY, true> >());
+  template <int HALF, int G> static inline V earlier_or_same(V v) {
+    return __builtin_shuffle(v, places<of_earlier<G, HALF, true> >());
   }
   /* The last step of group WHICH, in all lanes. */
   template <int WHICH, int G> static inline V last(V v) {
@@ -125,6 +139,14 @@ template <bool BACK, class T> struct scanlib_lanes {
   /* The first group of one vector and the second of another. */
   static inline V groups(V first, V second) {
     return __builtin_shuffle(first, second, places<of_groups>());
+  }
+  /* As scanlib_bits of each lane. */
+  static inline M bits(V v) { return (M)v & scanlib_bounds<T>::all_but_sign(); }
+  /* Whether a lane of one of the vectors that were put together by | is negative. */
+  static inline int some_negative(M words) {
+    npy_intp count = 0;
+    for (int k = 0; k < N; k++) count += words[k] < 0;
+    return count > 0;
   }
   /* Where the first lane in memory of step k is, of n steps. */
   static inline npy_intp place(npy_intp k, npy_intp n) { return BACK ? n - N - k : k; }
