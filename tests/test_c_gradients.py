@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
+from platform import machine
 
 import numpy as np
 import pytensor
@@ -26,6 +27,8 @@ LENGTHS = (0, 1, 2, 7, 8, 9, 17, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1)
 def registers(bits):
     """Compile for registers of so many bits; the machine's own where it has no longer ones."""
     shorter = {512: "", 256: "-mno-avx512f", 128: "-mno-avx512f -mno-avx2"}[bits]
+    if machine() not in ("x86_64", "AMD64"):
+        shorter = ""
     flags = f"{pytensor.config.gcc__cxxflags} {shorter}".strip()
     with pytensor.config.change_flags(gcc__cxxflags=flags):
         yield
