@@ -22,7 +22,7 @@ from tests.reference import reference_scan
 SYMBOLIC = SimpleNamespace(
     maximum=pt.maximum, minimum=pt.minimum, where=pt.switch, logaddexp=logaddexp, exp=pt.exp
 )
-LENGTHS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 33, 1023, 1024, 1025, 2049)
+LENGTHS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 33, 511, 512, 513, 1025, 2049)
 
 
 @dataclass(frozen=True)

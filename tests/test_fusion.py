@@ -5,6 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.subtensor import IncSubtensor
 
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
@@ -157,11 +158,36 @@ class TestGradients:
                 up, down = ((walk(*m) ** 2).sum() for m in moved)
                 np.testing.assert_allclose(result[i], (up - down) / 2e-6, rtol=1e-6, atol=1e-7)
 
-    def test_padding_is_a_view_where_lengths_are_equal(self, data):
+    @pytest.mark.parametrize("mode", ["numba", "c"])
+    def test_padding_is_a_view_where_lengths_are_equal(self, data, mode):
         x, a = pt.dvectors("x", "a")
         gradients = pytensor.grad((autoregression(x, a) ** 2).sum(), [x, a])
-        function = pytensor.function([x, a], gradients, mode=MODES["numba"])
+        function = pytensor.function([x, a], gradients, mode=MODES[mode])
         assert len(nodes(function, PaddedRows)) == 2
+
+    @pytest.mark.parametrize("mode", ["numba", "c"])
+    def test_matrices_of_each_step(self, mode):
+        A, b, start = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start")
+        h = scanlib.scan(lambda A, b, h: A @ h + b, [A, b], start, return_updates=False)
+        gradients = pytensor.grad((h**2).sum(), [A, b])
+        function = pytensor.function([A, b, start], gradients, mode=MODES[mode])
+        assert len(nodes(function, PaddedRows)) == 2
+        assert not nodes(function, IncSubtensor)
+        rng = np.random.default_rng(4)
+        matrices, rows, first = rng.normal(size=(9, 3, 3)), rng.normal(size=(9, 3)), np.ones(3)
+        for n, m in ((9, 9), (9, 5), (5, 9)):
+            history = [first]
+            for matrix, row in zip(matrices[:n], rows[:m], strict=False):
+                history.append(matrix @ history[-1] + row)
+            by_matrices, by_rows, owed = np.zeros((n, 3, 3)), np.zeros((m, 3)), np.zeros(3)
+            for t in reversed(range(min(n, m))):
+                owed = owed + 2 * history[t + 1]
+                by_matrices[t], by_rows[t] = np.outer(owed, history[t]), owed
+                owed = matrices[t].T @ owed
+            for actual, expected in zip(
+                function(matrices[:n], rows[:m], first), (by_matrices, by_rows), strict=True
+            ):
+                np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_switched_off(data):

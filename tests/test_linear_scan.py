@@ -15,7 +15,7 @@ from tests.checks import assert_derivatives, evaluate
 from tests.modes import MODES
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 33, 130)
-SIZES = (0, 1, 2, 3, 4, 5, 16, 17)
+SIZES = (0, 1, 2, 3, 4, 5, 6, 8, 16, 17)
 
 
 def reduce_terms(semiring, matrix, vector):

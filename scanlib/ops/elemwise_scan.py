@@ -114,6 +114,10 @@ class Recurrence:
 COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in squares")
 
 
+# Steps of a block: a few buffers fit the first-level cache, and a block is worth starting. Scans
+# ask for what the next block reads and writes. In blocks of less than 1024 steps, it still arrives
+# while the next elements and results are computed; in longer ones, the memory waits meanwhile.
+BLOCK = 512
 MANY_STEPS = 256  # so many steps are worth taking channel by channel
 
 

@@ -61,6 +61,12 @@ def sum_first(op: ElemwiseScan, number: int, body: FunctionGraph) -> SumFirst | 
     return SumFirst(total, addend) if len(same) == 1 else None
 
 
+def sums_first(op: ElemwiseScan, body: FunctionGraph) -> dict[int, SumFirst]:
+    """Return what `sum_first` finds for all recurrences, by their part."""
+    found = {r.parts[0]: sum_first(op, k, body) for k, r in enumerate(op.recurrences)}
+    return {part: first for part, first in found.items() if first is not None}
+
+
 def elements_with_addend(
     op: ElemwiseScan, number: int
 ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:

@@ -79,5 +79,5 @@ optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scan
 optdb.register("scanlib_reuse", ReuseForwardValues(), "fast_run", "scanlib", position=1.655)
 optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
 optdb.register("scanlib_split_numba", SplitLoops(heavy=True), "numba", position=1.661)
-optdb.register("scanlib_padding", pad_rows, "numba", "jax", position=48.4)
+optdb.register("scanlib_padding", pad_rows, "fast_run", "numba", "jax", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

@@ -7,23 +7,29 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
 
 
 @node_rewriter([IncSubtensor])
 def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Turn ``zeros[:n] += rows`` into a `PaddedRows`, where a loop computes the rows."""
+    """Turn ``zeros[:n] += rows`` into a `PaddedRows`, where rows come from a loop.
+
+    They are its results, or elementwise functions of them, as the outer products are that a matrix
+    of each step gets.
+    """
     zeros, rows = node.inputs[:2]
     index = node.op.idx_list
     if len(index) != 1 or not isinstance(index[0], slice):
         return None
     if index[0].start is not None or index[0].step is not None or index[0].stop is None:
         return None
-    if rows.owner is None or not isinstance(rows.owner.op, Scan | ElemwiseScan):
+    if not _is_of_loop(rows):
         return None
     length = _length_of_zeros(zeros)
     if length is None or rows.type.dtype != zeros.type.dtype:
@@ -32,6 +38,16 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
         return None
     new = PaddedRows()(rows, length)
     return [new] if node.outputs[0].type.is_super(new.type) else None
+
+
+def _is_of_loop(variable: Variable) -> bool:
+    """Whether a loop computes a variable, or elementwise operations on what a loop computes."""
+    node = variable.owner
+    if node is None:
+        return False
+    if isinstance(node.op, Elemwise | DimShuffle):
+        return any(_is_of_loop(inp) for inp in node.inputs)
+    return isinstance(node.op, Scan | ElemwiseScan | LinearScan)
 
 
 def _length_of_zeros(variable: Variable) -> Variable | None:

@@ -90,6 +90,8 @@ class BlockPrinter(BlockStorage):
         self.write_views()
         for number, recurrence in enumerate(self.op.recurrences):
             self.write_recurrence(number, recurrence)
+        for part in self.sums_first:
+            self.source.line(f"if (safe) kept{part} = late{part};")
         with self.source.block("if (!safe)"):
             self.write_sequential()
         self.write_map()
@@ -127,6 +129,11 @@ class BlockPrinter(BlockStorage):
         if recurrence.family == "affine in squares":
             self.write_squares(number, recurrence)
             return
+        if recurrence.parts[0] in self.sums_first:
+            (part,) = recurrence.parts
+            self.source.line(f"{c_type(self.dtype_of(part))} late{part};")
+            self.source.line(f"if (safe) safe = {self.sums_kernel(number, recurrence)};")
+            return
         kernel = self.kernel(number, recurrence)
         if kernel is not None:
             self.source.line(f"if (safe) safe = {kernel};")
@@ -135,7 +142,7 @@ class BlockPrinter(BlockStorage):
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
-        inputs, outputs, scanned = self.op.elements_of(number)
+        inputs, outputs, scanned = self.elements_of(number)
         copies = dict(zip(inputs, self.graph.inputs, strict=True))
         computed = {}
         for k, out in enumerate(outputs):
@@ -173,9 +180,12 @@ class BlockPrinter(BlockStorage):
         head = "for (npy_intp k = 0; k < n; k++)"
         with self.source.block(head), self.scalars.scope():
             self.source.line(f"const npy_intp j = {'n - 1 - k' if self.reverse else 'k'};")
-            nexts = list(self.nexts.values())
+            sums = {part: found.total for part, found in self.sums_first.items()}
+            nexts = [*self.nexts.values(), *sums.values()]
             self.read_inputs(nexts, {v: v for v in self.graph.inputs})
             self.scalars.emit(nexts)
+            for part, total in sums.items():
+                self.source.line(f"T{part}[j] = {self.scalars.text(total)};")
             values = [(part, self.scalars.text(value)) for part, value in self.nexts.items()]
             for part, name in values:
                 self.source.line(f"{self.value(part, 0)} = {name};")
@@ -184,7 +194,9 @@ class BlockPrinter(BlockStorage):
         """Write what depends on the states, for all steps of the block."""
         sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         added_up = [self.result.carries[i] for i in sums]
-        values = added_up + self.result.outputs
+        done = {self.output_of_sums(part) for part in self.sums_first}
+        outputs = {i: value for i, value in enumerate(self.result.outputs) if i not in done}
+        values = [*added_up, *outputs.values()]
         untraced = enumerate(self.signature.untraced)
         traced = [i for i, is_gone in untraced if not is_gone and not self.is_direct(i)]
         if not values and not traced:
@@ -194,17 +206,25 @@ class BlockPrinter(BlockStorage):
             self.source.line(f"#pragma omp simd{clause}")
         head = "for (npy_intp j = 0; j < n; j++)"
         with self.source.block(head), self.scalars.scope():
-            known = {v: part for part, v in self.nexts.items() if v.owner is not None}
+            known = self.scanned_values()
             used = set(ancestors(values, blockers=set(known)))
-            for value, part in known.items():
+            for value, text in known.items():
                 if value in used:
-                    self.scalars.bind_new(value, self.value(part, 0))
+                    self.scalars.bind_new(value, text)
             self.read_inputs(values, {v: v for v in self.graph.inputs})
             self.scalars.emit(values)
             for i, value in zip(sums, added_up, strict=True):
                 total = added(f"c{i}", self.scalars.text(value), value.type.dtype)
                 self.source.line(f"c{i} = {total};")
-            for i, value in enumerate(self.result.outputs):
+            for i, value in outputs.items():
                 self.source.line(f"{self.stored('Z', i)} = {self.scalars.text(value)};")
             for i in traced:
                 self.source.line(f"{self.stored('S', i)} = {self.value(i, 0)};")
+
+    def scanned_values(self) -> dict[Variable, str]:
+        """Return where the values of step `j` are that have been scanned."""
+        values = {found.total: f"T{part}[j]" for part, found in self.sums_first.items()}
+        for part, value in self.nexts.items():
+            if value.owner is not None and part not in self.sums_first:
+                values[value] = self.value(part, 0)
+        return values

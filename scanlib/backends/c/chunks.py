@@ -90,14 +90,19 @@ class ChunkPrinter(BlockPrinter):
     def write_storage(self) -> None:
         n = self.signature.n_states
         for part, depth in self.depths.items():
+            if part in self.sums_first:
+                if self.output_of_sums(part) is None:
+                    self.buffer(f"T{part}", self.dtype_of(part), self.block)
+                self.source.line(f"{self.kept_parts[part]} kept{part};")
+                continue
             letter = "G" if self.is_direct(part) else "B"
             self.buffer(f"{letter}{part}", self.dtype_of(part), self.block + depth)
         for part in self.sums:
             self.source.line(f"{self.kept_parts[part]} c{part - n};")
         for i, row in enumerate(self.inner.rows):
             self.buffer(f"R{i}", row.type.dtype, self.block)
-        for number, recurrence in enumerate(self.op.recurrences):
-            self.write_buffers(number, recurrence)
+        for number in range(len(self.op.recurrences)):
+            self.write_buffers(number)
 
     def write_maps(self) -> None:
         """Write the composition of the steps before a chunk."""
@@ -117,8 +122,8 @@ class ChunkPrinter(BlockPrinter):
                 (part,), ((term,),) = recurrence.parts, recurrence.terms
                 chosen = (term.coefficient, "1."), (recurrence.constants[0], "0.")
                 texts = [other if k is None else self.elements[number, k] for k, other in chosen]
-                back = str(self.reverse).lower()
-                call = f"scanlib_compose<{back}>({', '.join(texts)}, n, M{part}, A{part})"
+                kind = f"{self.reverse}, {part in self.sums_first}".lower()
+                call = f"scanlib_compose<{kind}>({', '.join(texts)}, n, M{part}, A{part})"
                 line(f"{call};")
         line(f"chunks.known[chunk] = job == {RUN} && {small};")
         line(f"chunks.forgotten[chunk] = i / {self.block};")
@@ -133,6 +138,8 @@ class ChunkPrinter(BlockPrinter):
         for part in self.kept_parts:
             if part in self.sums:
                 self.source.line(f"c{part - n} = chunks.before{part}[chunk];")
+            elif part in self.sums_first:
+                self.source.line(f"kept{part} = chunks.before{part}[chunk];")
             elif not self.is_direct(part):
                 self.source.line(f"B{part}[0] = chunks.before{part}[chunk];")
 
@@ -140,6 +147,8 @@ class ChunkPrinter(BlockPrinter):
         super().write_views()
         for part in self.depths:
             place = f"H{part}[{'n' if self.reverse else '0'}]"
+            if part in self.sums_first:
+                place = f"kept{part}"
             if self.is_direct(part):
                 self.source.line(f"if (i == first) {place} = chunks.before{part}[chunk];")
             self.source.line(f"chunks.ends{part}[i / {self.block}] = {place};")
@@ -160,6 +169,8 @@ class ChunkPrinter(BlockPrinter):
         n = self.signature.n_states
         for part, item in self.kept_parts.items():
             value = f"c{part - n}" if part in self.sums else f"B{part}[0]"
+            if part in self.sums_first:
+                value = f"kept{part}"
             if part in self.depths and self.is_direct(part):
                 value = f"(({item} *)data.h{part})[{'steps - last' if self.reverse else 'last'}]"
             self.source.line(f"chunks.after{part}[chunk] = {value};")
@@ -272,13 +283,15 @@ static inline bool scanlib_is_forgotten(
   return scanlib_is_finite(other) && size * what <= 0x1p-60 * other;
 }
 
-/* Composes a map with the n steps of the block before it, from eight strips. */
-template <bool BACK, class A, class B>
+/* Composes a map with the n steps of the block before it, from eight strips. The steps are
+ * h = a * h + b, or h = a * (h + b) where the sum comes FIRST. */
+template <bool BACK, bool FIRST, class A, class B>
 static void scanlib_compose(A a, B b, npy_intp n, npy_float64 &mul, npy_float64 &add) {
   const npy_intp size = n / 8, sign = BACK ? -1 : 1, start = BACK ? n - 1 : 0;
   for (npy_intp k = n - 1; k >= 8 * size; k--) {
-    add += mul * scanlib_item(b, start + sign * k);
+    const npy_float64 after = mul;
     mul *= scanlib_item(a, start + sign * k);
+    add += (FIRST ? mul : after) * scanlib_item(b, start + sign * k);
   }
   npy_float64 m[8] = {1, 1, 1, 1, 1, 1, 1, 1}, s[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   for (npy_intp k = 0; k < size; k++) {
@@ -288,7 +301,8 @@ static void scanlib_compose(A a, B b, npy_intp n, npy_float64 &mul, npy_float64 
       const npy_intp place = j + sign * strip * size;
       const npy_float64 x = scanlib_item(a, place);
       m[strip] *= x;
-      s[strip] = s[strip] * x + scanlib_item(b, place);
+      const npy_float64 y = scanlib_item(b, place);
+      s[strip] = FIRST ? (s[strip] + y) * x : s[strip] * x + y;
     }
   }
   for (int strip = 7; strip >= 0; strip--) {

@@ -6,7 +6,9 @@ are constants of the template, so that what a recurrence does not need is not co
 functions of the log semiring, in a form that compilers vectorize.
 """
 
-LINEAR_KERNELS = r"""
+from scanlib.backends.c.linear_small import SMALL_KERNELS
+
+_STEPS = r"""
 #ifndef SCANLIB_LINEAR
 #define SCANLIB_LINEAR
 #include <limits>
@@ -77,73 +79,9 @@ static T scanlib_terms(const T *a, npy_intp a_step, const T *b, npy_intp b_step,
     total += std::exp(a[j * a_step] + b[j * b_step] - best);
   return best + std::log(total);
 }
+"""
 
-/* Steps of a small fixed matrix, AHEAD at once: columns in vectors. See the numba backend. */
-template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
-  enum { LANES = SIZE <= 2 ? 2 : SIZE <= 4 ? 4 : 8 };
-  typedef T vec __attribute__((vector_size(LANES * sizeof(T))));
-
-  static vec load(const T *from) {
-    vec result = {};
-    memcpy(&result, from, SIZE * sizeof(T));
-    return result;
-  }
-  static vec product(const vec *columns, const vec &state, const vec &start) {
-    vec first = start, second = {};
-    for (int j = 0; j < SIZE / 2; j++) first += columns[j] * state[j];
-    for (int j = SIZE / 2; j < SIZE; j++) second += columns[j] * state[j];
-    return first + second;
-  }
-  /* Takes n times AHEAD steps from `row`; returns whether all states are finite. */
-  static bool run(T *row, npy_intp step, const vec (*powers)[SIZE], const T *offset,
-                  npy_intp offset_step, npy_intp n) {
-    vec state = load(row), check = {};
-    for (npy_intp k = 0; k < n; k++) {
-      vec constants[AHEAD];
-      for (int q = 0; q < AHEAD; q++) {
-        const vec zero = {};
-        constants[q] = zero;
-        if (!OFFSET) continue;
-        const vec own = load(offset);
-        offset += offset_step;
-        constants[q] = q ? product(powers[0], constants[q - 1], own) : own;
-      }
-      vec next = state;
-      for (int q = 0; q < AHEAD; q++) {
-        row += step;
-        next = product(powers[q], state, constants[q]);
-        memcpy(row, &next, SIZE * sizeof(T));
-        check += next * T(0);
-      }
-      state = next;
-    }
-    for (int i = 0; i < SIZE; i++)
-      if (check[i] != check[i]) return false;
-    return true;
-  }
-  /* Takes all steps; `again` repeats those of a block that are not finite, if it can. */
-  template <class Again>
-  static void all(T *row, npy_intp step, const T *columns, const T *offset, npy_intp offset_step,
-                  npy_intp steps, Again again) {
-    vec powers[AHEAD][SIZE];
-    for (int j = 0; j < SIZE; j++) powers[0][j] = load(columns + j * SIZE);
-    for (int q = 1; q < AHEAD; q++)
-      for (int j = 0; j < SIZE; j++) {
-        const vec zero = {};
-        powers[q][j] = product(powers[q - 1], powers[0][j], zero);
-      }
-    const npy_intp block = 64;
-    for (npy_intp done = 0; done < steps; done += block) {
-      const npy_intp count = steps - done < block ? steps - done : block;
-      if (count < block || !run(row, step, powers, offset, offset_step, block / AHEAD))
-        if (!scanlib_small<T, SIZE, 1, OFFSET>::run(row, step, powers, offset, offset_step, count))
-          again(done, count);
-      row += count * step;
-      if (OFFSET) offset += count * offset_step;
-    }
-  }
-};
-
+_RECURRENCE = r"""
 template <class T, int SEMIRING, bool FIXED, bool LEFT, bool VECTOR, bool REVERSE, bool UNTRACED,
           bool OFFSET, bool SHARED, class F>
 struct scanlib_linear {
@@ -268,6 +206,8 @@ struct scanlib_linear {
     if (right) half.resize(m);
     const bool small = laid_out && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1;
     if (small && run_small(std::is_floating_point<T>())) return;
+    const bool each = !FIXED && VECTOR && SEMIRING == SCANLIB_REAL && !UNTRACED && batches == 1;
+    if (each && !mask && run_small_each(std::is_floating_point<T>())) return;
     for (npy_intp n = 0; n < steps; n++) {
       const npy_intp t = REVERSE ? steps - 1 - n : n;
       const npy_intp before = UNTRACED ? n % 2 : REVERSE ? t + 1 : t;
@@ -326,6 +266,29 @@ struct scanlib_linear {
     }
     return false;
   }
+  bool run_small_each(std::false_type) { return false; }
+  bool run_small_each(std::true_type) {
+    T *row = history + (REVERSE ? steps * d : 0);
+    const T *add = OFFSET && REVERSE ? offset + (steps - 1) * d : offset;
+    const T *first = matrix_at(REVERSE ? steps - 1 : 0, 0);
+    const npy_intp step = REVERSE ? -d : d;
+    switch (d) {
+#define SCANLIB_CASE(SIZE)                                                                    \
+  case SIZE:                                                                                  \
+    scanlib_small_each<T, SIZE, LEFT, OFFSET>::all(row, step, first, add, steps);             \
+    return true;
+      SCANLIB_CASE(2)
+      SCANLIB_CASE(3)
+      SCANLIB_CASE(4)
+      SCANLIB_CASE(5)
+      SCANLIB_CASE(6)
+      SCANLIB_CASE(8)
+#undef SCANLIB_CASE
+    }
+    return false;
+  }
 };
 #endif
 """
+
+LINEAR_KERNELS = f"{_STEPS}{SMALL_KERNELS}{_RECURRENCE}"

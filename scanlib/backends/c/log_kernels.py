@@ -51,12 +51,10 @@ static int scanlib_log_affine(const T *a, const T *b, T *h, npy_intp n, T *work)
     scale[j] = b[j] > p ? e : T(1);
     added[j] = b[j] > p ? T(1) : e;
   }
-  npy_intp k;
-  T state = scanlib_affine_groups<BACK>(scanlib_each<T>{scale}, added, sum, n, T(1), &k);
-  for (; k < n; k++) {
-    const npy_intp j = BACK ? n - 1 - k : k;
-    sum[j] = state = scale[j] * state + added[j];
-  }
+  const scanlib_each<T> scales = {scale};
+  scanlib_walk<T> walk = scanlib_affine_groups<BACK, false>(scales, added, sum, n, T(1),
+                                                            scanlib_ahead<0>());
+  scanlib_affine_rest<BACK, false>(walk, scales, added, sum, n);
 #pragma omp simd
   for (npy_intp j = 0; j < n; j++) h[j] += F::log(sum[j]);
   return 1;

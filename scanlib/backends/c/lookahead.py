@@ -6,7 +6,8 @@ With ``s`` the values before a group of steps, the value of part `p` after step 
 
 where the coefficients `P` and the constants `F` follow the recurrence itself, and so do not wait
 for `s`. Only values that lie fewer steps back than the group is long are composed in this way; the
-far taps of a season are read as they are and belong to `F`.
+far taps of a season are read as they are and belong to `F`. From one group to the next, `s` is in
+local variables: what has just been written takes longer to read than to compute.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Lookahead:
         self.element = element
         self.item = item  # the C type
         self.read: dict[Symbol, str] = {}
+        self.kept: dict[Symbol, str] = {}
 
     def place(self, part: int, step: int) -> str:
         """Return where the value of a part is, `step` steps after the first of the group."""
@@ -63,27 +65,38 @@ class Lookahead:
         """Write the loop over groups of steps, and the steps that are left."""
         self.source.line("npy_intp k = 0;")
         for steps in (GROUP, 1):
+            first = len(self.source.lines)
+            self.read, self.kept = {}, {}
             with self.source.block(f"for (; k + {steps} <= n; k += {steps})"):
                 self.source.line(f"const npy_intp j = {'n - 1 - k' if self.reverse else 'k'};")
                 self.write_group(steps)
+            start = "[n - 1" if self.reverse else "[0"
+            self.source.lines[first:first] = [
+                f"  {self.item} {name} = {self.place(part, -back).replace('[j', start)};"
+                for (part, back), name in self.kept.items()
+            ]
 
     def write_group(self, steps: int) -> None:
         """Write a group: its forms, then its values, then where they go."""
-        self.read = {}
         forms: list[dict[int, Form]] = []
         for u in range(steps):
             forms.append(self.forms_of(u, steps, forms))
-        results = []
+        results: dict[Symbol, str] = {}
         for u, current in enumerate(forms):
             for part, form in current.items():
-                parts = [
-                    _product(coefficient, self.past(*symbol))
-                    for symbol, coefficient in form.coefficients.items()
+                # What is known last is added last.
+                parts = [] if form.constant is None else [form.constant]
+                parts += [
+                    _product(coefficient, self.before(*symbol))
+                    for symbol, coefficient in sorted(
+                        form.coefficients.items(), key=lambda item: -item[0][1]
+                    )
                 ]
-                parts += [] if form.constant is None else [form.constant]
-                results.append((self.place(part, u), self.assign(parts or [f"{self.item}(0)"])))
-        for place, name in results:
-            self.source.line(f"{place} = {name};")
+                results[part, steps - u] = self.assign(parts or [f"{self.item}(0)"])
+        for (part, back), name in results.items():
+            self.source.line(f"{self.place(part, steps - back)} = {name};")
+        for symbol, name in self.kept.items():
+            self.source.line(f"{name} = {results[symbol]};")
 
     def forms_of(self, u: int, steps: int, before: list[dict[int, Form]]) -> dict[int, Form]:
         """Return the parts' forms after step `u`, from the forms of the steps before."""
@@ -111,6 +124,12 @@ class Lookahead:
                         free.append(_product(factor, form.constant))
             current[part] = self.named(sums, free)
         return current
+
+    def before(self, part: int, back: int) -> str:
+        """Return the variable of a value before the group that the group before has computed."""
+        if (part, back) not in self.kept:
+            self.kept[part, back] = self.source.name("p")
+        return self.kept[part, back]
 
     def past(self, part: int, back: int) -> str:
         """Return the name of the value of a part `back` steps before the group."""

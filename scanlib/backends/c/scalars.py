@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytensor.scalar.basic as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
@@ -20,6 +21,9 @@ from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 from scanlib.ops.c_code import NODE_NAME, NoCCodeError
 from scanlib.ops.positions import PositionalOp
 
+# What computes with truth values as numbers.
+ARITHMETIC = (ps.Mul, ps.Add, ps.Sub, ps.TrueDiv, ps.Cast)
+FLOATS = ("float32", "float64")
 # What the code of an operation runs where it has raised an exception.
 FAIL = "failed = 1;"
 
@@ -94,6 +98,9 @@ class Scalars:
         if known is not None:
             return [self._vector_function(*known, inputs)]
         inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]
+        if isinstance(node.op, ARITHMETIC) and node.outputs[0].type.dtype in FLOATS:
+            pairs = zip(node.inputs, inputs, strict=True)
+            inputs = [self._number(*pair, node.outputs[0].type.dtype) for pair in pairs]
         names = [self.source.name("s") for _ in node.outputs]
         own = complex_operation(node, inputs, names[0], self.c_type(node.outputs[0].type.dtype))
         if own is not None:
@@ -129,6 +136,17 @@ class Scalars:
             return text
         name = self.source.name("k")
         self.source.line(f"const {self.c_type(variable.type.dtype)} {name} = {text};")
+        return name
+
+    def _number(self, variable: Variable, text: str, dtype: str) -> str:
+        """Return a truth value as a number: a choice, which compilers vectorize.
+
+        Lanes of bytes are converted to lanes of numbers, which takes longer than all the rest.
+        """
+        if variable.type.dtype != "bool":
+            return text
+        name, kind = self.source.name("k"), self.c_type(dtype)
+        self.source.line(f"const {kind} {name} = {text} ? {kind}(1) : {kind}(0);")
         return name
 
     def _composite(self, node: Apply, inputs: list[str]) -> list[str]:

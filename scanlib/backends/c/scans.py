@@ -8,9 +8,9 @@ from pytensor.graph.basic import Variable
 from scanlib.backends.c.channels import ChannelsPrinter
 from scanlib.backends.c.lookahead import Lookahead
 from scanlib.backends.c.source import c_type
-from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.elemwise_scan import BLOCK, ElemwiseScan, Recurrence
+from scanlib.ops.sums_first import elements_with_addend, sums_first
 
-BLOCK = 1024  # steps: a few buffers fit the first-level cache, and a block is worth starting
 REALS = {"float32", "float64"}
 
 
@@ -18,7 +18,9 @@ class BlockScans(ChannelsPrinter):
     """What a block needs, and how its recurrences are scanned.
 
     In the code, ``H0[j]`` is a value of the first part (states count before carries), ``E1_0`` an
-    element of the second recurrence at all steps of the block, ``e1_0`` one that never changes.
+    element of the second recurrence at all steps of the block, ``e1_0`` one that never changes. Of
+    a part whose sum comes first (`scanlib.ops.sums_first`), ``T0[j]`` are the sums, in an output or
+    in a buffer, and ``kept0`` is the value before the block.
     """
 
     def __init__(self, op: ElemwiseScan) -> None:
@@ -39,7 +41,27 @@ class BlockScans(ChannelsPrinter):
         self.depths = {part: self.signature.depths[part] if part < n else 1 for part in recurrent}
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
+        self.sums_first = sums_first(op, self.graph)
         self.bytes = 0  # of buffers
+
+    def elements_of(
+        self, number: int
+    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
+        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
+        first = self.op.recurrences[number].parts[0] in self.sums_first
+        return elements_with_addend(self.op, number) if first else self.op.elements_of(number)
+
+    def output_of_sums(self, part: int) -> int | None:
+        """Return the output that is the sums of a part, if these can be scanned there."""
+        total = self.sums_first[part].total
+        outputs = [] if self.layout.ndim else self.result.outputs
+        return next((k for k, value in enumerate(outputs) if value is total), None)
+
+    def is_direct(self, part: int) -> bool:
+        """Whether a part is scanned in its history; others are in a buffer of one block."""
+        if part >= self.signature.n_states or self.signature.untraced[part]:
+            return False
+        return self.layout.ndim == 0
 
     def dtype_of(self, part: int) -> str:
         return self.nexts[part].type.dtype
@@ -54,6 +76,8 @@ class BlockScans(ChannelsPrinter):
         return -offset if self.reverse else self.depths[part] + offset
 
     def value(self, part: int, offset: int) -> str:
+        if part in self.sums_first:
+            return f"kept{part}"
         return f"H{part}[j + {self.place_of(part, offset)}]"
 
     def kernel(self, number: int, recurrence: Recurrence, values: str | None = None) -> str | None:
@@ -68,6 +92,7 @@ class BlockScans(ChannelsPrinter):
         item = c_type(dtype)
         back = "true" if self.reverse else "false"
         place = f"{values or f'H{part} + {self.place_of(part, 0)}'}, n"
+        ahead = f"{place}, {self.ahead(number)}"
         if family == "clamp":
             names = [terms[0].coefficient, *recurrence.constants]
             neutral = f"{item}(0)", f"{item}(-NPY_INFINITY)", f"{item}(NPY_INFINITY)"
@@ -77,7 +102,7 @@ class BlockScans(ChannelsPrinter):
         (constant, *_) = recurrence.constants
         if family in ("maximum", "minimum"):
             bound = self.array(number, constant, dtype, "0")
-            return f"scanlib_pick<{back}, scanlib_{family}>({bound}, {place})"
+            return f"scanlib_pick<{back}, scanlib_{family}>({bound}, {ahead})"
         if dtype not in REALS:
             return None
         if family == "log-affine":
@@ -85,10 +110,37 @@ class BlockScans(ChannelsPrinter):
         factor = terms[0].coefficient
         name = f"{item}(1)" if factor is None else self.elements[number, factor]
         if constant is None and name[0] == "E":
-            return f"scanlib_product<{back}>({name}, {place})"
+            return f"scanlib_product<{back}>({name}, {ahead})"
         bound = self.array(number, constant, dtype, f"{item}(0)")
-        kind = "each" if name[0] == "E" else "same"
-        return f"scanlib_affine<{back}>(scanlib_{kind}<{item}>{{{name}}}, {bound}, {place})"
+        return f"scanlib_affine<{back}>({_coefficients(name, item)}, {bound}, {ahead})"
+
+    def sums_kernel(self, number: int, recurrence: Recurrence) -> str:
+        """Return the call of the kernel that scans the sums of a state and its addend."""
+        (part,), ((term,),), (constant,) = recurrence.parts, recurrence.terms, recurrence.constants
+        dtype = self.dtype_of(part)
+        assert term.coefficient is not None
+        factor = _coefficients(self.elements[number, term.coefficient], c_type(dtype))
+        addend = self.array(number, constant, dtype, "0")
+        back = "true" if self.reverse else "false"
+        place = f"T{part}, n, kept{part}, &late{part}, {self.ahead(number)}"
+        return f"scanlib_sums_first<{back}>({factor}, {addend}, {place})"
+
+    def ahead(self, number: int) -> str:
+        """Return what the scan of a recurrence asks for: what the next block reads and writes.
+
+        The first scan does it for all; the rows of several channels lie apart.
+        """
+        if self.layout.ndim or number > 0:
+            return "scanlib_ahead<0>()"
+        # The scan moves on by so many bytes at every step.
+        size = np.dtype(self.dtype_of(self.op.recurrences[0].parts[0])).itemsize
+        views = {f"X{i}": row for i, row in enumerate(self.inner.rows)}
+        views |= {f"Z{i}": value for i, value in enumerate(self.result.outputs)}
+        views |= {f"H{part}": self.nexts[part] for part in self.depths if self.is_direct(part)}
+        names = [name for name, v in views.items() if np.dtype(v.type.dtype).itemsize == size]
+        back = "true" if self.reverse else "false"
+        places = ", ".join(f"scanlib_next<{back}>({name}, n)" for name in names)
+        return f"scanlib_ahead<{len(names)}>{{{{{places}}}}}"
 
     def log_affine(self, number: int, recurrence: Recurrence, place: str) -> str:
         """Return the call of the kernel of logarithms, for which buffers are declared."""
@@ -149,3 +201,9 @@ class BlockScans(ChannelsPrinter):
                 line("negative += !(square >= 0);")
                 line(f"{self.value(part, 0)} = sqrt(square);")
             line("safe = !negative;")
+
+
+def _coefficients(name: str, item: str) -> str:
+    """Return the coefficients of a recurrence as its kernels take them."""
+    kind = "each" if name[0] == "E" else "same"
+    return f"scanlib_{kind}<{item}>{{{name}}}"

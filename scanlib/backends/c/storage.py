@@ -11,10 +11,9 @@ from __future__ import annotations
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import thaw_graph
 from scanlib.backends.c.scans import BlockScans
 from scanlib.backends.c.source import c_type
-from scanlib.ops.elemwise_scan import Axes, Recurrence
+from scanlib.ops.elemwise_scan import Axes
 
 
 class BlockStorage(BlockScans):
@@ -23,16 +22,13 @@ class BlockStorage(BlockScans):
     def needs_ring(self, i: int) -> bool:
         return self.layout.ndim > 0 and self.signature.untraced[i]
 
-    def is_direct(self, part: int) -> bool:
-        """Whether a part is scanned in its history; others are in a buffer of one block."""
-        if part >= self.signature.n_states or self.signature.untraced[part]:
-            return False
-        return self.layout.ndim == 0
-
     def write_storage(self) -> None:
         line, n = self.source.line, self.signature.n_states
         for part, depth in self.depths.items():
             dtype = self.dtype_of(part)
+            if part in self.sums_first:
+                self.write_storage_of_sums(part)
+                continue
             if self.is_direct(part):
                 continue
             self.buffer(f"B{part}", dtype, self.block + depth)
@@ -52,22 +48,31 @@ class BlockStorage(BlockScans):
                 line(f"{item} c{i} = *(const {item} *)data.c{i};")
         for i, row in enumerate(self.inner.rows):
             self.buffer(f"R{i}", row.type.dtype, self.block)
-        for number, recurrence in enumerate(self.op.recurrences):
-            self.write_buffers(number, recurrence)
+        for number in range(len(self.op.recurrences)):
+            self.write_buffers(number)
+
+    def write_storage_of_sums(self, part: int) -> None:
+        """Make the buffer of the sums of a part, and read the value before the first block."""
+        if self.output_of_sums(part) is None:
+            self.buffer(f"T{part}", self.dtype_of(part), self.block)
+        if not self.layout.ndim:
+            n, item = self.signature.n_states, c_type(self.dtype_of(part))
+            name = self.outer.initials[part] if part < n else f"c{part - n}"
+            self.source.line(f"{item} kept{part} = *(const {item} *)data.{name};")
 
     def is_local(self, i: int) -> bool:
         """Whether a carry is one number, for all channels."""
         return all(axis is None for axis in self.layout.carries[i])
 
-    def write_buffers(self, number: int, recurrence: Recurrence) -> None:
+    def write_buffers(self, number: int) -> None:
         """Make buffers for the elements that differ from step to step."""
-        graph = thaw_graph(recurrence.elements)
-        whole = set(graph.inputs[len(graph.inputs) - self.signature.n_non_sequences :])
-        for k, out in enumerate(graph.outputs):
-            inputs = {v for v in ancestors([out]) if v.owner is None}
-            varying = [v for v in inputs if not isinstance(v, Constant) and v not in whole]
+        inputs, outputs, _ = self.elements_of(number)
+        whole = set(inputs[len(inputs) - self.signature.n_non_sequences :])
+        for k, out in enumerate(outputs):
+            read = {v for v in ancestors([out]) if v.owner is None}
+            varying = [v for v in read if not isinstance(v, Constant) and v not in whole]
             name = self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
-            if varying and out not in graph.inputs:
+            if varying and out not in inputs:
                 self.buffer(name, out.type.dtype, self.block)
 
     def write_constants(self) -> None:
@@ -76,11 +81,11 @@ class BlockStorage(BlockScans):
             array, axes = self.parts[variable]
             item = c_type(variable.type.dtype)
             self.scalars.bind_new(variable, f"*(const {item} *)({self.of_channel(array, axes, 0)})")
-        for number, recurrence in enumerate(self.op.recurrences):
-            graph = thaw_graph(recurrence.elements)
+        for number in range(len(self.op.recurrences)):
+            inputs, outputs, _ = self.elements_of(number)
             with self.scalars.scope():
-                self.bind_same(graph.inputs)
-                for k, out in enumerate(graph.outputs):
+                self.bind_same(inputs)
+                for k, out in enumerate(outputs):
                     name = self.elements[number, k]
                     if name[0] == "e":
                         self.scalars.emit([out])
@@ -108,6 +113,10 @@ class BlockStorage(BlockScans):
         self.write_views_of_rows()
         for part, depth in self.depths.items():
             item = c_type(self.dtype_of(part))
+            if part in self.sums_first:
+                if self.layout.ndim:
+                    line(f"{item} kept{part} = {self.kept(part, '1', 'i')};")
+                continue
             if self.is_direct(part):
                 line(f"{item} *H{part} = {self.rows_of_history(part)};")
                 continue
@@ -119,6 +128,10 @@ class BlockStorage(BlockScans):
                 line(f"for (npy_intp j = {depth - 1}; j >= 0; j--) B{part}[n + j] = B{part}[j];")
         for i, out in enumerate(self.result.outputs):
             self.write_stored("Z", i, f"z{i}", self.layout.outputs[i], out.type.dtype, 0)
+        for part in self.sums_first:
+            output = self.output_of_sums(part)
+            if output is not None:
+                line(f"{c_type(self.dtype_of(part))} *T{part} = Z{output};")
         for i in range(self.signature.n_states if self.layout.ndim else 0):
             if not self.signature.untraced[i]:
                 first = 0 if self.reverse else self.signature.depths[i]
@@ -194,6 +207,10 @@ class BlockStorage(BlockScans):
         for part, depth in self.depths.items():
             if self.is_direct(part):
                 continue
+            if part in self.sums_first:
+                if self.layout.ndim:
+                    self.source.line(f"{self.kept(part, '1', 'i + n')} = kept{part};")
+                continue
             if not self.layout.ndim:
                 if not self.reverse:
                     self.source.line(
@@ -217,6 +234,9 @@ class BlockStorage(BlockScans):
         for part, depth in self.depths.items():
             if not self.is_direct(part) and not self.layout.ndim:
                 target = f"data.h{part}" if part < n else f"data.c{part - n}"
+                if part in self.sums_first:
+                    line(f"*({c_type(self.dtype_of(part))} *){target} = kept{part};")
+                    continue
                 line(f"memcpy({target}, B{part}, {depth} * sizeof({c_type(self.dtype_of(part))}));")
         for i, carry in enumerate(self.inner.carries):
             if n + i not in self.depths and self.is_local(i):

@@ -18,6 +18,7 @@ from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.one_row import OneRow
+from scanlib.ops.padded_rows import PaddedRows
 
 
 @pytorch_funcify.register(OneRow)
@@ -30,6 +31,19 @@ def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any
         return value[:1]
 
     return one_row
+
+
+@pytorch_funcify.register(PaddedRows)
+def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return rows and zero rows behind them, up to a length."""
+
+    def padded_rows(rows: Any, length: Any) -> Any:
+        missing = int(length) - rows.shape[0]
+        if missing == 0:
+            return rows
+        return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+
+    return padded_rows
 
 
 @pytorch_funcify.register(EQ)

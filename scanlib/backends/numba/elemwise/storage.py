@@ -17,13 +17,9 @@ from pytensor.graph.traversal import ancestors
 from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.vectors import as_array, new_vector, row_buffer
-from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
-from scanlib.ops.sums_first import SumFirst, elements_with_addend, sum_first
+from scanlib.ops.elemwise_scan import BLOCK, ElemwiseScan, Recurrence
+from scanlib.ops.sums_first import elements_with_addend, sums_first
 
-# Steps: a few buffers fit the first-level cache, and a block is worth starting. In shorter blocks
-# than 1024 steps, what a scan has asked for (see `lanes`) still arrives while the next elements and
-# results are computed; in longer ones, the memory waits meanwhile.
-BLOCK = 512
 REALS = {"float32", "float64"}
 
 
@@ -51,11 +47,7 @@ class BlockStorage(ElemwiseWriter):
         self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
         for function in (as_array, new_vector, row_buffer, rows_of_block):
             self.source.object(function.__name__, function)
-        self.sums_first: dict[int, SumFirst] = {}  # by part
-        for number, recurrence in enumerate(op.recurrences):
-            found = sum_first(op, number, self.graph)
-            if found is not None:
-                self.sums_first[recurrence.parts[0]] = found
+        self.sums_first = sums_first(op, self.graph)
 
     def elements_of(
         self, number: int

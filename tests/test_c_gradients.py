@@ -1,0 +1,315 @@
+"""Gradients of recurrences in C code: sums that come first, in registers of several widths."""
+
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from platform import machine
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scanlib
+from scanlib.backends.c.printer import print_loop
+from scanlib.ops.elemwise_scan import BLOCK
+from tests.c_loops import compiled, trace, uniform
+from tests.checks import assert_derivatives
+from tests.modes import MODES
+from tests.test_extreme_values import COEFFICIENTS, TINY, VALUES, assert_same_kind
+
+LENGTHS = (0, 1, 2, 7, 8, 9, 17, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1)
+
+
+@contextmanager
+def registers(bits):
+    """Compile for registers of so many bits; the machine's own where it has no longer ones."""
+    shorter = {512: "", 256: "-mno-avx512f", 128: "-mno-avx512f -mno-avx2"}[bits]
+    if machine() not in ("x86_64", "AMD64"):
+        shorter = ""
+    flags = f"{pytensor.config.gcc__cxxflags} {shorter}".strip()
+    with pytensor.config.change_flags(gcc__cxxflags=flags):
+        yield
+
+
+@cache
+def affine(dtype, bits=512, fixed=False):
+    """The loop ``h = a h + b`` and its derivatives by all inputs, as a function of a cotangent."""
+    a = pt.scalar("a", dtype=dtype) if fixed else pt.vector("a", dtype=dtype)
+    b, seed = (pt.vector(name, dtype=dtype) for name in ("b", "seed"))
+    start = pt.scalar("start", dtype=dtype)
+    h = (
+        trace(lambda b, h, a: a * h + b, sequences=b, outputs_info=start, non_sequences=a)
+        if fixed
+        else trace(lambda a, b, h: a * h + b, sequences=[a, b], outputs_info=start)
+    )
+    gradients = pytensor.grad(None, [a, b, start], known_grads={h: seed})
+    with registers(bits):
+        call = compiled([a, b, start, seed], [h, *gradients])
+    backward = [op for op in call.ops if op.signature.reverse]
+    assert "scanlib_sums_first<true>" in print_loop(backward[0]).functions
+    return call
+
+
+def plain_affine(a, b, start, seed):
+    """The same in double precision, step by step, and the sizes of what is added up."""
+    a, b, seed = (np.asarray(x, "float64") for x in (a, b, seed))
+    n, per_step = len(b), a.ndim > 0
+    a = np.broadcast_to(a, n)
+    history, sizes = np.empty(n + 1), np.empty(n + 1)
+    history[0], sizes[0] = start, abs(start)
+    for t in range(n):
+        history[t + 1] = a[t] * history[t] + b[t]
+        sizes[t + 1] = abs(a[t]) * sizes[t] + abs(b[t])
+    sums, sums_size, owed, size = np.empty(n), np.empty(n), 0.0, 0.0
+    for t in reversed(range(n)):
+        sums[t], sums_size[t] = owed + seed[t], size + abs(seed[t])
+        owed, size = a[t] * sums[t], abs(a[t]) * sums_size[t]
+    by_a, by_a_size = sums * history[:-1], sums_size * sizes[:-1]
+    if not per_step:
+        by_a, by_a_size = by_a.sum(), by_a_size.sum()
+    values = [history[1:], by_a, sums, np.float64(owed)]
+    return list(zip(values, [sizes[1:], by_a_size, sums_size, np.float64(size)], strict=True))
+
+
+def assert_within(actual, expected, dtype):
+    """Compare with the plain loop: rounding errors are relative to what is added up."""
+    for value, (wanted, size) in zip(actual, expected, strict=True):
+        assert value.dtype == dtype
+        assert value.shape == np.shape(wanted)
+        assert np.all(np.abs(value - wanted) <= 40 * np.finfo(dtype).eps * size)
+
+
+class TestAffine:
+    @pytest.mark.parametrize(
+        "dtype, bits, fixed",
+        [
+            *product(["float64", "float32"], [512], [False, True]),
+            *product(["float64"], [256, 128], [False]),
+            *product(["float32"], [256, 128], [True]),
+        ],
+    )
+    def test_against_a_plain_loop(self, dtype, bits, fixed):
+        call = affine(dtype, bits, fixed)
+        for n in LENGTHS:
+            a, b, seed = (uniform(n, seed=k, dtype=dtype) for k in range(3))
+            a[n // 2 :: 100] = 0
+            first = np.asarray(0.97 if fixed else a, dtype)
+            values = first, b, np.asarray(0.5, dtype), seed
+            actual = call(*values)
+            assert_within(actual, plain_affine(*values), dtype)
+            for one, other in zip(actual, call(*values), strict=True):
+                assert one.tobytes() == other.tobytes()
+
+    @settings(max_examples=60)
+    @given(
+        n=st.integers(0, 2 * BLOCK + 40),
+        seed=st.integers(0, 2**32 - 1),
+        stride=st.sampled_from([1, 2, -1]),
+        dtype=st.sampled_from(["float64", "float32"]),
+    )
+    def test_any_length_and_stride(self, n, seed, stride, dtype):
+        rng = np.random.default_rng(seed)
+        wide = [rng.uniform(-1, 1, 2 * n).astype(dtype) for _ in range(3)]
+        a, b, cotangent = (x[::2] if stride == 2 else x[:n][::stride] for x in wide)
+        values = a, b, np.asarray(rng.uniform(), dtype), cotangent
+        assert_within(affine(dtype)(*values), plain_affine(*values), dtype)
+
+    def test_second_order(self):
+        a, b, start = pt.dvector("a"), pt.dvector("b"), pt.dscalar("start")
+        h = trace(lambda a, b, h: a * h + b, sequences=[a, b], outputs_info=start)
+        weights = np.random.default_rng(3).standard_normal(21)
+
+        def reference(a, b, start):
+            values, h = [], start
+            for x, y in zip(a, b, strict=True):
+                h = x * h + y
+                values.append(h)
+            return np.sum(weights * np.array(values) ** 2)
+
+        inputs = {a: uniform(21), b: uniform(21, seed=1), start: np.float64(0.7)}
+        assert_derivatives((weights * h**2).sum(), inputs, reference, MODES["c"])
+
+    def test_complex_numbers(self):
+        a, g = pt.zvector("a"), pt.zvector("g")
+        h, s = scanlib.scan(
+            lambda a, g, h: [a * (h + g), h + g], [a, g], [1j, None], return_updates=False
+        )
+        call = compiled([a, g], [h[-1], s])
+        for n in (1, 9, BLOCK, BLOCK + 1):
+            av, gv = (uniform(n, seed=k) + 1j * uniform(n, seed=k + 5) for k in range(2))
+            state, expected = 1j, np.empty(n, complex)
+            for t in range(n):
+                expected[t] = state + gv[t]
+                state = av[t] * expected[t]
+            for actual, wanted in zip(call(av, gv), (state, expected), strict=True):
+                np.testing.assert_allclose(actual, wanted, rtol=1e-11, atol=1e-11)
+
+
+@cache
+def sums(dtype, bits):
+    """The loop ``h = a (h + g)``: its sums, and the state after the last step."""
+    a, g, start = pt.vector("a", dtype=dtype), pt.vector("g", dtype=dtype), pt.scalar(dtype=dtype)
+    h, s = scanlib.scan(
+        lambda a, g, h: [a * (h + g), h + g], [a, g], [start, None], return_updates=False
+    )
+    with registers(bits):
+        call = compiled([a, g, start], [h[-1], s])
+    assert "scanlib_sums_first<false>" in print_loop(call.ops[0]).functions
+    return call
+
+
+class TestExtremeValues:
+    """NaN and infinity are exactly where the plain loop has them."""
+
+    @pytest.mark.parametrize("bits", [512, 256, 128])
+    @settings(max_examples=60)
+    @given(
+        n=st.sampled_from([1, 2, 8, 9, 16, 33, BLOCK + 24]),
+        start=st.sampled_from([0.0, 1.0, *VALUES]),
+        share=st.sampled_from([0.01, 0.1, 0.6]),
+        dtype=st.sampled_from(["float64", "float32"]),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def test_sums_first(self, bits, n, start, share, dtype, seed):
+        rng = np.random.default_rng(seed)
+        a, g = rng.uniform(-1.1, 1.1, n), rng.uniform(-1, 1, n)
+        for array, pool in ((a, COEFFICIENTS), (g, VALUES)):
+            where = rng.random(n) < share
+            array[where] = rng.choice(pool, where.sum())
+        with np.errstate(all="ignore"):
+            a, g, start = (np.asarray(x).astype(dtype) for x in (a, g, start))
+            expected, allowed = np.empty(n, dtype), np.empty(n)
+            h, size, floor = start[()], abs(np.float64(start)), 0.0
+            for t in range(n):
+                expected[t] = h + g[t]
+                size, floor = size + abs(np.float64(g[t])), floor + 3 * TINY[dtype]
+                allowed[t] = 100 * np.finfo(dtype).eps * size + floor
+                h = a[t] * expected[t]
+                size, floor = abs(np.float64(a[t])) * size, abs(np.float64(a[t])) * floor
+        assert_same_kind(sums(dtype, bits)(a, g, start)[1], expected, allowed)
+
+
+@cache
+def extreme(name, dtype, bits=512):
+    """A running maximum or minimum and its derivative by the numbers."""
+    x, start, seed = pt.vector("x", dtype=dtype), pt.scalar(dtype=dtype), pt.vector(dtype=dtype)
+    pick = {"maximum": pt.maximum, "minimum": pt.minimum}[name]
+    h = trace(lambda x, h: pick(h, x), sequences=x, outputs_info=start)
+    inputs = [x, start, seed]
+    if not dtype.startswith("float"):
+        with registers(bits):
+            return compiled([x, start], h)
+    gradients = pytensor.grad(None, [x, start], known_grads={h: seed})
+    with registers(bits):
+        return compiled(inputs, [h, *gradients])
+
+
+class TestExtremes:
+    @pytest.mark.parametrize(
+        "name, dtype, bits",
+        [
+            ("maximum", "float64", 512),
+            ("minimum", "float32", 512),
+            ("minimum", "float64", 256),
+            ("maximum", "float32", 256),
+            ("maximum", "float64", 128),
+        ],
+    )
+    def test_against_a_plain_loop(self, name, dtype, bits):
+        """The cotangents of a run belong to the number that began it, exactly where it did."""
+        call, pick = extreme(name, dtype, bits), getattr(np, name)
+        for n in LENGTHS:
+            rng = np.random.default_rng(n)
+            x, seed = rng.permutation(n + 1)[:n].astype(dtype), rng.integers(-9, 9, n).astype(dtype)
+            start = np.asarray(n / 3 + 0.5, dtype)
+            history = pick.accumulate(np.concatenate([start[None], x]))
+            owed, by_x = 0.0, np.empty(n, dtype)
+            for t in reversed(range(n)):
+                owed += seed[t]
+                new = history[t + 1] != history[t]
+                by_x[t], owed = (owed, 0.0) if new else (0.0, owed)
+            for actual, expected in zip(
+                call(x, start, seed), (history[1:], by_x, owed), strict=True
+            ):
+                assert actual.dtype == dtype
+                np.testing.assert_array_equal(actual, expected)
+
+    @pytest.mark.parametrize("dtype", ["int64", "uint16", "int8", "bool"])
+    def test_integers(self, dtype):
+        call = extreme("maximum", dtype)
+        for n in LENGTHS:
+            x = np.random.default_rng(n).integers(0, 2 if dtype == "bool" else 99, n).astype(dtype)
+            (actual,) = call(x, np.zeros((), dtype))
+            np.testing.assert_array_equal(actual, np.maximum.accumulate(x))
+
+    @pytest.mark.parametrize("bits", [512, 128])
+    def test_nan_and_infinity(self, bits):
+        call = extreme("maximum", "float64", bits)
+        for place in (0, 7, 8, 300, BLOCK - 1, BLOCK, 600):
+            for value in (np.nan, np.inf, -np.inf):
+                x = uniform(700)
+                x[place] = value
+                history = call(x, np.float64(-1.0), np.ones(700))[0]
+                expected = np.maximum(np.maximum.accumulate(x), -1.0)
+                np.testing.assert_array_equal(history, expected)
+
+
+class TestProducts:
+    @pytest.mark.parametrize("dtype, bits", [("float64", 512), ("float32", 256)])
+    def test_against_a_plain_loop(self, dtype, bits):
+        x, seed = pt.vector("x", dtype=dtype), pt.vector("seed", dtype=dtype)
+        h = trace(lambda x, h: x * h, sequences=x, outputs_info=np.ones((), dtype))
+        gradient = pytensor.grad(None, x, known_grads={h: seed})
+        with registers(bits):
+            call = compiled([x, seed], [h, gradient])
+        for n in LENGTHS:
+            rng = np.random.default_rng(n)
+            factors = rng.uniform(0.98, 1.02, n).astype(dtype)
+            cotangent = rng.uniform(0.5, 1, n).astype(dtype)
+            history, by_x, _, _ = plain_affine(factors, np.zeros(n), 1.0, cotangent)
+            assert_within(call(factors, cotangent), [history, by_x], dtype)
+
+
+def test_a_few_channels_take_turns():
+    x, seed = pt.dmatrix("x"), pt.dmatrix("seed")
+    h = trace(lambda x, h: x * h + 1, sequences=x, outputs_info=pt.ones((x.shape[1],)))
+    call = compiled([x, seed], pytensor.grad(None, x, known_grads={h: seed}))
+    for steps, channels in ((0, 2), (300, 1), (600, 2), (1025, 3), (600, 7)):
+        values, cotangents = uniform(steps, channels), uniform(steps, channels, seed=1)
+        history = np.ones((steps + 1, channels))
+        for t in range(steps):
+            history[t + 1] = values[t] * history[t] + 1
+        expected, owed = np.empty((steps, channels)), np.zeros(channels)
+        for t in reversed(range(steps)):
+            owed = owed + cotangents[t]
+            expected[t], owed = owed * history[t], owed * values[t]
+        np.testing.assert_allclose(call(values, cotangents)[0], expected, rtol=1e-11, atol=1e-13)
+
+
+def test_truth_values_as_numbers():
+    """They are choices in sums and products, and stay what they are everywhere else."""
+    x, y = pt.dvector("x"), pt.vector("y", dtype="bool")
+    count, mixed, both = scanlib.scan(
+        lambda x, y, h: [
+            0.5 * h + (x > 0) * x + y,
+            (1 - pt.eq(x, h)) / (2.0 - y) - (x > h) * pt.cast(y, "float32"),
+            (x > 0) & y | (x > h),
+        ],
+        sequences=[x, y],
+        outputs_info=[np.float64(0.25), None, None],
+        return_updates=False,
+    )
+    call = compiled([x, y], [count, mixed, both])
+    for n in (1, 9, BLOCK + 1):
+        xs = uniform(n)
+        ys = uniform(n, seed=1) > 0
+        h, expected = 0.25, []
+        for a, b in zip(xs, ys, strict=True):
+            new = 0.5 * h + (a > 0) * a + b
+            expected.append((new, (1 - (a == h)) / (2 - b) - (a > h) * b, (a > 0) & b | (a > h)))
+            h = new
+        for actual, wanted in zip(call(xs, ys), zip(*expected, strict=True), strict=True):
+            np.testing.assert_allclose(actual, np.array(wanted), rtol=1e-12)
