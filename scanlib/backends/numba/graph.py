@@ -18,9 +18,10 @@ from functools import singledispatchmethod
 from math import prod
 from typing import Any
 
+from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
@@ -36,15 +37,16 @@ from pytensor.tensor.math import Dot
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Value
-from scanlib.backends.numba.graph_arrays import is_total, totals_behind
+from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart
 from scanlib.backends.numba.source import Source
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.reductions import AxesSum
+from scanlib.ops.reductions import AxesSum, StepProducts
 from scanlib.ops.scan import Scan
+from scanlib.ops.softmax import AxesSoftmax
 
 VERSION = "scanlib-graph-2"
 FEW = 1 << 14  # items that stay in the cache
@@ -77,6 +79,10 @@ class GraphWriter(GatherEmitter):
         super().__init__(Source())
         self.fgraph = fgraph
         self.done: set[Apply] = set()
+        # Of a graph that is written in the place of a node: which variable of which graph each
+        # output is, and the reductions there that are computed with one.
+        self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
+        self.ahead: list[Apply] = []
 
     def write(self, squeeze_output: bool = False) -> tuple[Callable[..., Any], str | None]:
         """Return the Python source function of the graph and its key."""
@@ -108,14 +114,25 @@ class GraphWriter(GatherEmitter):
     def _write_inside(self, inside: FunctionGraph, node: Apply) -> None:
         """Write a graph in the place of a node."""
         held = [self.find(inp) for inp in node.inputs]
-        outside = self.fgraph, self.values, self.done
+        outside = self.fgraph, self.values, self.done, self.outputs, self.ahead
         # Equal nodes may share the variables of their graphs.
-        self.fgraph, self.values, self.done = inside, {}, set()
+        self.fgraph, self.values, self.done, self.ahead = inside, {}, set(), []
+        self.outputs = {
+            own: (outside[0], out) for own, out in zip(inside.outputs, node.outputs, strict=True)
+        }
         self.values.update(zip(inside.inputs, held, strict=True))
         self._write_nodes()
-        results = [self.find(out) for out in inside.outputs]
-        self.fgraph, self.values, self.done = outside
-        self.values.update(zip(node.outputs, results, strict=True))
+        totals = {total: self.find(total.outputs[0]) for total in self.ahead}
+        reduced = {total.inputs[0] for total in totals}
+        results = {
+            out: self.find(own)
+            for own, out in zip(inside.outputs, node.outputs, strict=True)
+            if out not in reduced
+        }
+        self.fgraph, self.values, self.done, self.outputs, self.ahead = outside
+        self.values.update(results)
+        self.values.update({total.outputs[0]: value for total, value in totals.items()})
+        self.done.update(totals)
 
     # Nodes
 
@@ -138,6 +155,20 @@ class GraphWriter(GatherEmitter):
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_array(out, result)
 
+    @_emit.register(LinearScan)
+    @_emit.register(StepProducts)
+    @_emit.register(AxesSoftmax)
+    def _kernel(self, op: Op, node: Apply) -> None:
+        """Write a call of what is compiled apart, and not once more with this function."""
+        function, key = numba_funcify_and_cache_key(op, node=node)
+        if key is None or not isinstance(function, Dispatcher) or not config.numba__cache:
+            self._call(op, node)
+            return
+        function.enable_caching()  # its own options are kept, unlike those of its Python function
+        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
+        call = self.source.function(apart(function, key, cache=True), key, "kernel")
+        self._view(node.outputs[0], f"{call}({', '.join(map(self.argument, node.inputs))})")
+
     @_emit.register
     def _check(self, op: CheckAndRaise, node: Apply) -> None:
         checked, *conditions = node.inputs
@@ -157,9 +188,23 @@ class GraphWriter(GatherEmitter):
         if all(map(is_item, node.outputs)):
             self.write_items(op, node)
             return
-        totals = totals_behind(self.fgraph, node)
-        self.write_walk(op, node, totals)
-        self.done.update(total for _, total in totals)
+        totals = self._totals_behind(node)
+        self.write_walk(op, node, list(totals.items()))
+        self.done.update(totals.values())
+
+    def _totals_behind(self, node: Apply) -> dict[int, Apply]:
+        """Return the reductions that alone read outputs of a node, by the output's number."""
+        found = {}
+        for number, out in enumerate(node.outputs):
+            total = total_behind(self.fgraph, out)
+            if total is None and out in self.outputs and len(self.fgraph.clients[out]) == 1:
+                graph, variable = self.outputs[out]
+                total = total_behind(graph, variable)
+                if total is not None:
+                    self.ahead.append(total)
+            if total is not None:
+                found[number] = total
+        return found
 
     @_emit.register(AxesSum)
     @_emit.register(CAReduce)

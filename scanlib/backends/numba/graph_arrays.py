@@ -267,12 +267,8 @@ def is_total(node: Apply) -> bool:
     return kind in (Add, Mul) and real and "b" not in (total.kind, final.kind)
 
 
-def totals_behind(fgraph: FunctionGraph, node: Apply) -> list[tuple[int, Apply]]:
-    """Return the reductions that alone read an output of a node, with its number."""
-    found = []
-    for number, out in enumerate(node.outputs):
-        clients = fgraph.clients[out]
-        reader = clients[0][0] if len(clients) == 1 else None
-        if isinstance(reader, Apply) and is_total(reader):
-            found.append((number, reader))
-    return found
+def total_behind(fgraph: FunctionGraph, variable: Variable) -> Apply | None:
+    """Return the reduction that alone reads a variable, if there is one."""
+    clients = fgraph.clients[variable]
+    reader = clients[0][0] if len(clients) == 1 else None
+    return reader if reader is not None and is_total(reader) else None

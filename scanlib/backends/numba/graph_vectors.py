@@ -13,7 +13,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scanlib.backends.numba.elementwise import Operand
 from scanlib.backends.numba.emit import Emitter
 from scanlib.backends.numba.source import Source
-from scanlib.backends.numba.vectors import VERSION, as_array, failing, new_array
+from scanlib.backends.numba.vectors import VERSION, as_array, failing
 
 
 class VectorEmitter(Emitter):
@@ -22,7 +22,6 @@ class VectorEmitter(Emitter):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         source.object("as_array", as_array)
-        source.object("new_array", new_array)
         self.walks = False  # whether code is written that walks an array
 
     def array(self, variable: Variable) -> str:

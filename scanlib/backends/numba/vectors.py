@@ -46,6 +46,19 @@ def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
     return known(dtype, types.StarArgTuple.from_types(sizes)), codegen
 
 
+@intrinsic
+def least(typingctx: Any, *numbers: Any) -> Any:
+    """Return the smallest of some integers (compiled code only)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, *others = _as_sizes(context, builder, numbers, arguments[0])
+        for other in others:
+            first = builder.select(builder.icmp_signed("<", other, first), other, first)
+        return first
+
+    return types.intp(types.StarArgTuple.from_types(numbers)), codegen
+
+
 def _as_sizes(context: Any, builder: Any, kinds: Sequence[Any], packed: Any) -> list[Any]:
     """Return what a tuple of integers holds as words."""
     numbers = cgutils.unpack_tuple(builder, packed)
@@ -182,6 +195,21 @@ def larger(typingctx: Any, x: Any, y: Any) -> Any:
 def smaller(typingctx: Any, x: Any, y: Any) -> Any:
     """Return the smaller of two floats of one type; NaN, where one is (compiled code only)."""
     return x(x, x), _extreme("<")
+
+
+@intrinsic
+def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c`` of floats of one type (compiled code only).
+
+    The compiler may fuse the two, but not rearrange them with what stands around.
+    """
+    return a(a, a, a), lambda context, builder, signature, arguments: fused(builder, *arguments)
+
+
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Write ``a * b + c``; see `multiply_add`."""
+    flags = ("contract", "nsz")
+    return builder.fadd(builder.fmul(a, b, flags=flags), c, flags=flags)
 
 
 def _extreme(sign: str) -> Any:
