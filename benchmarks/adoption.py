@@ -60,8 +60,10 @@ def print_head(text: str) -> None:
     print("|---" * (text.count("|") - 1) + "|")
 
 
-def row(name: str, mode: str | None = None, unknown: bool = False) -> str:
-    """Measure one loop, with its gradient if it has one; `unknown`: without static shapes."""
+def compiled(
+    name: str, adopt: bool, mode: str | None = None, unknown: bool = False
+) -> Callable[..., Any]:
+    """Compile a short loop, with its gradient if it has one; `unknown`: without static shapes."""
     case = LOOPS[name]
     inputs = [
         pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim if unknown else v.shape)
@@ -72,14 +74,19 @@ def row(name: str, mode: str | None = None, unknown: bool = False) -> str:
         # Not a plain sum of all: its derivatives may be zero, and rounding errors all there is.
         cost = sum((k + 1) * out.sum() for k, out in enumerate(outputs))
         outputs = [*outputs, *pytensor.grad(cost, inputs, disconnected_inputs="ignore")]
-    functions = []
-    for adopt in (False, True):
-        with scanlib.enabled(adopt):
-            functions.append(
-                pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-            )
-    off, on = functions
-    return compared(name, lambda: off(*case.values), lambda: on(*case.values))
+    with scanlib.enabled(adopt):
+        return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+
+
+def row(name: str, mode: str | None = None, unknown: bool = False, starts: int = 0) -> str:
+    """Measure one short loop."""
+    values = LOOPS[name].values
+    off, on = (compiled(name, adopt, mode, unknown) for adopt in (False, True))
+    text = compared(name, lambda: off(*values), lambda: on(*values))
+    if starts:
+        command = [sys.executable, "-m", "benchmarks.adoption"]
+        text += cold_columns([*command, "--child", name], starts)
+    return text
 
 
 def long_row(name: str, starts: int) -> str:
@@ -114,10 +121,10 @@ def cold_start(command: Sequence[str]) -> float:
 
 
 def child(name: str, adopt: bool) -> None:
-    """Time one start of a long loop and print it: of this process, whatever else is running."""
-    data = LONG[name].data()
+    """Time one start and print it: of this process, whatever else is running."""
+    data = LONG[name].data() if name in LONG else LOOPS[name].values
     start = process_time()
-    LONG[name].compile(adopt)(*data)
+    (LONG[name].compile(adopt) if name in LONG else compiled(name, adopt))(*data)
     print(process_time() - start)
 
 
@@ -126,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adoption", description=__doc__)
     parser.add_argument("--loops", nargs="+", choices=[*LOOPS, *LONG], metavar="NAME")
     parser.add_argument("--long", action="store_true", help="long loops, each with a goal")
-    parser.add_argument("--cold", type=int, default=0, help="cold starts of each long loop")
+    parser.add_argument("--cold", type=int, default=0, help="cold starts of each loop")
     parser.add_argument("--mode", help="of PyTensor, for the short loops: CVM, for one")
     parser.add_argument("--unknown", action="store_true", help="shapes of inputs are not known")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -136,14 +143,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         child(options.child[0], options.child[1] == ON)
         return 0
     columns = " goal" + HEAD + (COLD_HEAD if options.cold else "")
-    print_head("| loop |" + columns if options.long else "| loop " + HEAD)
+    print_head("| loop |" + columns if options.long else "| loop" + columns.removeprefix(" goal"))
     failed = 0
     for name in options.loops or (LONG if options.long else LOOPS):
         try:
             if options.long:
                 print(long_row(name, options.cold), flush=True)
             else:
-                print(row(name, options.mode, options.unknown), flush=True)
+                print(row(name, options.mode, options.unknown, options.cold), flush=True)
         except Exception as error:
             failed = 1
             print(f"FAILED {name}: {type(error).__name__}: {error}".splitlines()[0], flush=True)

@@ -1,8 +1,8 @@
 """Models of PyMC with adoption off and on: log-density and gradient, compiled and run.
 
 ``python -m benchmarks.pymc_adoption`` prints a table: the time of one evaluation of log-density and
-gradient (medians of calls that take turns in one process), and the seconds from the model to the
-first value with an empty cache of compiled code, in processes of their own. It needs PyMC, and
+gradient (medians of calls that take turns in one process), and the processor time from the model to
+the first value with an empty cache of compiled code, in processes of their own. It needs PyMC, and
 pymc-extras for two of the models.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import warnings
 from collections.abc import Sequence
+from time import process_time
 from typing import Any
 
 import pymc as pm
@@ -34,12 +34,12 @@ def log_density(model: pm.Model, adopt: bool) -> tuple[Any, Any]:
 
 
 def child(name: str, length: int, adopt: bool) -> None:
-    """Time one start and print it."""
+    """Time one start and print it: of this process, whatever else is running."""
     model = MODELS[name](length)
-    start = time.perf_counter()
+    start = process_time()
     function, point = log_density(model, adopt)
     function(point)
-    print(time.perf_counter() - start)
+    print(process_time() - start)
 
 
 def row(name: str, length: int, starts: int) -> str:

@@ -6,6 +6,7 @@ scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest rele
 from collections.abc import Sequence
 from typing import Any
 
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.graph.traversal import toposort
@@ -40,12 +41,16 @@ INDEX_WRITES: tuple[type, ...] = (
 NUMBERS_INSIDE: tuple[Any, ...] = ()
 # An elementwise operation together with the reductions and indices around it.
 FUSED_ELEMWISE: tuple[Any, ...] = ()
+# Nodes with a graph inside that was rewritten with the graph around it; releases before 3.3 rewrite
+# such a graph when it is compiled.
+READY_GRAPHS: tuple[Any, ...] = ()
 try:
     from pytensor.tensor.rewriting import fused_elemwise, scalarize
 except ImportError:
     pass
 else:
     FUSED_ELEMWISE = (fused_elemwise.FusedElemwise,)
+    READY_GRAPHS = (OpFromGraph,)
     NUMBERS_INSIDE = (
         scalarize.ScalarCAReduce,
         scalarize.ScalarSubtensor,

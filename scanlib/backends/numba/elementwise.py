@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -30,11 +31,16 @@ class Operand:
     text: str
     axes: tuple[int | None, ...] | None
 
-    def item(self, indices: list[str]) -> str:
+    def item(self, indices: Sequence[str]) -> str:
         if self.axes is None:
             return self.text
         inside = ", ".join("0" if axis is None else indices[axis] for axis in self.axes)
         return f"{self.text}[{inside}]"
+
+    def size(self, axis: int) -> str:
+        """Return the size of the array along one of the loop's axes, which it must have."""
+        assert self.axes is not None
+        return f"{self.text}.shape[{self.axes.index(axis)}]"
 
 
 class Values(ScalarCode):

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatchmethod
+from math import prod
 from typing import Any
 
-import numpy as np
-from pytensor.compile.ops import DeepCopyOp
+from numba.core.dispatcher import Dispatcher
+from pytensor.compile.builders import OpFromGraph
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
@@ -30,25 +31,25 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
-from pytensor.tensor.basic import Join, MakeVector, Split
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
-from pytensor.tensor.type import DenseTensorType
 
-from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, join_of, split_of
+from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Value
-from scanlib.backends.numba.graph_vectors import VectorEmitter, is_item, is_plain_sum
+from scanlib.backends.numba.graph_arrays import is_total, total_behind
+from scanlib.backends.numba.graph_gathers import GatherEmitter
+from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart
 from scanlib.backends.numba.source import Source
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.reductions import AxesSum
+from scanlib.ops.reductions import AxesSum, StepProducts
 from scanlib.ops.scan import Scan
+from scanlib.ops.softmax import AxesSoftmax
 
-VERSION = "scanlib-graph-1"
+VERSION = "scanlib-graph-2"
+FEW = 1 << 14  # items that stay in the cache
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 _pytensors = numba_funcify_and_cache_key.dispatch(FunctionGraph)
 
@@ -71,13 +72,17 @@ def funcify_graph(
     return call, key
 
 
-class GraphWriter(VectorEmitter):
+class GraphWriter(GatherEmitter):
     """Writes the function of one graph; see the module's text."""
 
     def __init__(self, fgraph: FunctionGraph) -> None:
         super().__init__(Source())
         self.fgraph = fgraph
         self.done: set[Apply] = set()
+        # Of a graph that is written in the place of a node: which variable of which graph each
+        # output is, and the reductions there that are computed with one.
+        self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
+        self.ahead: list[Apply] = []
 
     def write(self, squeeze_output: bool = False) -> tuple[Callable[..., Any], str | None]:
         """Return the Python source function of the graph and its key."""
@@ -109,14 +114,25 @@ class GraphWriter(VectorEmitter):
     def _write_inside(self, inside: FunctionGraph, node: Apply) -> None:
         """Write a graph in the place of a node."""
         held = [self.find(inp) for inp in node.inputs]
-        outside = self.fgraph, self.values, self.done
+        outside = self.fgraph, self.values, self.done, self.outputs, self.ahead
         # Equal nodes may share the variables of their graphs.
-        self.fgraph, self.values, self.done = inside, {}, set()
+        self.fgraph, self.values, self.done, self.ahead = inside, {}, set(), []
+        self.outputs = {
+            own: (outside[0], out) for own, out in zip(inside.outputs, node.outputs, strict=True)
+        }
         self.values.update(zip(inside.inputs, held, strict=True))
         self._write_nodes()
-        results = [self.find(out) for out in inside.outputs]
-        self.fgraph, self.values, self.done = outside
-        self.values.update(zip(node.outputs, results, strict=True))
+        totals = {total: self.find(total.outputs[0]) for total in self.ahead}
+        reduced = {total.inputs[0] for total in totals}
+        results = {
+            out: self.find(own)
+            for own, out in zip(inside.outputs, node.outputs, strict=True)
+            if out not in reduced
+        }
+        self.fgraph, self.values, self.done, self.outputs, self.ahead = outside
+        self.values.update(results)
+        self.values.update({total.outputs[0]: value for total, value in totals.items()})
+        self.done.update(totals)
 
     # Nodes
 
@@ -139,6 +155,20 @@ class GraphWriter(VectorEmitter):
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_array(out, result)
 
+    @_emit.register(LinearScan)
+    @_emit.register(StepProducts)
+    @_emit.register(AxesSoftmax)
+    def _kernel(self, op: Op, node: Apply) -> None:
+        """Write a call of what is compiled apart, and not once more with this function."""
+        function, key = numba_funcify_and_cache_key(op, node=node)
+        if key is None or not isinstance(function, Dispatcher) or not config.numba__cache:
+            self._call(op, node)
+            return
+        function.enable_caching()  # its own options are kept, unlike those of its Python function
+        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
+        call = self.source.function(apart(function, key, cache=True), key, "kernel")
+        self._view(node.outputs[0], f"{call}({', '.join(map(self.argument, node.inputs))})")
+
     @_emit.register
     def _check(self, op: CheckAndRaise, node: Apply) -> None:
         checked, *conditions = node.inputs
@@ -148,112 +178,6 @@ class GraphWriter(VectorEmitter):
         self.values[node.outputs[0]] = Value(value.scalar, value.array)
 
     @_emit.register
-    def _copy(self, op: DeepCopyOp, node: Apply) -> None:
-        (x,), (out,) = node.inputs, node.outputs
-        kind = out.type
-        if not isinstance(kind, DenseTensorType) or kind.ndim > 1:
-            self._call(op, node)
-        elif kind.ndim == 0:
-            self.bind_scalar(out, self.scalar(x))
-        else:
-            size = f"{self.array(x)}.shape[0]"
-            self._fill(self._empty(out, size), size, f"{self.array(x)}[j]")
-
-    @_emit.register
-    def _as_row(self, op: AsRow, node: Apply) -> None:
-        if node.inputs[0].type.ndim:
-            self._call(op, node)
-        else:
-            self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
-
-    @_emit.register
-    def _filled(self, op: Filled, node: Apply) -> None:
-        value, *sizes = node.inputs
-        if len(sizes) != 1:
-            self._call(op, node)
-            return
-        name, item = self._empty(node.outputs[0], self.scalar(sizes[0])), self.scalar(value)
-        self._fill(name, f"{name}.shape[0]", item)
-
-    @_emit.register
-    def _index(self, op: Subtensor, node: Apply) -> None:
-        indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
-        if len(indices) != 1:
-            super()._emit(op, node)
-        elif isinstance(indices[0], slice):
-            self._slice(indices[0], node)
-        elif node.outputs[0].type.ndim:
-            self._call(op, node)
-        else:
-            self._read(indices[0], node)
-
-    def _slice(self, index: slice, node: Apply) -> None:
-        texts = [self._end(end) for end in (index.start, index.stop, index.step)]
-        name = self.source.name("a")
-        inside = ":".join(texts if texts[2] else texts[:2])
-        self.source.line(f"{name} = {self.array(node.inputs[0])}[{inside}]")
-        self.bind_array(node.outputs[0], name)
-
-    def _read(self, index: Any, node: Apply) -> None:
-        """Write the read of one item of a vector."""
-        array, place = self.array(node.inputs[0]), self.source.name("i")
-        size = f"{array}.shape[0]"
-        self.source.line(f"{place} = {self._end(index)}")
-        self.source.line(f"{place} += {size} if {place} < 0 else 0")
-        self._fail_if(IndexError, "index out of bounds", f"({place} < 0) | ({place} >= {size})")
-        name = self.source.name("s")
-        self.source.line(f"{name} = {array}[{place}]")
-        self.bind_scalar(node.outputs[0], name)
-
-    def _end(self, end: Any) -> str:
-        """Return the text of an index, or of an end of a slice: nothing where it has none."""
-        if isinstance(end, Variable) and not isinstance(end, Constant):
-            return f"np.int64({self.scalar(end)})"
-        number = end.data if isinstance(end, Constant) else end
-        return "" if number is None else str(int(number))
-
-    @_emit.register
-    def _made_vector(self, op: MakeVector, node: Apply) -> None:
-        items = [self.scalar(inp) for inp in node.inputs]
-        name = self._empty(node.outputs[0], str(len(items)))
-        for i, item in enumerate(items):
-            self.source.line(f"{name}[{i}] = {item}")
-
-    @_emit.register
-    def _join(self, op: Join, node: Apply) -> None:
-        axis, parts = join_of(node)
-        out = node.outputs[0]
-        if out.type.ndim != 1 or axis is None:
-            self._call(op, node)
-            return
-        dtype, sizes, texts = self._dtype(out), [], []
-        for part in parts:
-            alone = is_item(part)
-            held = self._item(part) if alone else self.array(part)
-            sizes.append("1" if alone else f"{held}.shape[0]")
-            texts.append(f"{dtype}({held if alone else f'{held}[j]'})")
-        name, first = self._empty(out, " + ".join(sizes)), "0"
-        for size, text in zip(sizes, texts, strict=True):
-            self._fill(name, size, text, first)
-            first = f"{first} + {size}"
-
-    @_emit.register
-    def _split(self, op: Split, node: Apply) -> None:
-        whole, axis, sizes = split_of(node)
-        counts = np.asarray(sizes.data).tolist() if isinstance(sizes, Constant) else [-1]
-        if axis != 0 or min(counts) < 0 or len(op.view_map) < len(counts):
-            self._call(op, node)
-            return
-        array, first = self.array(whole), 0
-        message = f"Split sizes sum to {sum(counts)}; what is split has another length."
-        self._fail_if(ValueError, message, f"{array}.shape[0] != {sum(counts)}")
-        for out, count in zip(node.outputs, counts, strict=True):
-            name = self.source.name("a")
-            self.source.line(f"{name} = {array}[{first}:{first + count}]")
-            self.bind_array(out, name)
-            first += count
-
-    @_emit.register
     def _product(self, op: Dot, node: Apply) -> None:
         self._call(op, node)  # of any size: not what the base class makes of a step's products
 
@@ -261,20 +185,31 @@ class GraphWriter(VectorEmitter):
 
     @_emit.register
     def _elemwise(self, op: Elemwise, node: Apply) -> None:
-        if node.outputs[0].type.ndim > 1:
-            self._call(op, node)
-        elif all(map(is_item, node.outputs)):
+        if all(map(is_item, node.outputs)):
             self.write_items(op, node)
-        else:
-            total = _sum_behind(self.fgraph, node)
-            self.write_walk(op, node, total)
+            return
+        totals = self._totals_behind(node)
+        self.write_walk(op, node, list(totals.items()))
+        self.done.update(totals.values())
+
+    def _totals_behind(self, node: Apply) -> dict[int, Apply]:
+        """Return the reductions that alone read outputs of a node, by the output's number."""
+        found = {}
+        for number, out in enumerate(node.outputs):
+            total = total_behind(self.fgraph, out)
+            if total is None and out in self.outputs and len(self.fgraph.clients[out]) == 1:
+                graph, variable = self.outputs[out]
+                total = total_behind(graph, variable)
+                if total is not None:
+                    self.ahead.append(total)
             if total is not None:
-                self.done.add(total)
+                found[number] = total
+        return found
 
     @_emit.register(AxesSum)
     @_emit.register(CAReduce)
-    def _sum(self, op: Op, node: Apply) -> None:
-        if is_plain_sum(node):
+    def _total(self, op: Op, node: Apply) -> None:
+        if is_total(node):
             self.write_total(node)
         else:
             self._call(op, node)
@@ -290,21 +225,19 @@ def _graph_inside(op: Op) -> FunctionGraph | None:
     """Return the graph that may be written in the place of a node, if there is one."""
     if isinstance(op, NUMBERS_INSIDE):
         return op.fgraph
-    if not isinstance(op, FUSED_ELEMWISE) or any(op.indexed_inputs) or any(op.indexed_outputs):
-        return None
-    kept = [node for node in op.fgraph.toposort() if not is_plain_sum(node)]
-    if len(kept) > 1 or any(
-        len(node.outputs) > 1 or node.outputs[0].type.ndim > 1 for node in kept
-    ):
-        return None  # one walk there would be several here
-    return op.fgraph
+    if isinstance(op, FUSED_ELEMWISE):
+        indexed = any(op.indexed_inputs) or any(op.indexed_outputs)
+        # One walk there is several here, and what is between them has memory.
+        return None if indexed and not _is_small(op.fgraph) else op.fgraph
+    finds = numba_funcify_and_cache_key.dispatch
+    ready = isinstance(op, READY_GRAPHS) and finds(type(op)) is finds(OpFromGraph)
+    return op.fgraph if ready else None
 
 
-def _sum_behind(fgraph: FunctionGraph, node: Apply) -> Apply | None:
-    """Return the sum that alone reads a vector computed by a node, if there is one."""
-    out = node.outputs[0]
-    clients = fgraph.clients[out]
-    if len(node.outputs) > 1 or out.type.ndim != 1 or len(clients) != 1:
-        return None
-    ((reader, _),) = clients
-    return reader if isinstance(reader, Apply) and is_plain_sum(reader) else None
+def _is_small(fgraph: FunctionGraph) -> bool:
+    """Whether all that is computed in a graph surely has few items."""
+    return all(
+        None not in out.type.shape and prod(out.type.shape) <= FEW
+        for node in fgraph.apply_nodes
+        for out in node.outputs
+    )

@@ -111,7 +111,7 @@ class LoopWriter:
                 self.raise_error("StepCountError", self.messages.negative_steps(), "steps")
         else:
             names = [f"{name}.shape[0]" for name in self.outer.sequences]
-            line(f"steps = min({', '.join(names)})" if len(names) > 1 else f"steps = {names[0]}")
+            line(f"steps = least({', '.join(names)})" if len(names) > 1 else f"steps = {names[0]}")
             first = 0 if len(names) > 1 else 1
         for i, name in enumerate(self.outer.sequences[first:], start=first):
             with block(f"if {name}.shape[0] != steps:"):
@@ -127,7 +127,7 @@ class LoopWriter:
     def write_storage(self) -> None:
         """Write what is set up before the first step."""
         line = self.source.line
-        line(f"capacity = min(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
+        line(f"capacity = least(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
         for i, name in enumerate(self.outer.non_sequences):
             variable = self.inner.non_sequences[i]
             if is_zero_dim(variable.type):
@@ -335,7 +335,7 @@ class LoopWriter:
 
     def write_growth(self) -> None:
         with self.source.block("if i == capacity:"):
-            self.source.line("capacity = min(steps, 2 * capacity)")
+            self.source.line("capacity = least(steps, 2 * capacity)")
             for i, depth in enumerate(self.signature.depths):
                 if not self.signature.untraced[i]:
                     ndim = self.inner.taps[i][0].type.ndim

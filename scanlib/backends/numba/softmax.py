@@ -34,9 +34,10 @@ def funcify_axes_softmax(
     number = source.object(f"np_{dtype}", np.dtype(dtype).type)
     kept = [f"x.shape[{axis}]" for axis in range(ndim) if axis not in op.axes]
     line("array = contiguous(x)")
-    line(f"out = np.empty(x.shape, {number})")
+    sizes = [f"x.shape[{axis}]" for axis in range(ndim)]
+    line(f"out = new_array({number}, {', '.join(sizes)})")
     line(f"groups = {' * '.join(kept) or '1'}")
-    line(f"spare = np.empty(groups, {number})")
+    line(f"spare = new_array({number}, groups)")
     line("read, write, known = pointer(array), pointer(out), pointer(spare)")
     with source.block("for j in range(groups):"):
         line(f"store(known, j, {number}(-np.inf))")

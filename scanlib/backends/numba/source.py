@@ -13,6 +13,9 @@ from pytensor.configdefaults import config
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
+from scanlib.backends.numba import expressions
+from scanlib.backends.numba.vectors import least, new_array
+
 
 def may_cache(key: str | None) -> bool:
     """Whether numba keeps a function on disk: it has a key, and PyTensor wrote a file of it."""
@@ -30,6 +33,8 @@ class Source:
         self.lines: list[str] = []
         # numba's cache imports the module that a function says it comes from.
         self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
+        for function in (least, new_array):
+            self.object(function.__name__, function)
         self.keys: list[str] = []
         self.cacheable = True
         self._indent = 1
@@ -145,7 +150,18 @@ class Source:
         text = "\n".join([f"def {name}({', '.join(arguments)}):", *self.lines])
         key = None
         if self.cacheable:
-            identity = [version, f"pytensor {pytensor.__version__}", text, *self.keys]
+            versions = [version, expressions.VERSION, f"pytensor {pytensor.__version__}"]
+            identity = [*versions, text, *self.keys]
             key = sha256("\n".join(identity).encode()).hexdigest()
-        function = compile_numba_function_src(text, name, self.globals, cache_key=key)
+        lines = expressions.compact(self.lines, self._expression)
+        short = "\n".join([text.split("\n", 1)[0], *lines])
+        function = compile_numba_function_src(short, name, self.globals, cache_key=key)
         return function, key
+
+    def _expression(self, structure: str, function: Callable[..., Any]) -> str:
+        """Make the function of an expression known, which its structure identifies."""
+        identity = ("expression", structure)
+        if identity not in self._names:
+            self._names[identity] = self.name("x")
+            self.globals[self._names[identity]] = function
+        return self._names[identity]

@@ -1,20 +1,24 @@
-"""Vectors and single numbers in memory, made with little code (compiled code only).
+"""Arrays and single numbers in memory, made with little code (compiled code only).
 
 ``np.empty`` and ``np.asarray`` are functions that numba compiles for every combination of types,
-with half a dozen others inside them; what is made here takes a few instructions.
+with half a dozen others inside them; what is made here takes a few instructions. So do views of an
+array with its axes in another order or with other sizes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
 from numba.np.arrayobj import _empty_nd_impl, populate_array
 
-VERSION = "scanlib-vectors-1"
+VERSION = "scanlib-vectors-2"
 
 
 @intrinsic
@@ -27,6 +31,109 @@ def new_vector(typingctx: Any, n: Any, dtype: Any) -> Any:
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 
     return known(types.intp, dtype), codegen
+
+
+@intrinsic
+def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
+    """Return a new array of some sizes, which holds anything."""
+    known = types.Array(dtype.dtype, len(sizes), "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        shape = _as_sizes(context, builder, sizes, arguments[1])
+        array = _empty_nd_impl(context, builder, known, shape)
+        return impl_ret_new_ref(context, builder, known, array._getvalue())
+
+    return known(dtype, types.StarArgTuple.from_types(sizes)), codegen
+
+
+@intrinsic
+def least(typingctx: Any, *numbers: Any) -> Any:
+    """Return the smallest of some integers (compiled code only)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, *others = _as_sizes(context, builder, numbers, arguments[0])
+        for other in others:
+            first = builder.select(builder.icmp_signed("<", other, first), other, first)
+        return first
+
+    return types.intp(types.StarArgTuple.from_types(numbers)), codegen
+
+
+def _as_sizes(context: Any, builder: Any, kinds: Sequence[Any], packed: Any) -> list[Any]:
+    """Return what a tuple of integers holds as words."""
+    numbers = cgutils.unpack_tuple(builder, packed)
+    return [
+        context.cast(builder, number, kind, types.intp)
+        for kind, number in zip(kinds, numbers, strict=True)
+    ]
+
+
+@cache
+def shuffling(order: tuple[int | None, ...], static: tuple[int | None, ...]) -> Any:
+    """Return a function of compiled code that gives an array's axes in another order, as a view.
+
+    Parameters
+    ----------
+    order : tuple of (int or None)
+        The axis of the array that is each axis of the view; None for a new axis of size one. Axes
+        that it leaves out must have size one.
+    static : tuple of (int or None)
+        The sizes that the array is known to have.
+    """
+
+    @intrinsic
+    def shuffled(typingctx: Any, array: Any) -> Any:
+        axes = [axis for axis in order if axis is not None and static[axis] != 1]
+        # Where an axis of size one stands makes no difference to what lies next to what.
+        same = array.layout == "C" and axes == sorted(axes)
+        known = array.copy(ndim=len(order), layout="C" if same else "A")
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            old = context.make_array(array)(context, builder, arguments[0])
+            one = ir.Constant(context.get_value_type(types.intp), 1)
+            shape, strides = (
+                cgutils.unpack_tuple(builder, packed) for packed in (old.shape, old.strides)
+            )
+            sizes = [one if axis is None else shape[axis] for axis in order]
+            steps = [old.itemsize if axis is None else strides[axis] for axis in order]
+            return _view(context, builder, old, known, sizes, steps)
+
+        return known(array), codegen
+
+    return shuffled
+
+
+@intrinsic
+def reshaped(typingctx: Any, array: Any, *sizes: Any) -> Any:
+    """Return a contiguous array with other sizes, as a view; they must have the same product."""
+    known = array.copy(ndim=len(sizes), layout="C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        old = context.make_array(array)(context, builder, arguments[0])
+        shape = _as_sizes(context, builder, sizes, arguments[1])
+        steps = [old.itemsize]
+        for size in reversed(shape[1:]):
+            steps.insert(0, builder.mul(steps[0], size))
+        return _view(context, builder, old, known, shape, steps)
+
+    return known(array, types.StarArgTuple.from_types(sizes)), codegen
+
+
+def _view(
+    context: Any, builder: Any, old: Any, known: types.Array, sizes: list[Any], steps: list[Any]
+) -> Any:
+    """Write a view of an array's memory."""
+    array = context.make_array(known)(context, builder)
+    populate_array(
+        array,
+        data=old.data,
+        shape=sizes,
+        strides=steps,
+        itemsize=old.itemsize,
+        meminfo=old.meminfo,
+        parent=old.parent,
+    )
+    return impl_ret_borrowed(context, builder, known, array._getvalue())
 
 
 @intrinsic
@@ -76,6 +183,43 @@ def as_array(typingctx: Any, value: Any) -> Any:
 
 def _same(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+
+
+@intrinsic
+def larger(typingctx: Any, x: Any, y: Any) -> Any:
+    """Return the larger of two floats of one type; NaN, where one is (compiled code only)."""
+    return x(x, x), _extreme(">")
+
+
+@intrinsic
+def smaller(typingctx: Any, x: Any, y: Any) -> Any:
+    """Return the smaller of two floats of one type; NaN, where one is (compiled code only)."""
+    return x(x, x), _extreme("<")
+
+
+@intrinsic
+def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c`` of floats of one type (compiled code only).
+
+    The compiler may fuse the two, but not rearrange them with what stands around.
+    """
+    return a(a, a, a), lambda context, builder, signature, arguments: fused(builder, *arguments)
+
+
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Write ``a * b + c``; see `multiply_add`."""
+    flags = ("contract", "nsz")
+    return builder.fadd(builder.fmul(a, b, flags=flags), c, flags=flags)
+
+
+def _extreme(sign: str) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        old, new = arguments
+        beyond = builder.fcmp_ordered(sign, new, old)
+        unknown = builder.fcmp_unordered("uno", new, new)
+        return builder.select(builder.or_(beyond, unknown), new, old)
+
+    return codegen
 
 
 @intrinsic

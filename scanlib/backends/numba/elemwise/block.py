@@ -48,7 +48,7 @@ class BlockWriter(BlockStorage):
         line = self.source.line
         line(f"i = {first}")
         with self.source.block(f"while i < {last}:"):
-            line(f"n = min({self.block}, {last} - i)")
+            line(f"n = least({self.block}, {last} - i)")
             line("low = steps - i - n" if self.reverse else "low = i")
             with ExitStack() as stack:
                 target = self.plan.targets[0]

@@ -14,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from scanlib.backends.numba.elemwise import steps as kernels
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import multiply_add
 from scanlib.ops.elemwise_scan import Recurrence
 
 GROUP = 4
@@ -50,13 +53,12 @@ class Lookahead:
 
     def at(self, step: int) -> str:
         """Return the place of a step of the group in the order of memory."""
-        return f"j - {step}" if self.reverse else f"j + {step}"
+        return _moved("j", -step if self.reverse else step)
 
     def place(self, part: int, step: int) -> str:
         """Return where the value of a part is, `step` steps after the first of the group."""
-        if self.reverse:
-            return f"H{part}[j + {-step}]"
-        return f"H{part}[j + {self.depths[part] + step}]"
+        by = -step if self.reverse else self.depths[part] + step
+        return f"H{part}[{_moved('j', by)}]"
 
     def write(self, element: Element, dtype: str) -> None:
         """Write the loop over groups of steps, and the steps that are left."""
@@ -75,7 +77,10 @@ class Lookahead:
         results: list[tuple[str, str]] = []
         read: dict[Symbol, str] = {}
         values: dict[Symbol, str] = {}
-        add = self.source.function(kernels.multiply_add, f"scanlib add {kernels.VERSION}")
+        if np.dtype(dtype.removeprefix("np_")).kind == "f":
+            add = self.source.object("multiply_add", multiply_add)
+        else:
+            add = self.source.function(kernels.multiply_add, f"scanlib add {kernels.VERSION}")
         for u in range(steps):
             item = self.items(element, self.at(u))
             current: dict[int, Form] = {}
@@ -163,6 +168,11 @@ class Lookahead:
         name = self.source.name("q")
         self.source.line(f"{name} = {dtype}({' + '.join(parts)})")
         return name
+
+
+def _moved(name: str, by: int) -> str:
+    """Return the text of a number that is changed by a known one."""
+    return name if not by else f"{name} {'-' if by < 0 else '+'} {abs(by)}"
 
 
 def _product(a: str | None, b: str | None) -> str | None:

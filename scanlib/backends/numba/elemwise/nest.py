@@ -34,7 +34,7 @@ class NestWriter(ElemwiseWriter):
 
     def write_storage(self) -> None:
         line = self.source.line
-        line(f"capacity = min(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
+        line(f"capacity = least(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
         self.write_sizes(self.plan.targets, 0)
         # Compilers vectorize loops over arrays that they know to be contiguous.
         for variable, (array, axes) in self.parts.items():
@@ -54,7 +54,7 @@ class NestWriter(ElemwiseWriter):
             i, key = target.number, id(target)
             row = ["1" if axis is None else self.sizes[key, axis] for axis in target.axes]
             sizes = ", ".join(["capacity", *row])
-            line(f"z{i} = np.empty(({sizes},), {self.emitter._dtype(target.value)})")
+            line(f"z{i} = new_array({self.emitter._dtype(target.value)}, {sizes})")
             line(f"advise(z{i})")
 
     def write_state_storage(self, i: int) -> None:
@@ -63,7 +63,9 @@ class NestWriter(ElemwiseWriter):
         rows = f"capacity + {depth}"
         if untraced:
             rows = "1" if depth == 1 else f"{depth + 1}"
-        line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
+        axes = range(1, len(self.layout.states[i]) + 1)
+        sizes = ", ".join([rows, *(f"{initial}.shape[{axis}]" for axis in axes)])
+        line(f"h{i} = new_array({initial}.dtype, {sizes})")
         line(f"advise(h{i})")
         # A ring holds rows in the order of iteration, the latest one last.
         row = self.source.name("row")
@@ -257,7 +259,7 @@ class NestWriter(ElemwiseWriter):
 
     def write_growth(self) -> None:
         with self.source.block("if i == capacity:"):
-            self.source.line("capacity = min(steps, 2 * capacity)")
+            self.source.line("capacity = least(steps, 2 * capacity)")
             for i, depth in enumerate(self.signature.depths):
                 if not self.signature.untraced[i]:
                     ndim = len(self.layout.states[i])

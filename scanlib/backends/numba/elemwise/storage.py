@@ -74,7 +74,7 @@ class BlockStorage(ElemwiseWriter):
     def write_storage(self) -> None:
         line, n = self.source.line, self.signature.n_states
         line("capacity = steps")
-        line(f"longest = min({self.block}, steps)")  # of all blocks: short loops need little
+        line(f"longest = least({self.block}, steps)")  # of all blocks: short loops need little
         self.write_sizes(self.plan.targets, 0)
         for i in range(n):
             self.write_state_storage(i)
@@ -88,8 +88,7 @@ class BlockStorage(ElemwiseWriter):
             if target.kind == "output":
                 row = ["1" if a is None else self.sizes[id(target), a] for a in target.axes]
                 dtype = self.emitter._dtype(target.value)
-                made = f"np.empty(({', '.join(['steps', *row])},), {dtype})"
-                line(f"{target.array} = {made if row else f'new_vector(steps, {dtype})'}")
+                line(f"{target.array} = new_array({', '.join([dtype, 'steps', *row])})")
                 line(f"advise({target.array})")
         for i, row in enumerate(self.inner.rows):
             sequence, dtype = self.outer.sequences[i], self.emitter._dtype(row)
@@ -116,9 +115,8 @@ class BlockStorage(ElemwiseWriter):
         if self.signature.untraced[i]:
             line(f"h{i} = numba_deepcopy({initial})")
             return
-        shape = f"(steps + {depth},) + {initial}.shape[1:]"
-        made = f"np.empty({shape}, {dtype})" if axes else f"new_vector(steps + {depth}, {dtype})"
-        line(f"h{i} = {made}")
+        rest = [f"{initial}.shape[{axis + 1}]" for axis in range(len(axes))]
+        line(f"h{i} = new_array({', '.join([dtype, f'steps + {depth}', *rest])})")
         line(f"advise(h{i})")
         with self.source.block(f"for j in range({depth}):"):
             row = "steps + j" if self.reverse else "j"

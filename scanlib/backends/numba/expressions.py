@@ -1,0 +1,325 @@
+"""Lines of scalar code as few statements.
+
+    s1 = np_float64(a * b)                s2 = expression(a, b, c)
+    s2 = np_float64(s1 + c)
+
+numba finds the type of every operation among a dozen candidates and writes each for itself: a line
+of four operations takes it two milliseconds, and a function that does the same, written by us, a
+quarter of that. So before a function is compiled, a value that only one later line reads is written
+into that line, and what a line computes becomes one such function, which emits the same
+instructions in the same order. Only lines whose outermost operation is a cast to a dtype are meant:
+that is how scalar code is written; calls of other functions stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from scanlib.backends.numba.vectors import fused
+
+VERSION = "scanlib-expressions-1"
+
+_BINARY: dict[type, tuple[str, Any]] = {
+    ast.Add: ("fadd", operator.add),
+    ast.Sub: ("fsub", operator.sub),
+    ast.Mult: ("fmul", operator.mul),
+    ast.BitAnd: ("", operator.and_),
+    ast.BitOr: ("", operator.or_),
+}
+_COMPARED: dict[type, tuple[str, Any]] = {
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+}
+_ASSIGNED = re.compile(r"^( *)([A-Za-z_]\w*(?:\[[^=]*\])?) = (.+)$")
+_CAST = re.compile(r"^np_(float|int|uint|bool|complex)\d*\(")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_OWN = ("divide", "multiply_add")  # functions of ours that take floats of one type
+
+
+@dataclass
+class _Line:
+    """A line ``target = text``; `code` is the parsed text where it is scalar code."""
+
+    indent: str
+    target: str
+    text: str
+    code: ast.expr | None
+
+
+def compact(lines: Sequence[str], register: Callable[[str, Any], str]) -> list[str]:
+    """Return the lines of a function with its scalar code as few statements.
+
+    `register` makes a function known under a prefix and returns its name.
+    """
+    uses = Counter(word for line in lines for word in _WORD.findall(line))
+    done: list[str] = []
+    run: list[_Line] = []
+    for text in lines:
+        line = _parse(text)
+        if line is None or (run and line.indent != run[0].indent):
+            done += _finish(run, uses, register)
+            run = []
+        if line is None:
+            done.append(text)
+        else:
+            run.append(line)
+    return done + _finish(run, uses, register)
+
+
+def _parse(text: str) -> _Line | None:
+    found = _ASSIGNED.match(text)
+    if found is None:
+        return None
+    indent, target, value = found.groups()
+    code = None
+    if _CAST.match(value):
+        tree = ast.parse(value, mode="eval").body
+        code = tree if _is_scalar_code(tree) else None
+    return _Line(indent, target, value, code)
+
+
+def _is_scalar_code(node: ast.expr, chosen: bool = False) -> bool:
+    """Whether there is code here for an expression; `chosen` inside of a choice of two."""
+    if isinstance(node, ast.Name):
+        return True
+    if isinstance(node, ast.Subscript):
+        return not chosen  # where it is not chosen, the place may not exist
+    if isinstance(node, ast.BinOp):
+        known = type(node.op) in _BINARY
+        return known and _is_scalar_code(node.left, chosen) and _is_scalar_code(node.right, chosen)
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.USub) and _is_scalar_code(node.operand, chosen)
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        known = len(sides) == 2 and type(node.ops[0]) in _COMPARED
+        return known and all(_is_scalar_code(side, chosen) for side in sides)
+    if isinstance(node, ast.IfExp):
+        return _is_scalar_code(node.test, chosen) and all(
+            _is_scalar_code(side, True) for side in (node.body, node.orelse)
+        )
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        is_cast = _CAST.match(f"{node.func.id}(") is not None and len(node.args) == 1
+        known = is_cast or node.func.id in _OWN
+        return known and all(_is_scalar_code(argument, chosen) for argument in node.args)
+    return False
+
+
+def _finish(run: list[_Line], uses: Counter[str], register: Callable[[str, Any], str]) -> list[str]:
+    """Return the lines of a run of assignments that stand one behind the other."""
+    waiting: dict[str, ast.expr] = {}  # what one later line may compute with its own
+    done: list[_Line] = []
+    for number, line in enumerate(run):
+        if line.code is not None:
+            line.code = _Put(waiting).visit(line.code)
+        read_later = line.target.isidentifier() and uses[line.target] == 2
+        if line.code is not None and read_later and _may_wait(line, run[number + 1 :]):
+            waiting[line.target] = line.code
+        else:
+            done.append(line)
+    return [_written(line, register) for line in done]
+
+
+def _may_wait(line: _Line, later: Sequence[_Line]) -> bool:
+    """Whether scalar code of a run reads a value, with nothing on the way that could change it."""
+    assert line.code is not None
+    read = {node.id for node in ast.walk(line.code) if isinstance(node, ast.Name)}
+    for other in later:
+        if line.target in _WORD.findall(other.text):
+            return other.code is not None
+        if other.code is None or not other.target.isidentifier() or other.target in read:
+            return False
+    return False
+
+
+class _Put(ast.NodeTransformer):
+    """Puts what was waiting in the place of its name."""
+
+    def __init__(self, waiting: dict[str, ast.expr]) -> None:
+        self.waiting = waiting
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.waiting.pop(node.id, node)
+
+
+def _written(line: _Line, register: Callable[[str, Any], str]) -> str:
+    text = line.text
+    if line.code is not None:
+        form = _Form()
+        structure = form.of(line.code)
+        if form.operations > 1:
+            name = register(structure, expression(structure))
+            text = f"{name}({', '.join(form.leaves)})"
+        else:
+            text = ast.unparse(line.code)
+    return f"{line.indent}{line.target} = {text}"
+
+
+@dataclass
+class _Form:
+    """What an expression does with its leaves, which are numbered."""
+
+    leaves: list[str] = field(default_factory=list)
+    operations: int = 0
+
+    def of(self, node: ast.expr) -> str:
+        """Return the structure of an expression as text in Python's own words."""
+        if isinstance(node, ast.Name | ast.Subscript):
+            text = ast.unparse(node)
+            if text not in self.leaves:
+                self.leaves.append(text)
+            return f"x{self.leaves.index(text)}"
+        self.operations += 1
+        if isinstance(node, ast.BinOp):
+            sign = ast.unparse(ast.BinOp(ast.Name("a"), node.op, ast.Name("b")))[2:-2]
+            return f"({self.of(node.left)} {sign} {self.of(node.right)})"
+        if isinstance(node, ast.UnaryOp):
+            return f"(-{self.of(node.operand)})"
+        if isinstance(node, ast.Compare):
+            sign = _COMPARED[type(node.ops[0])][0]
+            return f"({self.of(node.left)} {sign} {self.of(node.comparators[0])})"
+        if isinstance(node, ast.IfExp):
+            test, body, other = map(self.of, (node.test, node.body, node.orelse))
+            return f"({body} if {test} else {other})"
+        assert isinstance(node, ast.Call)
+        return f"{ast.unparse(node.func)}({', '.join(map(self.of, node.args))})"
+
+
+@cache
+def expression(structure: str) -> Any:
+    """Return a function of compiled code that computes an expression of numbers ``x0, x1, …``."""
+    tree = ast.parse(structure, mode="eval").body
+
+    @intrinsic
+    def computed(typingctx: Any, *numbers: Any) -> Any:
+        kinds = [types.unliteral(number) for number in numbers]
+        plan = _Plan(typingctx, kinds)
+        result, write = plan.of(tree)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            from numba.core import cgutils
+
+            return write(context, builder, cgutils.unpack_tuple(builder, arguments[0]))
+
+        return result(types.StarArgTuple.from_types(kinds)), codegen
+
+    return computed
+
+
+Writer = Callable[[Any, Any, Sequence[Any]], Any]
+
+
+class _Plan:
+    """Finds the type of every part of an expression, and how it is written."""
+
+    def __init__(self, typingctx: Any, kinds: Sequence[types.Type]) -> None:
+        self.typingctx = typingctx
+        self.kinds = kinds
+
+    def of(self, node: ast.expr) -> tuple[types.Type, Writer]:
+        if isinstance(node, ast.Name):
+            number = int(node.id[1:])
+            return self.kinds[number], lambda context, builder, values: values[number]
+        if isinstance(node, ast.BinOp):
+            name, general = _BINARY[type(node.op)]
+            return self._operation(name, general, node.left, node.right)
+        if isinstance(node, ast.UnaryOp):
+            return self._general(operator.neg, [self.of(node.operand)])
+        if isinstance(node, ast.Compare):
+            return self._comparison(node)
+        if isinstance(node, ast.IfExp):
+            return self._choice(node)
+        assert isinstance(node, ast.Call)
+        assert isinstance(node.func, ast.Name)
+        if node.func.id in _OWN:
+            return self._own(node.func.id, node.args)
+        kind = numba.from_dtype(np.dtype(node.func.id[3:]))
+        return kind, self._cast(self.of(node.args[0]), kind)
+
+    def _cast(self, part: tuple[types.Type, Writer], kind: types.Type) -> Writer:
+        own, write = part
+        if own == kind:
+            return write
+        return lambda context, builder, values: context.cast(
+            builder, write(context, builder, values), own, kind
+        )
+
+    def _operation(
+        self, name: str, general: Any, left: ast.expr, right: ast.expr
+    ) -> tuple[types.Type, Writer]:
+        parts = [self.of(left), self.of(right)]
+        (kind, first), (other, second) = parts
+        if kind != other or not isinstance(kind, types.Float) or not name:
+            return self._general(general, parts)
+
+        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+            sides = [side(context, builder, values) for side in (first, second)]
+            return getattr(builder, name)(*sides)
+
+        return kind, write
+
+    def _own(self, name: str, nodes: Sequence[ast.expr]) -> tuple[types.Type, Writer]:
+        kind, first = self.of(nodes[0])
+        others = [self._cast(self.of(node), kind) for node in nodes[1:]]
+
+        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+            parts = [part(context, builder, values) for part in (first, *others)]
+            return builder.fdiv(*parts) if name == "divide" else fused(builder, *parts)
+
+        return kind, write
+
+    def _comparison(self, node: ast.Compare) -> tuple[types.Type, Writer]:
+        parts = [self.of(node.left), self.of(node.comparators[0])]
+        sign, general = _COMPARED[type(node.ops[0])]
+        (kind, first), (other, second) = parts
+        if kind != other or not isinstance(kind, types.Float):
+            return self._general(general, parts)
+
+        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+            sides = [side(context, builder, values) for side in (first, second)]
+            # NaN differs from everything, and is in no other relation to it.
+            compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered
+            return compare(sign, *sides)
+
+        return types.boolean, write
+
+    def _choice(self, node: ast.IfExp) -> tuple[types.Type, Writer]:
+        test = self._cast(self.of(node.test), types.boolean)
+        parts = [self.of(node.body), self.of(node.orelse)]
+        kind = self.typingctx.unify_types(*(own for own, _ in parts))
+        sides = [self._cast(part, kind) for part in parts]
+
+        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+            chosen = test(context, builder, values)
+            return builder.select(chosen, *(side(context, builder, values) for side in sides))
+
+        return kind, write
+
+    def _general(
+        self, function: Any, parts: Sequence[tuple[types.Type, Writer]]
+    ) -> tuple[types.Type, Writer]:
+        """Return what numba itself has for an operation."""
+        own = tuple(kind for kind, _ in parts)
+        signature = self.typingctx.resolve_function_type(function, own, {})
+        casts = [self._cast(part, kind) for part, kind in zip(parts, signature.args, strict=True)]
+
+        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+            code = context.get_function(function, signature)
+            return code(builder, [cast(context, builder, values) for cast in casts])
+
+        return signature.return_type, write
