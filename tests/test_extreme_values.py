@@ -297,3 +297,25 @@ def test_log_affine():
                 trace.append(last)
                 allowed.append(error)
             assert_same_kind(function(a, b, h)[0], np.array(trace), np.array(allowed))
+
+
+STEPS_OF_ZEROS = [
+    lambda a, b, h: h + b,
+    lambda a, b, h: b + np.asarray(0.5, b.dtype) * h,
+    lambda a, b, h: a * h + b,
+    lambda a, b, h: a * h,
+    lambda a, b, h: pt.maximum(h, b),
+    lambda a, b, h: pt.maximum(pt.minimum(h + b, a), -a),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("step", STEPS_OF_ZEROS)
+def test_negative_zeros_stay_negative(step, dtype):
+    """Lanes without a step before them must not add +0 to -0, which is +0."""
+    function = compiled(step, 2, dtype)
+    for n in (*LENGTHS, 600):
+        (h,) = function(np.full(n, 0.5, dtype), np.full(n, -0.0, dtype), np.asarray(-0.0, dtype))
+        assert h.shape == (n,)
+        assert not h.any()
+        assert np.signbit(h).all()

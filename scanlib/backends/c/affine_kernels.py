@@ -40,11 +40,11 @@ static inline scanlib_walk<T> scanlib_affine_fours(A a, const T *b, T *__restric
 }
 
 #ifdef SCANLIB_BYTES
-/* Composes maps with those of the halves before them. */
+/* Composes maps with those of the halves before them; adding zero would change -0. */
 template <class L, bool PRODUCT, int HALF>
 static inline void scanlib_compose_earlier(typename L::V &a, typename L::V &b) {
   const typename L::V zeros = {}, ones = zeros + 1;
-  if (!PRODUCT) b = a * L::template earlier<HALF, L::GROUP>(b, zeros) + b;
+  if (!PRODUCT) b = a * L::template earlier<HALF, L::GROUP>(b, -zeros) + b;
   a = a * L::template earlier<HALF, L::GROUP>(a, ones);
 }
 

@@ -81,7 +81,7 @@ static inline void scanlib_clamp_earlier(typename L::V &a, typename L::V &low,
   const typename L::V high1 = L::template earlier<BY, L::N>(high, most) + a;
   high = scanlib_clamped(high1, low, high);
   low = scanlib_maximum::pick(low1, low);
-  a = L::template earlier<BY, L::N>(a, zeros) + a;
+  a = L::template earlier<BY, L::N>(a, -zeros) + a;
 }
 #endif
 

@@ -113,7 +113,7 @@ template <bool BACK, class T> struct scanlib_lanes {
     return scanlib_places<M, N>::template make<F>();
   }
 
-  static inline V all(T value) { return (V){} + value; }
+  static inline V all(T value) { return -(V){} + value; } /* adding zero would change -0 */
   static inline V load(const T *p) {
     V v;
     memcpy(&v, p, sizeof v);
