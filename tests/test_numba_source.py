@@ -8,6 +8,7 @@ from pytensor.configdefaults import config
 
 import scanlib
 from scanlib.backends.numba.source import Source
+from scanlib.ops.linear_scan import LinearScan
 from tests.checks import assert_same
 from tests.modes import MODES
 
@@ -57,3 +58,17 @@ def test_without_numbas_cache(linker):
     nudge[0, 1] = 1e-6
     ahead, behind = (f(matrix + sign * nudge, start)[1].sum() for sign in (1, -1))
     assert results[2][0, 1] == pytest.approx((ahead - behind) / 2e-6, rel=1e-6)
+
+
+def test_one_recurrence_called_by_compiled_code_and_by_python():
+    """On disk, the one must not be found for the other."""
+    A, x = pt.dtensor3("A"), pt.dmatrix("x")
+    h = LinearScan("real", reverse=True)(A, x, pt.ones((1, 3)))
+    outputs = [h, pytensor.grad(pt.sin(h).sum(), A)]
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(4, 3, 3)), rng.normal(size=(4, 3))
+    results = []
+    for linker in ("numba", "py", "numba"):
+        results.append(pytensor.function([A, x], outputs, mode=MODES[linker])(*values))
+    assert_same(results[1], results[0], rtol=1e-12)
+    assert_same(results[2], results[0], rtol=0)

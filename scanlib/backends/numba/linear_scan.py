@@ -46,14 +46,18 @@ from scanlib.ops import linear_loop
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-7"
+VERSION = "scanlib-linear-8"
 
 
 class LinearWriter(BothSidesWriter, TermsWriter):
     """Writes the function of one `LinearScan` node."""
 
-    def write(self) -> tuple[Callable[..., Any], str | None]:
-        """Return the function and its cache key."""
+    def write(self, caller: str = "compiled code") -> tuple[Callable[..., Any], str | None]:
+        """Return the function and its cache key.
+
+        What Python calls is kept on disk for itself: numba finds code there by the function and the
+        types of its arguments alone, and code for compiled code has no entry for Python.
+        """
         self.write_checks()
         self.write_storage()
         if self.by_vectors():
@@ -64,8 +68,14 @@ class LinearWriter(BothSidesWriter, TermsWriter):
             with self.block("for n in range(done, steps):"):
                 self.write_step()
         self.write_return()
-        version = f"{VERSION} {linear_vectors.VERSION} {linear_combine.VERSION} {self.dtype}"
-        return self.source.compile("linear_scan", self.arguments, version)
+        versions = [
+            VERSION,
+            linear_vectors.VERSION,
+            linear_combine.VERSION,
+            str(self.dtype),
+            caller,
+        ]
+        return self.source.compile("linear_scan", self.arguments, " ".join(versions))
 
     # Before the first step
 
@@ -205,7 +215,7 @@ def compile_for_perform(op: LinearScan, node: Apply) -> Callable[..., np.ndarray
             get_numba_type(variable.type)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-    function, key = LinearWriter(op, node).write()
+    function, key = LinearWriter(op, node).write("Python")
     compiled = numba_njit(
         function, fastmath=_fastmath(op), final_function=True, cache=may_cache(key)
     )
