@@ -27,6 +27,7 @@ from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import elemwise_scan
 from scanlib.ops.c_code import NoCCodeError
+from tests.families import both
 
 DRIVER = r"""
 #include <cstdio>
@@ -186,6 +187,23 @@ def long_series():
     h = scanlib.scan(lambda x, h, a: a * h + x, x, h0, a, return_updates=False)
     outputs = [h, *pytensor.grad((h**2).sum(), [x, a, h0])]
     return [x, a, h0], outputs, [np.sin(np.arange(40_000.0)), np.array(0.97), np.array(2.0)]
+
+
+def check_long_series(mode, monkeypatch, look_back):
+    """Call a function of that twice, with kernels that look back or not; compare with a plain one.
+
+    Its kernels must be those that were asked for, and the bits the same at both calls.
+    """
+    inputs, outputs, values = long_series()
+    function, plain = both(inputs, outputs, mode)
+    names = names_of_launches(monkeypatch)
+    with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
+        first, second = ([np.asarray(x) for x in function(*values)] for _ in range(2))
+    assert ("look_back_dense" in names) == look_back
+    assert ("carry" in names) != look_back
+    for mine, again, expected in zip(first, second, plain(*values), strict=True):
+        np.testing.assert_array_equal(mine, again)
+        np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-9)
 
 
 class EmulatedLoop:

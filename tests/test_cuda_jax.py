@@ -25,11 +25,10 @@ if not pytensor.config.cxx:
 from scanlib.backends.cuda import launch as launching  # noqa: E402
 from scanlib.backends.jax import cuda  # noqa: E402
 from tests.cuda_device import (  # noqa: E402
+    check_long_series,
     compile_for_host,
     emulated_driver,
     launches,
-    long_series,
-    names_of_launches,
 )
 from tests.test_cuda_kernels import channels, values_of_channels  # noqa: E402
 
@@ -160,16 +159,7 @@ def test_loops_and_gradients(jax_on_device):
 @pytest.mark.parametrize("look_back", [True, False])
 def test_long_series(jax_on_device, monkeypatch, look_back):
     """In one pass or in several, twice: the same bits at every run."""
-    inputs, outputs, values = long_series()
-    function, plain = both(inputs, outputs, "JAX")
-    names = names_of_launches(monkeypatch)
-    with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
-        first, second = ([np.asarray(x) for x in function(*values)] for _ in range(2))
-    assert ("look_back_dense" in names) == look_back
-    assert ("carry" in names) != look_back
-    for mine, again, expected in zip(first, second, plain(*values), strict=True):
-        np.testing.assert_array_equal(mine, again)
-        np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-9)
+    check_long_series("JAX", monkeypatch, look_back)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
-from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
@@ -41,7 +40,7 @@ from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart
-from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.source import Source, may_cache
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import AxesSum, StepProducts
@@ -65,7 +64,7 @@ def funcify_graph(
     if not any(isinstance(inner.op, LOOPS) for inner in fgraph.apply_nodes):
         return _pytensors(fgraph, node=node, squeeze_output=squeeze_output, **kwargs)
     function, key = GraphWriter(fgraph).write(squeeze_output)
-    if key is None or not config.numba__cache:
+    if not may_cache(key):
         return numba_njit(function), key  # what the linker calls then
     call = apart(function, f"graph {key}", cache=True)
     call.__name__ = "graph"
@@ -161,7 +160,7 @@ class GraphWriter(GatherEmitter):
     def _kernel(self, op: Op, node: Apply) -> None:
         """Write a call of what is compiled apart, and not once more with this function."""
         function, key = numba_funcify_and_cache_key(op, node=node)
-        if key is None or not isinstance(function, Dispatcher) or not config.numba__cache:
+        if not isinstance(function, Dispatcher) or not may_cache(key):
             self._call(op, node)
             return
         function.enable_caching()  # its own options are kept, unlike those of its Python function

@@ -178,7 +178,7 @@ class ArrayEmitter(VectorEmitter):
     def _start(self, node: Apply) -> str:
         """Return what is reduced with nothing, as a constant of the dtype that is used."""
         number = 0 if isinstance(node.op, AxesSum) else node.op.scalar_op.identity
-        dtype = np.dtype(self._acc_name(node))
+        dtype = np.dtype(acc_name(node))
         return self.source.constant(np.asarray(number).astype(dtype)[()])
 
     def _reduce(self, total: Total, item: str, indices: Sequence[str]) -> None:
@@ -191,7 +191,7 @@ class ArrayEmitter(VectorEmitter):
             function = self.source.object(*_EXTREMES[kind])
             self.source.line(f"{cell} = {function}({cell}, {item})")
             return
-        dtype = np.dtype(self._acc_name(total.node))
+        dtype = np.dtype(acc_name(total.node))
         if np.dtype(total.node.inputs[0].type.dtype) != dtype:
             item = f"{total.dtype}({item})"
         text = f"{cell} {_SIGNS[kind]} {item}"
@@ -207,7 +207,7 @@ class ArrayEmitter(VectorEmitter):
             name = self.source.name("s")
             self.source.line(f"{name} = {self._rounded(total, total.held)}")
             self.bind_scalar(out, name)
-        elif total.held is None and self._acc_name(total.node) == out.type.dtype:
+        elif total.held is None and acc_name(total.node) == out.type.dtype:
             self.bind_array(out, str(total.result))
         elif total.held is None:
             inside = [sizes[axis] for axis in total.kept]
@@ -219,16 +219,17 @@ class ArrayEmitter(VectorEmitter):
 
     def _rounded(self, total: Total, text: str | None) -> str:
         out = total.node.outputs[0]
-        same = self._acc_name(total.node) == out.type.dtype
+        same = acc_name(total.node) == out.type.dtype
         return str(text) if same else f"{self._dtype(out)}({text})"
 
     def _acc_dtype(self, total: Apply) -> str:
-        dtype = np.dtype(self._acc_name(total))
+        dtype = np.dtype(acc_name(total))
         return self.source.object(f"np_{dtype.name}", dtype.type)
 
-    def _acc_name(self, total: Apply) -> str:
-        """Return the name of the dtype in which a reduction computes."""
-        return getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
+
+def acc_name(node: Apply) -> str:
+    """Return the name of the dtype in which a reduction computes."""
+    return getattr(node.op, "acc_dtype", None) or node.outputs[0].type.dtype
 
 
 def axes_of(node: Apply) -> tuple[int, ...]:
@@ -249,15 +250,7 @@ def is_total(node: Apply) -> bool:
     x, out = node.inputs[0], node.outputs[0]
     if not x.type.ndim or not axes_of(node):
         return False
-    total = np.dtype(getattr(node.op, "acc_dtype", None) or out.type.dtype)
-    item, total, final = (
-        np.dtype(name)
-        for name in (
-            x.type.dtype,
-            getattr(node.op, "acc_dtype", None) or out.type.dtype,
-            out.type.dtype,
-        )
-    )
+    item, total, final = map(np.dtype, (x.type.dtype, acc_name(node), out.type.dtype))
     kind = type(node.op.scalar_op)
     if kind in _EXTREMES:
         return item == total == final and item.kind == "f"

@@ -22,18 +22,6 @@ VERSION = "scanlib-vectors-2"
 
 
 @intrinsic
-def new_vector(typingctx: Any, n: Any, dtype: Any) -> Any:
-    """Return a new vector of `n` items, which hold anything."""
-    known = types.Array(dtype.dtype, 1, "C")
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = _empty_nd_impl(context, builder, known, (arguments[0],))
-        return impl_ret_new_ref(context, builder, known, array._getvalue())
-
-    return known(types.intp, dtype), codegen
-
-
-@intrinsic
 def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
     """Return a new array of some sizes, which holds anything."""
     known = types.Array(dtype.dtype, len(sizes), "C")

@@ -16,7 +16,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
-from scanlib.backends.numba.vectors import as_array, new_vector, row_buffer
+from scanlib.backends.numba.vectors import as_array, row_buffer
 from scanlib.ops.elemwise_scan import BLOCK, ElemwiseScan, Recurrence
 from scanlib.ops.sums_first import elements_with_addend, sums_first
 
@@ -45,7 +45,7 @@ class BlockStorage(ElemwiseWriter):
         self.block = max([BLOCK, *self.depths.values()])
         self.elements: dict[tuple[int, int], str] = {}
         self.indices = [f"e{axis}" for axis in range(self.layout.ndim)]
-        for function in (as_array, new_vector, row_buffer, rows_of_block):
+        for function in (as_array, row_buffer, rows_of_block):
             self.source.object(function.__name__, function)
         self.sums_first = sums_first(op, self.graph)
 
@@ -103,9 +103,9 @@ class BlockStorage(ElemwiseWriter):
     def own_values(self, part: int, depth: int, dtype: str) -> None:
         """Make the buffer in which a part is scanned, or the sums that come first."""
         if part not in self.sums_first:
-            self.own(f"B{part} = new_vector(longest + {depth}, {dtype})")
+            self.own(f"B{part} = new_array({dtype}, longest + {depth})")
         elif self.output_of_sums(part) is None:
-            self.own(f"T{part} = new_vector(longest, {dtype})")
+            self.own(f"T{part} = new_array({dtype}, longest)")
 
     def write_state_storage(self, i: int) -> None:
         line, initial, depth = self.source.line, self.outer.initials[i], self.signature.depths[i]
@@ -131,7 +131,7 @@ class BlockStorage(ElemwiseWriter):
             varying = [v for v in read if not isinstance(v, Constant) and v not in whole]
             if varying and out not in inputs:
                 dtype = self.emitter._dtype(out)
-                self.own(f"E{number}_{k} = new_vector(longest, {dtype})")
+                self.own(f"E{number}_{k} = new_array({dtype}, longest)")
             self.elements[number, k] = f"{'E' if varying else 'e'}{number}_{k}"
 
     def write_constants(self) -> None:
