@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import scanlib  # noqa: F401 -- defines the configuration flags
 from tests.modes import MODES
+from tests.precompiled import use_precompiled_headers
 
 # The examples of the default profile are the same at every run. The thorough profile draws new
 # ones at every run, ten times as many: `pytest --hypothesis-profile=thorough`.
@@ -111,6 +112,11 @@ SAMPLED = {
     "test_more_families",
 }
 SHARE = 4
+
+
+def pytest_configure(config):
+    """Before the worker processes start, which find what this process has made."""
+    use_precompiled_headers()
 
 
 def pytest_addoption(parser):

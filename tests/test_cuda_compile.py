@@ -95,7 +95,8 @@ def test_every_instance_compiles(sources, architecture):
                 if kernel.startswith("look_back"):
                     seen.add(kernel)
                     assert used["registers"] <= 128, (name, kernel)
-                    assert used["stack"] <= 64, (name, kernel)  # a few numbers that live long
+                    # A few numbers that live long; compilers differ in how many.
+                    assert used["stack"] <= 96, (name, kernel)
     assert seen == {"look_back", "look_back_dense"}
 
 
