@@ -15,6 +15,7 @@ import pytensor
 from pytensor.link.c.cmodule import GCC_compiler, std_include_dirs
 
 HEADERS = """\
+#if __has_include(<Python.h>) /* not where PyTensor or scanlib tries a flag */
 #include <Python.h>
 #include "pytensor_mod_helper.h"
 #include <math.h>
@@ -25,6 +26,7 @@ HEADERS = """\
 #include <numpy/npy_math.h>
 #include <algorithm>
 #include <vector>
+#endif
 """
 
 
