@@ -36,10 +36,12 @@ from pytensor.tensor.math import Dot
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Value
+from scanlib.backends.numba.emit import is_zero_dim
 from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart
+from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
@@ -63,7 +65,9 @@ def funcify_graph(
     """Return the compiled function of a graph."""
     if not any(isinstance(inner.op, LOOPS) for inner in fgraph.apply_nodes):
         return _pytensors(fgraph, node=node, squeeze_output=squeeze_output, **kwargs)
-    function, key = GraphWriter(fgraph).write(squeeze_output)
+    stored = kwargs.get("storage_map") or {}
+    for_python = bool(fgraph.outputs) and all(out in stored for out in fgraph.outputs)
+    function, key = GraphWriter(fgraph).write(squeeze_output, for_python)
     if not may_cache(key):
         return numba_njit(function), key  # what the linker calls then
     call = apart(function, f"graph {key}", cache=True)
@@ -83,7 +87,9 @@ class GraphWriter(GatherEmitter):
         self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
         self.ahead: list[Apply] = []
 
-    def write(self, squeeze_output: bool = False) -> tuple[Callable[..., Any], str | None]:
+    def write(
+        self, squeeze_output: bool = False, for_python: bool = False
+    ) -> tuple[Callable[..., Any], str | None]:
         """Return the Python source function of the graph and its key."""
         arguments = [f"in{i}" for i in range(len(self.fgraph.inputs))]
         for variable, name in zip(self.fgraph.inputs, arguments, strict=True):
@@ -95,6 +101,9 @@ class GraphWriter(GatherEmitter):
         results = [self.argument(out) for out in self.fgraph.outputs]
         together = f"({', '.join(results)},)"
         single = squeeze_output and len(results) == 1
+        if for_python:
+            as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
+            together = f"{as_tuple}({', '.join(results)})"
         self.source.line(f"return {results[0] if single else together}")
         return self.source.compile("graph", arguments, VERSION)
 
@@ -148,11 +157,15 @@ class GraphWriter(GatherEmitter):
             return
         call, key = known
         name = self.source.function(call, key, "loop")
-        arguments = ", ".join(self.argument(inp) for inp in node.inputs)
+        arguments = ", ".join(map(self.item_or_array, node.inputs))
         results = [self.source.name("v") for _ in node.outputs]
         self.source.line(f"{', '.join(results)} = {name}(({arguments},))")
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_array(out, result)
+
+    def item_or_array(self, variable: Variable) -> str:
+        """Return a variable as loops take it: numbers need no memory."""
+        return self.scalar(variable) if is_zero_dim(variable.type) else self.array(variable)
 
     @_emit.register(LinearScan)
     @_emit.register(StepProducts)
