@@ -7,7 +7,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.numba.elemwise import steps
+from scanlib.backends.numba.elemwise import bounds, steps
 from tests.modes import MODES
 
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
@@ -124,8 +124,8 @@ def answers(a):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_ranges_are_tested_as_comparisons_would(dtype):
     width = np.dtype(dtype).itemsize * 8
-    low, high = steps._LOWEST[width], steps._HIGHEST[width]
-    moderate, large = steps._MODERATE[width], steps._LARGE[width]
+    low, high = bounds.LOWEST[width], bounds.HIGHEST[width]
+    moderate, large = bounds.MODERATE[width], steps._LARGE[width]
     infinity = dtype(np.inf)
     ends = [dtype(value) for value in (low, high, moderate, large)]
     ends += [np.nextafter(end, dtype(0)) for end in ends] + [
