@@ -41,6 +41,7 @@ from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart
+from scanlib.backends.numba.linear_outer import products_behind, write_with_products
 from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -86,6 +87,7 @@ class GraphWriter(GatherEmitter):
         # output is, and the reductions there that are computed with one.
         self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
         self.ahead: list[Apply] = []
+        self.later: list[Apply] = []  # nodes of the graph behind the one that is written
 
     def write(
         self, squeeze_output: bool = False, for_python: bool = False
@@ -108,8 +110,10 @@ class GraphWriter(GatherEmitter):
         return self.source.compile("graph", arguments, VERSION)
 
     def _write_nodes(self) -> None:
-        for node in self.fgraph.toposort():
+        nodes = self.fgraph.toposort()
+        for place, node in enumerate(nodes, start=1):
             if node not in self.done:
+                self.later = nodes[place:]
                 self.emit(node)
 
     def emit(self, node: Apply) -> None:
@@ -167,7 +171,37 @@ class GraphWriter(GatherEmitter):
         """Return a variable as loops take it: numbers need no memory."""
         return self.scalar(variable) if is_zero_dim(variable.type) else self.array(variable)
 
-    @_emit.register(LinearScan)
+    @_emit.register
+    def _matrix_recurrence(self, op: LinearScan, node: Apply) -> None:
+        found = products_behind(
+            self.fgraph, node, [after for after in self.later if after not in self.done]
+        )
+        if found is None:
+            self._kernel(op, node)
+            return
+        product, other, outer, first = found
+        function, key = write_with_products(op, node, outer)
+        if not may_cache(key):
+            self._kernel(op, node)
+            return
+        self.done.update([product, *first])
+        for before in first:
+            self.emit(before)
+        call = self._apart(function, f"{key}{other.type}", node)
+        history, products = self.source.name("v"), self.source.name("v")
+        arguments = ", ".join(map(self.argument, [*node.inputs, other]))
+        self.source.line(f"{history}, {products} = {call}({arguments})")
+        self.bind_array(node.outputs[0], history)
+        operands = [self._operand(inp, 3) for inp in product.inputs]
+        self._check_sizes(product, operands, self._elemwise_sizes(product, operands))
+        self.bind_array(product.outputs[0], products)
+
+    def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:
+        """Return the name of a kernel that is compiled apart from this function."""
+        function.enable_caching()  # its own options are kept, unlike those of its Python function
+        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
+        return self.source.function(apart(function, key, cache=True), key, "kernel")
+
     @_emit.register(StepProducts)
     @_emit.register(AxesSoftmax)
     def _kernel(self, op: Op, node: Apply) -> None:
@@ -176,9 +210,7 @@ class GraphWriter(GatherEmitter):
         if not isinstance(function, Dispatcher) or not may_cache(key):
             self._call(op, node)
             return
-        function.enable_caching()  # its own options are kept, unlike those of its Python function
-        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
-        call = self.source.function(apart(function, key, cache=True), key, "kernel")
+        call = self._apart(function, key, node)
         self._view(node.outputs[0], f"{call}({', '.join(map(self.argument, node.inputs))})")
 
     @_emit.register
