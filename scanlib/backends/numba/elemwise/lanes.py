@@ -224,6 +224,10 @@ class _Scalars:
     def load(self, which: int, place: Any) -> Any:
         return self.builder.load(self.builder.gep(self.data(which), [place]))
 
+    def product(self, a: Any, b: Any) -> Any:
+        """Write a product; None is one."""
+        return a if b is None else self.builder.fmul(a, b)
+
     def fused(self, a: Any, b: Any, c: Any) -> Any:
         flags = ("contract",)
         return self.builder.fadd(self.builder.fmul(a, b, flags=flags), c, flags=flags)
@@ -247,23 +251,30 @@ class _Scalars:
     def four_steps(self, state: Any, places: list[Any]) -> Any:
         """Write four steps; return the state after them."""
         builder = self.builder
-        a, b = ([self.load(k, place) for place in places] for k in (0, 1))
-        early = builder.fmul(a[1], a[0]), self.fused(a[1], b[0], b[1])
+        own, b = ([self.load(k, place) for place in places] for k in (0, 1))
+        # What each step does to what the one before it gives; with the sum first, to its sum.
+        a = [None, *own[:3]] if self.kind.sum_first else own
+        early = self.product(a[1], a[0]), self.fused(a[1], b[0], b[1])
         late = builder.fmul(a[3], a[2]), self.fused(a[3], b[2], b[3])
         all_four = builder.fmul(late[0], early[0]), self.fused(late[0], early[1], late[1])
+        first = builder.fadd(state, b[0]) if a[0] is None else self.fused(a[0], state, b[0])
         second = self.fused(early[0], state, early[1])
         last = self.fused(all_four[0], state, all_four[1])
-        values = [self.fused(a[0], state, b[0]), second, self.fused(a[2], second, b[2]), last]
+        after = last
+        if self.kind.sum_first:
+            factor, term = (builder.fmul(own[3], number) for number in all_four)
+            after = self.fused(factor, state, term)
+        values = [first, second, self.fused(a[2], second, b[2]), last]
         lowest = places[-1 if self.kind.reverse else 0]
         self.found.coefficients(self.v.load(self.data(0), lowest))
         together = self.v.by_step(lambda step: values[step])
         self.found.values(together)
         self.v.store(together, self.data(2), builder.add(self.start, lowest))
-        return last
+        return after
 
 
 def _codegen(kind: _Kind) -> Any:
-    plain = not (kind.fixed or kind.product or kind.sum_first)
+    plain = not (kind.fixed or kind.product)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         short = signature.args[2].dtype == types.float64 and not has_wide_registers(context)
