@@ -152,6 +152,38 @@ def test_two_recurrences_of_one_product(fused):
     np.testing.assert_allclose(result, one[:, :, None] * other[:, None, :], atol=1e-12)
 
 
+def test_recurrences_whose_products_read_one_another(fused):
+    """Only one of them can come first."""
+    A, b, start = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start")
+    first = recurrence(A, b, start).owner.inputs[0]
+    second = recurrence(A.mT, b + 1, start).owner.inputs[0]
+    third = recurrence(A * 0.5, b - 1, start).owner.inputs[0]
+    rows = (first, second, third)
+    factors = (second[::-1], first[::-1], second[::-1])
+    products = [h[:, :, None] * x[:, None, :] for h, x in zip(rows, factors, strict=True)]
+    function = pytensor.function([A, b, start], products, mode=MODES["numba"])
+    assert fused
+    A, b, start = values(9, 3)
+    one = np.vstack([start, reference(A, b, start)])
+    two = np.vstack([start, reference(A.transpose(0, 2, 1), b + 1, start)])
+    three = np.vstack([start, reference(A * 0.5, b - 1, start)])
+    factors = (two[::-1], one[::-1], two[::-1])
+    for result, h, x in zip(function(A, b, start), (one, two, three), factors, strict=True):
+        np.testing.assert_allclose(result, h[:, :, None] * x[:, None, :], atol=1e-12)
+
+
+def test_sums_of_products_are_not_stored(fused):
+    A, b, start, x = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start"), pt.dmatrix("x")
+    history = recurrence(A, b, start).owner.inputs[0]
+    total = (history[:, :, None] * x[:, None, :]).max(axis=0)
+    function = pytensor.function([A, b, start, x], total, mode=MODES["numba"])
+    assert not fused
+    arrays, factors = values(6, 2), rng.normal(size=(7, 2))
+    rows = np.vstack([arrays[2], reference(*arrays)])
+    expected = (rows[:, :, None] * factors[:, None, :]).max(axis=0)
+    np.testing.assert_allclose(function(*arrays, factors), expected, atol=1e-12)
+
+
 def test_rows_that_depend_on_the_states(fused):
     """These cannot be there before the steps."""
     A, b, start = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start")

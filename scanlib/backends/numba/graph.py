@@ -88,6 +88,7 @@ class GraphWriter(GatherEmitter):
         self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
         self.ahead: list[Apply] = []
         self.later: list[Apply] = []  # nodes of the graph behind the one that is written
+        self.underway: set[Apply] = set()  # nodes that wait for others to be written first
 
     def write(
         self, squeeze_output: bool = False, for_python: bool = False
@@ -173,10 +174,9 @@ class GraphWriter(GatherEmitter):
 
     @_emit.register
     def _matrix_recurrence(self, op: LinearScan, node: Apply) -> None:
-        found = products_behind(
-            self.fgraph, node, [after for after in self.later if after not in self.done]
-        )
-        if found is None:
+        later = [after for after in self.later if after not in self.done]
+        found = products_behind(self.fgraph, node, later, self.underway)
+        if found is None or found[0].outputs[0] in self.outputs:
             self._kernel(op, node)
             return
         product, other, outer, first = found
@@ -184,9 +184,13 @@ class GraphWriter(GatherEmitter):
         if not may_cache(key):
             self._kernel(op, node)
             return
-        self.done.update([product, *first])
+        self.done.add(product)
+        self.underway.add(node)
         for before in first:
-            self.emit(before)
+            if before not in self.done:
+                self.done.add(before)
+                self.emit(before)
+        self.underway.discard(node)
         call = self._apart(function, f"{key}{other.type}", node)
         history, products = self.source.name("v"), self.source.name("v")
         arguments = ", ".join(map(self.argument, [*node.inputs, other]))

@@ -20,6 +20,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
+from scanlib.backends.numba.graph_arrays import total_behind
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.linear_scan import LinearWriter, fastmath_of
 from scanlib.ops.linear_scan import LinearScan
@@ -81,7 +82,7 @@ def write_with_products(op: LinearScan, node: Apply, outer: str) -> tuple[Any, s
 
 
 def products_behind(
-    fgraph: FunctionGraph, node: Apply, later: list[Apply]
+    fgraph: FunctionGraph, node: Apply, later: list[Apply], underway: set[Apply]
 ) -> tuple[Apply, Variable, str, list[Apply]] | None:
     """Return the node of products of a recurrence's states, to be computed with them.
 
@@ -93,6 +94,8 @@ def products_behind(
         A node of a `LinearScan`.
     later : list of Apply
         What is computed after it, in an order in which it can be.
+    underway : set of Apply
+        Nodes that wait for this one.
 
     Returns
     -------
@@ -112,12 +115,12 @@ def products_behind(
     for shuffle in shuffles:
         for product in later:
             other = _other_rows(product, shuffle)
-            if other is None:
-                continue
+            if other is None or total_behind(fgraph, product.outputs[0]) is not None:
+                continue  # sums of products need no memory for these
             above = {v.owner for v in ancestors([other]) if v.owner is not None}
             first = [n for n in later if n in above]
             # What is moved to an earlier place must not write where somebody has yet to read.
-            if node in above or any(n.op.destroy_map for n in [*first, product]):
+            if above & {node, *underway} or any(n.op.destroy_map for n in [*first, product]):
                 continue
             return product, other, "after" if shuffle.op.new_order == _LAST else "before", first
     return None
