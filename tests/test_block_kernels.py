@@ -7,7 +7,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.numba.elemwise import steps
+from scanlib.backends.numba.elemwise import bounds, lanes, steps, sums, vectors
 from tests.modes import MODES
 
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
@@ -110,6 +110,97 @@ class TestAffine:
                 assert not run((a, b), 1.0)[1], (place, factor, term)
 
 
+def walked(a, b, state, reverse, sum_first):
+    """Return the values of all steps, one after the other, and bounds of their rounding errors."""
+    n = b.size
+    values, sizes = np.empty(n), np.empty(n)
+    size = abs(state)
+    for t in reversed(range(n)) if reverse else range(n):
+        if sum_first:
+            values[t], sizes[t] = state + b[t], size + abs(b[t])
+            state, size = a[t] * values[t], abs(a[t]) * sizes[t]
+        else:
+            state, size = a[t] * state + b[t], abs(a[t]) * size + abs(b[t])
+            values[t], sizes[t] = state, size
+    return values, 50 * np.finfo("float64").eps * sizes
+
+
+class TestRegisters:
+    """All kernels, compiled as for machines with long and with short vector registers."""
+
+    @pytest.fixture(params=[False, True], ids=["short", "long"])
+    def registers(self, request, monkeypatch):
+        for module in (lanes, vectors):
+            monkeypatch.setattr(module, "has_wide_registers", lambda context: request.param)
+
+    def check(self, run, reverse, fixed=False, product=False, sum_first=False):
+        """Compare with one step after the other, and look for numbers that are not trusted."""
+        for n in (1, 3, 4, 5, 8, 15, 16, 17, 33, 100):
+            rng = np.random.default_rng(n)
+            a, b = rng.uniform(-1.1, 1.1, n), rng.standard_normal(n)
+            a[n // 2] = 0.0
+            if fixed:
+                a[:] = 0.9
+            if product:
+                b[:] = 0.0
+            values, trusted = run(a, b, 2.0)
+            expected, errors = walked(a, b, 2.0, reverse, sum_first)
+            assert trusted
+            assert np.all(np.abs(values - expected) <= errors)
+            for place in {0, n // 3, n - 1}:
+                for bad in (np.nan, np.inf, 1e300):
+                    other = np.where(np.arange(n) == place, bad, a)
+                    assert fixed or not run(other, b, 2.0)[1]
+                    other = np.where(np.arange(n) == place, bad, b)
+                    assert product or not run(a, other, 2.0)[1]
+            assert not run(a, b, np.inf)[1]
+
+    @DIRECTIONS
+    def test_affine(self, registers, reverse):
+        run = run_from(steps._affine(reverse), reverse, ())
+        self.check(lambda a, b, state: run((a, b), state), reverse)
+
+    @DIRECTIONS
+    def test_product(self, registers, reverse):
+        run = run_from(steps._product(reverse), reverse, ())
+        self.check(lambda a, b, state: run((a,), state), reverse, product=True)
+
+    @DIRECTIONS
+    def test_one_coefficient(self, registers, reverse):
+        kernel = steps._affine_fixed(reverse)
+
+        @numba.njit
+        def call(a, b, h, start, n):
+            return kernel(a, b, h, start, n, ())
+
+        def run(a, b, state):
+            h = np.zeros(b.size + 1)
+            h[-1 if reverse else 0] = state
+            trusted = call(a[0], b, h, 0 if reverse else 1, b.size)
+            return (h[:-1] if reverse else h[1:]), trusted
+
+        self.check(run, reverse, fixed=True)
+
+    @DIRECTIONS
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_sums_first(self, registers, reverse, fixed):
+        kernel = sums._sums_first(reverse, fixed)
+
+        @numba.njit
+        def call(a, b, s, n, state):
+            return kernel(a, b, s, n, state, ())
+
+        def run(a, b, state):
+            s = np.zeros(b.size)
+            after, trusted = call(a[0] if fixed else a, b, s, b.size, state)
+            if trusted:
+                last = 0 if reverse else -1
+                np.testing.assert_allclose(after, a[last] * s[last], rtol=1e-9, atol=1e-9)
+            return s, trusted
+
+        self.check(run, reverse, fixed, sum_first=True)
+
+
 @numba.njit
 def answers(a):
     n = a.size
@@ -124,8 +215,8 @@ def answers(a):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_ranges_are_tested_as_comparisons_would(dtype):
     width = np.dtype(dtype).itemsize * 8
-    low, high = steps._LOWEST[width], steps._HIGHEST[width]
-    moderate, large = steps._MODERATE[width], steps._LARGE[width]
+    low, high = bounds.LOWEST[width], bounds.HIGHEST[width]
+    moderate, large = bounds.MODERATE[width], steps._LARGE[width]
     infinity = dtype(np.inf)
     ends = [dtype(value) for value in (low, high, moderate, large)]
     ends += [np.nextafter(end, dtype(0)) for end in ends] + [

@@ -36,10 +36,13 @@ from pytensor.tensor.math import Dot
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Value
+from scanlib.backends.numba.emit import is_zero_dim
 from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart
+from scanlib.backends.numba.linear_outer import products_behind, write_with_products
+from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
@@ -63,7 +66,9 @@ def funcify_graph(
     """Return the compiled function of a graph."""
     if not any(isinstance(inner.op, LOOPS) for inner in fgraph.apply_nodes):
         return _pytensors(fgraph, node=node, squeeze_output=squeeze_output, **kwargs)
-    function, key = GraphWriter(fgraph).write(squeeze_output)
+    stored = kwargs.get("storage_map") or {}
+    for_python = bool(fgraph.outputs) and all(out in stored for out in fgraph.outputs)
+    function, key = GraphWriter(fgraph).write(squeeze_output, for_python)
     if not may_cache(key):
         return numba_njit(function), key  # what the linker calls then
     call = apart(function, f"graph {key}", cache=True)
@@ -82,8 +87,12 @@ class GraphWriter(GatherEmitter):
         # output is, and the reductions there that are computed with one.
         self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
         self.ahead: list[Apply] = []
+        self.later: list[Apply] = []  # nodes of the graph behind the one that is written
+        self.underway: set[Apply] = set()  # nodes that wait for others to be written first
 
-    def write(self, squeeze_output: bool = False) -> tuple[Callable[..., Any], str | None]:
+    def write(
+        self, squeeze_output: bool = False, for_python: bool = False
+    ) -> tuple[Callable[..., Any], str | None]:
         """Return the Python source function of the graph and its key."""
         arguments = [f"in{i}" for i in range(len(self.fgraph.inputs))]
         for variable, name in zip(self.fgraph.inputs, arguments, strict=True):
@@ -95,12 +104,17 @@ class GraphWriter(GatherEmitter):
         results = [self.argument(out) for out in self.fgraph.outputs]
         together = f"({', '.join(results)},)"
         single = squeeze_output and len(results) == 1
+        if for_python:
+            as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
+            together = f"{as_tuple}({', '.join(results)})"
         self.source.line(f"return {results[0] if single else together}")
         return self.source.compile("graph", arguments, VERSION)
 
     def _write_nodes(self) -> None:
-        for node in self.fgraph.toposort():
+        nodes = self.fgraph.toposort()
+        for place, node in enumerate(nodes, start=1):
             if node not in self.done:
+                self.later = nodes[place:]
                 self.emit(node)
 
     def emit(self, node: Apply) -> None:
@@ -148,13 +162,50 @@ class GraphWriter(GatherEmitter):
             return
         call, key = known
         name = self.source.function(call, key, "loop")
-        arguments = ", ".join(self.argument(inp) for inp in node.inputs)
+        arguments = ", ".join(map(self.item_or_array, node.inputs))
         results = [self.source.name("v") for _ in node.outputs]
         self.source.line(f"{', '.join(results)} = {name}(({arguments},))")
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_array(out, result)
 
-    @_emit.register(LinearScan)
+    def item_or_array(self, variable: Variable) -> str:
+        """Return a variable as loops take it: numbers need no memory."""
+        return self.scalar(variable) if is_zero_dim(variable.type) else self.array(variable)
+
+    @_emit.register
+    def _matrix_recurrence(self, op: LinearScan, node: Apply) -> None:
+        later = [after for after in self.later if after not in self.done]
+        found = products_behind(self.fgraph, node, later, self.underway)
+        if found is None or found[0].outputs[0] in self.outputs:
+            self._kernel(op, node)
+            return
+        product, other, outer, first = found
+        function, key = write_with_products(op, node, outer)
+        if not may_cache(key):
+            self._kernel(op, node)
+            return
+        self.done.add(product)
+        self.underway.add(node)
+        for before in first:
+            if before not in self.done:
+                self.done.add(before)
+                self.emit(before)
+        self.underway.discard(node)
+        call = self._apart(function, f"{key}{other.type}", node)
+        history, products = self.source.name("v"), self.source.name("v")
+        arguments = ", ".join(map(self.argument, [*node.inputs, other]))
+        self.source.line(f"{history}, {products} = {call}({arguments})")
+        self.bind_array(node.outputs[0], history)
+        operands = [self._operand(inp, 3) for inp in product.inputs]
+        self._check_sizes(product, operands, self._elemwise_sizes(product, operands))
+        self.bind_array(product.outputs[0], products)
+
+    def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:
+        """Return the name of a kernel that is compiled apart from this function."""
+        function.enable_caching()  # its own options are kept, unlike those of its Python function
+        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
+        return self.source.function(apart(function, key, cache=True), key, "kernel")
+
     @_emit.register(StepProducts)
     @_emit.register(AxesSoftmax)
     def _kernel(self, op: Op, node: Apply) -> None:
@@ -163,9 +214,7 @@ class GraphWriter(GatherEmitter):
         if not isinstance(function, Dispatcher) or not may_cache(key):
             self._call(op, node)
             return
-        function.enable_caching()  # its own options are kept, unlike those of its Python function
-        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
-        call = self.source.function(apart(function, key, cache=True), key, "kernel")
+        call = self._apart(function, key, node)
         self._view(node.outputs[0], f"{call}({', '.join(map(self.argument, node.inputs))})")
 
     @_emit.register

@@ -25,12 +25,16 @@ class ProductsWriter(LinearBase):
             and (self.size is None or 2 <= self.size <= linear_vectors.WIDEST)
         )
 
+    def vector_sizes(self) -> tuple[int, ...]:
+        """Return the sizes of vectors that code by vectors is written for."""
+        return GUESSED_SIZES if self.size is None else (self.size,)
+
     def write_by_vectors(self) -> None:
         """Write all steps by vectors, for one size or for each of some."""
         self.write_offset_place()
         row = "steps * d" if self.op.reverse else "0"
         self.line(f"row, row_step = {row}, {'-d' if self.op.reverse else 'd'}")
-        for size in GUESSED_SIZES if self.size is None else (self.size,):
+        for size in self.vector_sizes():
             with self.block(f"if d == {size}:"):
                 if self.fixed:
                     self.write_blocks(size)
@@ -39,14 +43,15 @@ class ProductsWriter(LinearBase):
 
     def write_matrix_steps(self, size: int) -> None:
         """Write all steps with a matrix for each."""
-        turned, has_offset = self.op.side == "left", self.offset is not None
-        checked = self.mask is not None
-        function = linear_vectors.matrix_steps(size, turned, has_offset, checked)
-        identity = f"{linear_vectors.VERSION} steps {size} {turned} {has_offset} {checked}"
+        has_offset, checked = self.offset is not None, self.mask is not None
+        outer, other_arrays = self.outer_products()
+        kind = linear_vectors.StepKind(self.op.side == "left", has_offset, checked, outer)
+        function = linear_vectors.matrix_steps(size, kind)
+        identity = f"{linear_vectors.VERSION} steps {size} {kind}"
         name = self.source.function(function, identity, "steps_by")
         items = size * size
         offset = self.offset or "h"
-        call = f"{name}(h, {self.matrix}, {offset}, row, row_step, "
+        call = f"{name}(h, {self.matrix}, {offset}, {other_arrays}, row, row_step, "
         call += "{}, offset_row, offset_step, {})"
         if not checked:
             place = f"(steps - 1) * {items}, -{items}" if self.op.reverse else f"0, {items}"
@@ -60,6 +65,10 @@ class ProductsWriter(LinearBase):
             with self.block(f"if not {call.format(f'{first} * {items}, {sign}{items}', 'count')}:"):
                 self.write_masked_steps()
             self.write_next_block()
+
+    def outer_products(self) -> tuple[str, str]:
+        """Return what else steps write (see `linear_vectors.StepKind`), and the arrays for it."""
+        return "", "h, h"
 
     def write_next_block(self) -> None:
         self.line("done += count")

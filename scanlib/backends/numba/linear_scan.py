@@ -68,14 +68,12 @@ class LinearWriter(BothSidesWriter, TermsWriter):
             with self.block("for n in range(done, steps):"):
                 self.write_step()
         self.write_return()
-        versions = [
-            VERSION,
-            linear_vectors.VERSION,
-            linear_combine.VERSION,
-            str(self.dtype),
-            caller,
-        ]
-        return self.source.compile("linear_scan", self.arguments, " ".join(versions))
+        return self.source.compile("linear_scan", self.arguments, self.versions(caller))
+
+    def versions(self, caller: str) -> str:
+        """Return what identifies the code beside its text."""
+        kernels = linear_vectors.VERSION, linear_combine.VERSION
+        return " ".join([VERSION, *kernels, str(self.dtype), caller])
 
     # Before the first step
 
@@ -190,7 +188,7 @@ class LinearWriter(BothSidesWriter, TermsWriter):
         self.line("return result")
 
 
-def _fastmath(op: LinearScan) -> set[str] | None:
+def fastmath_of(op: LinearScan) -> set[str] | None:
     """Return the liberties that compilers may take; None for those PyTensor chooses.
 
     ``a + h - m``, with `m` the largest of these sums, must not be regrouped: it is zero.
@@ -204,7 +202,7 @@ def funcify_linear_scan(
 ) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled function of a matrix recurrence for use inside numba mode."""
     function, key = LinearWriter(op, node).write()
-    return numba_njit(function, fastmath=_fastmath(op)), key
+    return numba_njit(function, fastmath=fastmath_of(op)), key
 
 
 @register_linear_compiler
@@ -217,7 +215,7 @@ def compile_for_perform(op: LinearScan, node: Apply) -> Callable[..., np.ndarray
         raise NotCompilableError(str(error)) from error
     function, key = LinearWriter(op, node).write("Python")
     compiled = numba_njit(
-        function, fastmath=_fastmath(op), final_function=True, cache=may_cache(key)
+        function, fastmath=fastmath_of(op), final_function=True, cache=may_cache(key)
     )
 
     def run(*inputs: Any) -> np.ndarray:

@@ -20,6 +20,7 @@ reliably turned into vectors by compilers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,7 +29,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-VERSION = "scanlib-linear-vectors-4"
+VERSION = "scanlib-linear-vectors-5"
 WIDEST = 8  # columns longer than this do not fit the registers
 BLOCK = 64  # steps after which finiteness is checked
 
@@ -202,26 +203,39 @@ def _write_steps(
     return writer.all_ordered(builder.load(check))
 
 
+@dataclass(frozen=True)
+class StepKind:
+    """What steps with a matrix for each do.
+
+    The rows of a matrix are the columns of the product, unless it is `turned`. Where steps are
+    `checked`, they say whether all states are finite. `outer` is what else is written: ``"after"``
+    for the products ``s_i x_j`` of each state `s` and a row `x` of another array, ``"before"`` for
+    ``x_i s_j``, or nothing.
+    """
+
+    turned: bool
+    has_offset: bool
+    checked: bool = False
+    outer: str = ""
+
+
 @cache
-def matrix_steps(
-    size: int, turned: bool, has_offset: bool, checked: bool = False
-) -> Callable[..., Any]:
+def matrix_steps(size: int, kind: StepKind) -> Callable[..., Any]:
     """Return the function that takes `n` steps, each with a matrix of its own.
 
-    The rows of a matrix are the columns of the product, unless `turned`. The arguments are the
-    history, the matrices, the offset, then positions in items and distances: of the row before
-    the first step, of the matrix, and of the row of the offset; and `n`. With `checked` it returns
-    whether all states are finite.
+    The arguments are the history, the matrices, the offset, the other array and the products (or
+    anything, where there are none), then positions in items and distances: of the row before the
+    first step, of the matrix, and of the row of the offset; and `n`.
     """
 
     @intrinsic
     def steps(
-        context, history, matrices, offset, row, row_step, place, place_step, add, add_step, n
-    ):
-        result = types.boolean if checked else types.void
-        signature = result(
-            history, matrices, offset, row, row_step, place, place_step, add, add_step, n
-        )
+        context, history, matrices, offset, other, outer,
+        row, row_step, place, place_step, add, add_step, n,
+    ):  # fmt: skip
+        result = types.boolean if kind.checked else types.void
+        arrays = history, matrices, offset, other, outer
+        signature = result(*arrays, row, row_step, place, place_step, add, add_step, n)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             number = signature.args[0].dtype
@@ -230,33 +244,37 @@ def matrix_steps(
             )
             data = [
                 context.make_array(signature.args[i])(context, builder, arguments[i]).data
-                for i in range(3)
+                for i in range(len(arrays))
             ]
-            check = _write_matrix_steps(writer, data, arguments[3:], turned, has_offset, checked)
-            return writer.all_ordered(check) if checked else context.get_dummy_value()
+            check = _write_matrix_steps(writer, data, arguments[len(arrays) :], kind)
+            return writer.all_ordered(check) if kind.checked else context.get_dummy_value()
 
         return signature, codegen
 
     return steps
 
 
-def _write_matrix_steps(
-    writer: VectorWriter,
-    data: list[Any],
-    places: Any,
-    turned: bool,
-    has_offset: bool,
-    checked: bool,
-) -> Any:
-    history, matrices, offset = data
+def _write_matrix_steps(writer: VectorWriter, data: list[Any], places: Any, kind: StepKind) -> Any:
+    history, matrices, offset, other, outer = data
     builder, size = writer.builder, writer.size
+
+    def write_outer(value: Any, row: Any) -> None:
+        pair = value, writer.load(other, row)
+        left, right = pair if kind.outer == "after" else reversed(pair)
+        first = builder.mul(row, ir.Constant(row.type, size))
+        for i, item in enumerate(writer.copies(left)):
+            place = builder.add(first, ir.Constant(row.type, i * size))
+            writer.store(builder.fmul(item, right), outer, place)
+
     state = cgutils.alloca_once_value(builder, writer.load(history, places[0]))
+    if kind.outer:
+        write_outer(builder.load(state), places[0])
     row, matrix, add = (cgutils.alloca_once_value(builder, places[k]) for k in (0, 2, 4))
     zero = ir.Constant(writer.type, [0.0] * size)
     check = cgutils.alloca_once_value(builder, zero)
     with cgutils.for_range(builder, places[6]):
         start = zero
-        if has_offset:
+        if kind.has_offset:
             start = writer.load(offset, builder.load(add))
             builder.store(builder.add(builder.load(add), places[5]), add)
         at = builder.load(matrix)
@@ -264,13 +282,15 @@ def _write_matrix_steps(
             writer.load(matrices, builder.add(at, ir.Constant(at.type, j * size)))
             for j in range(size)
         ]
-        if turned:
+        if kind.turned:
             columns = writer.transposed(columns)
         new = writer.product(columns, writer.copies(builder.load(state)), start)
         builder.store(builder.add(at, places[3]), matrix)
         builder.store(builder.add(builder.load(row), places[1]), row)
         writer.store(new, history, builder.load(row))
+        if kind.outer:
+            write_outer(new, builder.load(row))
         builder.store(new, state)
-        if checked:
+        if kind.checked:
             builder.store(writer.fma(new, zero, builder.load(check)), check)
     return builder.load(check)

@@ -73,9 +73,12 @@ class ElemwiseWriter(LoopWriter):
     # Names of items
 
     def item(self, array: str, axes: Axes, indices: list[str], *lead: str) -> str:
-        """Return the text of an item: `lead` indices first, then one for every axis."""
+        """Return the text of an item: `lead` indices first, then one for every axis.
+
+        What has neither is a number, which may come as an array.
+        """
         places = [*lead, *("0" if axis is None else indices[axis] for axis in axes)]
-        return f"{array}[{', '.join(places) or '()'}]"
+        return f"{array}[{', '.join(places)}]" if places else f"as_scalar({array})"
 
     # Emitting parts of scalar graphs
 

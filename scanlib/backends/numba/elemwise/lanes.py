@@ -1,13 +1,14 @@
 r"""Scans of one block of steps in vector registers.
 
-With four lanes and ``(a, b)`` for a step, a scan by doubling (P. Kogge and H. Stone, "A parallel
-algorithm for the efficient solution of a general class of recurrence equations", 1973) composes
-each lane with the one before, then with the two before:
+With ``(a, b)`` for a step in each lane, a scan by halves (J. Sklansky, "Conditional-sum addition
+logic", 1960) composes the second lane of each pair with the first, then the second pair of each
+four with the last lane of the first pair, and so on:
 
-    b ← a · shift(b, k) + b,    a ← a · shift(a, k),    k = 1, 2
+    b ← a · last(b) + b,    a ← a · last(a)
 
-after which lane `i` takes the state before the four steps to the state after step `i`, and only one
-multiplication and one addition of a vector wait for the state before it. Two vectors are composed
+after which lane `i` takes the state before the group to the state after step `i`, and only one
+multiplication and one addition of a vector wait for the state before it. In the shortest halves,
+lanes move within the parts of a register in which they move fastest. Two vectors are composed
 side by side: the instructions of one fill the waits of the other.
 
 No more than eight steps are composed (products of their coefficients stay in range), so a vector of
@@ -36,6 +37,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from scanlib.backends.numba.elemwise.bounds import Found
 from scanlib.backends.numba.elemwise.vectors import (
     INDEX,
     Vectors,
@@ -73,6 +75,7 @@ class _Scan:
         self.b, self.h = v.data(b_type, b), v.data(h_type, h)
         self.in_lanes = not kind.fixed or h_type.dtype == types.float64  # where the state is
         v.prepare_masks()
+        self.found = Found(builder, lanes, h_type.dtype.bitwidth)
         if kind.fixed:
             self.prepare_powers()
 
@@ -82,15 +85,16 @@ class _Scan:
         for _ in range(v.group):
             self.powers.append(self.builder.fmul(self.powers[-1], v.widened(self.a)))
         self.factors = v.by_step(lambda step: v.narrowed(self.powers[step + 1 - late]))
-        self.weights = {by: self.weight(by) for by in v.masks}
+        self.weights = {half: self.weight(half) for half in v.masks}
 
-    def weight(self, by: int) -> Any:
-        """Return the power that a step `by` steps earlier counts with, zero where there is none."""
-        power = self.v.narrowed(self.powers[by])
-        return self.v.by_step(lambda step: power if step >= by else None)
+    def weight(self, half: int) -> Any:
+        """Return, for second halves, the power that the last step of the first counts with."""
+        v = self.v
+        powers = [v.narrowed(power) for power in self.powers[: half + 1]]
+        return v.by_step(lambda step: powers[step % half + 1] if step & half else None)
 
-    def write(self) -> tuple[Any, Any]:
-        """Write the loop; return the state after it and the number of steps that it did."""
+    def write(self) -> tuple[Any, Any, Any]:
+        """Write the loop; return the state after it, its steps, and whether they are lost."""
         builder, v, word = self.builder, self.v, self.n.type
         size = ir.Constant(word, _SIDE_BY_SIDE * v.lanes)
         count = builder.sdiv(self.n, size)
@@ -111,7 +115,7 @@ class _Scan:
             builder.store(self.write_vectors(builder.load(state), places), state)
         after = builder.load(state)
         after = builder.extract_element(after, ir.Constant(INDEX, 0)) if self.in_lanes else after
-        return after, builder.mul(count, size)
+        return after, builder.mul(count, size), self.found.anything()
 
     def write_vectors(self, state: Any, places: list[Any]) -> Any:
         """Write some vectors of steps; return the state after them."""
@@ -120,6 +124,8 @@ class _Scan:
             own, maps = [v.splat(self.a)] * len(places), self.fixed_maps(places)
         else:
             own = [v.load(self.a, place) for place in places]
+            for coefficients in own:
+                self.found.coefficients(coefficients)
             maps = self.maps(own, places)
         results = []
         for (a, b), coefficient in zip(maps, own, strict=True):
@@ -130,34 +136,42 @@ class _Scan:
             results.append(builder.fmul(a, before) if b is None else v.fused(a, before, b))
         for value, place in zip(results, places, strict=True):
             v.store(value, self.h, builder.add(self.start, place))
+            self.found.values(value)
         return state
 
     def fixed_maps(self, places: list[Any]) -> list[tuple[Any, Any]]:
         """Return the compositions of the first steps of each group up to each, of each vector."""
         v = self.v
         vectors = [v.load(self.b, place) for place in places]
-        for by, weight in self.weights.items():
-            # Lanes without an earlier one have the weight zero. What is not finite spreads among
-            # lanes, but never gets lost.
-            vectors = [v.fused(weight, v.earlier(b, by), b) for b in vectors]
+        for half, weight in self.weights.items():
+            # Lanes of first halves have the weight zero. What is not finite spreads among lanes,
+            # but never gets lost.
+            vectors = [v.fused(weight, v.half_before(b, half), b) for b in vectors]
         return [(self.factors, b) for b in vectors]
 
     def maps(self, own: list[Any], places: list[Any]) -> list[tuple[Any, Any]]:
         """Return the same for coefficients that differ from step to step."""
         v, factors = self.v, own
         if self.kind.sum_first:
-            factors = [v.where_earlier(1, v.earlier(a, 1), v.constant(1.0)) for a in own]
+            factors = [v.after_first(v.earlier(a, 1), v.constant(1.0)) for a in own]
         terms: list[Any] = [None] * len(places)
         if not self.kind.product:
             terms = [v.load(self.b, place) for place in places]
-        for by in v.masks:
+        for half in v.masks:
             if not self.kind.product:
-                pairs = zip(factors, terms, strict=True)
-                terms = [v.where_earlier(by, v.fused(a, v.earlier(b, by), b), b) for a, b in pairs]
-            products = [self.builder.fmul(a, v.earlier(a, by)) for a in factors]
-            pairs = zip(products, factors, strict=True)
-            factors = [v.where_earlier(by, product, a) for product, a in pairs]
+                sums = [
+                    v.fused(a, v.half_before(b, half), b)
+                    for a, b in zip(factors, terms, strict=True)
+                ]
+                terms = self.second_halves(half, sums, terms)
+            products = [self.builder.fmul(a, v.half_before(a, half)) for a in factors]
+            factors = self.second_halves(half, products, factors)
         return list(zip(factors, terms, strict=True))
+
+    def second_halves(self, half: int, values: list[Any], others: list[Any]) -> list[Any]:
+        """Return values in second halves, others in first ones."""
+        pairs = zip(values, others, strict=True)
+        return [self.v.in_second_half(half, value, other) for value, other in pairs]
 
     def states(self, state: Any, a: Any, b: Any, coefficient: Any) -> tuple[Any, Any]:
         """Return the states before each group, and after the vector, in all lanes."""
@@ -201,17 +215,24 @@ class _Scalars:
         self.arrays = list(zip(signature.args[:3], arguments[:3], strict=True))
         self.start, self.n, self.state, ahead = arguments[3:]
         self.ahead = cgutils.unpack_tuple(builder, ahead)
+        self.v = Vectors(context, builder, types.float64, kind.reverse, 4, 4)
+        self.found = Found(builder, 4, 64)
 
-    def pointer(self, which: int, offset: Any) -> Any:
-        array_type, array = self.arrays[which]
-        data = self.context.make_array(array_type)(self.context, self.builder, array).data
-        return self.builder.gep(data, [offset])
+    def data(self, which: int) -> Any:
+        return self.v.data(*self.arrays[which])
+
+    def load(self, which: int, place: Any) -> Any:
+        return self.builder.load(self.builder.gep(self.data(which), [place]))
+
+    def product(self, a: Any, b: Any) -> Any:
+        """Write a product; None is one."""
+        return a if b is None else self.builder.fmul(a, b)
 
     def fused(self, a: Any, b: Any, c: Any) -> Any:
         flags = ("contract",)
         return self.builder.fadd(self.builder.fmul(a, b, flags=flags), c, flags=flags)
 
-    def write(self) -> tuple[Any, Any]:
+    def write(self) -> tuple[Any, Any, Any]:
         builder, word = self.builder, self.n.type
         size = ir.Constant(word, 4)
         count = builder.sdiv(self.n, size)
@@ -225,25 +246,35 @@ class _Scalars:
                 places.append(place)
             fetch(builder, self.ahead, places[-1 if self.kind.reverse else 0], 4, 8)
             builder.store(self.four_steps(builder.load(state), places), state)
-        return builder.load(state), builder.mul(count, size)
+        return builder.load(state), builder.mul(count, size), self.found.anything()
 
     def four_steps(self, state: Any, places: list[Any]) -> Any:
         """Write four steps; return the state after them."""
         builder = self.builder
-        a, b = ([builder.load(self.pointer(k, place)) for place in places] for k in (0, 1))
-        early = builder.fmul(a[1], a[0]), self.fused(a[1], b[0], b[1])
+        own, b = ([self.load(k, place) for place in places] for k in (0, 1))
+        # What each step does to what the one before it gives; with the sum first, to its sum.
+        a = [None, *own[:3]] if self.kind.sum_first else own
+        early = self.product(a[1], a[0]), self.fused(a[1], b[0], b[1])
         late = builder.fmul(a[3], a[2]), self.fused(a[3], b[2], b[3])
         all_four = builder.fmul(late[0], early[0]), self.fused(late[0], early[1], late[1])
+        first = builder.fadd(state, b[0]) if a[0] is None else self.fused(a[0], state, b[0])
         second = self.fused(early[0], state, early[1])
         last = self.fused(all_four[0], state, all_four[1])
-        values = [self.fused(a[0], state, b[0]), second, self.fused(a[2], second, b[2]), last]
-        for value, place in zip(values, places, strict=True):
-            builder.store(value, self.pointer(2, builder.add(self.start, place)))
-        return last
+        after = last
+        if self.kind.sum_first:
+            factor, term = (builder.fmul(own[3], number) for number in all_four)
+            after = self.fused(factor, state, term)
+        values = [first, second, self.fused(a[2], second, b[2]), last]
+        lowest = places[-1 if self.kind.reverse else 0]
+        self.found.coefficients(self.v.load(self.data(0), lowest))
+        together = self.v.by_step(lambda step: values[step])
+        self.found.values(together)
+        self.v.store(together, self.data(2), builder.add(self.start, lowest))
+        return after
 
 
 def _codegen(kind: _Kind) -> Any:
-    plain = not (kind.fixed or kind.product or kind.sum_first)
+    plain = not (kind.fixed or kind.product)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         short = signature.args[2].dtype == types.float64 and not has_wide_registers(context)
@@ -259,8 +290,9 @@ def scan(reverse: bool, fixed: bool = False, product: bool = False, sum_first: b
 
     It takes `(a, b, h, start, n, state, ahead)`, reads the elements of `n` steps, writes the new
     values to ``h[start]`` and after, and returns the state after the steps that it did (in double
-    precision if the coefficient is `fixed`) and how many these are; a few are left to the caller.
-    `ahead` are addresses of what the next block reads and writes, see `place_ahead`.
+    precision if the coefficient is `fixed`), how many these are (a few are left to the caller), and
+    whether a coefficient or a value was out of bounds (a coefficient that is `fixed` the caller
+    knows). `ahead` are addresses of what the next block reads and writes, see `place_ahead`.
     """
     codegen = _codegen(_Kind(reverse, fixed, product, sum_first))
 
@@ -269,7 +301,7 @@ def scan(reverse: bool, fixed: bool = False, product: bool = False, sum_first: b
         typingctx: Any, a: Any, b: Any, h: Any, start: Any, n: Any, state: Any, ahead: Any
     ) -> Any:
         own = types.float64 if fixed else h.dtype
-        results = types.Tuple((own, types.intp))
+        results = types.Tuple((own, types.intp, types.boolean))
         first = h.dtype if fixed else a
         return results(first, b, h, types.intp, types.intp, own, ahead), codegen
 

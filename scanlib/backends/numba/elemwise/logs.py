@@ -126,7 +126,7 @@ def _sum(reverse: bool) -> Callable[..., None]:
         Products of scales that underflow belong to terms that do not count beside ``s ≥ 1``.
         """
         n = s.shape[0]
-        state, done = several_steps(scale, s, s, 0, n, s.dtype.type(1), ())
+        state, done, _ = several_steps(scale, s, s, 0, n, s.dtype.type(1), ())
         while done < n:
             j = n - 1 - done if reverse else done
             state = scale[j] * state + s[j]

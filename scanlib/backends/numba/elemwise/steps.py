@@ -19,15 +19,18 @@ from numba import njit, types
 from numba.extending import overload
 
 from scanlib.backends.numba.elemwise import lanes, logs
+from scanlib.backends.numba.elemwise.bounds import (
+    ALL_BUT_SIGN,
+    HIGHEST,
+    LOWEST,
+    MODERATE,
+    WORDS,
+    bits_of,
+)
 from scanlib.backends.numba.pointers import keep, load, pointer, shift
 from scanlib.backends.numba.vectors import as_words
 
-# Bounds of coefficients, by the bits of a real number: products of eight are normal numbers.
-_LOWEST: dict[int, Any] = {64: 2.0**-120, 32: np.float32(2.0**-15)}
-_HIGHEST: dict[int, Any] = {64: 2.0**120, 32: np.float32(2.0**15)}
-# Below this, a value times a coefficient, and sums of some of these, do not overflow.
-_MODERATE: dict[int, Any] = {64: 2.0**800, 32: np.float32(2.0**100)}
-VERSION = 16
+VERSION = 19
 
 OPTIONS = {
     "error_model": "numpy",
@@ -45,32 +48,32 @@ def multiply_add(a: Any, b: Any, c: Any) -> Any:
 
 def is_moderate(value: Any) -> bool:
     """Whether a value is so far from overflow that no step from it overflows."""
-    return bool(abs(value) <= _MODERATE[64])
+    return bool(abs(value) <= MODERATE[64])
 
 
 @overload(is_moderate)
 def _is_moderate(value):
     if isinstance(value, types.Float):
-        limit = _MODERATE[value.bitwidth]
+        limit = MODERATE[value.bitwidth]
         return lambda value: abs(value) <= limit
     if isinstance(value, types.Complex):
-        limit = _MODERATE[value.bitwidth // 2]
+        limit = MODERATE[value.bitwidth // 2]
         return lambda value: (abs(value.real) <= limit) & (abs(value.imag) <= limit)
     return lambda value: True
 
 
 def is_extreme(value: Any) -> bool:
     """Whether products of a coefficient may leave the range of its dtype, zero aside."""
-    return bool(value != 0 and not _LOWEST[64] <= abs(value) <= _HIGHEST[64])
+    return bool(value != 0 and not LOWEST[64] <= abs(value) <= HIGHEST[64])
 
 
 @overload(is_extreme)
 def _is_extreme(value):
     if isinstance(value, types.Float):
-        low, high = _LOWEST[value.bitwidth], _HIGHEST[value.bitwidth]
+        low, high = LOWEST[value.bitwidth], HIGHEST[value.bitwidth]
         return lambda value: ((abs(value) >= low) & (abs(value) <= high) | (value == 0)) ^ True
     if isinstance(value, types.Complex):
-        low, high = _LOWEST[value.bitwidth // 2], _HIGHEST[value.bitwidth // 2]
+        low, high = LOWEST[value.bitwidth // 2], HIGHEST[value.bitwidth // 2]
 
         def extreme(value):
             real, imag = abs(value.real), abs(value.imag)
@@ -79,18 +82,6 @@ def _is_extreme(value):
 
         return extreme
     return lambda value: False
-
-
-# Real numbers are compared by their bits: without the sign, they order like the numbers, infinities
-# and NaN come last. A difference of two such words is negative where the first is smaller, and the
-# signs of all differences are collected by `or`: the cheapest test that every vector unit has.
-_WORDS: dict[int, Any] = {64: np.int64, 32: np.int32}
-_SIGNS: dict[int, Any] = {64: np.int64(2**63 - 1), 32: np.int32(2**31 - 1)}
-
-
-def _bits(value: float, width: int) -> Any:
-    number: Any = np.float64(value) if width == 64 else np.float32(value)
-    return number.view(_WORDS[width])
 
 
 def some_extreme(a: Any, n: int) -> bool:
@@ -110,8 +101,8 @@ def _some_extreme(a, n):
 
         return one_by_one
     width = a.dtype.bitwidth
-    word, mask, one = _WORDS[width], _SIGNS[width], _WORDS[width](1)
-    low, high = _bits(_LOWEST[width], width), _bits(_HIGHEST[width], width)
+    word, mask, one = WORDS[width], ALL_BUT_SIGN[width], WORDS[width](1)
+    low, high = bits_of(LOWEST[width], width), bits_of(HIGHEST[width], width)
 
     def by_bits(a, n):
         bits = as_words(pointer(a))
@@ -128,7 +119,7 @@ def _some_extreme(a, n):
 
 def _below(width: int, limit: float) -> Callable[..., bool]:
     """Return a function: whether the sizes of `n` values from `start` on are at most a limit."""
-    word, mask, highest = _WORDS[width], _SIGNS[width], _bits(limit, width)
+    word, mask, highest = WORDS[width], ALL_BUT_SIGN[width], bits_of(limit, width)
 
     def by_bits(h, start, n):
         bits = as_words(shift(pointer(h), start))
@@ -149,7 +140,7 @@ def all_moderate(h: Any, start: int, n: int) -> bool:
 @overload(all_moderate, jit_options=OPTIONS)
 def _all_moderate(h, start, n):
     if isinstance(h.dtype, types.Float):
-        return _below(h.dtype.bitwidth, _MODERATE[h.dtype.bitwidth])
+        return _below(h.dtype.bitwidth, MODERATE[h.dtype.bitwidth])
 
     def one_by_one(h, start, n):
         count = 0
@@ -191,17 +182,17 @@ def _affine(reverse: bool) -> Callable[..., bool]:
     @njit(**OPTIONS)
     def affine(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h + b``."""
-        if some_extreme(a, n):
+        state = h[start + n] if reverse else h[start - 1]
+        if not is_moderate(state):
             return False
-        state, done = several_steps(
-            a, b, h, start, n, h[start + n] if reverse else h[start - 1], ahead
-        )
+        state, done, lost = several_steps(a, b, h, start, n, state, ahead)
         while done < n:
             j = n - 1 - done if reverse else done
             state = a[j] * state + b[j]
             h[start + j] = state
+            lost |= is_extreme(a[j]) | (not is_moderate(state))
             done += 1
-        return all_moderate(h, start if reverse else start - 1, n + 1)
+        return not lost
 
     return affine
 
@@ -212,17 +203,17 @@ def _affine_fixed(reverse: bool) -> Callable[..., bool]:
     @njit(**OPTIONS)
     def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h + b`` with one coefficient."""
-        if is_extreme(a):
+        before = h[start + n] if reverse else h[start - 1]
+        if is_extreme(a) or not is_moderate(before):
             return False
-        state, done = several_steps(
-            a, b, h, start, n, h[start + n] if reverse else h[start - 1], ahead
-        )
+        state, done, lost = several_steps(a, b, h, start, n, before, ahead)
         while done < n:
             j = n - 1 - done if reverse else done
             state = a * state + b[j]
             h[start + j] = state
+            lost |= not is_moderate(h[start + j])
             done += 1
-        return all_moderate(h, start if reverse else start - 1, n + 1)
+        return not lost
 
     return affine_fixed
 
@@ -233,17 +224,17 @@ def _product(reverse: bool) -> Callable[..., bool]:
     @njit(**OPTIONS)
     def product(a: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
         """``h = a * h``."""
-        if some_extreme(a, n):
+        state = h[start + n] if reverse else h[start - 1]
+        if not is_moderate(state):
             return False
-        state, done = several_steps(
-            a, a, h, start, n, h[start + n] if reverse else h[start - 1], ahead
-        )
+        state, done, lost = several_steps(a, a, h, start, n, state, ahead)
         while done < n:
             j = n - 1 - done if reverse else done
             state = a[j] * state
             h[start + j] = state
+            lost |= is_extreme(a[j]) | (not is_moderate(state))
             done += 1
-        return all_moderate(h, start if reverse else start - 1, n + 1)
+        return not lost
 
     return product
 

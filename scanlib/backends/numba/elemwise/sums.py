@@ -13,13 +13,7 @@ from typing import Any
 from numba import njit
 
 from scanlib.backends.numba.elemwise import lanes
-from scanlib.backends.numba.elemwise.steps import (
-    OPTIONS,
-    all_moderate,
-    is_extreme,
-    is_moderate,
-    some_extreme,
-)
+from scanlib.backends.numba.elemwise.steps import OPTIONS, is_extreme, is_moderate
 
 
 def _sums_first(reverse: bool, fixed: bool) -> Callable[..., tuple[Any, bool]]:
@@ -28,16 +22,17 @@ def _sums_first(reverse: bool, fixed: bool) -> Callable[..., tuple[Any, bool]]:
     @njit(**OPTIONS)
     def sums_first(a: Any, g: Any, s: Any, n: int, state: Any, ahead: Any) -> tuple[Any, bool]:
         """``s = h + g``, ``h = a * s``, maybe with one `a`; takes and returns the state `h`."""
-        if (is_extreme(a) if fixed else some_extreme(a, n)) or not is_moderate(state):
+        if (is_extreme(a) if fixed else False) or not is_moderate(state):
             return state, False
-        after, done = several_steps(a, g, s, 0, n, state, ahead)
+        after, done, lost = several_steps(a, g, s, 0, n, state, ahead)
         while done < n:
             j = n - 1 - done if reverse else done
             total = after + g[j]
             s[j] = total
             after = (a if fixed else a[j]) * total
+            lost |= (False if fixed else is_extreme(a[j])) | (not is_moderate(s[j]))
             done += 1
-        return s.dtype.type(after), all_moderate(s, 0, n)
+        return s.dtype.type(after), not lost
 
     return sums_first
 

@@ -4,7 +4,7 @@ LLVM has vectors of any length on every machine and maps them to the registers t
 lanes of a vector are in the order of memory; `reverse` says that the last one is the first step.
 Lanes may be taken in *groups*, each of which is composed for itself.
 
-Lanes that have no earlier one to be composed with keep their values by a mask, which costs nothing
+Lanes that are not composed with an earlier one keep their values by a mask, which costs nothing
 where registers have 512 bits. LLVM must not know the masks: it makes shuffles of constant ones, of
 which a scan has more than enough, and in shorter registers takes lanes that a constant mask hides
 from the register of the state, so that shuffles wait for it.
@@ -138,6 +138,15 @@ class Vectors:
             places.append(self._lane(lane // self.group, step))
         return self._shuffled(value, places)
 
+    def half_before(self, value: Any, half: int) -> Any:
+        """Return, in the second half of `2 * half` lanes, the last of the first; else the same."""
+        places = []
+        for lane in range(self.lanes):
+            step = self._step(lane)
+            earlier = step // half * half - 1 if step & half else step
+            places.append(self._lane(lane // self.group, earlier))
+        return self._shuffled(value, places)
+
     def earlier_or_same(self, value: Any, by: int) -> Any:
         """Return, in each lane, the one `by` steps before it, or itself where there is none."""
         places = []
@@ -149,12 +158,13 @@ class Vectors:
     # Masks
 
     def prepare_masks(self) -> None:
-        """Make the masks of lanes that have an earlier one, before the loop that uses them."""
-        by = 1
-        while by < self.group:
-            lanes = [self._step(lane) >= by for lane in range(self.lanes)]
-            self.masks[by] = self._hidden(lanes)
-            by *= 2
+        """Make the masks of some lanes, before the loop that uses them."""
+        steps = [self._step(lane) for lane in range(self.lanes)]
+        half = 1
+        while half < self.group:
+            self.masks[half] = self._hidden([bool(step & half) for step in steps])
+            half *= 2
+        self.behind = self._hidden([step > 0 for step in steps])
 
     def _known(self, lanes: list[bool]) -> Any:
         return ir.Constant(ir.VectorType(_BIT, self.lanes), lanes)
@@ -167,9 +177,13 @@ class Vectors:
         bits = self.builder.trunc(bits, ir.IntType(self.lanes))
         return self.builder.bitcast(bits, ir.VectorType(_BIT, self.lanes))
 
-    def where_earlier(self, by: int, value: Any, otherwise: Any) -> Any:
-        """Return `value` in lanes that have an earlier one, `by` steps before them."""
-        return self.builder.select(self.masks[by], value, otherwise)
+    def in_second_half(self, half: int, value: Any, otherwise: Any) -> Any:
+        """Return `value` in the second half of `2 * half` lanes."""
+        return self.builder.select(self.masks[half], value, otherwise)
+
+    def after_first(self, value: Any, otherwise: Any) -> Any:
+        """Return `value` in all lanes but those of first steps."""
+        return self.builder.select(self.behind, value, otherwise)
 
     def in_group(self, group: int, value: Any, otherwise: Any) -> Any:
         """Return `value` in the lanes of a group."""
