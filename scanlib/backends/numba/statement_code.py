@@ -1,0 +1,539 @@
+"""The code of joined statements: types first, then instructions (compiled code only).
+
+A name that is assigned in one place only is the value that is computed there. One that has several
+values, before a loop and in it, or in either part of a choice, has a place on the stack, which LLVM
+turns into a register; its type is what numba would make of the types of all its values. Arrays are
+never made here: those that statements read belong to the caller, who holds them.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import NumbaError
+from numba.extending import intrinsic
+from numba.np.arrayobj import fix_integer_index
+from pytensor.link.numba.dispatch.basic import numba_njit
+
+from scanlib.backends.numba.expressions import Plan, Values, Writer
+from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop
+
+VERSION = "scanlib-statements-1"
+CASTS = re.compile(r"^np_(float|int|uint|bool|complex)\d*$")
+_INTEGERS: dict[type, Any] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_WORD = types.intp
+
+Emit = Callable[[Any, Any, Values], None]
+"""Writes the instructions of a statement, and notes what it assigns."""
+
+
+class NotScalarError(Exception):
+    """Statements turned out to be none that are written here, when the types were known."""
+
+
+@cache
+def _parsed(structure: str) -> ast.expr:
+    return ast.parse(structure, mode="eval").body
+
+
+def statements(
+    body: Sequence[ast.stmt],
+    numbers: Sequence[str],
+    results: Sequence[str],
+    known: dict[str, Any],
+    structures: dict[str, str],
+) -> Any:
+    """Return a function of compiled code that runs statements.
+
+    Parameters
+    ----------
+    body : sequence of statements
+        What it does.
+    numbers, results : sequence of str
+        The names that it takes as arguments, and those whose values it returns.
+    known : dict
+        The globals of the function in which they stand.
+    structures : dict
+        The structures of the expressions among them, by name.
+    """
+
+    @intrinsic
+    def run(typingctx: Any, *arguments: Any) -> Any:
+        kinds = [types.unliteral(argument) for argument in arguments]
+        try:
+            plan = _typed(typingctx, dict(zip(numbers, kinds, strict=True)))
+        except (NotScalarError, NumbaError):
+            function = _by_numba(body, numbers, results, known)
+            signature = typingctx.resolve_function_type(function, tuple(kinds), {})
+            result, write = signature.return_type, partial(_called, function, signature)
+        else:
+            result, write = plan.returned(results), partial(_written, plan, numbers, results)
+        return result(types.StarArgTuple.from_types(kinds)), write
+
+    def _typed(typingctx: Any, kinds: dict[str, types.Type]) -> _Statements:
+        held = _held(body, frozenset(results))
+        places: dict[str, types.Type] = {name: kinds[name] for name in held if name in kinds}
+        while True:
+            plan = _Statements(typingctx, dict(kinds), known, structures, held, dict(places))
+            plan.emit = plan.block(body)
+            if plan.places == places:
+                return plan
+            places = plan.places
+
+    return run
+
+
+def _by_numba(
+    body: Sequence[ast.stmt], numbers: Sequence[str], results: Sequence[str], known: dict[str, Any]
+) -> types.Dispatcher:
+    """Return statements as numba's own function: they proved to be more than scalar code."""
+    returned = f"return ({', '.join(results)})" if results else "return"
+    code = ast.parse(f"def statements({', '.join(numbers)}):\n    {returned}")
+    (function,) = code.body
+    assert isinstance(function, ast.FunctionDef)
+    function.body[:0] = body
+    namespace = dict(known)
+    exec(compile(ast.fix_missing_locations(code), "<statements>", "exec"), namespace)
+    return types.Dispatcher(numba_njit(namespace["statements"]))
+
+
+def _called(
+    function: types.Dispatcher,
+    own: Any,
+    context: Any,
+    builder: Any,
+    signature: Any,
+    arguments: Any,
+) -> Any:
+    """Write the call of a function of numba's."""
+    items = cgutils.unpack_tuple(builder, arguments[0])
+    return context.get_function(function, own)(builder, items)
+
+
+def _written(
+    plan: _Statements,
+    numbers: Sequence[str],
+    results: Sequence[str],
+    context: Any,
+    builder: Any,
+    signature: Any,
+    arguments: Any,
+) -> Any:
+    """Write the instructions of all statements, and what they return."""
+    given = dict(zip(numbers, cgutils.unpack_tuple(builder, arguments[0]), strict=True))
+    values: Values = {}
+    for name, value in given.items():
+        if name not in plan.places:
+            values[name] = value
+    for name, kind in plan.places.items():
+        values[name] = cgutils.alloca_once(builder, context.get_value_type(kind))
+        if name in given:
+            own = plan.arguments[name]
+            builder.store(context.cast(builder, given[name], own, kind), values[name])
+    assert plan.emit is not None
+    plan.emit(context, builder, values)
+    found = []
+    for name in results:
+        kind, write = plan.of(ast.Name(name))
+        value = write(context, builder, values)
+        if context.enable_nrt:
+            context.nrt.incref(builder, kind, value)
+        found.append(value)
+    if not found:
+        return context.get_dummy_value()
+    if len(found) == 1:
+        return found[0]
+    return context.make_tuple(builder, signature.return_type, found)
+
+
+def _held(body: Sequence[ast.stmt], after: Names) -> Names:
+    """Return the names with several values: assigned in a loop or a choice, and read outside."""
+    held: Names = frozenset()
+    lives = live(body, after)
+    for statement, behind in zip(body, lives[1:], strict=True):
+        if isinstance(statement, ast.If):
+            held |= assigned([statement]) & behind
+            held |= _held(statement.body, behind) | _held(statement.orelse, behind)
+        elif isinstance(statement, ast.For | ast.While):
+            again = live_in_loop(statement, behind)
+            held |= (assigned(statement.body) & again) | (assigned([statement]) & behind)
+            held |= _held(statement.body, again)
+    return held
+
+
+class _Statements(Plan):
+    """Finds the types of what statements compute, and how they are written."""
+
+    def __init__(
+        self,
+        typingctx: Any,
+        kinds: dict[str, types.Type],
+        known: dict[str, Any],
+        structures: dict[str, str],
+        held: Names,
+        places: dict[str, types.Type],
+    ) -> None:
+        super().__init__(typingctx, kinds)
+        self.arguments = dict(kinds)
+        self.known = known
+        self.structures = structures
+        self.held = held
+        self.places = places
+        self.natural: set[str] = set()  # names of numbers that are not negative
+        self.emit: Emit | None = None
+
+    def returned(self, results: Sequence[str]) -> types.Type:
+        """Return the type of what the statements return."""
+        found = [self.of(ast.Name(name))[0] for name in results]
+        if not found:
+            return types.void
+        return found[0] if len(found) == 1 else types.Tuple(found)
+
+    # Statements
+
+    def block(self, body: Sequence[ast.stmt]) -> Emit:
+        """Return what writes the statements of a block."""
+        parts = [self.statement(statement) for statement in body]
+
+        def emit(context: Any, builder: Any, values: Values) -> None:
+            for part in parts:
+                part(context, builder, values)
+
+        return emit
+
+    def statement(self, node: ast.stmt) -> Emit:
+        """Return what writes a statement."""
+        if isinstance(node, ast.Assign):
+            (target,) = node.targets
+            return self._assign(target, node.value)
+        if isinstance(node, ast.AugAssign):
+            assert isinstance(node.target, ast.Name)
+            changed = ast.BinOp(ast.Name(node.target.id), node.op, node.value)
+            return self._assign(node.target, changed)
+        if isinstance(node, ast.Expr):
+            _, write = self.of(node.value)
+
+            def emit(context: Any, builder: Any, values: Values) -> None:
+                write(context, builder, values)
+
+            return emit
+        if isinstance(node, ast.For):
+            return self._for(node)
+        if isinstance(node, ast.While):
+            return self._while(node)
+        if isinstance(node, ast.If):
+            return self._if(node)
+        return self.block([])
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> Emit:
+        if isinstance(target, ast.Subscript):
+            return self._store(target, value)
+        if isinstance(target, ast.Name):
+            kind, write = self.of(value)
+            name = self._set(target.id, kind)
+
+            def emit(context: Any, builder: Any, values: Values) -> None:
+                name(context, builder, values, write(context, builder, values))
+
+            return emit
+        assert isinstance(target, ast.Tuple)
+        assert isinstance(value, ast.Tuple)
+        # All are read before any is assigned.
+        parts = [self.of(item) for item in value.elts]
+        names = [
+            self._set(item.id, kind)
+            for item, (kind, _) in zip(target.elts, parts, strict=True)
+            if isinstance(item, ast.Name)
+        ]
+
+        def emit_all(context: Any, builder: Any, values: Values) -> None:
+            found = [write(context, builder, values) for _, write in parts]
+            for name, item in zip(names, found, strict=True):
+                name(context, builder, values, item)
+
+        return emit_all
+
+    def _set(self, name: str, kind: types.Type) -> Callable[[Any, Any, Values, Any], None]:
+        """Return what assigns a value of some type to a name."""
+        if name not in self.held:
+            self.kinds[name] = kind
+
+            def keep(context: Any, builder: Any, values: Values, value: Any) -> None:
+                values[name] = value
+
+            return keep
+        known = self.places.get(name, kind)
+        if known != kind:
+            both = self.typingctx.unify_types(known, kind)
+            if both is None:
+                raise NotScalarError(f"{name} is {known} and {kind}")
+            known = both
+        self.places[name] = known
+
+        def store(context: Any, builder: Any, values: Values, value: Any) -> None:
+            builder.store(context.cast(builder, value, kind, self.places[name]), values[name])
+
+        return store
+
+    def _store(self, target: ast.Subscript, value: ast.expr) -> Emit:
+        kind, place = self._place(target)
+        write = self._cast(self.of(value), kind.dtype)
+
+        def emit(context: Any, builder: Any, values: Values) -> None:
+            item = write(context, builder, values)
+            context.pack_value(builder, kind.dtype, item, place(context, builder, values))
+
+        return emit
+
+    def _for(self, node: ast.For) -> Emit:
+        assert isinstance(node.iter, ast.Call)
+        assert isinstance(node.target, ast.Name)
+        *first, last = [self._cast(self.of(item), _WORD) for item in node.iter.args]
+        natural = not first or self._is_natural(node.iter.args[0])
+        index = self._set(node.target.id, _WORD)
+        with self._known_natural(node.target.id if natural else None):
+            body = self.block(node.body)
+
+        def emit(context: Any, builder: Any, values: Values) -> None:
+            stop = last(context, builder, values)
+            start = first[0](context, builder, values) if first else None
+            with cgutils.for_range(builder, stop, start=start) as loop:
+                index(context, builder, values, loop.index)
+                body(context, builder, values)
+
+        return emit
+
+    @contextmanager
+    def _known_natural(self, name: str | None) -> Any:
+        added = {name} - self.natural if name is not None else set()
+        self.natural |= added
+        yield
+        self.natural -= added
+
+    def _while(self, node: ast.While) -> Emit:
+        test = self._cast(self._truth(node.test), types.boolean)
+        body = self.block(node.body)
+
+        def emit(context: Any, builder: Any, values: Values) -> None:
+            head, inside, end = (builder.append_basic_block(name) for name in ("head", "in", "end"))
+            builder.branch(head)
+            builder.position_at_end(head)
+            builder.cbranch(test(context, builder, values), inside, end)
+            builder.position_at_end(inside)
+            body(context, builder, values)
+            builder.branch(head)
+            builder.position_at_end(end)
+
+        return emit
+
+    def _if(self, node: ast.If) -> Emit:
+        test = self._cast(self._truth(node.test), types.boolean)
+        before = dict(self.kinds)
+        body = self.block(node.body)
+        self.kinds = before
+        other = self.block(node.orelse)
+
+        def emit(context: Any, builder: Any, values: Values) -> None:
+            with builder.if_else(test(context, builder, values)) as (then, otherwise):
+                with then:
+                    body(context, builder, dict(values))
+                with otherwise:
+                    other(context, builder, dict(values))
+
+        return emit
+
+    def _truth(self, node: ast.expr) -> tuple[types.Type, Writer]:
+        kind, write = self.of(node)
+        if kind != types.boolean:
+            return self._general(bool, [(kind, write)])
+        return kind, write
+
+    # Expressions
+
+    def of(self, node: ast.expr) -> tuple[types.Type, Writer]:
+        if isinstance(node, ast.Name):
+            return self._name(node.id)
+        if isinstance(node, ast.Constant):
+            kind = self.typingctx.resolve_value_type(node.value)
+            kind = types.unliteral(kind)
+            number = node.value
+            return kind, lambda context, builder, values: context.get_constant(kind, number)
+        if isinstance(node, ast.Subscript):
+            return self._item(node)
+        if isinstance(node, ast.Attribute):
+            return self._field(node)
+        if isinstance(node, ast.UnaryOp):
+            return self._general(_INTEGERS[type(node.op)], [self.of(node.operand)])
+        if isinstance(node, ast.BoolOp):
+            return self._both(node)
+        if isinstance(node, ast.Tuple):
+            return self._tuple(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+            if name in self.structures:
+                return self._expression(self.structures[name], node.args)
+            if CASTS.match(name) is None:
+                return self._call(self.known[name], node.args)
+        return super().of(node)
+
+    def _name(self, name: str) -> tuple[types.Type, Writer]:
+        if name not in (self.places if name in self.held else self.kinds):
+            raise NotScalarError(f"{name} may have no value")
+        if name not in self.held:
+            return self.kinds[name], lambda context, builder, values: values[name]
+        return self.places[name], lambda context, builder, values: builder.load(values[name])
+
+    def _both(self, node: ast.BoolOp) -> tuple[types.Type, Writer]:
+        parts = [self._cast(self._truth(item), types.boolean) for item in node.values]
+        name = "and_" if isinstance(node.op, ast.And) else "or_"
+
+        def write(context: Any, builder: Any, values: Values) -> Any:
+            first, *others = [part(context, builder, values) for part in parts]
+            for other in others:
+                first = getattr(builder, name)(first, other)
+            return first
+
+        return types.boolean, write
+
+    def _tuple(self, node: ast.Tuple) -> tuple[types.Type, Writer]:
+        parts = [self.of(item) for item in node.elts]
+        kind = types.Tuple([own for own, _ in parts])
+
+        def write(context: Any, builder: Any, values: Values) -> Any:
+            items = [part(context, builder, values) for _, part in parts]
+            return context.make_tuple(builder, kind, items)
+
+        return kind, write
+
+    def _expression(self, structure: str, nodes: Sequence[ast.expr]) -> tuple[types.Type, Writer]:
+        """Write an expression, each of whose numbers is computed once."""
+        parts = [self.of(node) for node in nodes]
+        names = [f"x{i}" for i in range(len(parts))]
+        kinds = [types.unliteral(kind) for kind, _ in parts]
+        plan = Plan(self.typingctx, dict(zip(names, kinds, strict=True)))
+        result, write = plan.of(_parsed(structure))
+
+        def whole(context: Any, builder: Any, values: Values) -> Any:
+            numbers = [part(context, builder, values) for _, part in parts]
+            return write(context, builder, dict(zip(names, numbers, strict=True)))
+
+        return result, whole
+
+    def _call(self, function: Any, nodes: Sequence[ast.expr]) -> tuple[types.Type, Writer]:
+        """Write the call of any function whose results are no arrays."""
+        parts = [self.of(node) for node in nodes]
+        kind = self.typingctx.resolve_value_type(function)
+        signature = self.typingctx.resolve_function_type(kind, tuple(own for own, _ in parts), {})
+        if signature is None:
+            raise NotScalarError(f"{function} of {[own for own, _ in parts]}")
+        if isinstance(signature.return_type, types.Array | types.BaseTuple):
+            raise NotScalarError(f"{function} returns {signature.return_type}")
+        arguments = signature.args
+        if len(arguments) != len(parts):
+            # A function that takes any number of arguments gets them as one tuple.
+            (*_, rest) = arguments
+            fixed = arguments[:-1]
+            kinds = [*fixed, *rest.types]
+        else:
+            fixed, kinds, rest = arguments, list(arguments), None
+            if arguments and isinstance(arguments[-1], types.StarArgTuple | types.StarArgUniTuple):
+                fixed, rest = arguments[:-1], arguments[-1]
+                kinds = [*fixed, *rest.types]
+        casts = [self._cast(part, own) for part, own in zip(parts, kinds, strict=True)]
+
+        def write(context: Any, builder: Any, values: Values) -> Any:
+            items = [cast(context, builder, values) for cast in casts]
+            if rest is not None:
+                packed = context.make_tuple(builder, rest, items[len(fixed) :])
+                items = [*items[: len(fixed)], packed]
+            return context.get_function(kind, signature)(builder, items)
+
+        return signature.return_type, write
+
+    # Arrays
+
+    def _array(self, node: ast.expr) -> tuple[types.Array, Callable[..., Any]]:
+        """Return the type of an array, and what reads one of its fields."""
+        kind, write = self.of(node)
+        if not isinstance(kind, types.Array):
+            raise NotScalarError(f"{ast.unparse(node)} is {kind}")
+
+        def field(context: Any, builder: Any, values: Values, name: str) -> Any:
+            model = context.data_model_manager[kind]
+            place = model.get_field_position(name)
+            return builder.extract_value(write(context, builder, values), [place])
+
+        return kind, field
+
+    def _field(self, node: ast.Attribute) -> tuple[types.Type, Writer]:
+        _, field = self._array(node.value)
+        name = {"size": "nitems"}.get(node.attr, node.attr)
+        return _WORD, lambda context, builder, values: field(context, builder, values, name)
+
+    def _item(self, node: ast.Subscript) -> tuple[types.Type, Writer]:
+        if isinstance(node.value, ast.Attribute):
+            return self._size(node.value, node.slice)
+        kind, place = self._place(node)
+
+        def write(context: Any, builder: Any, values: Values) -> Any:
+            return context.unpack_value(builder, kind.dtype, place(context, builder, values))
+
+        return kind.dtype, write
+
+    def _size(self, node: ast.Attribute, place: ast.expr) -> tuple[types.Type, Writer]:
+        kind, field = self._array(node.value)
+        assert isinstance(place, ast.Constant)
+        axis = place.value % kind.ndim
+
+        def write(context: Any, builder: Any, values: Values) -> Any:
+            return builder.extract_value(field(context, builder, values, node.attr), [axis])
+
+        return _WORD, write
+
+    def _place(self, node: ast.Subscript) -> tuple[types.Array, Writer]:
+        """Return the type of an array and what writes the address of one of its items."""
+        kind, field = self._array(node.value)
+        nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        parts = [self.of(index) for index in nodes]
+        if len(parts) != kind.ndim or not all(
+            isinstance(own, types.Integer) and not isinstance(own, types.Boolean)
+            for own, _ in parts
+        ):
+            raise NotScalarError(f"{ast.unparse(node)} is no item of {kind}")
+        natural = [self._is_natural(index) for index in nodes]
+
+        def write(context: Any, builder: Any, values: Values) -> Any:
+            shape, strides = (
+                cgutils.unpack_tuple(builder, field(context, builder, values, name))
+                for name in ("shape", "strides")
+            )
+            indices = []
+            for (own, part), positive, size in zip(parts, natural, shape, strict=True):
+                index = part(context, builder, values)
+                if positive:
+                    indices.append(context.cast(builder, index, own, _WORD))
+                else:
+                    indices.append(fix_integer_index(context, builder, own, index, size))
+            data = field(context, builder, values, "data")
+            return cgutils.get_item_pointer2(
+                context, builder, data, shape, strides, kind.layout, indices
+            )
+
+        return kind, write
+
+    def _is_natural(self, node: ast.expr) -> bool:
+        """Whether a whole number is known not to be negative."""
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, int) and node.value >= 0
+        if isinstance(node, ast.BinOp):
+            known = isinstance(node.op, ast.Add | ast.Mult)
+            return known and self._is_natural(node.left) and self._is_natural(node.right)
+        return isinstance(node, ast.Name) and node.id in self.natural
