@@ -18,11 +18,13 @@ from typing import Any
 
 from numba import types
 from numba.core import cgutils
+from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 from numba.np.arrayobj import fix_integer_index
 from pytensor.link.numba.dispatch.basic import numba_njit
 
+from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.expressions import Plan, Values, Writer
 from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop
 
@@ -71,9 +73,10 @@ def statements(
         try:
             plan = _typed(typingctx, dict(zip(numbers, kinds, strict=True)))
         except (NotScalarError, NumbaError):
-            function = _by_numba(body, numbers, results, known)
+            code = _by_numba(body, numbers, results, known)
+            function = types.Dispatcher(code)
             signature = typingctx.resolve_function_type(function, tuple(kinds), {})
-            result, write = signature.return_type, partial(_called, function, signature)
+            result, write = signature.return_type, partial(_called, code, signature)
         else:
             result, write = plan.returned(results), partial(_written, plan, numbers, results)
         return result(types.StarArgTuple.from_types(kinds)), write
@@ -93,7 +96,7 @@ def statements(
 
 def _by_numba(
     body: Sequence[ast.stmt], numbers: Sequence[str], results: Sequence[str], known: dict[str, Any]
-) -> types.Dispatcher:
+) -> Dispatcher:
     """Return statements as numba's own function: they proved to be more than scalar code."""
     returned = f"return ({', '.join(results)})" if results else "return"
     code = ast.parse(f"def statements({', '.join(numbers)}):\n    {returned}")
@@ -102,11 +105,11 @@ def _by_numba(
     function.body[:0] = body
     namespace = dict(known)
     exec(compile(ast.fix_missing_locations(code), "<statements>", "exec"), namespace)
-    return types.Dispatcher(numba_njit(namespace["statements"]))
+    return numba_njit(namespace["statements"])
 
 
 def _called(
-    function: types.Dispatcher,
+    code: Dispatcher,
     own: Any,
     context: Any,
     builder: Any,
@@ -115,7 +118,7 @@ def _called(
 ) -> Any:
     """Write the call of a function of numba's."""
     items = cgutils.unpack_tuple(builder, arguments[0])
-    return context.get_function(function, own)(builder, items)
+    return context.get_function(types.Dispatcher(code), own)(builder, items)
 
 
 def _written(
@@ -434,7 +437,8 @@ class _Statements(Plan):
         signature = self.typingctx.resolve_function_type(kind, tuple(own for own, _ in parts), {})
         if signature is None:
             raise NotScalarError(f"{function} of {[own for own, _ in parts]}")
-        if isinstance(signature.return_type, types.Array | types.BaseTuple):
+        own = function is not rows_of_block and self._holds_memory(signature.return_type)
+        if own:
             raise NotScalarError(f"{function} returns {signature.return_type}")
         arguments = signature.args
         if len(arguments) != len(parts):
@@ -460,6 +464,12 @@ class _Statements(Plan):
 
     # Arrays
 
+    def _holds_memory(self, kind: types.Type) -> bool:
+        """Whether values of a type count references to memory that their owner must release."""
+        if isinstance(kind, types.BaseTuple):
+            return any(map(self._holds_memory, kind))
+        return not isinstance(kind, types.Number | types.Boolean | types.CPointer | types.NoneType)
+
     def _array(self, node: ast.expr) -> tuple[types.Array, Callable[..., Any]]:
         """Return the type of an array, and what reads one of its fields."""
         kind, write = self.of(node)
@@ -481,12 +491,27 @@ class _Statements(Plan):
     def _item(self, node: ast.Subscript) -> tuple[types.Type, Writer]:
         if isinstance(node.value, ast.Attribute):
             return self._size(node.value, node.slice)
+        kind, _ = self._array(node.value)
+        if kind.ndim > (len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1):
+            return self._view(node)
         kind, place = self._place(node)
 
         def write(context: Any, builder: Any, values: Values) -> Any:
             return context.unpack_value(builder, kind.dtype, place(context, builder, values))
 
         return kind.dtype, write
+
+    def _view(self, node: ast.Subscript) -> tuple[types.Type, Writer]:
+        """Write a part of an array, whose owner holds its memory while the statements run."""
+        parts = [self.of(node.value), self.of(node.slice)]
+        kind, write = self._general(operator.getitem, parts)
+
+        def borrowed(context: Any, builder: Any, values: Values) -> Any:
+            view = write(context, builder, values)
+            context.nrt.decref(builder, kind, view)
+            return view
+
+        return kind, borrowed
 
     def _size(self, node: ast.Attribute, place: ast.expr) -> tuple[types.Type, Writer]:
         kind, field = self._array(node.value)

@@ -37,6 +37,7 @@ _OF_NUMBERS = {
     "opaque",
     "pointer",
     "reading",
+    "rows_of_block",
     "shift",
     "smaller",
 }
@@ -190,10 +191,10 @@ class _Joiner:
             return isinstance(node.value, ast.Name) and node.attr in ("size", "itemsize")
         if isinstance(node, ast.BinOp):
             known = isinstance(node.op, _SIGNS)
-            return known and self.is_number(node.left) and self.is_number(node.right)
+            return known and self.is_operand(node.left) and self.is_operand(node.right)
         if isinstance(node, ast.UnaryOp):
             known = isinstance(node.op, ast.USub | ast.Not)
-            return known and self.is_number(node.operand)
+            return known and self.is_operand(node.operand)
         if isinstance(node, ast.BoolOp):
             return all(self.is_plain(item) for item in node.values)
         if isinstance(node, ast.Compare):
@@ -233,18 +234,20 @@ class _Joiner:
             return False
         name = node.func.id
         if _is_cast(node):
-            (inner,) = node.args
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
-                # A cast is of a number, whatever function gives it.
-                known = callable(self.known.get(inner.func.id)) and not inner.keywords
-                return known and all(self.is_argument(item) for item in inner.args)
-            return self.is_number(inner)
+            return self.is_operand(node.args[0])
         function = self.known.get(name)
         if name in self.structures:
             return all(self.is_number(item) for item in node.args)
         if not isinstance(function, _Intrinsic):
             return False
         known = not of_numbers or function._defn.__name__ in of_numbers
+        return known and all(self.is_argument(item) for item in node.args)
+
+    def is_operand(self, node: ast.expr) -> bool:
+        """Whether a part of an operation is known here: it is a number, whatever computes it."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return self.is_number(node)
+        known = callable(self.known.get(node.func.id)) and not node.keywords
         return known and all(self.is_argument(item) for item in node.args)
 
     def is_argument(self, node: ast.expr) -> bool:
