@@ -32,6 +32,7 @@ VERSION = "scanlib-statements-1"
 CASTS = re.compile(r"^np_(float|int|uint|bool|complex)\d*$")
 _INTEGERS: dict[type, Any] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _WORD = types.intp
+_MANY = 25  # arguments
 
 Emit = Callable[[Any, Any, Values], None]
 """Writes the instructions of a statement, and notes what it assigns."""
@@ -67,21 +68,26 @@ def statements(
         The structures of the expressions among them, by name.
     """
 
-    @intrinsic
-    def run(typingctx: Any, *arguments: Any) -> Any:
-        kinds = [types.unliteral(argument) for argument in arguments]
+    def typed(typingctx: Any, groups: Sequence[types.Type]) -> Any:
+        many = len(numbers) > _MANY
+        arguments = [
+            types.Tuple(list(map(types.unliteral, group))) if many else types.unliteral(group)
+            for group in groups
+        ]
+        own = [part for group in arguments for part in group] if many else arguments
+        kinds = dict(zip(numbers, own, strict=True))
         try:
-            plan = _typed(typingctx, dict(zip(numbers, kinds, strict=True)))
+            plan = plan_of(typingctx, kinds)
         except (NotScalarError, NumbaError):
             code = _by_numba(body, numbers, results, known)
             function = types.Dispatcher(code)
-            signature = typingctx.resolve_function_type(function, tuple(kinds), {})
-            result, write = signature.return_type, partial(_called, code, signature)
+            signature = typingctx.resolve_function_type(function, tuple(own), {})
+            result, write = signature.return_type, partial(_called, code, signature, numbers)
         else:
             result, write = plan.returned(results), partial(_written, plan, numbers, results)
-        return result(types.StarArgTuple.from_types(kinds)), write
+        return result(*arguments), write
 
-    def _typed(typingctx: Any, kinds: dict[str, types.Type]) -> _Statements:
+    def plan_of(typingctx: Any, kinds: dict[str, types.Type]) -> _Statements:
         held = _held(body, frozenset(results))
         places: dict[str, types.Type] = {name: kinds[name] for name in held if name in kinds}
         while True:
@@ -91,7 +97,29 @@ def statements(
                 return plan
             places = plan.places
 
-    return run
+    text = ", ".join(f"x{i}" for i in range(len(grouped(numbers))))
+    return intrinsic(
+        eval(f"lambda typingctx, {text}: typed(typingctx, [{text}])", {"typed": typed})
+    )
+
+
+def grouped(names: Sequence[str]) -> list[str]:
+    """Return arguments as the texts of a call's: tuples, where there are many.
+
+    Python calls a function of more than thirty arguments by a tuple that grows one by one, for
+    which numba makes a type, and copies of all that it holds, for each.
+    """
+    if len(names) <= _MANY:
+        return list(names)
+    parts = [names[i : i + _MANY] for i in range(0, len(names), _MANY)]
+    return [f"({', '.join(part)},)" for part in parts]
+
+
+def _ungrouped(builder: Any, names: Sequence[str], arguments: Sequence[Any]) -> list[Any]:
+    """Return the values of a call's arguments; see `grouped`."""
+    if len(names) <= _MANY:
+        return list(arguments)
+    return [part for group in arguments for part in cgutils.unpack_tuple(builder, group)]
 
 
 def _by_numba(
@@ -111,14 +139,16 @@ def _by_numba(
 def _called(
     code: Dispatcher,
     own: Any,
+    numbers: Sequence[str],
     context: Any,
     builder: Any,
     signature: Any,
     arguments: Any,
 ) -> Any:
     """Write the call of a function of numba's."""
-    items = cgutils.unpack_tuple(builder, arguments[0])
-    return context.get_function(types.Dispatcher(code), own)(builder, items)
+    return context.get_function(types.Dispatcher(code), own)(
+        builder, _ungrouped(builder, numbers, arguments)
+    )
 
 
 def _written(
@@ -131,7 +161,7 @@ def _written(
     arguments: Any,
 ) -> Any:
     """Write the instructions of all statements, and what they return."""
-    given = dict(zip(numbers, cgutils.unpack_tuple(builder, arguments[0]), strict=True))
+    given = dict(zip(numbers, _ungrouped(builder, numbers, arguments), strict=True))
     values: Values = {}
     for name, value in given.items():
         if name not in plan.places:

@@ -21,7 +21,7 @@ from typing import Any
 from numba.core.extending import _Intrinsic
 
 from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop, names_read
-from scanlib.backends.numba.statement_code import CASTS, statements
+from scanlib.backends.numba.statement_code import CASTS, grouped, statements
 
 # Functions whose results are numbers or addresses.
 _OF_NUMBERS = {
@@ -51,6 +51,7 @@ _SIGNS = (
 )
 _OF_ARRAYS = ("shape", "strides")
 _LEAST = 2  # statements that are worth a function
+_MOST_RESULTS = 8
 
 
 def joined(
@@ -121,6 +122,8 @@ class _Joiner:
         if len(run) < _LEAST and not any(hasattr(statement, "body") for statement in run):
             return run
         results = sorted(assigned(run) & after)
+        if len(results) > _MOST_RESULTS:
+            return self.divided(run, after)
         read = live(run, frozenset(results))[0]
         numbers, structures = [], {}
         for name in sorted(read | names_read(run)):
@@ -133,8 +136,17 @@ class _Joiner:
                 numbers.append(name)
         name = self.register(statements(run, numbers, results, self.known, structures))
         targets = results[0] if len(results) == 1 else f"({', '.join(results)})"
-        call = f"{name}({', '.join(numbers)})"
+        call = f"{name}({', '.join(grouped(numbers))})"
         return ast.parse(f"{targets} = {call}" if results else call).body
+
+    def divided(self, run: list[ast.stmt], after: Names) -> list[ast.stmt]:
+        """Return a run in two parts: numba copies what is returned for each part of it."""
+        if len(run) == 1:
+            self.inside(run[0], after)
+            return run
+        half = len(run) // 2
+        between = live(run[half:], after)[0]
+        return self.finish(run[:half], between) + self.finish(run[half:], after)
 
     # What is scalar code
 
