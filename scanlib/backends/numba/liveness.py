@@ -23,7 +23,8 @@ def _names(node: ast.AST) -> tuple[Names, Names]:
     """Return the names that are read in a part of the code and those assigned; it keeps them."""
     found: tuple[Names, Names] | None = getattr(node, "scanlib_names", None)
     if found is None:
-        read, written = set(), set()
+        read: set[str] = set()
+        written: set[str] = set()
         for part in ast.walk(node):
             if isinstance(part, ast.Name):
                 (written if isinstance(part.ctx, ast.Store) else read).add(part.id)

@@ -21,7 +21,8 @@ from typing import Any
 from numba.core.extending import _Intrinsic
 
 from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop, names_read
-from scanlib.backends.numba.statement_code import CASTS, grouped, statements
+from scanlib.backends.numba.statement_code import grouped, statements
+from scanlib.backends.numba.statement_values import CASTS
 
 # Functions whose results are numbers or addresses.
 _OF_NUMBERS = {

@@ -41,7 +41,7 @@ def _made(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) 
     """
     word = context.get_value_type(types.intp)
     size = itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(known.dtype)))
-    strides = []
+    strides: list[Any] = []
     too_large = ir.Constant(ir.IntType(1), 0)
     for number in reversed(shape):
         strides.insert(0, size)
