@@ -51,6 +51,7 @@ _SIGNS = (
     *(ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq),
 )
 _OF_ARRAYS = ("shape", "strides")
+_JUMPS = (ast.Break, ast.Continue, ast.Try, ast.With)  # `liveness` does not follow these
 _LEAST = 2  # statements that are worth a function
 _MOST_RESULTS = 8
 
@@ -74,6 +75,8 @@ def joined(
     tree = ast.parse(text)
     (function,) = tree.body
     assert isinstance(function, ast.FunctionDef)
+    if any(isinstance(node, _JUMPS) for node in ast.walk(tree)):
+        return text
     own = assigned(function.body) | {argument.arg for argument in function.args.args}
     writer = _Joiner(own, known, structures, register)
     function.body = writer.block(function.body, frozenset())
