@@ -46,8 +46,9 @@ class CarryWriter(LoopWriter):
             line(f"c{i} = numba_deepcopy({name})")
             return
         ndim = variable.type.ndim
+        sizes = ", ".join(f"{name}.shape[{axis}]" for axis in range(ndim))
         for buffer in (f"c{i}", f"d{i}"):
-            line(f"{buffer} = np.empty({name}.shape, {name}.dtype)")
+            line(f"{buffer} = new_array({name}.dtype, {sizes})")
         self.copy_array(f"c{i}", (), name, (), ndim)
         line(f"cp{i} = pointer(c{i})")
         line(f"dp{i} = pointer(d{i})")
@@ -131,7 +132,7 @@ class CarryWriter(LoopWriter):
         """Write that the buffer which is not read gets another shape."""
         line, name = self.source.line, self.source.name("g")
         dtype = self.emitter._dtype(self.inner.carries[i])
-        line(f"{name} = np.empty(({', '.join(map(self.sizes.same, sizes))},), {dtype})")
+        line(f"{name} = new_array({', '.join([dtype, *map(self.sizes.same, sizes)])})")
         with self.source.block(f"if q{i}:"):
             line(f"c{i} = {name}")
         with self.source.block("else:"):

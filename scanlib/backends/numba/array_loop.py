@@ -301,7 +301,7 @@ class ArrayLoopWriter(CarryWriter):
         """Write the allocation of an output whose row shape only a step tells."""
         sizes = list(map(self.sizes.same, self.emitter.place(value).sizes))
         dtype = self.emitter._dtype(value)
-        array = f"z{i} = np.empty(({', '.join(['capacity', *sizes])},), {dtype})"
+        array = f"z{i} = new_array({', '.join([dtype, 'capacity', *sizes])})"
         if self.sizes.is_static(*sizes):
             self.source.before_loop(array)
             self.source.before_loop(f"zp{i} = pointer(z{i})")

@@ -25,11 +25,13 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from scanlib.backends.numba.vectors import fused
 
-VERSION = "scanlib-expressions-1"
+VERSION = "scanlib-expressions-2"
 
 _BINARY: dict[type, tuple[str, Any]] = {
     ast.Add: ("fadd", operator.add),
@@ -208,33 +210,48 @@ def expression(structure: str) -> Any:
     @intrinsic
     def computed(typingctx: Any, *numbers: Any) -> Any:
         kinds = [types.unliteral(number) for number in numbers]
-        plan = _Plan(typingctx, kinds)
-        result, write = plan.of(tree)
+        names = [f"x{i}" for i in range(len(kinds))]
+        result, write = Plan(typingctx, dict(zip(names, kinds, strict=True))).of(tree)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            from numba.core import cgutils
-
-            return write(context, builder, cgutils.unpack_tuple(builder, arguments[0]))
+            values = cgutils.unpack_tuple(builder, arguments[0])
+            return write(context, builder, dict(zip(names, values, strict=True)))
 
         return result(types.StarArgTuple.from_types(kinds)), codegen
 
     return computed
 
 
-Writer = Callable[[Any, Any, Sequence[Any]], Any]
+_signatures: dict[Any, Any] = {}
 
 
-class _Plan:
+def _resolved(typingctx: Any, function: Any, own: tuple[types.Type, ...]) -> Any:
+    """Return numba's signature of an operator; it tries dozens of candidates to find one."""
+    if (function, own) not in _signatures:
+        found = typingctx.resolve_function_type(function, own, {})
+        if found is None:
+            raise TypingError(f"{function} of {own}")
+        _signatures[function, own] = found
+    return _signatures[function, own]
+
+
+Values = dict[str, Any]
+Writer = Callable[[Any, Any, Values], Any]
+"""Writes the instructions that compute something from the values of names."""
+
+
+class Plan:
     """Finds the type of every part of an expression, and how it is written."""
 
-    def __init__(self, typingctx: Any, kinds: Sequence[types.Type]) -> None:
+    def __init__(self, typingctx: Any, kinds: dict[str, types.Type]) -> None:
         self.typingctx = typingctx
         self.kinds = kinds
 
     def of(self, node: ast.expr) -> tuple[types.Type, Writer]:
+        """Return the type of an expression and what writes it."""
         if isinstance(node, ast.Name):
-            number = int(node.id[1:])
-            return self.kinds[number], lambda context, builder, values: values[number]
+            name = node.id
+            return self.kinds[name], lambda context, builder, values: values[name]
         if isinstance(node, ast.BinOp):
             name, general = _BINARY[type(node.op)]
             return self._operation(name, general, node.left, node.right)
@@ -267,7 +284,7 @@ class _Plan:
         if kind != other or not isinstance(kind, types.Float) or not name:
             return self._general(general, parts)
 
-        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+        def write(context: Any, builder: Any, values: Values) -> Any:
             sides = [side(context, builder, values) for side in (first, second)]
             return getattr(builder, name)(*sides)
 
@@ -277,7 +294,7 @@ class _Plan:
         kind, first = self.of(nodes[0])
         others = [self._cast(self.of(node), kind) for node in nodes[1:]]
 
-        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+        def write(context: Any, builder: Any, values: Values) -> Any:
             parts = [part(context, builder, values) for part in (first, *others)]
             return builder.fdiv(*parts) if name == "divide" else fused(builder, *parts)
 
@@ -290,7 +307,7 @@ class _Plan:
         if kind != other or not isinstance(kind, types.Float):
             return self._general(general, parts)
 
-        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+        def write(context: Any, builder: Any, values: Values) -> Any:
             sides = [side(context, builder, values) for side in (first, second)]
             # NaN differs from everything, and is in no other relation to it.
             compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered
@@ -304,7 +321,7 @@ class _Plan:
         kind = self.typingctx.unify_types(*(own for own, _ in parts))
         sides = [self._cast(part, kind) for part in parts]
 
-        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+        def write(context: Any, builder: Any, values: Values) -> Any:
             chosen = test(context, builder, values)
             return builder.select(chosen, *(side(context, builder, values) for side in sides))
 
@@ -314,11 +331,10 @@ class _Plan:
         self, function: Any, parts: Sequence[tuple[types.Type, Writer]]
     ) -> tuple[types.Type, Writer]:
         """Return what numba itself has for an operation."""
-        own = tuple(kind for kind, _ in parts)
-        signature = self.typingctx.resolve_function_type(function, own, {})
+        signature = _resolved(self.typingctx, function, tuple(kind for kind, _ in parts))
         casts = [self._cast(part, kind) for part, kind in zip(parts, signature.args, strict=True)]
 
-        def write(context: Any, builder: Any, values: Sequence[Any]) -> Any:
+        def write(context: Any, builder: Any, values: Values) -> Any:
             code = context.get_function(function, signature)
             return code(builder, [cast(context, builder, values) for cast in casts])
 

@@ -25,11 +25,12 @@ from scanlib.backends.numba.emit import Emitter, is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import as_array
 from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-loop-5"
+VERSION = "scanlib-loop-6"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
@@ -71,6 +72,7 @@ class LoopWriter:
         self.source.object("StepShapeError", errors.StepShapeError)
         self.source.object("numba_deepcopy", numba_deepcopy)
         self.source.object("advise", advise)
+        self.source.object("as_array", as_array)
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
         """Return the loop's function and its cache key."""
@@ -156,9 +158,9 @@ class LoopWriter:
             if self.signature.untraced[i]:
                 return
         rows = f"{depth + 1}" if self.signature.untraced[i] else f"capacity + {depth}"
-        line(f"h{i} = np.empty(({rows},) + {initial}.shape[1:], {initial}.dtype)")
-        line(f"advise(h{i})")
         ndim = self.inner.taps[i][0].type.ndim
+        self.new_rows(f"h{i}", rows, initial, ndim)
+        line(f"advise(h{i})")
         for row in range(depth):
             # A ring holds rows in the order of iteration, the latest one last.
             flipped = self.reverse and self.signature.untraced[i]
@@ -166,6 +168,11 @@ class LoopWriter:
                 str(depth - 1 - row) if flipped else f"steps + {row}" if self.reverse else str(row)
             )
             self.copy_array(f"h{i}", (target,), initial, (str(row),), ndim)
+
+    def new_rows(self, name: str, rows: str, like: str, ndim: int) -> None:
+        """Write a new array of some rows, each of `ndim` axes, as those of another array are."""
+        sizes = [rows, *(f"{like}.shape[{axis + 1}]" for axis in range(ndim))]
+        self.source.line(f"{name} = new_array({like}.dtype, {', '.join(sizes)})")
 
     def copy_array(
         self,
@@ -199,7 +206,7 @@ class LoopWriter:
             self.known_rows.append(row is not None)
             dtype = self.emitter._dtype(out)
             sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
-            self.source.line(f"z{i} = np.empty(({', '.join(sizes)},), {dtype})")
+            self.source.line(f"z{i} = new_array({', '.join([dtype, *sizes])})")
             self.source.line(f"advise(z{i})")
 
     # One step
@@ -345,7 +352,7 @@ class LoopWriter:
 
     def _grow(self, name: str, rows: str, used: str, ndim: int) -> None:
         larger = self.source.name("g")
-        self.source.line(f"{larger} = np.empty(({rows},) + {name}.shape[1:], {name}.dtype)")
+        self.new_rows(larger, rows, name, ndim)
         self.copy_array(larger, (), name, (), ndim + 1, first_size=used)
         self.source.line(f"{name} = {larger}")
 
@@ -364,13 +371,13 @@ class LoopWriter:
         line, depth = self.source.line, self.signature.depths[i]
         if self.signature.untraced[i]:
             initial = self.outer.initials[i]
-            line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
+            ndim = self.inner.taps[i][0].type.ndim
+            self.new_rows(f"o{i}", f"{initial}.shape[0]", initial, ndim)
             for k in range(1, depth + 1):
                 row = k - 1 if self.reverse else depth - k
                 if self.in_registers[i]:
                     line(f"o{i}[{row}] = r{i}_{k}")
                 else:
-                    ndim = self.inner.taps[i][0].type.ndim
                     ring = f"(i + {depth - k}) % {depth + 1}"
                     self.copy_array(f"o{i}", (str(row),), f"h{i}", (ring,), ndim)
             return f"o{i}"
@@ -381,7 +388,7 @@ class LoopWriter:
     def final_carry(self, i: int) -> str:
         variable = self.inner.carries[i]
         if is_zero_dim(variable.type):
-            return f"np.asarray(c{i})"
+            return f"as_array(c{i})"
         if i in self.body.destroyed:
             return f"c{i}"
         return f"numba_deepcopy(c{i})"

@@ -14,6 +14,8 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
 from scanlib.backends.numba import expressions
+from scanlib.backends.numba.statement_code import VERSION as STATEMENTS
+from scanlib.backends.numba.statements import joined
 from scanlib.backends.numba.vectors import least, new_array
 
 
@@ -44,6 +46,7 @@ class Source:
         self._count = 0
         self._names: dict[Any, str] = {}
         self._reserved: set[str] = set()
+        self._structures: dict[str, str] = {}
 
     def name(self, prefix: str) -> str:
         """Return a new name."""
@@ -150,11 +153,17 @@ class Source:
         text = "\n".join([f"def {name}({', '.join(arguments)}):", *self.lines])
         key = None
         if self.cacheable:
-            versions = [version, expressions.VERSION, f"pytensor {pytensor.__version__}"]
+            versions = [
+                version,
+                expressions.VERSION,
+                STATEMENTS,
+                f"pytensor {pytensor.__version__}",
+            ]
             identity = [*versions, text, *self.keys]
             key = sha256("\n".join(identity).encode()).hexdigest()
         lines = expressions.compact(self.lines, self._expression)
         short = "\n".join([text.split("\n", 1)[0], *lines])
+        short = joined(short, self.globals, self._structures, self._statements)
         function = compile_numba_function_src(short, name, self.globals, cache_key=key)
         return function, key
 
@@ -164,4 +173,9 @@ class Source:
         if identity not in self._names:
             self._names[identity] = self.name("x")
             self.globals[self._names[identity]] = function
+            self._structures[self._names[identity]] = structure
         return self._names[identity]
+
+    def _statements(self, function: Callable[..., Any]) -> str:
+        """Make the function of joined statements known."""
+        return self.object(self.name("statements"), function)

@@ -16,9 +16,9 @@ from numba import types
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
-from numba.np.arrayobj import _empty_nd_impl, populate_array
+from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-2"
+VERSION = "scanlib-vectors-3"
 
 
 @intrinsic
@@ -28,10 +28,39 @@ def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         shape = _as_sizes(context, builder, sizes, arguments[1])
-        array = _empty_nd_impl(context, builder, known, shape)
+        array = _made(context, builder, known, shape)
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 
     return known(dtype, types.StarArgTuple.from_types(sizes)), codegen
+
+
+def _made(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) -> Any:
+    """Write a new contiguous array; what numba has for this compiles three functions first.
+
+    A size that no number of the machine can hold fails like any other that memory is too small for.
+    """
+    word = context.get_value_type(types.intp)
+    size = itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(known.dtype)))
+    strides: list[Any] = []
+    too_large = ir.Constant(ir.IntType(1), 0)
+    for number in reversed(shape):
+        strides.insert(0, size)
+        both = builder.smul_with_overflow(size, number)
+        size = builder.extract_value(both, 0)
+        too_large = builder.or_(too_large, builder.extract_value(both, 1))
+    size = builder.select(too_large, ir.Constant(word, -1), size)
+    align = ir.Constant(ir.IntType(32), context.get_preferred_array_alignment(known.dtype))
+    meminfo = context.nrt.meminfo_alloc_aligned(builder, size, align)
+    array = context.make_array(known)(context, builder)
+    populate_array(
+        array,
+        data=builder.bitcast(context.nrt.meminfo_data(builder, meminfo), array.data.type),
+        shape=shape,
+        strides=strides,
+        itemsize=itemsize,
+        meminfo=meminfo,
+    )
+    return array
 
 
 @intrinsic
@@ -131,7 +160,7 @@ def row_buffer(typingctx: Any, rows: Any, n: Any, dtype: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not lies_side_by_side(rows):
-            array = _empty_nd_impl(context, builder, known, (arguments[1],))
+            array = _made(context, builder, known, (arguments[1],))
             return impl_ret_new_ref(context, builder, known, array._getvalue())
         array = context.make_array(known)(context, builder)
         nothing = ir.Constant(context.get_value_type(types.intp), 0)
@@ -162,7 +191,7 @@ def as_array(typingctx: Any, value: Any) -> Any:
     known = types.Array(value, 0, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = _empty_nd_impl(context, builder, known, ())
+        array = _made(context, builder, known, ())
         context.pack_value(builder, value, arguments[0], array.data)
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 

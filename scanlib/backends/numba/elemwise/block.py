@@ -165,7 +165,7 @@ class BlockWriter(BlockStorage):
         dtype = self.nexts[part].type.dtype
         depth = self.depths[part]
         squares = self.source.name("V")
-        line(f"{squares} = np.empty({self.block + depth}, np.{dtype})")
+        line(f"{squares} = new_array(np.{dtype}, {self.block + depth})")
         before, first = ("n", 0) if self.reverse else (f"{depth - 1}", depth)
         line(f"{squares}[{before}] = H{part}[{before}] * H{part}[{before}]")
         kernel = self.kernel(number, recurrence, squares)
@@ -244,7 +244,7 @@ class BlockWriter(BlockStorage):
     def filled(self, value: str, dtype: str) -> str:
         """Write a buffer that holds one number for all steps."""
         name = self.source.name("filled")
-        self.source.line(f"{name} = np.empty({self.block}, np.{dtype})")
+        self.source.line(f"{name} = new_array(np.{dtype}, {self.block})")
         with self.source.block(f"for j in range({self.block}):"):
             self.source.line(f"{name}[j] = {value}")
         return name

@@ -63,9 +63,7 @@ class NestWriter(ElemwiseWriter):
         rows = f"capacity + {depth}"
         if untraced:
             rows = "1" if depth == 1 else f"{depth + 1}"
-        axes = range(1, len(self.layout.states[i]) + 1)
-        sizes = ", ".join([rows, *(f"{initial}.shape[{axis}]" for axis in axes)])
-        line(f"h{i} = new_array({initial}.dtype, {sizes})")
+        self.new_rows(f"h{i}", rows, initial, len(self.layout.states[i]))
         line(f"advise(h{i})")
         # A ring holds rows in the order of iteration, the latest one last.
         row = self.source.name("row")
@@ -81,8 +79,10 @@ class NestWriter(ElemwiseWriter):
     def write_latest_row(self, i: int) -> None:
         """Write the row that holds a state's latest values."""
         initial = self.outer.initials[i]
-        self.source.line(f"r{i} = np.empty({initial}.shape[1:], {initial}.dtype)")
-        self.copy_array(f"r{i}", (), initial, ("0",), len(self.layout.states[i]))
+        axes = range(1, len(self.layout.states[i]) + 1)
+        sizes = ", ".join(f"{initial}.shape[{axis}]" for axis in axes)
+        self.source.line(f"r{i} = new_array({initial}.dtype, {sizes})")
+        self.copy_array(f"r{i}", (), initial, ("0",), len(axes))
 
     def has_latest_row(self, i: int) -> bool:
         """Whether a state's latest row is kept apart from its history.
@@ -274,13 +274,14 @@ class NestWriter(ElemwiseWriter):
         if self.is_in_place(i):
             return f"h{i}"
         initial = self.outer.initials[i]
-        self.source.line(f"o{i} = np.empty({initial}.shape, {initial}.dtype)")
+        ndim = len(self.layout.states[i])
+        self.new_rows(f"o{i}", f"{initial}.shape[0]", initial, ndim)
         back = self.source.name("back")
         row = f"{back} - 1" if self.reverse else f"{depth} - {back}"
         ring = f"(i + {depth} - {back}) % {depth + 1}"
         with self.source.block(f"for {back} in range(1, {depth + 1}):"):
-            self.copy_array(f"o{i}", (row,), f"h{i}", (ring,), len(self.layout.states[i]))
+            self.copy_array(f"o{i}", (row,), f"h{i}", (ring,), ndim)
         return f"o{i}"
 
     def final_carry(self, i: int) -> str:
-        return f"c{i}" if self.layout.carries[i] else f"np.asarray(c{i})"
+        return f"c{i}" if self.layout.carries[i] else f"as_array(c{i})"
