@@ -157,7 +157,7 @@ class TestRegisters:
 
     @DIRECTIONS
     def test_affine(self, registers, reverse):
-        run = run_from(steps._affine(reverse), reverse, ())
+        run = run_from(steps._affine(reverse, fixed=False), reverse, ())
         self.check(lambda a, b, state: run((a, b), state), reverse)
 
     @DIRECTIONS
@@ -167,7 +167,7 @@ class TestRegisters:
 
     @DIRECTIONS
     def test_one_coefficient(self, registers, reverse):
-        kernel = steps._affine_fixed(reverse)
+        kernel = steps._affine(reverse, fixed=True)
 
         @numba.njit
         def call(a, b, h, start, n):

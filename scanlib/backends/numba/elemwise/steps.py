@@ -30,7 +30,7 @@ from scanlib.backends.numba.elemwise.bounds import (
 from scanlib.backends.numba.pointers import keep, load, pointer, shift
 from scanlib.backends.numba.vectors import as_words
 
-VERSION = 19
+VERSION = 20
 
 OPTIONS = {
     "error_model": "numpy",
@@ -176,46 +176,25 @@ def _some_nan(b, n):
     return lambda b, n: False
 
 
-def _affine(reverse: bool) -> Callable[..., bool]:
-    several_steps = lanes.scan(reverse)
+def _affine(reverse: bool, fixed: bool) -> Callable[..., bool]:
+    several_steps = lanes.scan(reverse, fixed=fixed)
 
     @njit(**OPTIONS)
     def affine(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
-        """``h = a * h + b``."""
-        state = h[start + n] if reverse else h[start - 1]
-        if not is_moderate(state):
-            return False
-        state, done, lost = several_steps(a, b, h, start, n, state, ahead)
-        while done < n:
-            j = n - 1 - done if reverse else done
-            state = a[j] * state + b[j]
-            h[start + j] = state
-            lost |= is_extreme(a[j]) | (not is_moderate(state))
-            done += 1
-        return not lost
-
-    return affine
-
-
-def _affine_fixed(reverse: bool) -> Callable[..., bool]:
-    several_steps = lanes.scan(reverse, fixed=True)
-
-    @njit(**OPTIONS)
-    def affine_fixed(a: Any, b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:
-        """``h = a * h + b`` with one coefficient."""
+        """``h = a * h + b``, maybe with one `a`."""
         before = h[start + n] if reverse else h[start - 1]
-        if is_extreme(a) or not is_moderate(before):
+        if (is_extreme(a) if fixed else False) or not is_moderate(before):
             return False
         state, done, lost = several_steps(a, b, h, start, n, before, ahead)
         while done < n:
             j = n - 1 - done if reverse else done
-            state = a * state + b[j]
+            state = (a if fixed else a[j]) * state + b[j]
             h[start + j] = state
-            lost |= not is_moderate(h[start + j])
+            lost |= (False if fixed else is_extreme(a[j])) | (not is_moderate(h[start + j]))
             done += 1
         return not lost
 
-    return affine_fixed
+    return affine
 
 
 def _product(reverse: bool) -> Callable[..., bool]:
@@ -332,10 +311,10 @@ def _clamp(reverse: bool) -> Callable[..., bool]:
 
 # By name and by whether they walk backwards.
 KERNELS: dict[tuple[str, bool], Callable[..., bool]] = {
-    ("affine", False): _affine(False),
-    ("affine", True): _affine(True),
-    ("affine_fixed", False): _affine_fixed(False),
-    ("affine_fixed", True): _affine_fixed(True),
+    ("affine", False): _affine(False, fixed=False),
+    ("affine", True): _affine(True, fixed=False),
+    ("affine_fixed", False): _affine(False, fixed=True),
+    ("affine_fixed", True): _affine(True, fixed=True),
     ("logaddexp", False): logs.logaddexp_forward,
     ("logaddexp", True): logs.logaddexp_backward,
     ("logaddexp_shifted", False): logs.logaddexp_shifted_forward,
