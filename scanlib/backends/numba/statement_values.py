@@ -19,7 +19,8 @@ from scanlib.backends.numba.liveness import Names
 
 CASTS = re.compile(r"^np_(float|int|uint|bool|complex)\d*$")
 WORD = types.intp
-_OF_NUMBERS: dict[type, Any] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_REST = types.StarArgTuple, types.StarArgUniTuple
+_UNARY: dict[type, Any] = {ast.Not: operator.not_, ast.USub: operator.neg}
 
 
 class NotScalarError(Exception):
@@ -64,7 +65,7 @@ class StatementValues(Plan):
         if isinstance(node, ast.Attribute):
             return self._field(node)
         if isinstance(node, ast.UnaryOp):
-            return self._general(_OF_NUMBERS[type(node.op)], [self.of(node.operand)])
+            return self._general(_UNARY[type(node.op)], [self.of(node.operand)])
         if isinstance(node, ast.BoolOp):
             return self._both(node)
         if isinstance(node, ast.Tuple):
@@ -136,17 +137,11 @@ class StatementValues(Plan):
         own = function is not rows_of_block and self._holds_memory(signature.return_type)
         if own:
             raise NotScalarError(f"{function} returns {signature.return_type}")
-        arguments = signature.args
-        if len(arguments) != len(parts):
+        fixed, rest, kinds = signature.args, None, list(signature.args)
+        if len(fixed) != len(parts) or isinstance(fixed[-1] if fixed else None, _REST):
             # A function that takes any number of arguments gets them as one tuple.
-            (*_, rest) = arguments
-            fixed = arguments[:-1]
+            *fixed, rest = signature.args
             kinds = [*fixed, *rest.types]
-        else:
-            fixed, kinds, rest = arguments, list(arguments), None
-            if arguments and isinstance(arguments[-1], types.StarArgTuple | types.StarArgUniTuple):
-                fixed, rest = arguments[:-1], arguments[-1]
-                kinds = [*fixed, *rest.types]
         casts = [self._cast(part, own) for part, own in zip(parts, kinds, strict=True)]
 
         def write(context: Any, builder: Any, values: Values) -> Any:
