@@ -46,9 +46,8 @@ class CarryWriter(LoopWriter):
             line(f"c{i} = numba_deepcopy({name})")
             return
         ndim = variable.type.ndim
-        sizes = ", ".join(f"{name}.shape[{axis}]" for axis in range(ndim))
         for buffer in (f"c{i}", f"d{i}"):
-            line(f"{buffer} = new_array({name}.dtype, {sizes})")
+            self.new_like(buffer, name, range(ndim))
         self.copy_array(f"c{i}", (), name, (), ndim)
         line(f"cp{i} = pointer(c{i})")
         line(f"dp{i} = pointer(d{i})")

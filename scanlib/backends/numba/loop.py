@@ -26,6 +26,7 @@ from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.source import Source
 from scanlib.backends.numba.vectors import as_array
+from scanlib.backends.numba.whole_arrays import WholeArrays
 from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
@@ -35,7 +36,7 @@ REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
-class LoopWriter:
+class LoopWriter(WholeArrays):
     """Writes the function of one loop."""
 
     version = VERSION
@@ -159,7 +160,7 @@ class LoopWriter:
                 return
         rows = f"{depth + 1}" if self.signature.untraced[i] else f"capacity + {depth}"
         ndim = self.inner.taps[i][0].type.ndim
-        self.new_rows(f"h{i}", rows, initial, ndim)
+        self.new_like(f"h{i}", initial, range(1, ndim + 1), rows)
         line(f"advise(h{i})")
         for row in range(depth):
             # A ring holds rows in the order of iteration, the latest one last.
@@ -168,36 +169,6 @@ class LoopWriter:
                 str(depth - 1 - row) if flipped else f"steps + {row}" if self.reverse else str(row)
             )
             self.copy_array(f"h{i}", (target,), initial, (str(row),), ndim)
-
-    def new_rows(self, name: str, rows: str, like: str, ndim: int) -> None:
-        """Write a new array of some rows, each of `ndim` axes, as those of another array are."""
-        sizes = [rows, *(f"{like}.shape[{axis + 1}]" for axis in range(ndim))]
-        self.source.line(f"{name} = new_array({like}.dtype, {', '.join(sizes)})")
-
-    def copy_array(
-        self,
-        target: str,
-        target_index: tuple[str, ...],
-        source: str,
-        source_index: tuple[str, ...],
-        ndim: int,
-        first_size: str | None = None,
-    ) -> None:
-        """Write loops that copy an array of `ndim` dimensions item by item.
-
-        Numba's own assignment of arrays brings in code that formats error messages: more than
-        a second of compile time.
-        """
-        inner = [self.source.name("j") for _ in range(ndim)]
-        sizes = [f"{target}.shape[{axis + len(target_index)}]" for axis in range(ndim)]
-        if first_size is not None:
-            sizes[0] = first_size
-        with ExitStack() as stack:
-            for index, size in zip(inner, sizes, strict=True):
-                stack.enter_context(self.source.block(f"for {index} in range({size}):"))
-            left = ", ".join([*target_index, *inner]) or "()"
-            right = ", ".join([*source_index, *inner]) or "()"
-            self.source.line(f"{target}[{left}] = {source}[{right}]")
 
     def write_output_storage(self) -> None:
         shapes = row_shapes(self.op, self.arguments, self.inner.non_sequences, self.emitter)
@@ -352,7 +323,7 @@ class LoopWriter:
 
     def _grow(self, name: str, rows: str, used: str, ndim: int) -> None:
         larger = self.source.name("g")
-        self.new_rows(larger, rows, name, ndim)
+        self.new_like(larger, name, range(1, ndim + 1), rows)
         self.copy_array(larger, (), name, (), ndim + 1, first_size=used)
         self.source.line(f"{name} = {larger}")
 
@@ -372,7 +343,7 @@ class LoopWriter:
         if self.signature.untraced[i]:
             initial = self.outer.initials[i]
             ndim = self.inner.taps[i][0].type.ndim
-            self.new_rows(f"o{i}", f"{initial}.shape[0]", initial, ndim)
+            self.new_like(f"o{i}", initial, range(ndim + 1))
             for k in range(1, depth + 1):
                 row = k - 1 if self.reverse else depth - k
                 if self.in_registers[i]:

@@ -63,7 +63,7 @@ class NestWriter(ElemwiseWriter):
         rows = f"capacity + {depth}"
         if untraced:
             rows = "1" if depth == 1 else f"{depth + 1}"
-        self.new_rows(f"h{i}", rows, initial, len(self.layout.states[i]))
+        self.new_like(f"h{i}", initial, range(1, len(self.layout.states[i]) + 1), rows)
         line(f"advise(h{i})")
         # A ring holds rows in the order of iteration, the latest one last.
         row = self.source.name("row")
@@ -79,10 +79,9 @@ class NestWriter(ElemwiseWriter):
     def write_latest_row(self, i: int) -> None:
         """Write the row that holds a state's latest values."""
         initial = self.outer.initials[i]
-        axes = range(1, len(self.layout.states[i]) + 1)
-        sizes = ", ".join(f"{initial}.shape[{axis}]" for axis in axes)
-        self.source.line(f"r{i} = new_array({initial}.dtype, {sizes})")
-        self.copy_array(f"r{i}", (), initial, ("0",), len(axes))
+        ndim = len(self.layout.states[i])
+        self.new_like(f"r{i}", initial, range(1, ndim + 1))
+        self.copy_array(f"r{i}", (), initial, ("0",), ndim)
 
     def has_latest_row(self, i: int) -> bool:
         """Whether a state's latest row is kept apart from its history.
@@ -275,7 +274,7 @@ class NestWriter(ElemwiseWriter):
             return f"h{i}"
         initial = self.outer.initials[i]
         ndim = len(self.layout.states[i])
-        self.new_rows(f"o{i}", f"{initial}.shape[0]", initial, ndim)
+        self.new_like(f"o{i}", initial, range(ndim + 1))
         back = self.source.name("back")
         row = f"{back} - 1" if self.reverse else f"{depth} - {back}"
         ring = f"(i + {depth} - {back}) % {depth + 1}"
