@@ -108,6 +108,17 @@ def test_derivatives(name):
         assert_all_adopted(adopted(derivatives(cost, inputs, case.order)))
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_known_shapes_are_no_obstacle(name):
+    """PyTensor knows the length of some buffers as a number, and of the loop as an expression."""
+    case = LOOPS[name]
+    inputs = [pt.tensor(dtype=value.dtype, shape=value.shape) for value in case.values]
+    outputs = case.build(*inputs)
+    if case.order:
+        outputs = derivatives(sum(out.sum() for out in outputs), inputs, order=1)
+    assert_all_adopted(adopted(outputs))
+
+
 @pytest.mark.parametrize("name", [n for n in LOOPS if LOOPS[n].order and is_wide(LOOPS[n])])
 def test_gradients_with_known_shapes(name):
     """Where sizes are known, other rewrites apply."""

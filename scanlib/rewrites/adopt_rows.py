@@ -115,7 +115,7 @@ class Rows:
         if isinstance(op, IncSubtensor | SpecifyShape):
             return self.of(node.inputs[0])
         if isinstance(op, Alloc | AllocEmpty):
-            return self.integer(node.inputs[0 if isinstance(op, AllocEmpty) else 1])
+            return self.integer(_size_of(node))
         if isinstance(op, Scan):
             return self._of_loop(node, variable)
         if isinstance(op, Join):
@@ -338,7 +338,8 @@ class Rows:
 def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: set[Apply]) -> None:
     """Remember lengths that follow from the static shapes of operands beside them.
 
-    What elementwise operations combine has one length, and so have the sequences of a loop.
+    What elementwise operations combine has one length, and so have the sequences of a loop. The
+    type of a buffer knows what PyTensor computed of its length.
     """
     rows = Rows(known=known)
     for node in toposort(outputs):
@@ -354,11 +355,20 @@ def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: se
             length = node.op.static_length(node.inputs)
             if length is not None and groups.n_steps is not None:
                 learn(rows.integer(groups.n_steps), length, known)
+        elif isinstance(node.op, Alloc | AllocEmpty) and node.outputs[0].type.ndim:
+            rows_made = node.outputs[0].type.shape[0]
+            if rows_made is not None:
+                learn(rows.integer(_size_of(node)), rows_made, known)
         if length is None or length == 1:
             continue
         for inp in inputs:
             if inp.type.shape[0] is None:
                 learn(rows.of(inp), length, known)
+
+
+def _size_of(node: Apply) -> Variable:
+    """Return the number of rows that an allocation makes."""
+    return node.inputs[0 if isinstance(node.op, AllocEmpty) else 1]
 
 
 def _joined_parts(node: Apply | None) -> list[Variable]:
