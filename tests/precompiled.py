@@ -45,7 +45,7 @@ def use_precompiled_headers() -> None:
     if version.returncode or "Free Software Foundation" not in version.stdout:
         return
     key = sha256("\n".join([version.stdout, *command, HEADERS]).encode()).hexdigest()[:16]
-    header = Path(pytensor.config.compiledir) / "scanlib_headers" / key / "headers.h"
+    header = Path(pytensor.config.base_compiledir) / "scanlib_headers" / key / "headers.h"
     compiled = header.with_name("headers.h.gch")
     if not compiled.exists():
         header.parent.mkdir(parents=True, exist_ok=True)
