@@ -291,6 +291,54 @@ def test_shared_variable_with_update():
     assert total.get_value() == 4.0
 
 
+@pytest.mark.parametrize("taps", [1, 2])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_derivatives_of_initial_rows_are_no_slice_of_all(taps, backwards):
+    """`y[:-1]` of no rows has none, so that a length computed from it might be negative."""
+    y, start = pt.dvector("y"), pt.tensor("start", dtype="float64", shape=(taps,))
+    given = y[:-1]
+    state = {"initial": start, "taps": list(range(-taps, 0))}
+    initial = start[0] if taps == 1 else state
+    (level,) = scan(
+        lambda y, *levels: y + 0.5 * levels[0], given, [initial], go_backwards=backwards
+    )
+    fgraph = adopted([pytensor.grad((level**2).sum(), start)])
+    assert_all_adopted(fgraph)
+    for node in fgraph.toposort():
+        if isinstance(node.op, Join):
+            assert node.outputs[0].type.shape == (taps,)
+    assert_derivatives(
+        (level**2).sum(),
+        {start: np.array([0.5, -0.3][:taps]), y: np.array([1.0, 2.0, -1.0, 0.5])},
+        lambda start, y: (np.asarray(plain_levels(start, y[:-1], backwards)) ** 2).sum(),
+        ADOPTING["py"],
+        order=1,
+    )
+
+
+def plain_levels(start, y, backwards):
+    levels = list(start)
+    for value in y[::-1] if backwards else y:
+        levels.append(value + 0.5 * levels[-len(start)])
+    return levels[len(start) :]
+
+
+def test_slices_of_parts_that_are_joined():
+    """Parts that are converted on the way are no substitute for what is read of them."""
+    x, many = pt.dvector("x"), pt.lvector("many")
+    three = pt.tensor("three", shape=(3,), dtype="int32")
+    (y,) = scan(lambda x, y: 0.5 * y + x, x, [pt.zeros(())])
+    floats, integers = pt.join(0, three, x), pt.join(0, three, many)
+    same, turned = pt.join(0, three, three + 3, x.astype("int32")), pt.join(0, x, 1.5 * x[:2])
+    slices = [floats[:2], floats[:3], integers[:3], same[:4], same[:6], same[3:5], turned[-2:]]
+    inputs = [x, many, three]
+    values = [np.arange(4.0) + 0.5, np.arange(2) + 20, np.arange(3, dtype="int32") + 7]
+    f = pytensor.function(inputs, [y, *slices], mode=ADOPTING["py"])
+    plain = pytensor.function(inputs, slices, mode=MODES["py"])
+    assert_all_adopted(f.maker.fgraph)
+    assert_same(f(*values)[1:], plain(*values))
+
+
 # Switches
 
 

@@ -17,6 +17,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.tensor.basic import join
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import is_legacy_scan
@@ -25,7 +26,7 @@ from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_forms import Symbol
 from scanlib.rewrites.adopt_loop import NotAdoptableError, adopt_node, loop_name
-from scanlib.rewrites.adopt_rows import Rows, learn_lengths, slice_of
+from scanlib.rewrites.adopt_rows import Rows, joined_parts, learn_lengths, slice_of
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.simplify import replace
 
@@ -146,11 +147,47 @@ def tidy(fgraph: FunctionGraph) -> None:
             continue
         new = None
         if isinstance(node.op, Subtensor):
-            new = _one_slice(node, rows)
+            new = _end_of_joined(node, rows)
+            if new is None:
+                new = _one_slice(node, rows)
         elif isinstance(node.op, IncSubtensor):
             new = _all_rows_set(node, rows)
         if new is not None:
             replace(fgraph, {node.outputs[0]: new}, "scanlib_adopt_tidy")
+
+
+def _end_of_joined(node: Apply, rows: Rows) -> Variable | None:
+    """Return what a slice reads of joined parts at either end, if numbers tell that.
+
+    So the derivatives of initial rows are read, which stand in front of all others. The lengths
+    of all parts together may be unknown: of a slice that may be empty, for example.
+    """
+    index = slice_of(node)
+    parts = joined_parts(node.inputs[0].owner)
+    if index is None or index.step is not None or not parts:
+        return None
+    ends = (index.start, index.stop)
+    start, stop = (None if end is None else rows.integer(end).constant for end in ends)
+    at_front = index.start is None and stop is not None and stop > 0
+    at_back = index.stop is None and start is not None and start < 0
+    if not at_front and not at_back:
+        return None
+    left = stop if at_front else -start
+    taken: list[Variable] = []
+    for part in parts if at_front else reversed(parts):
+        length = rows.of(part).constant
+        if length is None or left == 0:
+            break
+        used = min(left, length)
+        left -= used
+        if used < length:
+            part = part[:used] if at_front else part[-used:]
+        taken.append(part)
+    if left:
+        return None
+    if len(taken) == 1:
+        return taken[0]
+    return join(0, *(taken if at_front else reversed(taken)))
 
 
 def _one_slice(node: Apply, rows: Rows) -> Variable | None:

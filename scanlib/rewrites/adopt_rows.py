@@ -119,7 +119,7 @@ class Rows:
         if isinstance(op, Scan):
             return self._of_loop(node, variable)
         if isinstance(op, Join):
-            parts = _joined_parts(node)
+            parts = joined_parts(node)
             return sum((self.of(part) for part in parts), number(0)) if parts else own
         if isinstance(op, DimShuffle) and op.new_order and op.new_order[0] == 0:
             return self.of(node.inputs[0])
@@ -302,7 +302,7 @@ class Rows:
 
     def _into_part(self, view: View) -> View:
         """Look into an array that is joined of parts, if the view reads one of them only."""
-        parts = _joined_parts(view.base.owner)
+        parts = joined_parts(view.base.owner)
         before, total = number(0), self.of(view.base)
         for part in parts:
             rows = self.of(part)
@@ -371,12 +371,13 @@ def _size_of(node: Apply) -> Variable:
     return node.inputs[0 if isinstance(node.op, AllocEmpty) else 1]
 
 
-def _joined_parts(node: Apply | None) -> list[Variable]:
-    """Return the parts that a node joins along the first axis; empty for other nodes."""
+def joined_parts(node: Apply | None) -> list[Variable]:
+    """Return the parts that a node joins along the first axis and does not convert; or nothing."""
     if node is None or not isinstance(node.op, Join):
         return []
     axis, parts = join_of(node)
-    return parts if axis == 0 else []
+    converted = any(part.type.dtype != node.outputs[0].type.dtype for part in parts)
+    return [] if converted or axis != 0 else parts
 
 
 def _is_position(form: Form, rows: Form) -> bool:
