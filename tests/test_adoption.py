@@ -23,6 +23,7 @@ from tests.checks import assert_derivatives, assert_same
 from tests.derivatives import central_gradient
 from tests.legacy_loops import LOOPS, scan
 from tests.modes import MODES
+from tests.reference import reference_scan
 
 ADOPTING = {name: mode.including("scanlib_adopt") for name, mode in MODES.items()}
 IN_NUMBA = [
@@ -194,6 +195,19 @@ def test_truncated_gradient(steps):
         ga += owed * rows[t]
         owed *= 0.7
     assert_same(f(values, 0.7, 0.3), [gx, np.asarray(ga)])
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_slices_that_end_before_the_first_row(length):
+    """``x[: rows - 3]`` counts from the end of an array of less than three rows."""
+    x, y0 = pt.dvector("x"), pt.dscalar("y0")
+    (y,) = scan(lambda x, y: 0.5 * y + x, x[: x.shape[0] - 3], [y0])
+    rest = x[1:][: x.shape[0] - 4]
+    f = pytensor.function([x, y0], [y, rest], mode=ADOPTING["py"])
+    assert_all_adopted(f.maker.fgraph)
+    value = np.arange(1.0, length + 1)
+    wanted = reference_scan(lambda x, y: [0.5 * y + x], [value[: length - 3]], [2.0])
+    assert_same(f(value, 2.0), [wanted[0], value[1:][: length - 4]])
 
 
 def test_sequence_too_short():

@@ -137,6 +137,19 @@ class TestUntil:
         values = np.array([2.0, 9.0, 1000.0])
         np.testing.assert_allclose(gradient(values), 0.5 / np.sqrt(values), rtol=1e-8)
 
+    def test_outputs_as_long_as_a_row_of_the_batch(self, mode):
+        w, limit = pt.vector("w"), pt.scalar("limit")
+        traces = scanlib.scan(
+            lambda h, w, limit: ([h * 2, w * h], scanlib.until(h * 2 > limit)),
+            outputs_info=[pt.constant(1.0), None],
+            non_sequences=[w, limit],
+            n_steps=10,
+            return_updates=False,
+        )
+        last = [trace[-1] for trace in traces]
+        data = [rng.normal(size=(3, 4)), np.array([3.0, 40.0, 9.0])]
+        check_rows(last, [w, limit], data, (1, 1), mode)
+
 
 def test_differing_numbers_of_steps_are_refused():
     n, many = pt.lscalar("n"), pt.lvector("many")

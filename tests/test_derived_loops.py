@@ -6,7 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.gradient import pushforward
+from pytensor.gradient import NullTypeGradError, pushforward
 
 import scanlib
 from tests.checks import assert_derivatives, evaluate
@@ -266,3 +266,43 @@ class TestRandomDraws:
             np.testing.assert_allclose(
                 np.sum(got**2), self.walk(np.array([0.2]), 0.7, noise), rtol=1e-12
             )
+
+    def test_draws_around_a_stored_state(self, mode):
+        """A draw that depends on a stored state is stored as the forward loop computes it."""
+        rng = pytensor.shared(np.random.default_rng(5))
+        x, w = pt.vector("x"), pt.scalar("w")
+
+        def step(x, level, w):
+            moved = 0.5 * level + x
+            next_rng, z = pt.random.normal(moved, 1.0, rng=rng).owner.outputs
+            return [moved, w * z], {rng: next_rng}
+
+        (_, scaled), _ = scanlib.scan(step, x, [np.float64(0.0), None], w)
+        value = np.array([1.0, -2.0, 0.5])
+        with pytensor.config.change_flags(on_opt_error="raise"):
+            _, gradient = evaluate(
+                [scaled, pytensor.grad(pt.sum(scaled), w)], {x: value, w: np.array(2.0)}, mode
+            )
+        generator, level, total = np.random.default_rng(5), 0.0, 0.0
+        for row in value:
+            level = 0.5 * level + row
+            total += generator.normal(level, 1.0)
+        np.testing.assert_allclose(gradient, total, rtol=1e-12)
+
+    def test_undefined_gradients_stay_where_they_are(self, fast_mode):
+        """A draw has no derivative by its mean; what does not reach the mean has one."""
+        rng = pytensor.shared(np.random.default_rng(5))
+        x, w = pt.vector("x"), pt.scalar("w")
+
+        def step(x, h, w):
+            next_rng, drawn = pt.random.normal(0.5 * h + x, 1.0, rng=rng).owner.outputs
+            return [drawn, w * drawn], {rng: next_rng}
+
+        (h, scaled), _ = scanlib.scan(step, x, [np.float64(0.0), None], w)
+        cost = pt.sum(scaled)
+        drawn, gradient = evaluate(
+            [h, pytensor.grad(cost, w)], {x: np.ones(4), w: np.array(2.0)}, fast_mode
+        )
+        np.testing.assert_allclose(gradient, np.sum(drawn), rtol=1e-12)
+        with pytest.raises(NullTypeGradError, match="normal"):
+            pytensor.grad(cost, x)

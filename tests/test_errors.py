@@ -74,6 +74,25 @@ class TestSequences:
             f(np.ones(30), np.ones(17), 18)
         names(error, "17", "18")
 
+    def test_names_with_braces_and_quotes(self, mode):
+        rates, n = pt.vector('rates{0} "%s"'), pt.iscalar("n")
+        h, _ = scanlib.scan(lambda r, h: h + r, rates, 0.0, n_steps=n, name="sum {of} \\ é")
+        with pytest.raises(ValueError, match="rates") as error:
+            evaluate(h, {rates: np.ones(3), n: 11}, mode)
+        names(error, 'scan `sum {of} \\ é`: sequence `rates{0} "%s"` gives 3 rows', "n_steps=11")
+        with pytest.raises(IndexError) as missing:
+            evaluate(h[-1], {rates: np.ones(0), n: 0}, mode)
+        assert "{{" not in str(missing.value)
+
+    def test_equal_loops_have_their_own_names(self, mode):
+        """Also where the compiled code of an equal loop is found again."""
+        for name in ("first", "second"):
+            rates, n = pt.vector(f"rates of the {name}"), pt.iscalar("n")
+            h, _ = scanlib.scan(lambda r, h: h + 2 * r, rates, 0.0, n_steps=n, name=name)
+            with pytest.raises(ValueError, match="rates") as error:
+                evaluate(h, {rates: np.ones(3), n: 11}, mode)
+            names(error, f"scan `{name}`", f"`rates of the {name}`")
+
     def test_shorter_than_n_steps_without_a_state(self, mode):
         rates, n = pt.matrix("rates"), pt.iscalar("n")
         squares, _ = scanlib.scan(lambda r: r**2, rates, n_steps=n)

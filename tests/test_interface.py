@@ -324,3 +324,16 @@ def test_order_of_arguments_with_taps(mode):
     )
     for got, wanted in zip(evaluate(outputs, values, mode), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+def test_non_sequences_of_shared_variables_that_change(mode):
+    """What was given stays as it was before the first step; what is captured changes."""
+    shared = pytensor.shared(np.float64(1.0), name="shared")
+    double = shared * 2
+    given, updates = scanlib.scan(
+        lambda double: (double + shared, {shared: shared + 1}), non_sequences=[double], n_steps=4
+    )
+    captured, _ = scanlib.scan(lambda: (double + shared, {shared: shared + 1}), n_steps=4)
+    f = pytensor.function([], [given, captured], updates=updates, mode=mode)
+    np.testing.assert_array_equal(f(), [[3, 4, 5, 6], [3, 6, 9, 12]])
+    assert shared.get_value() == 5

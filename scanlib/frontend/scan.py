@@ -29,7 +29,7 @@ from scanlib.frontend.step import (
 )
 from scanlib.frontend.trace import Trace, tap_name
 from scanlib.ops.checkpoints import Schedule
-from scanlib.ops.graph import is_tensor, row_type
+from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 
 MAX_TRACES = 8
@@ -216,7 +216,14 @@ class _Builder:
             carry = Carry(shared, shared.type(), update, shared.name)
             trace.shared[shared] = carry
             loop.carries.append(carry)
-        loop.substitute({shared: carry.value for shared, carry in trace.shared.items()})
+        replacements: dict[Variable, Variable] = {}
+        for outer in dict.fromkeys(self.non_sequences):
+            # What was given whole is the same at every step, also if it was computed from them.
+            if outer not in updates and outer in depends_on([outer], updates):
+                replacements[outer] = inner = outer.type(name=outer.name)
+                loop.non_sequences.append(NonSequence(outer, inner, outer.name))
+        replacements.update({shared: carry.value for shared, carry in trace.shared.items()})
+        loop.substitute(replacements)
 
     def add_captured(self, loop: Loop) -> None:
         """Make what the step reads from outside an input of the loop."""

@@ -236,13 +236,18 @@ class _Batcher:
         loop.stop = pt.all(after)
 
     def output_rows(self) -> list[list[Variable]]:
-        """Return the row shapes of the outputs of one unbatched loop."""
+        """Return the row shapes of the outputs of one loop of the batch."""
         signature = self.op.signature
-        shapes = [list(v.shape) if is_tensor(v) else None for v in self.node.inputs]
+        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        shapes = [
+            list(new.shape)[rank:] if is_tensor(new) else None
+            for new, rank in zip(self.given, ranks, strict=True)
+        ]
         values: list[Variable | None] = [None] * (
             len(self.op.body.inputs) - signature.n_non_sequences
         )
-        values += signature.split_inputs(self.node.inputs).non_sequences
+        shared = [None if rank else new for new, rank in zip(self.given, ranks, strict=True)]
+        values += signature.split_inputs(shared).non_sequences
         outputs = signature.split_body_outputs(self.op.body.outputs).outputs
         rows = output_row_shapes(
             self.op.body.inputs, outputs, body_input_shapes(signature, shapes), values

@@ -5,7 +5,12 @@ from scanlib.ops.signature import Signature
 
 
 def _title(kind: str, position: int, name: str | None) -> str:
-    return f"{kind} `{name}`" if name else f"{kind} number {position} (counted from 0)"
+    return f"{kind} `{_escaped(name)}`" if name else f"{kind} number {position} (counted from 0)"
+
+
+def _escaped(name: str) -> str:
+    """Return a name as a template holds it: its braces are no places for numbers."""
+    return name.replace("{", "{{").replace("}", "}}")
 
 
 class Messages:
@@ -14,7 +19,8 @@ class Messages:
     def __init__(self, signature: Signature, labels: Labels, name: str | None) -> None:
         self.signature = signature
         self.labels = labels
-        self.prefix = f"scan `{name}`: " if name else "scan: "
+        self.title = f"scan `{name}`: " if name else "scan: "
+        self.prefix = _escaped(self.title)
 
     def negative_steps(self) -> str:
         """Numbers: n_steps."""
@@ -65,6 +71,6 @@ class Messages:
         """A constant text, for `IndexError`."""
         steps = self.signature.required_steps
         return (
-            f"{self.prefix}a row was read that the loop did not write: "
+            f"{self.title}a row was read that the loop did not write: "
             f"it took fewer than {steps} step(s)"
         )

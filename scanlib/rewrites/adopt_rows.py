@@ -381,8 +381,12 @@ def joined_parts(node: Apply | None) -> list[Variable]:
 
 
 def _is_position(form: Form, rows: Form) -> bool:
-    """Whether a form is sure to count rows from the front of an array, not from its end."""
-    return form.is_length() or (rows - form).is_length()
+    """Whether a form counts rows from the front of an array, not from its end.
+
+    An integer of the graph is taken to; what is left of a length after taking off a number may
+    be negative.
+    """
+    return form.is_length() or (form.number >= 0 and (rows - form).is_length())
 
 
 def stack(rows: list[Variable]) -> Variable:

@@ -244,6 +244,8 @@ def shifted(loop: Loop) -> Parts | None:
 
 def added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
     """Return what is added to a variable where it is read first, in its own layout."""
+    if not is_tensor(value):
+        return None
     for node in toposort(outputs):
         if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
             continue

@@ -55,7 +55,8 @@ def print_loop(op: ElemwiseScan) -> CCode:
         functions = printer.write()
     scalar_ops = tuple(printer.scalars.ops)
     threads = config.scanlib__threads if threads_available() else 1
-    own: tuple[str | int, ...] = ("scanlib", VERSION)
+    # Names are part of messages, but not of what makes two loops equal.
+    own: tuple[str | int, ...] = ("scanlib", VERSION, str((op.scan.name, *op.scan.labels)))
     if threads > 1:
         sizes = config.scanlib__parallel_channels, config.scanlib__parallel_steps
         own += (THREADS_VERSION, threads, *sizes)

@@ -28,8 +28,11 @@ class ForwardValues:
         self.stored_carries: dict[int, int] = {}
         self.stored_cuts: dict[Variable, int] = {}
 
-    def store(self, carries: list[int], cuts: list[Variable]) -> None:
-        """Run the loop once more, with these carries and body values stored over time."""
+    def store(self, carries: list[int], cuts: dict[Variable, Variable]) -> None:
+        """Run the loop once more, with these carries and body values stored over time.
+
+        `cuts` maps each value that the backward loop reads to what computes it in a step.
+        """
         loop = self.loop
         states = [replace(state, taps=dict(state.taps), untraced=False) for state in loop.states]
         for i in carries:
@@ -38,9 +41,9 @@ class ForwardValues:
             initial = pt.expand_dims(carry.initial, 0)
             states.append(State(initial, {-1: carry.value}, carry.next, name=carry.name))
         outputs = list(loop.outputs)
-        for cut in cuts:
+        for cut, value in cuts.items():
             self.stored_cuts[cut] = len(outputs)
-            outputs.append(Output(cut))
+            outputs.append(Output(value))
         rest = [carry for i, carry in enumerate(loop.carries) if i not in carries]
         self.results = replace(loop, states=states, carries=rest, outputs=outputs).apply()
 

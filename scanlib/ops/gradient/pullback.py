@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pytensor.gradient as pg
@@ -74,7 +75,7 @@ def _store_what_is_missing(forward: ForwardValues, step: StepPullback) -> None:
         elif not carries and not cuts:
             cuts = [loop.stop]
     if carries or cuts or dropped:
-        forward.store(carries, cuts)
+        forward.store(carries, dict(zip(cuts, step.of_the_loop(cuts), strict=True)))
 
 
 @dataclass
@@ -292,8 +293,8 @@ class _Collector:
     def undefined(self) -> list[Variable | None]:
         """Return, for each input, the undefined gradient it gets, if it does.
 
-        One that enters the loop, or that a step has for a state or a carry, reaches all
-        inputs; one for a sequence or a non-sequence stays there.
+        One that enters the loop, or that a step has for a state or a carry, reaches all inputs
+        that this result depends on; one for a sequence or a non-sequence stays there.
         """
         loop, results = self.backward.forward.loop, self.backward.step.results
 
@@ -301,14 +302,17 @@ class _Collector:
             values = (results.get(variable) for variable in inner)
             return next((v for v in values if v is not None and is_null(v)), None)
 
-        entering = [g for group in self.given for g in group if is_null(g)]
+        spread = [g if is_null(g) else None for group in self.given for g in group]
         recurrent = [null(*state.taps.values()) for state in loop.states]
         recurrent += [null(carry.value) for carry in loop.carries]
-        spread = next((v for v in [*entering, *recurrent] if v is not None), None)
-        own = [null(part.row) for part in loop.sequences] + [None] * len(recurrent)
+        spread = [a or b for a, b in zip_longest(spread, recurrent)]
+        own = [None] * int(self.op.signature.has_n_steps)
+        own += [null(part.row) for part in loop.sequences] + [None] * len(recurrent)
         own += [null(part.inner) for part in loop.non_sequences]
-        start = [None] * int(self.op.signature.has_n_steps)
-        return [*start, *(value if spread is None else spread for value in own)]
+        return [
+            next((v for v, reaches in zip(spread, row, strict=True) if reaches and v), value)
+            for value, row in zip(own, connection_pattern(self.op), strict=True)
+        ]
 
     def carry(self, position: int | None) -> Variable | None:
         if position is None or self.backward.results is None:

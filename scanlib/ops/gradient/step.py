@@ -130,6 +130,14 @@ class StepPullback:
         values = substitute(merged[: len(values)], replacements)
         self.results.update(zip(keys, values, strict=True))
 
+    def of_the_loop(self, values: list[Variable]) -> list[Variable]:
+        """Return values that read stored results as the steps of the loop compute them."""
+        parts: dict[str, list[Variable]] = {
+            "state": [state.next for state in self.loop.states],
+            "output": [output.value for output in self.loop.outputs],
+        }
+        return substitute(values, {v: parts[kind][i] for v, (kind, i) in self.stored.items()})
+
 
 def _is_extreme(value: Variable) -> bool:
     op = getattr(value.owner.op, "scalar_op", None)
