@@ -165,6 +165,14 @@ class TestGradients:
         function = pytensor.function([x, a], gradients, mode=MODES[mode])
         assert len(nodes(function, PaddedRows)) == 2
 
+    def test_a_row_written_to_many_places(self):
+        x, n = pt.tensor("x", dtype="float64", shape=(1,)), pt.lscalar("n")
+        h, y = scanlib.scan(
+            lambda x, h: [pt.sin(x + h), pt.cos(h)], x, [0.3, None], return_updates=False
+        )
+        function = pytensor.function([x, n], [h, pt.zeros(n)[:3].inc(2 * y)], mode=MODES["c"])
+        np.testing.assert_allclose(function([1.0], 5)[1], 2 * np.cos(0.3) * (np.arange(5) < 3))
+
     @pytest.mark.parametrize("mode", ["numba", "c"])
     def test_matrices_of_each_step(self, mode):
         A, b, start = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start")

@@ -430,3 +430,14 @@ def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
     reason = explain_linear(Loop.from_node(trace.owner.inputs[0].owner))
     assert (reason is None) == lowered
     assert lowered or "making a matrix for each step" in reason
+
+
+def test_sizes_that_a_step_computes_are_left_to_the_loop():
+    B, k, h0 = pt.dmatrix("B"), pt.lvector("k"), pt.dvector("h0")
+    trace = scanlib.scan(lambda k, h: (B @ h)[k : k + 3], k, h0, return_updates=False)
+    assert explain_linear(Loop.from_node(trace.owner.inputs[0].owner)) is not None
+    matrix, places, h = np.arange(18.0).reshape(6, 3) / 20, [0, 2, 3], np.ones(3)
+    expected = [h := (matrix @ h)[place : place + 3] for place in places]
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        function = compiled([B, k, h0], trace)
+    np.testing.assert_allclose(function(matrix, places, np.ones(3)), expected)

@@ -6,10 +6,12 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import get_mode
 from pytensor.graph.traversal import ancestors
+from pytensor.ifelse import ifelse
 from pytensor.scalar.basic import Exp
 
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.scan import Scan
 
 rng = np.random.default_rng(11)
@@ -130,6 +132,19 @@ class TestDuplicates:
         (node,) = check([x], [a, b], [rng.normal(size=5)])
         assert node.op.signature.n_outputs == 0
 
+    def test_an_output_that_is_a_sequence(self, fast_mode):
+        x, n = pt.vector("x"), pt.lscalar("n")
+        alone = scanlib.scan(lambda x: x, x, n_steps=n, return_updates=False)
+        beside = scanlib.scan(
+            lambda x, a: [x, a + 1], x, [None, 0.0], n_steps=n, return_updates=False
+        )
+        for outputs in ([alone], beside):
+            f = pytensor.function([x, n], outputs, mode=fast_mode)
+            np.testing.assert_allclose(f([1.0, 2.0, 3.0], 2)[0], [1.0, 2.0])
+            assert f([], 0)[0].shape == (0,)
+            with pytest.raises(SequenceLengthError):
+                f([1.0, 2.0], 3)
+
 
 class TestHoisting:
     def test_matrix_work_leaves_the_loop(self):
@@ -209,6 +224,19 @@ class TestLastRows:
             return_updates=False,
         )
         assert pytensor.function([limit], powers[-1], mode=mode)(45) == 64
+
+    @pytest.mark.parametrize("merged", [False, True])
+    def test_a_row_that_a_branch_does_not_read(self, merged):
+        """The C linker evaluates one branch: the loop must not raise for the other's sake."""
+        x = pt.vector("x")
+        sums = scanlib.scan(lambda x, s: s + x, x, 0.0, return_updates=False)
+        products = scanlib.scan(lambda x, p: p * x, x, 1.0, return_updates=False)
+        last = ifelse(x.shape[0] > 0, sums[-1], pt.constant(7.0, dtype=sums.dtype))
+        f = pytensor.function([x], [last, *([products] if merged else [])], mode=CHECKED)
+        assert f([])[0] == 7
+        assert f([2.0, 3.0])[0] == 5
+        (node,) = loops(f)
+        assert sorted(node.op.signature.untraced) == [False, True][not merged :]
 
 
 class TestMerging:

@@ -179,6 +179,30 @@ class TestUntil:
             order=1,
         )
 
+    @pytest.mark.parametrize("read", ["a map", "an output", "a sum"])
+    @pytest.mark.parametrize("steps", [9, 1, 0])
+    def test_loops_that_store_nothing(self, read, steps):
+        """Something has to say how many steps ran."""
+        W, x = pt.dmatrix("W"), pt.dmatrix("x")
+        rows = np.arange(3.0 * steps).reshape(steps, 3)
+        weights = np.random.default_rng(0).normal(size=(2, 3))
+        if read == "a map":
+            y = scanlib.map(lambda r: (W @ r, scanlib.until(r[0] > 8)), x, return_updates=False)
+        else:
+            _, y, c = scanlib.scan(
+                lambda r, k, c: ([k + 1, W @ r, c + W @ r], scanlib.until(k > 2)),
+                x,
+                [np.float64(0), None, pt.zeros(2)],
+                return_updates=False,
+            )
+            y = y if read == "an output" else c.owner.inputs[0][-1]
+        with pytensor.config.change_flags(on_opt_error="raise"):
+            function = pytensor.function([W, x], y, mode=unfused("c"))
+        assert count(function, Dot) == 1
+        expected = rows[:4] @ weights.T
+        expected = expected.sum(axis=0) if read == "a sum" else expected
+        assert_same([function(weights, rows)], [expected])
+
 
 class TestSums:
     def test_a_sum_of_elementwise_work_stores_nothing(self):
@@ -326,3 +350,25 @@ class TestWhatStays:
                 h = np.tanh(h + v)
             expected.append(h)
         np.testing.assert_allclose(function(values), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["c", "numba"])
+@pytest.mark.parametrize("name", ["a matrix", "a row", "an item set", "a row added to"])
+def test_places_outside_of_an_array_are_an_error(name, mode):
+    x, k, W = pt.dmatrix("x"), pt.lvector("k"), pt.dmatrix("W")
+    step = {
+        "a matrix": lambda x, k, W: W[k] @ W,
+        "a row": lambda x, k, W: W @ x * x[k],
+        "an item set": lambda x, k, W: W @ pt.set_subtensor(x[k], 7.0),
+        "a row added to": lambda x, k, W: pt.inc_subtensor(pt.zeros((N, N))[k], W @ x).sum(axis=0),
+    }[name]
+    y = scanlib.scan(step, [x, k], None, W, return_updates=False)
+    function = pytensor.function([x, k, W], y, mode=MODES[mode], on_unused_input="ignore")
+    assert count(function, Scan) == 0
+    values = np.random.default_rng(0).normal(size=(2, N, N))
+    np.testing.assert_allclose(
+        function(values[0], [0, N - 1, -N], values[1]), function(values[0], [0, -1, 0], values[1])
+    )
+    for place in (N, -N - 1):
+        with pytest.raises(IndexError):
+            function(values[0], [0, place, 1], values[1])

@@ -134,15 +134,22 @@ class Propagation:
         varying = [inp for inp in inputs if inp in self.dependent]
         if isinstance(scalar, ps.Mul) and len(varying) == 1:
             others = [inp for inp in inputs if inp is not varying[0]]
-            factor = others[0] if len(others) == 1 else pt.mul(*others)
-            if is_minus_one(factor):
+            if len(others) == 1 and is_minus_one(others[0]):
                 return self.scale(self.forms[varying[0]], lambda part: -part, None, out)
-            factor = pt.cast(factor, self.state.type.dtype)
+            factors = [self.converted(inp) for inp in others]
+            factor = factors[0] if len(factors) == 1 else pt.mul(*factors)
             return self.scale(self.forms[varying[0]], lambda part: part * factor, factor, out)
         if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
-            factor = inputs[1]
+            factor = self.converted(inputs[1])
             return self.scale(self.forms[inputs[0]], lambda part: part / factor, 1 / factor, out)
         raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
+
+    def converted(self, variable: Variable) -> Variable:
+        """Return an operand in the state's dtype, as an operation on the state converts it.
+
+        Small integers would wrap around, and truth values have no sign.
+        """
+        return pt.cast(variable, self.state.type.dtype)
 
     def total(self, summands: list[tuple[int, Variable]], out: Variable) -> Form:
         result: Form | None = None
@@ -154,6 +161,7 @@ class Propagation:
                     form = self.scale(form, lambda part: -part, None, out)
                 result = form if result is None else self.plus(result, form, out)
             else:
+                inp = self.converted(inp)
                 constant = plus(constant, inp if sign > 0 else -inp)
         assert result is not None
         return replace(result, offset=plus(result.offset, constant))
@@ -177,8 +185,6 @@ class Propagation:
             return None if part is None else apply(part)
 
         weight = form.weight
-        if factor is not None:
-            factor = pt.cast(factor, self.state.type.dtype)
         if isinstance(weight, int) and factor is not None:
             weight = factor if weight == 1 else factor * weight
         else:

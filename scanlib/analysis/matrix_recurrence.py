@@ -118,6 +118,7 @@ def _in_other_semiring(
         if isinstance(scalar, ps.Add | ps.Sub | ps.Neg | ps.Mul) and len(varying) == 1:
             (variable,) = varying
             others = [inp for inp in node.inputs if inp is not variable]
+            added = [pt.cast(inp, state.type.dtype) for inp in others]
             if isinstance(scalar, ps.Neg):
                 sign = -sign
             elif isinstance(scalar, ps.Mul):
@@ -128,10 +129,10 @@ def _in_other_semiring(
             elif isinstance(scalar, ps.Sub):
                 if variable is not node.inputs[0]:
                     return None
-                offset = plus(offset, -sign * others[0])
+                offset = plus(offset, -added[0] if sign > 0 else added[0])
             else:
-                for other in others:
-                    offset = plus(offset, other if sign > 0 else -other)
+                for term in added:
+                    offset = plus(offset, term if sign > 0 else -term)
             continue
         break
     semiring, terms, axis = _reduction(node)

@@ -95,10 +95,14 @@ class SystemForms(PartRules):
                     self.forms.setdefault(out, form)
 
     def form(self, variable: Variable) -> Affine:
-        """Return the form of a variable; one that reads no state is all offset."""
+        """Return the form of a variable; one that reads no state is all offset.
+
+        An operation with a state converts it to the state's dtype: small integers would wrap
+        around otherwise, and truth values have no sign.
+        """
         if variable in self.forms:
             return self.forms[variable]
-        return Affine({}, None if self.structure else variable)
+        return Affine({}, None if self.structure else pt.cast(variable, self.dtype))
 
     def size(self, k: int) -> Variable:
         """Return the number of items of one state, without its batch."""

@@ -1,7 +1,9 @@
-"""`CheckedRows`: an array, known to have one row for every step.
+"""Checks that a loop makes at every step, of what is read for all steps at once.
 
 When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
-check that it has one row for every step, and the loop's message, stay with the array.
+check that it has one row for every step, and the loop's message, stay with the array:
+`CheckedRows`. A step's index is checked; numba does not check arrays of indices, and would read
+and write anywhere: `CheckedPlaces`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,19 @@ from typing import Any, ClassVar
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
+from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.errors import SequenceLengthError
+
+
+class CheckedPlaces(CheckAndRaise):
+    """Indices of all steps, or an error; under JAX, where no index raises one, no check."""
+
+
+def checked_places(places: Variable, size: Variable) -> Variable:
+    """Return indices, known to lie in an axis of some size; negative ones count from its end."""
+    inside = pt.and_(pt.ge(places, -size), pt.lt(places, size))
+    return CheckedPlaces(IndexError, "index out of bounds")(places, pt.all(inside))
 
 
 class CheckedRows(Op):

@@ -16,8 +16,10 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
-from scanlib.ops.graph import is_tensor, substitute
+from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.messages import Messages
 from scanlib.rewrites.edit import Lookup, LoopEdit
 
 
@@ -61,7 +63,7 @@ def _is_small_constant(variable: Variable) -> bool:
 def forward_outputs(edit: LoopEdit) -> None:
     """Forward stacked outputs that are another output, a state's trace, or a sequence."""
     loop = edit.loop
-    rows = {part.row: part.outer for part in loop.sequences}
+    rows = {part.row: position for position, part in enumerate(loop.sequences)}
     seen: dict[Variable, State | Output] = {}
     for state in loop.states:
         if not state.untraced and edit.is_read(state):
@@ -72,11 +74,23 @@ def forward_outputs(edit: LoopEdit) -> None:
         if known is not None:
             edit.redirect(output, _Trace(known, loop.reverse))
         elif output.value in rows and loop.stop is None:
-            outer = rows[output.value]
+            outer = _whole(loop, rows[output.value])
             if wanted.is_super(outer.type):
                 edit.redirect(output, _Outer(outer))
         else:
             seen[output.value] = output
+
+
+def _whole(loop: Loop, position: int) -> Variable:
+    """Return a sequence, with the loop's check that it has a row for every step."""
+    outer = loop.sequences[position].outer
+    if loop.n_steps is None:
+        return outer
+    steps = constant_integer(loop.n_steps)
+    if steps is not None and steps == outer.type.shape[0]:
+        return outer
+    messages = Messages(loop.signature(), loop.labels(), loop.name)
+    return CheckedRows(messages.sequence_length(position))(outer, loop.length())
 
 
 @dataclass

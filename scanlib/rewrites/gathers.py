@@ -18,6 +18,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib.ops.checked_rows import checked_places
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence
 
@@ -45,7 +46,9 @@ def _from_integer(place: Variable) -> bool:
 def gathered(node: Apply, value: Value, length: Variable) -> Variable:
     """Return what a node reads at all steps."""
     (array, varies), (places, _) = value(node.inputs[0]), value(node.inputs[1])
-    return array[pt.arange(length), places] if varies else array[places]
+    if not varies:
+        return array[places]
+    return array[pt.arange(length), checked_places(places, array.shape[1])]
 
 
 def written(
@@ -54,7 +57,7 @@ def written(
     """Return the arrays in which a node writes at all steps."""
     arrays, (places, _) = rows(node.inputs[0]), value(node.inputs[2])
     change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
-    target = arrays[pt.arange(length), places]
+    target = arrays[pt.arange(length), checked_places(places, arrays.shape[1])]
     return change(target, _like(rows(node.inputs[1]), target))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.ifelse import IfElse
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
@@ -37,6 +38,10 @@ class LastRow:
     rest: tuple
     needs_step: bool
     several: bool = False
+
+    def exists(self, length: int | None) -> bool:
+        """Whether the row is sure to be there, given the number of steps if it is known."""
+        return not self.needs_step or (length is not None and length >= self.back)
 
     def of(self, history: Variable) -> Variable:
         """Return the same read of another history."""
@@ -126,12 +131,17 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
         state.untraced = edit.changed = True
     if loop.reverse:
         return edit.replacements() if unread else {}
+    length = edit.node.op.static_length(edit.node.inputs)
+    lazy = any(isinstance(node.op, IfElse) for node in edit.fgraph.apply_nodes)
     pending: list[tuple[State, list[LastRow]]] = []
     for state in loop.states:
         if state.untraced or not edit.is_read(state):
             continue
         reads, only = last_row_reads(edit.fgraph, edit.result(state), state.depth)
-        if only and reads:
+        if not only or not reads:
+            continue
+        # A branch that is not taken reads no row: the loop must not miss it. See `check_last_rows`.
+        if not lazy or all(read.exists(length) for read in reads):
             pending.append((state, reads))
     if not pending:
         return edit.replacements() if unread else {}
@@ -142,7 +152,6 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
             _deepen(state, back)
         state.untraced = True
         required = max([required, *(read.back for read in reads if read.needs_step)])
-    length = edit.node.op.static_length(edit.node.inputs)
     loop.required_steps = 0 if length is not None and length >= required else required
     edit.changed = True
     replacements = edit.replacements()
@@ -177,7 +186,7 @@ def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
         if state.untraced:
             continue
         for read in last_row_reads(fgraph, history, state.depth)[0]:
-            if not read.needs_step or (length is not None and length >= read.back):
+            if read.exists(length):
                 continue
             row = history[(-read.back, *read.rest)]
             steps = history.shape[0] - state.depth

@@ -297,7 +297,8 @@ def _addend(carry: Carry, loop: Loop) -> Variable | None:
     if carry.value in above or carry.next in above:
         return None
     added = None
-    for sign, variable in others:
+    for sign, summand in others:
+        variable = pt.cast(summand, carry.value.type.dtype)
         if added is None:
             added = variable if sign > 0 else -variable
         else:
@@ -307,9 +308,14 @@ def _addend(carry: Carry, loop: Loop) -> Variable | None:
 
 
 def _summands(variable: Variable, value: Variable) -> list[tuple[int, Variable]]:
-    """Take the sums and differences apart in which a value may stand."""
+    """Take the sums and differences apart in which a value may stand.
+
+    Those in another dtype are summands themselves: small integers wrap around.
+    """
     node = variable.owner
     if variable is value or node is None or not isinstance(node.op, Elemwise):
+        return [(1, variable)]
+    if variable.type.dtype != value.type.dtype:
         return [(1, variable)]
     if isinstance(node.op.scalar_op, ps.Add):
         return [part for inp in node.inputs for part in _summands(inp, value)]

@@ -63,10 +63,17 @@ def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
     shifts = _shift(loop)
     if shifts is not None:
         try:
-            return _Joining(node, loop, shifts).result()
+            return _joined(node, loop, shifts)
         except NotLinearError:
             pass
-    return _Joining(node, canonical_loop(node), {}).result()
+    return _joined(node, canonical_loop(node), {})
+
+
+def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop, Parts, Joined]:
+    try:
+        return _Joining(node, loop, shifts).result()
+    except NotAffineError as error:  # a size that a step computes
+        raise NotLinearError(str(error)) from error
 
 
 def _shift(loop: Loop) -> dict[int, Variable] | None:

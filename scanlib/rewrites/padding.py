@@ -34,7 +34,8 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     length = _length_of_zeros(zeros)
     if length is None or rows.type.dtype != zeros.type.dtype:
         return None
-    if rows.type.broadcastable[1:] != zeros.type.broadcastable[1:]:
+    # A single row may be written to many places.
+    if rows.type.broadcastable != (False, *zeros.type.broadcastable[1:]):
         return None
     new = PaddedRows()(rows, length)
     return [new] if node.outputs[0].type.is_super(new.type) else None

@@ -18,6 +18,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
+from pytensor.scalar import upcast
 from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
@@ -32,7 +33,12 @@ from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.ops.reductions import StepProducts
 from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
 from scanlib.rewrites.peel_nodes import Value, batched, elementwise_region
-from scanlib.rewrites.split_cost import core, is_function, outer_factors
+from scanlib.rewrites.split_cost import (
+    core,
+    is_function,
+    multiplies_in_batches,
+    outer_factors,
+)
 
 # Operations that a batch computes in one pass over memory, as the steps did.
 _CHEAP: tuple[type, ...] = (
@@ -270,6 +276,8 @@ class OverTime:
 
     def _total_of(self, node: Apply) -> Variable | None:
         op, out = node.op, node.outputs[0]
+        if any(inp.type.dtype != out.type.dtype for inp in _summed(node)):
+            return None  # small integers would wrap around
         if isinstance(op, IncSubtensor) and self._is_scattered(node):
             return scattered(node, self.rows, self.value)
         if isinstance(op, DimShuffle | SpecifyShape):
@@ -278,9 +286,7 @@ class OverTime:
             return op(self.total(node.inputs[0]))
         if isinstance(op, Dot) and [inp.type.ndim for inp in node.inputs] == [2, 2]:
             return self._total_product(*node.inputs)
-        if not isinstance(op, Elemwise) or any(
-            inp.type.dtype != out.type.dtype for inp in node.inputs
-        ):
+        if not isinstance(op, Elemwise):
             return None
         scalar = op.scalar_op
         same = all(inp.type.broadcastable == out.type.broadcastable for inp in node.inputs)
@@ -350,9 +356,15 @@ class OverTime:
         return _product(one, two)
 
 
+def _summed(node: Apply) -> list[Variable]:
+    """Return the inputs of a node of which values, not sizes or places, make its result."""
+    return node.inputs[:1] if isinstance(node.op, SpecifyShape | IncSubtensor) else node.inputs
+
+
 def _product(one: Value, two: Value) -> Variable:
     """Return the products of all steps of two matrices, of which one or both have a time axis."""
     (left, left_varies), (right, right_varies) = one, two
+    dtype = upcast(left.type.dtype, right.type.dtype)
     if left_varies and not right_varies:
         if left.type.shape[1] == 1:
             return pt.dot(left[:, 0, :], right)[:, None, :]
@@ -363,7 +375,9 @@ def _product(one: Value, two: Value) -> Variable:
     if left.type.shape[2] == 1 or right.type.shape[1] == 1:
         return left * right
     if right.type.shape[2] == 1:
-        return (left * right.mT).sum(axis=2)[:, :, None]
+        return (left * right.mT).sum(axis=2, dtype=dtype)[:, :, None]
     if left.type.shape[1] == 1:
-        return (left.mT * right).sum(axis=1)[:, None, :]
+        return (left.mT * right).sum(axis=1, dtype=dtype)[:, None, :]
+    if not multiplies_in_batches(dtype):
+        raise NotImplementedError(f"products of matrices of {dtype} that differ")
     return pt.matmul(left, right)

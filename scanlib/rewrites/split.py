@@ -235,6 +235,8 @@ def remaining_loop(
         name=loop.name,
     )
     rest.outputs += stored.values()
+    if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
+        rest.outputs.append(Output(rest.stop))  # its rows tell how many steps ran
     if not rest.body_outputs():
         return rest, stored
     rows = {value: value.type() for value in before}

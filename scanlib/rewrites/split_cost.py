@@ -175,8 +175,14 @@ def _kind_of_product(node: Apply, varies: Callable[[Variable], bool]) -> str:
     left, right = node.inputs
     if left.type.shape[-1] == 1 or right.type.shape[-2] == 1:
         return LIGHT
-    differ = [varies(inp) for inp in node.inputs]
-    return PAIRS if all(differ) else PRODUCT
+    if not all(varies(inp) for inp in node.inputs):
+        return PRODUCT
+    return PAIRS if multiplies_in_batches(node.outputs[0].type.dtype) else BOUND
+
+
+def multiplies_in_batches(dtype: str) -> bool:
+    """Whether there is a product of a batch of matrices: numba has none of integers."""
+    return dtype.startswith(("float", "complex"))
 
 
 def _fixed_places(node: Apply, varies: Callable[[Variable], bool]) -> bool:

@@ -39,7 +39,9 @@ def take_apart_stacks(fgraph: FunctionGraph) -> None:
             places = [number]
         items = stack_items(node.inputs[0], places)
         if items is not None:
-            new = pt.cast(pt.add(*items) if len(items) > 1 else items[0], out.type.dtype)
+            # A sum of small integers or truth values is one of larger integers.
+            items = [pt.cast(item, out.type.dtype) for item in items]
+            new = pt.add(*items) if len(items) > 1 else items[0]
             fgraph.replace(out, new, reason="scanlib_stacks", import_missing=True)
 
 

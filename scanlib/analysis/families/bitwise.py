@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
@@ -19,6 +20,7 @@ from scanlib.analysis.families.form import (
     Elements,
     NotInFamilyError,
     common_dtype,
+    free_inputs,
     only_part,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
@@ -52,7 +54,7 @@ def recognize(component: Component) -> Recurrence:
 def _step(node: Apply, given: list[Form | None]) -> list[Form]:
     op = node.op
     linear = [form for form in given if form is not None]
-    free = [inp for inp, form in zip(node.inputs, given, strict=True) if form is None]
+    free = free_inputs(node, given)
     if len(linear) != 1:
         raise NotInFamilyError(f"{op} reads the state more than once")
     form = linear[0]
@@ -84,6 +86,6 @@ def _xor(toggle: Variable | None, value: Variable) -> Variable:
 
 def _flipped(toggle: Variable | None, dtype: str) -> Variable:
     if toggle is None:
-        ones = True if dtype == "bool" else -1
+        ones = np.invert(np.zeros((), dtype))[()]
         return ps.ScalarConstant(ps.get_scalar_type(dtype), ones)
     return ps.invert(toggle)

@@ -21,6 +21,7 @@ from scanlib.analysis.families.form import (
     Elements,
     NotInFamilyError,
     common_dtype,
+    free_inputs,
     only_part,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
@@ -73,7 +74,7 @@ def recognize(component: Component) -> Recurrence:
 def _step(node: Apply, given: list[Form | None]) -> list[Form]:
     op = node.op
     linear = [form for form in given if form is not None]
-    free = [inp for inp, form in zip(node.inputs, given, strict=True) if form is None]
+    free = free_inputs(node, given)
     if len(linear) != 1:
         raise NotInFamilyError(f"{op} reads the state more than once")
     form = linear[0]

@@ -135,6 +135,27 @@ def common_dtype(component: Component) -> str:
     return dtypes.pop()
 
 
+def free_inputs(node: Apply, given: list[Any]) -> list[Variable]:
+    """Return the inputs of a node that have no form, in the dtype of its result.
+
+    The node converts them first: composed in their own dtype, small integers would wrap around,
+    and truth values have no sign.
+    """
+    dtype = node.outputs[0].type.dtype
+    free = [inp for inp, form in zip(node.inputs, given, strict=True) if form is None]
+    return [_converted(inp, dtype) for inp in free]
+
+
+def _converted(value: Variable, dtype: str) -> Variable:
+    """Return a value in a dtype that holds it; in its own, if the dtype does not."""
+    if value.type.dtype == dtype or not np.can_cast(value.type.dtype, dtype):
+        return value
+    if isinstance(value, Constant):
+        number = np.asarray(value.data).astype(dtype)[()]
+        return ps.ScalarConstant(ps.get_scalar_type(dtype), number)
+    return ps.cast(value, dtype)
+
+
 def kind(variable: Variable) -> str:
     """Return the kind of a variable's dtype, as NumPy's letter."""
     return np.dtype(variable.type.dtype).kind

@@ -17,6 +17,7 @@ from scanlib.analysis.families.form import (
     Elements,
     NotInFamilyError,
     common_dtype,
+    free_inputs,
     only_part,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
@@ -60,7 +61,7 @@ def _shifted(form: Form, shift: Variable) -> Form:
 def _step(node: Apply, given: list[Form | None]) -> list[Form]:
     op = node.op
     linear = [form for form in given if form is not None]
-    free = [inp for inp, form in zip(node.inputs, given, strict=True) if form is None]
+    free = free_inputs(node, given)
     if len(linear) == 1 and isinstance(op, LogAddExp):
         (form,), (bound,) = linear, free
         if form.bound is not None:
@@ -72,7 +73,7 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
             form = _shifted(form, shift)
         return [form]
     if isinstance(op, ps.Sub) and given[0] is not None and given[1] is None:
-        return [_shifted(given[0], ps.neg(node.inputs[1]))]
+        return [_shifted(given[0], ps.neg(free[0]))]
     if isinstance(op, ps.Identity):
         return [linear[0]]
     raise NotInFamilyError(f"{op} is not log-affine")
