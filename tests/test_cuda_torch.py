@@ -1,6 +1,7 @@
 """Loops on CUDA tensors under PyTorch, on the emulated device: the tensors are the CPU's."""
 
 import contextlib
+import ctypes
 import warnings
 
 import numpy as np
@@ -174,3 +175,20 @@ def test_tensors_of_a_device_without_kernels():
     (op,) = [n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
     tensors = [torch.tensor(value) for value in VALUES]
     assert cuda.CudaRunner(op)(tensors) is None
+
+
+def test_a_thread_that_has_not_used_the_device(torch_on_device):
+    """It has no context; kernels are loaded and launched in that of the device."""
+    strict = ctypes.c_int.in_dll(emulated_driver().library, "strict")
+    function = pytensor.function(*affine(3.0), mode="PYTORCH")
+    before = launches()
+    strict.value = 1
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*without its CUDA kernel")
+            result = function(*VALUES)
+    finally:
+        strict.value = 0
+    np.testing.assert_allclose(np.asarray(result), 3 * EXPECTED)
+    assert launches() > before
+
