@@ -1,4 +1,4 @@
-"""Corners of the CUDA kernels, run on the CPU: nothing to do."""
+"""Corners of the CUDA kernels, run on the CPU: nothing to do, and NaN that does not stay."""
 
 import numpy as np
 import pytensor
@@ -15,6 +15,19 @@ from tests.cuda_device import check_calls, emulated, forced, launches
 from tests.families import both
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
+
+LONG = {
+    "rows": forced("rows", lanes=1),
+    "chunks": forced("chunks", lanes=1, chunks=7),
+    "look-back": forced("look-back", lanes=1),
+}
+
+
+@pytest.fixture(params=list(LONG))
+def device(request):
+    with emulated(LONG[request.param]) as (mode, ran):
+        yield mode
+        assert ran, "no loop ran on the device"
 
 
 def sums():
@@ -97,8 +110,42 @@ def test_what_is_read_for_its_size_alone_may_be_empty():
     trace = scanlib.scan(
         lambda x, y, h: 0.5 * h + x * y.shape[0], [x, y], pt.zeros(()), return_updates=False
     )
-    with emulated(forced("rows", lanes=1)) as (mode, _):
+    with emulated(LONG["rows"]) as (mode, _):
         function, plain = both([x, y], [trace], mode)
         check_calls(
             function, plain, [(np.ones(n), np.ones((n, k))) for n in (5, 99) for k in (0, 2)]
         )
+
+
+STEPS = 9001
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_nan_that_a_step_forgets(device, reverse):
+    """A step that takes another value than the state's ends a NaN, also one from long before."""
+    rng = np.random.default_rng(0)
+    taken = np.zeros(STEPS, bool)
+    taken[[1000, 4500, 8000]] = True
+    a, b = rng.uniform(-0.9, 0.9, STEPS), rng.normal(size=STEPS)
+    b[[300, 3000, 6000, 8500]] = np.inf, np.nan, np.nan, np.inf
+    inputs = [pt.vector("taken", dtype="bool"), pt.dvector("a"), pt.dvector("b"), pt.dscalar("h")]
+    *rows, start = inputs
+    trace = scanlib.scan(
+        lambda taken, a, b, h: pt.switch(taken, b, a * h + b), rows, start,
+        go_backwards=reverse, return_updates=False,
+    )  # fmt: skip
+    function, plain = both(inputs, [trace], device)
+    check_calls(function, plain, [(taken, one, b, np.array(0.5)) for one in (a, np.ones(STEPS))])
+
+
+@pytest.mark.parametrize("value", [complex(np.nan, 1), complex(1, np.nan), complex(np.nan, np.nan)])
+def test_a_part_of_a_complex_number_that_is_nan(device, value):
+    """Sums keep the other part, where a product would lose it."""
+    x, start = pt.zvector("x"), pt.zscalar("start")
+    trace = scanlib.scan(lambda x, h: h + x, x, start, return_updates=False)
+    values = np.arange(STEPS) * (1 - 2j)
+    values[700] = value
+    actual = pytensor.function([x, start], trace, mode=device)(values, np.array(1j))
+    expected = np.cumsum(values) + 1j
+    np.testing.assert_allclose(actual.real, expected.real, rtol=1e-12)
+    np.testing.assert_allclose(actual.imag, expected.imag, rtol=1e-12)
