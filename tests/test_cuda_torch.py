@@ -192,3 +192,15 @@ def test_a_thread_that_has_not_used_the_device(torch_on_device):
     np.testing.assert_allclose(np.asarray(result), 3 * EXPECTED)
     assert launches() > before
 
+
+def test_tensors_of_other_dtypes_than_the_graph_says(torch_on_device):
+    """Torch's roots of integers are float32, PyTensor's are float64; kernels read memory."""
+    i = pt.lvector("i")
+    x = pt.cumsum(pt.sqrt(i))
+    h = scanlib.scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0), return_updates=False)
+    function, plain = both([i], [h], "PYTORCH")
+    before = launches()
+    (actual,), (expected,) = (f(np.arange(9)) for f in (function, plain))
+    assert np.asarray(actual).dtype == "float64"
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
+    assert launches() > before
