@@ -40,12 +40,16 @@ static std::mutex running; /* one block after the other: what they share is one 
 typedef void (*kernel)(long long, long long, const void *);
 extern "C" {
 int launches = 0, pushed = 0;
+int strict = 0; /* whether a thread needs a context, as it does on a device */
 int cuInit(unsigned) { return 0; }
 int cuGetErrorString(int, const char **text) {
   *text = "an error of the emulated driver";
   return 0;
 }
-int cuStreamGetCtx(void *, void **context) { *context = (void *)16; return 0; }
+int cuStreamGetCtx(void *stream, void **context) {
+  *context = (void *)16;
+  return strict && !stream && !pushed ? 201 : 0;
+}
 int cuCtxPushCurrent_v2(void *) { pushed++; return 0; }
 int cuCtxPopCurrent_v2(void **) { pushed--; return 0; }
 int cuCtxGetDevice(int *device) { *device = 0; return 0; }
@@ -87,6 +91,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
 int cuLaunchKernel(void *function, unsigned x, unsigned, unsigned, unsigned threads, unsigned,
                    unsigned, unsigned, void *, void **arguments, void **) {
   if (!x) return 1; /* as a device would */
+  if (strict && !pushed) return 201;
   std::lock_guard<std::mutex> lock(running);
   launches++;
   ((kernel)function)(x, threads, arguments[0]);

@@ -1,6 +1,7 @@
 """Loops on CUDA tensors under PyTorch, on the emulated device: the tensors are the CPU's."""
 
 import contextlib
+import ctypes
 import warnings
 
 import numpy as np
@@ -174,3 +175,32 @@ def test_tensors_of_a_device_without_kernels():
     (op,) = [n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
     tensors = [torch.tensor(value) for value in VALUES]
     assert cuda.CudaRunner(op)(tensors) is None
+
+
+def test_a_thread_that_has_not_used_the_device(torch_on_device):
+    """It has no context; kernels are loaded and launched in that of the device."""
+    strict = ctypes.c_int.in_dll(emulated_driver().library, "strict")
+    function = pytensor.function(*affine(3.0), mode="PYTORCH")
+    before = launches()
+    strict.value = 1
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*without its CUDA kernel")
+            result = function(*VALUES)
+    finally:
+        strict.value = 0
+    np.testing.assert_allclose(np.asarray(result), 3 * EXPECTED)
+    assert launches() > before
+
+
+def test_tensors_of_other_dtypes_than_the_graph_says(torch_on_device):
+    """Torch's roots of integers are float32, PyTensor's are float64; kernels read memory."""
+    i = pt.lvector("i")
+    x = pt.cumsum(pt.sqrt(i))
+    h = scanlib.scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0), return_updates=False)
+    function, plain = both([i], [h], "PYTORCH")
+    before = launches()
+    (actual,), (expected,) = (f(np.arange(9)) for f in (function, plain))
+    assert np.asarray(actual).dtype == "float64"
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
+    assert launches() > before

@@ -336,3 +336,20 @@ class TestStepFunctions:
                 n_steps=3,
             )
         names(error, str(count), "2")
+
+
+@pytest.mark.parametrize("mode", ["NUMBA", "CVM"])
+def test_names_may_hold_braces(mode):
+    """As names of formulas do; numbers go into the places behind them."""
+    x, h0, n = pt.dvector("x_{t}"), pt.dmatrix("h_{0}"), pt.lscalar("n")
+    trace = scanlib.scan(
+        lambda x, h: x + h, x, {"initial": h0, "taps": [-2]}, n_steps=n, name="f{}",
+        return_updates=False,
+    )  # fmt: skip
+    function = pytensor.function([x, h0, n], trace, mode=mode)
+    with pytest.raises(
+        ValueError, match=r"scan `f\{\}`: sequence `x_\{t\}` gives 3 rows, but .*=4 "
+    ):
+        function(np.ones(3), np.ones((2, 5)), 4)
+    with pytest.raises(ValueError, match=r"state `h_\{0\}` needs 2 initial rows .*, got 1"):
+        function(np.ones(3), np.ones((1, 5)), 3)

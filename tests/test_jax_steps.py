@@ -196,3 +196,37 @@ class TestUntil:
         with pytensor.config.change_flags(scanlib__cuda=False):
             (loop,) = scanlib.explain(compiled(inputs, h)).loops
         assert loop.runs == "by lax.while_loop"
+
+
+class TestNumbersOfLengths:
+    """Numbers that are computed from the length of a loop that ends by a condition."""
+
+    @pytest.fixture(scope="class")
+    def function(self):
+        x = pt.dvector("x")
+        h = scanlib.scan(
+            lambda x, h: (h + x, scanlib.until(h + x > 3)), x, pt.constant(0.0),
+            return_updates=False,
+        )  # fmt: skip
+        done = h.shape[0]
+        rest = x.shape[0] - done
+
+        def halved(steps):
+            return scanlib.scan(
+                lambda k: 0.5 * k + 1, None, h[-1], n_steps=steps, return_updates=False
+            )
+
+        outputs = [pt.zeros(rest) + 2, halved(rest), halved(rest)[-1], halved(done * rest),
+                   halved(rest // done), halved(12 % done)]  # fmt: skip
+        return compiled([x], outputs)
+
+    @pytest.mark.parametrize("size, done", [(1.0, 4), (0.5, 7), (2.0, 2)])
+    def test_lengths_that_are_subtracted_or_divided_by(self, function, size, done):
+        """The greatest length is not what gives the greatest number."""
+        rest = 10 - done
+        row = np.array(size * done)
+        rows = [row := 0.5 * row + 1 for _ in range(40)]
+        found = [np.asarray(result) for result in function(np.full(10, size))]
+        expected = [np.full(rest, 2.0), rows[:rest], rows[rest - 1], rows[: done * rest],
+                    rows[: rest // done], rows[: 12 % done]]  # fmt: skip
+        assert_same(found, [np.array(value) for value in expected])

@@ -254,6 +254,53 @@ class TestCompiled:
         np.testing.assert_allclose(rows[0][1:], wanted)
 
 
+def test_loops_that_print_alike(eager):
+    """Two loops at a time whose inner loops differ in a constant too long to be printed."""
+
+    def loop(item):
+        x, weights = pt.dmatrix("x"), np.zeros((3, 1000))
+        weights[0, 500] = item
+
+        def inner(v):
+            return pt.tanh(v.cumsum() + (weights * v[:, None]).sum(axis=1))
+
+        def step(x, h):
+            trace = scanlib.scan(inner, None, h, n_steps=3, return_updates=False)
+            return trace[-1] + x
+
+        return [x], scanlib.scan(step, x, pt.zeros(3), return_updates=False)
+
+    values = [rng.normal(size=(4, 3))]
+    kept = []
+    for item in (1.0, 2.0):
+        inputs, trace = loop(item)
+        kept.append(pytensor.function(inputs, trace, mode="PYTORCH"))
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            expected = pytensor.function(inputs, trace, mode=MODES["py"])(*values)
+        np.testing.assert_allclose(kept[-1](*values), expected)
+
+
+def test_the_device_of_results_without_values():
+    """As of those with values: the first device that is not the CPU."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from scanlib.backends.torch.operator import _table, run_operator
+
+    h = pt.dvector("h")
+    trace = scanlib.scan(lambda h: pt.cos(0.17 * h), None, h, n_steps=7, return_updates=False)
+    before = set(_table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        function = pytensor.function([h], trace, mode="PYTORCH")
+    (name,) = set(_table) - before
+    with FakeTensorMode():
+        steps = torch.empty((), dtype=torch.int64)
+        initial = torch.empty((1, 3), dtype=torch.float64, device="cuda:0")
+        (found,) = run_operator([steps, initial], name)
+    assert (found.device.type, found.shape) == ("cuda", (8, 3))
+    del function
+
+
 def test_explain():
     x = pt.dvector("x")
     h = scanlib.scan(lambda x, h: 0.5 * h + x, x, pt.zeros(()), return_updates=False)

@@ -32,6 +32,7 @@ class Driver:
     def __init__(self, path: str = LIBRARY) -> None:
         self.path = path
         self.library = ctypes.CDLL(path)
+        self._primary: dict[int, int] = {}
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> None:
@@ -53,6 +54,18 @@ class Driver:
         context = ctypes.c_void_p()
         self.call("cuStreamGetCtx", ctypes.c_void_p(stream), ctypes.byref(context))
         return context.value or 0
+
+    def primary_context(self, device: int) -> int:
+        """Return the context of a device that all libraries share, made if need be.
+
+        A thread that has not yet used the device has no context of its own.
+        """
+        if device not in self._primary:
+            place, context = ctypes.c_int(), ctypes.c_void_p()
+            self.call("cuDeviceGet", ctypes.byref(place), device)
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), place)
+            self._primary[device] = context.value or 0
+        return self._primary[device]
 
     @contextmanager
     def current(self, context: int) -> Iterator[None]:

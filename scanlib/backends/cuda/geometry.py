@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scanlib.backends.cuda.printer import LoopWriter
+from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.channels import Place
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import (
@@ -68,6 +69,8 @@ def geometry(loop: LoopWriter, shapes: Sequence[Shape], n_steps: int | None = No
     ------
     ValueError
         As the loop does on other devices.
+    NoCCodeError
+        If there is no step, and channels are not as many in all arrays.
     """
     messages = Messages(loop.signature, loop.op.scan.labels, loop.op.scan.name)
     given = {
@@ -99,11 +102,14 @@ def _sizes(loop: LoopWriter, given: dict[str, Shape], steps: int, messages: Mess
         found_here = [given[place.array][_own(place, level)] for place in places]
         size = found_here[0] if found_here else 1
         for place, other in zip(places, found_here, strict=True):
-            if steps and other != size:
-                if place.owned is None:
-                    raise ValueError(DIFFER)
-                message = messages.state_shape(place.owned, place.axes.index(level))
-                raise StepShapeError(message, 0, other, size)
+            if other == size:
+                continue
+            if not steps:
+                raise NoCCodeError("a loop of no steps whose arrays do not fit has no CUDA kernel")
+            if place.owned is None:
+                raise ValueError(DIFFER)
+            message = messages.state_shape(place.owned, place.axes.index(level))
+            raise StepShapeError(message, 0, other, size)
         found.append(size)
     return tuple(found)
 

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 def read_items(
     loop: LoopWriter, variables: list[Variable], names: list[str]
 ) -> Iterator[tuple[int, str]]:
-    """Yield which of the inputs have an item of the channel that is read, and their arrays."""
+    """Yield which of the inputs have an item of the channel that is read, and their arrays.
+
+    Others are there for their sizes, or read at computed places; they may have no item at all.
+    """
     for k, (variable, name) in enumerate(zip(variables, names, strict=True)):
-        if loop.places is None or variable in loop.loaded:
+        if variable in loop.loaded:
             yield k, name
 
 

@@ -225,7 +225,7 @@ class LoopUnit(Kernels):
 
     def _launches(self, sizes: Geometry, plan: Schedule, dense: bool) -> list[Launch]:
         if not sizes.channels:
-            return []
+            return self._sums(sizes, plan)
         tiles = -(-sizes.channels // plan.lanes)
         shared, flat = self.writer.threads, 32
         launches = []
@@ -257,7 +257,7 @@ class LoopUnit(Kernels):
         for k, name in enumerate(results):
             array = self.writer.arrays[name]
             items = prod(sizes.sizes[axis] for _, axis in array.kept)
-            terms = sizes.channels // items * (1 if array.lead else plan.chunks)
+            terms = sizes.channels // max(items, 1) * (1 if array.lead else plan.chunks)
             items *= sizes.steps if array.lead else 1
             if items and terms < FEW_TERMS:
                 blocks = -(-items // self.writer.threads)

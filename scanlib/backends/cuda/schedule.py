@@ -89,7 +89,7 @@ def choose(
     'chunks'
     """
     few = channels < CHANNELS * processors
-    if not composes or not few or steps < 4 * items:
+    if not composes or not few or not channels or steps < 4 * items:
         return _serial(steps, channels, processors)
     lanes = _lanes(channels, 2 * processors)
     stretch = threads // lanes * items

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pytensor.graph.basic import Variable
+import pytensor.scalar.basic as ps
+from pytensor.graph.basic import Apply, Variable
 
 from scanlib.backends.cuda.families import Composed
 
@@ -56,9 +58,10 @@ def write_apply(loop: LoopWriter, values: list[str]) -> None:
     with loop.source.block("SCANLIB_METHOD static bool apply(const Summary &f, State &s)"):
         line("const State before = s;")
         line("bool good = true;")
+        forgets = str(has_choices(loop.op.body.toposort())).lower()
         for k, value in enumerate(values):
             line(f"s.{value} = f.f{k}.of(s.{value});")
-            line(f"good = good && f.f{k}.trusted(before.{value}, s.{value});")
+            line(f"good = good && f.f{k}.trusted(before.{value}, s.{value}, {forgets});")
         line("return good;")
 
 
@@ -70,3 +73,12 @@ def write_moderate(loop: LoopWriter, composed: list[Composed], values: list[str]
             for value, one in zip(values, composed, strict=True)
         ]
         loop.source.line(f"return {' & '.join(tests)};")  # without branches
+
+
+def has_choices(nodes: Iterable[Apply]) -> bool:
+    """Whether scalar code chooses between values: it may leave out a state, and so forget NaN."""
+    return any(
+        isinstance(node.op, ps.Switch)
+        or (isinstance(node.op, ps.Composite) and has_choices(node.op.fgraph.toposort()))
+        for node in nodes
+    )

@@ -216,12 +216,14 @@ def sizes_of(
     steps : int, optional
         The number of steps, where it is an argument.
     """
+    if steps is not None and steps < 0:
+        return None
     shapes = [tuple(array.shape) for array in arrays]
     for k, (_, length) in enumerate(places.tolist()):
         shapes[k] = (length, *shapes[k][1:])
     try:
         return geometry(kernels.writer, shapes, steps)
-    except (ValueError, IndexError):
+    except (NoCCodeError, ValueError, IndexError):
         return None
 
 

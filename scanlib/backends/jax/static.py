@@ -14,6 +14,7 @@ it has to compile for. Where an input is not known after all, the computation is
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import IntDiv, Mod, ScalarType, TrueDiv
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.jax.bounded import Length, number_of, static_int
@@ -64,11 +65,10 @@ def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Calla
         if not in_jax:
             in_jax.append(jax_funcify(thaw_graph(op.body)))
         (number,) = in_jax[0](*numbers)
-        bounds = [v.bound if isinstance(v, Length) else static_int(v) for v in inputs]
-        if None in bounds:
+        ranges = [(0, v.bound) if isinstance(v, Length) else (static_int(v),) * 2 for v in inputs]
+        if any(None in given for given in ranges):
             return number
-        # Lengths enter sums and differences with constants: the greatest give the greatest.
-        return Length(number, np.asarray(evaluate(op.body, bounds)).item())
+        return Length(number, max(greatest(op.body, ranges), 0))
 
     return static_number
 
@@ -77,20 +77,68 @@ def evaluate(body: FrozenFunctionGraph, values: list[Any]) -> Any:
     """Return the value of a graph of scalars, by the `perform` of its Ops."""
     known: dict[Variable, Any] = {}
 
-    def typed(variable: Variable, value: Any) -> Any:
-        value = np.asarray(value, dtype=variable.type.dtype)
-        return value[()] if isinstance(variable.type, ScalarType) else value
-
     def read(variable: Variable) -> Any:
-        if isinstance(variable, Constant):
-            return variable.data
-        return known[variable]
+        return variable.data if isinstance(variable, Constant) else known[variable]
 
     for variable, value in zip(body.inputs, values, strict=True):
-        known[variable] = typed(variable, value)
+        known[variable] = _typed(variable, value)
     for node in body.toposort():
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        node.op.perform(node, [read(inp) for inp in node.inputs], storage)
-        for out, (value,) in zip(node.outputs, storage, strict=True):
-            known[out] = typed(out, value)
+        known.update(zip(node.outputs, _computed(node, list(map(read, node.inputs))), strict=True))
     return read(body.outputs[0])
+
+
+def greatest(body: FrozenFunctionGraph, ranges: list[tuple[Any, Any]]) -> int:
+    """Return a number that the value of a graph of scalars does not exceed.
+
+    An operation has its least and its greatest value where what it is given has: true of sums,
+    differences, products, extremes, and quotients of lengths by positive numbers.
+
+    Parameters
+    ----------
+    body : FrozenFunctionGraph
+    ranges : list of tuple
+        The least and the greatest value of each input.
+    """
+    known: dict[Variable, tuple[Any, ...]] = {}
+
+    def read(variable: Variable) -> tuple[Any, ...]:
+        return (variable.data,) if isinstance(variable, Constant) else known[variable]
+
+    for variable, ends in zip(body.inputs, ranges, strict=True):
+        known[variable] = tuple(_typed(variable, value) for value in dict.fromkeys(ends))
+    for node in body.toposort():
+        given = list(map(read, node.inputs))
+        found = [_computed(node, list(values)) for values in product(*given)]
+        for out, values in zip(node.outputs, zip(*found, strict=True), strict=True):
+            known[out] = _ends(node, out, given, values)
+    return int(max(read(body.outputs[0])))
+
+
+def _ends(
+    node: Apply, out: Variable, given: list[tuple[Any, ...]], values: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Return the least and the greatest value of a result, from those at the ends of ranges."""
+    low, high = min(values), max(values)
+    if all(len(value) == 1 for value in given):
+        return values
+    if out.type.dtype == "bool":
+        return _typed(out, False), _typed(out, True)
+    op = getattr(node.op, "scalar_op", node.op)
+    if isinstance(op, Mod):
+        low, high = min(0, *given[1]), max(0, *given[1])
+    elif isinstance(op, IntDiv | TrueDiv) and len(given[1]) > 1:  # by one, where it is not zero
+        high = max(abs(value) for value in given[0])
+        low = -high
+    return tuple(_typed(out, end) for end in ((low,) if low == high else (low, high)))
+
+
+def _typed(variable: Variable, value: Any) -> Any:
+    value = np.asarray(value, dtype=variable.type.dtype)
+    return value[()] if isinstance(variable.type, ScalarType) else value
+
+
+def _computed(node: Apply, values: list[Any]) -> list[Any]:
+    """Return what an operation makes of values."""
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, values, storage)
+    return [_typed(out, value) for out, (value,) in zip(node.outputs, storage, strict=True)]

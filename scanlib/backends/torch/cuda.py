@@ -89,14 +89,14 @@ class CudaRunner:
             return None
         plan = plan._replace(kernels=plan.kernels.of(plan.sizes, DEVICE.processors(device)))
         try:
-            with DEVICE.current(device):
-                stream = DEVICE.stream(device)
-                handles = plan.kernels.handles(driver, driver.context_of(stream))
+            context = driver.primary_context(device.index or 0)
+            handles = plan.kernels.handles(driver, context)
         except (NoCompilerError, KernelCompileError, DriverError) as error:
             self.works = False
             warnings.warn(f"{self.op} runs without its CUDA kernel: {error}", stacklevel=2)
             return None
-        results = run_plan(plan, driver, handles, stream)
+        with DEVICE.current(device), driver.current(context):
+            results = run_plan(plan, driver, handles, DEVICE.stream(device))
         if isinstance(self.op, LinearScan):
             return results
         count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
@@ -132,7 +132,10 @@ def plan_loop(op: ElemwiseScan, kernels: KernelLoop, inputs: Sequence[torch.Tens
     outer = op.signature.split_inputs(inputs)
     steps = count_steps(op.signature, messages, outer)
     arrays = _plain(inputs[int(outer.n_steps is not None) :])
-    sizes = geometry(kernels.writer, [tuple(x.shape) for x in arrays], steps)
+    try:
+        sizes = geometry(kernels.writer, [tuple(x.shape) for x in arrays], steps)
+    except NoCCodeError:
+        return None
     if op.signature.has_stop and not can_hold(kernels, sizes):
         return None
     return Plan(kernels, sizes, arrays)
@@ -177,8 +180,7 @@ def run_plan(plan: Plan, driver: Driver, handles: list[int], stream: int) -> lis
     work = torch.empty(places[-1], dtype=torch.uint8, device=device)
     addresses = [x.data_ptr() for x in tensors]
     addresses += [work.data_ptr() + place for place in places[:-1]]
-    with DEVICE.current(device):
-        launch(driver, handles, call, addresses, stream)
+    launch(driver, handles, call, addresses, stream)
     return outputs
 
 

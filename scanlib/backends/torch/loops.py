@@ -14,11 +14,12 @@ from pytensor.printing import debugprint
 
 from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.linear import linear_rows
-from scanlib.backends.torch.operator import Run, add_entry, caller
+from scanlib.backends.torch.operator import Run, add_entry, caller, device_of
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.backends.torch.shapes import shapes_of_linear, shapes_of_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
@@ -58,7 +59,7 @@ def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if is_on_cpu(inputs) and choice != "python":
             return compiled(inputs)
-        device = next((x.device for x in inputs if x.device.type != "cpu"), inputs[0].device)
+        device = device_of(inputs)
         return on_device([tensor.to(device) for tensor in inputs])
 
     return run
@@ -84,19 +85,34 @@ def _constants(body: Any) -> str:
     return " ".join(repr(getattr(c.data, "tobytes", lambda c=c: c.data)()) for c in constants)
 
 
-def _check_types(op: Any, node: Apply) -> list[torch.dtype]:
+def _check_types(op: Any, node: Apply) -> tuple[list[torch.dtype], list[torch.dtype]]:
+    """Return the dtypes of the inputs and of the results."""
     for variable in [*node.inputs, *node.outputs]:
         if not hasattr(variable.type, "dtype"):
             raise NotImplementedError(
                 f"{op}: {variable} is of type {variable.type}; under PyTorch a loop takes tensors "
                 "only. Generators of random numbers have no counterpart there"
             )
-    return [torch_dtype(out.type.dtype) for out in node.outputs]
+    given, made = (
+        [torch_dtype(variable.type.dtype) for variable in variables]
+        for variables in (node.inputs, node.outputs)
+    )
+    return given, made
 
 
 def _funcify(op: Any, node: Apply, portable: Run, shapes: Any) -> Callable[..., Any]:
-    dtypes = _check_types(op, node)
-    entry = add_entry(_content(op, node), on_any_device(op, node, portable), shapes, dtypes)
+    given, dtypes = _check_types(op, node)
+    flags = config.scanlib__perform, config.scanlib__cuda
+    numbers = [constant_integer(variable) for variable in node.inputs]
+    types = [variable.type for variable in [*node.inputs, *node.outputs]]
+    entry = add_entry(
+        _content(op, node),
+        (op, types, numbers, flags),
+        run=on_any_device(op, node, portable),
+        shapes=shapes,
+        dtypes=dtypes,
+        given=given,
+    )
     return caller(entry, len(node.outputs) == 1)
 
 

@@ -37,30 +37,52 @@ class Entry:
         From the input tensors, which may have no values, to the shapes of the results. None where
         shapes depend on values; then `torch.compile` must not see the operator.
     dtypes : list of torch.dtype
+        Of the results.
+    given : list of torch.dtype
+        Of the inputs.
+    identity : object
+        Equal for those that compute the same.
     """
 
     name: str
     run: Run
     shapes: Shapes | None
     dtypes: list[torch.dtype]
+    given: list[torch.dtype]
+    identity: object
 
 
 _table: WeakValueDictionary[str, Entry] = WeakValueDictionary()
 
 
-def add_entry(content: str, run: Run, shapes: Shapes | None, dtypes: list[torch.dtype]) -> Entry:
+def add_entry(content: str, identity: object, **parts: Any) -> Entry:
     """Put an Op into the table, for as long as the entry lives.
 
     Parameters
     ----------
     content : str
-        Says all about what is computed.
+        Says what is computed, in the same words in every process. Where two Ops are said in the
+        same words, the later one has another name.
+    identity : object
+    **parts
+        All that an `Entry` holds beside it and its name.
     """
-    name = hashlib.sha256(content.encode()).hexdigest()[:24]
-    found = _table.get(name)
+    name = _digest(content)
+    while (found := _table.get(name)) is not None and found.identity != identity:
+        name = _digest(name)
     if found is None:
-        found = _table[name] = Entry(name, run, shapes, dtypes)
+        found = _table[name] = Entry(name, identity=identity, **parts)
     return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Return the device on which an Op runs: the first that is not the CPU, if there is one."""
+    devices = [tensor.device for tensor in tensors]
+    return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
 @torch.library.custom_op("scanlib::run", mutates_args=())
@@ -74,7 +96,7 @@ def _(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
     entry = _table[name]
     if entry.shapes is None:
         raise RuntimeError("the shapes of this operator's results depend on values")
-    device = inputs[0].device
+    device = device_of(inputs)
     return [
         torch.empty(shape, dtype=dtype, device=device)
         for shape, dtype in zip(entry.shapes(inputs), entry.dtypes, strict=True)
@@ -101,9 +123,14 @@ def _(
 def caller(entry: Entry, single: bool) -> Callable[..., Any]:
     """Return the function of tensors that PyTensor's linker calls."""
 
+    given = list(enumerate(entry.given))
+
+    def typed(inputs: Sequence[Any]) -> list[torch.Tensor]:
+        # What torch computes has other dtypes now and then: a root of integers is float32.
+        return [torch.as_tensor(inputs[k]).to(dtype) for k, dtype in given]
+
     def run(*inputs: Any) -> Any:
-        tensors = [torch.as_tensor(value) for value in inputs]
-        results = run_operator(tensors, entry.name)
+        results = run_operator(typed(inputs), entry.name)
         return results[0] if single else tuple(results)
 
     if entry.shapes is not None:
@@ -111,7 +138,7 @@ def caller(entry: Entry, single: bool) -> Callable[..., Any]:
 
     @torch.compiler.disable
     def run_outside(*inputs: Any) -> Any:
-        results = entry.run([torch.as_tensor(value) for value in inputs])
+        results = entry.run(typed(inputs))
         return results[0] if single else tuple(results)
 
     return run_outside

@@ -44,6 +44,12 @@ SCANLIB_DEVICE float scanlib_size(const pytensor_complex64 &z) { return fabsf(z.
 SCANLIB_DEVICE double scanlib_size(const pytensor_complex128 &z) {
   return fabs(z.real) + fabs(z.imag);
 }
+SCANLIB_DEVICE bool scanlib_is_nan(const pytensor_complex64 &z) {
+  return z.real != z.real && z.imag != z.imag;
+}
+SCANLIB_DEVICE bool scanlib_is_nan(const pytensor_complex128 &z) {
+  return z.real != z.real && z.imag != z.imag;
+}
 template <> SCANLIB_METHOD pytensor_complex64 scanlib_fetch(const char *place) {
   return pytensor_complex64(scanlib_fetch<float>(place), scanlib_fetch<float>(place + 4));
 }

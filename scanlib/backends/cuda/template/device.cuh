@@ -154,3 +154,6 @@ template <class T> struct scanlib_real {
 };
 SCANLIB_DEVICE npy_float32 scanlib_size(npy_float32 x) { return fabsf(x); }
 SCANLIB_DEVICE npy_float64 scanlib_size(npy_float64 x) { return fabs(x); }
+/* Whether a number is nothing but NaN: a complex one may have a part that is none. */
+SCANLIB_DEVICE bool scanlib_is_nan(npy_float32 x) { return x != x; }
+SCANLIB_DEVICE bool scanlib_is_nan(npy_float64 x) { return x != x; }

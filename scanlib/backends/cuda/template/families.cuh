@@ -5,7 +5,10 @@
  *   then(later)              the function that does first this one, then `later`
  *   once(later)              the same where `later` is one step
  *   of(h)                    its value
- *   trusted(before, after)   whether `after`, its value at `before`, is what single steps give
+ *   trusted(before, after, forgets)
+ *                            whether `after`, its value at `before`, is what single steps give;
+ *                            NaN stays NaN, unless a step `forgets` a value: it then chooses
+ *                            another one, and its coefficient is zero
  *   moderate(h)              whether a value is so far from overflow that no composition that
  *                            leads there can have hidden one
  *
@@ -47,8 +50,8 @@ template <class T> struct scanlib_affine {
     return both;
   }
   SCANLIB_METHOD T of(T h) const { return a * h + b; }
-  SCANLIB_METHOD bool trusted(T before, T after) const {
-    if (before != before) return true; /* NaN stays NaN */
+  SCANLIB_METHOD bool trusted(T before, T after, bool forgets) const {
+    if (scanlib_is_nan(before)) return !forgets || scanlib_size(a) > R(0);
     const R size = scanlib_size(after);
     return scanlib_size(a) <= range::large() && scanlib_size(b) <= range::large() &&
            size <= range::large() &&
@@ -70,7 +73,7 @@ template <class T> struct scanlib_whole_affine {
   }
   SCANLIB_METHOD scanlib_whole_affine once(const scanlib_whole_affine &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return T(U(a) * U(h) + U(b)); }
-  SCANLIB_METHOD bool trusted(T, T) const { return true; }
+  SCANLIB_METHOD bool trusted(T, T, bool) const { return true; }
   SCANLIB_METHOD static bool moderate(T) { return true; }
 };
 
@@ -96,7 +99,7 @@ template <class T> struct scanlib_log_affine {
   }
   SCANLIB_METHOD scanlib_log_affine once(const scanlib_log_affine &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return scanlib_logaddexp(h + a, b); }
-  SCANLIB_METHOD bool trusted(T before, T after) const {
+  SCANLIB_METHOD bool trusted(T before, T after, bool) const {
     if (before != before) return true;
     return moderate(a) && moderate(b) && moderate(after);
   }
@@ -118,7 +121,7 @@ template <class T> struct scanlib_maximum {
   }
   SCANLIB_METHOD scanlib_maximum once(const scanlib_maximum &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return pick(h, b); }
-  SCANLIB_METHOD bool trusted(T, T) const { return true; }
+  SCANLIB_METHOD bool trusted(T, T, bool) const { return true; }
   SCANLIB_METHOD static bool moderate(T) { return true; }
 };
 
@@ -135,6 +138,6 @@ template <class T> struct scanlib_minimum {
   }
   SCANLIB_METHOD scanlib_minimum once(const scanlib_minimum &later) const { return then(later); }
   SCANLIB_METHOD T of(T h) const { return pick(h, b); }
-  SCANLIB_METHOD bool trusted(T, T) const { return true; }
+  SCANLIB_METHOD bool trusted(T, T, bool) const { return true; }
   SCANLIB_METHOD static bool moderate(T) { return true; }
 };
