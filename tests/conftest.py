@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import scanlib  # noqa: F401 -- defines the configuration flags
+from tests.c_nodes import Switch, leave_c_code_to_scanlib
 from tests.modes import MODES
 from tests.precompiled import use_precompiled_headers
 
@@ -117,6 +118,12 @@ SHARE = 4
 def pytest_configure(config):
     """Before the worker processes start, which find what this process has made."""
     use_precompiled_headers()
+    leave_c_code_to_scanlib()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    Switch.set_for(item.module.__name__)
 
 
 def pytest_addoption(parser):
