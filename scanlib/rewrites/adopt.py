@@ -166,13 +166,13 @@ def _end_of_joined(node: Apply, rows: Rows) -> Variable | None:
     parts = joined_parts(node.inputs[0].owner)
     if index is None or index.step is not None or not parts:
         return None
-    ends = (index.start, index.stop)
-    start, stop = (None if end is None else rows.integer(end).constant for end in ends)
-    at_front = index.start is None and stop is not None and stop > 0
-    at_back = index.stop is None and start is not None and start < 0
-    if not at_front and not at_back:
+    if (index.start is None) == (index.stop is None):
         return None
-    left = stop if at_front else -start
+    at_front = index.start is None
+    end = rows.integer(index.stop if at_front else index.start).constant
+    if end is None or (end > 0) != at_front or end == 0:
+        return None
+    left = abs(end)
     taken: list[Variable] = []
     for part in parts if at_front else reversed(parts):
         length = rows.of(part).constant
