@@ -48,14 +48,21 @@ def pull_back(
     """Return the cotangents of a loop's inputs, reading forward values in `results`."""
     loop = Loop.from_op(op, list(inputs))
     given = op.signature.split_outputs(cotangents)
+    # Where an integer is differentiated as well, integer results have cotangents, which are zero.
+    smooth = op.signature.split_outputs(
+        [
+            g if is_differentiable(value) else pg.disconnected_type()
+            for g, value in zip(cotangents, loop.body_outputs(), strict=False)
+        ]
+    )
     step = StepPullback(loop)
-    step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in given))
+    step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in smooth))
     step.differentiate()
     if not op.recompute:
         step.read_stored_results()
     forward = ForwardValues(loop, results)
     _store_what_is_missing(forward, step)
-    backward = _Backward(forward, step, given)
+    backward = _Backward(forward, step, smooth)
     backward.build()
     return _Collector(op, inputs, given, backward).cotangents()
 
