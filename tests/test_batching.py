@@ -151,6 +151,87 @@ class TestUntil:
         check_rows(last, [w, limit], data, (1, 1), mode)
 
 
+class TestGradientsUntil:
+    """A batch of gradients passes over the steps that a loop did not run."""
+
+    data = (
+        rng.uniform(0.5, 1.0, size=(3, 12)),
+        np.array([[1.0, 0.5], [0.5, 0.5], [3.0, 1.0]]),
+        np.array([2.0, 1.5, 1.2]),
+    )
+
+    @staticmethod
+    def growth(**options):
+        x, start, a = pt.vector("x"), pt.vector("start"), pt.scalar("a")
+        traces = scanlib.scan(
+            lambda x, early, late, a: (
+                [a * late + pt.sin(x) * early, late * x],
+                scanlib.until(a * late > 9),
+            ),
+            sequences=x,
+            outputs_info=[{"initial": start, "taps": [-2, -1]}, None],
+            non_sequences=a,
+            return_updates=False,
+            **options,
+        )
+        return traces, [x, start, a]
+
+    def test_of_last_rows(self, mode):
+        (sizes, products), inputs = self.growth()
+        gradients = pytensor.grad(sizes[-1] ** 2 * products[-1], inputs)
+        check_rows(gradients, inputs, self.data, (1, 1, 1), mode)
+
+    @pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+    def test_of_all_rows(self, which, fast_mode):
+        (sizes, products), inputs = self.growth()
+        gradients = pytensor.grad(pt.sum(sizes * products) + products[-1] + sizes[-1], inputs)
+        data = [d if b else d[0] for b, d in zip(which, self.data, strict=True)]
+        check_rows(gradients, inputs, data, which, fast_mode)
+
+    def test_second_order(self, python_kernels, fast_mode):
+        (sizes, products), inputs = self.growth()
+        gradients = pytensor.grad(sizes[-1] * products[-1], inputs)
+        second = pytensor.grad(sum(pt.sum(g**2) for g in gradients), inputs)
+        check_rows(second, inputs, self.data, (1, 1, 1), fast_mode)
+
+    def test_nothing_but_the_number_of_steps_is_read(self, fast_mode):
+        start, limit = pt.scalar("start"), pt.scalar("limit")
+        trace = scanlib.scan(
+            lambda y, limit: (2 * y, scanlib.until(2 * y > limit)),
+            outputs_info=start,
+            non_sequences=limit,
+            n_steps=20,
+            return_updates=False,
+        )
+        gradient = pytensor.grad(trace[-1], start)
+        data = [np.array([1.0, 3.0, 0.5]), np.array([3.0, 45.0, 2.0])]
+        check_rows([gradient], [start, limit], data, (1, 1), fast_mode)
+
+    def test_inside_a_step(self, python_kernels, fast_mode):
+        x, a = pt.vector("x"), pt.scalar("a")
+
+        def step(x, h, a):
+            inner = scanlib.scan(
+                lambda u, a: (a * u + pt.sin(x), scanlib.until(a * u > 2)),
+                outputs_info=h,
+                non_sequences=a,
+                n_steps=6,
+                return_updates=False,
+            )
+            return pt.tanh(inner[-1])
+
+        h = scanlib.scan(step, x, a, a, return_updates=False)
+        gradients = pytensor.grad(pt.sum(h**2), [x, a])
+        data = [rng.uniform(0.1, 1.0, size=(3, 4)), np.array([0.9, 1.8, 1.3])]
+        check_rows(gradients, [x, a], data, (1, 1), fast_mode)
+
+    def test_of_the_last_steps_are_refused(self):
+        (sizes, _), (_, start, a) = self.growth(truncate_gradient=2)
+        gradient = pytensor.grad(sizes[-1], start)
+        with pytest.raises(NotImplementedError, match="gradient of the batch"):
+            vectorize_graph(gradient, {a: pt.vector("many")})
+
+
 def test_differing_numbers_of_steps_are_refused():
     n, many = pt.lscalar("n"), pt.lvector("many")
     trace = scanlib.scan(lambda h: h + 1, outputs_info=0.0, n_steps=n, return_updates=False)

@@ -313,3 +313,42 @@ def test_truth_values_as_numbers():
             h = new
         for actual, wanted in zip(call(xs, ys), zip(*expected, strict=True), strict=True):
             np.testing.assert_allclose(actual, np.array(wanted), rtol=1e-12)
+
+
+@pytest.mark.parametrize("depth", [2, 4, 5, 8, 9])
+def test_far_taps(depth):
+    """What is owed to a far tap moves through as many carries, one place at every step."""
+    x, start = pt.dvector("x"), pt.dvector("start")
+    h = trace(
+        lambda x, h: 0.5 * h + x, sequences=x, outputs_info={"initial": start, "taps": [-depth]}
+    )
+    call = compiled([x, start], [h, *pytensor.grad(pt.sum(h**2), [x, start])])
+    for steps in (0, 1, depth, 2 * depth + 1, 4 * depth + 3, BLOCK + 3):
+        values, first = uniform(steps), uniform(depth)
+        rows, owed = [*first], np.zeros(steps + depth)
+        for t in range(steps):
+            rows.append(0.5 * rows[t] + values[t])
+        for t in reversed(range(steps)):
+            owed[t + depth] += 2 * rows[t + depth]
+            owed[t] += 0.5 * owed[t + depth]
+        got, by_x, by_start = call(values, first)
+        np.testing.assert_allclose(got, rows[depth:], rtol=1e-12)
+        np.testing.assert_allclose(by_x, owed[depth:], rtol=1e-12)
+        np.testing.assert_allclose(by_start, owed[:depth], rtol=1e-12)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_states_that_rotate(count):
+    x = pt.dvector("x")
+    traces = trace(
+        lambda x, *h: [*h[1:], 0.5 * h[0] + x],
+        sequences=x,
+        outputs_info=[np.float64(i) for i in range(count)],
+    )
+    call = compiled([x], traces)
+    values = uniform(4 * count + 3)
+    states, rows = [float(i) for i in range(count)], []
+    for value in values:
+        states = [*states[1:], 0.5 * states[0] + value]
+        rows.append(states)
+    np.testing.assert_allclose(call(values), np.transpose(rows), rtol=1e-12)

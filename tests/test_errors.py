@@ -140,6 +140,15 @@ class TestSequences:
         assert evaluate(y, {x: np.ones(3)}, mode).shape == (0,)
         assert evaluate(y, {x: np.ones(1)}, mode).shape == (0,)
 
+    @pytest.mark.parametrize("taps", [0.5, "ab", np.array(0.5), pt.lscalar("k")])
+    def test_taps_that_are_no_integers(self, taps):
+        with pytest.raises(TypeError, match=r"taps of sequences\[0\] must be integers"):
+            scanlib.scan(lambda x: x, {"input": pt.vector("x"), "taps": taps})
+
+    def test_non_sequence_that_is_no_array(self):
+        with pytest.raises(TypeError, match=r"non_sequences\[1\]"):
+            scanlib.scan(lambda x, a, b: x, pt.vector("x"), non_sequences=[1.0, None])
+
     def test_without_a_time_axis(self):
         with pytest.raises(REJECTED, match=r"rate|sequences\[0\]"):
             scanlib.scan(lambda x: x + 1, sequences=pt.scalar("rate"))

@@ -198,6 +198,25 @@ class TestFirstAndSecondOrder:
             disconnected_inputs="ignore",
         )
 
+    @pytest.mark.parametrize("checkpoint", [None, 2])
+    def test_by_integers(self, checkpoint, python_kernels, fast_mode):
+        """As for all of PyTensor's operations, the derivative by an integer is zero."""
+        x, k, start = pt.vector("x"), pt.lvector("k"), pt.lscalar("start")
+        (h, count, doubled), _ = scanlib.scan(
+            lambda x, k, h, count: [h * x, count + k, 2 * count],
+            [x, k],
+            [np.float64(1.0), start, None],
+            checkpoint=checkpoint,
+        )
+        cost = pt.sum(h * count) + pt.sum(doubled * 0.5)
+        f = pytensor.function([x, k, start], pytensor.grad(cost, [x, k, start]), mode=fast_mode)
+        by_x, *others = f(np.array([1.0, 2.0, 3.0]), [1, 2, 3], 1)
+        np.testing.assert_allclose(by_x, [2 + 8 + 42, 4 + 21, 14])
+        for zero, shape in zip(others, [(3,), ()], strict=True):
+            assert zero.dtype == "float64"
+            assert zero.shape == shape
+            assert not zero.any()
+
     @pytest.mark.parametrize(
         "cost",
         [

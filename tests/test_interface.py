@@ -90,6 +90,14 @@ class TestHelpers:
         assert first.tolist() == [1.5, 1.0, 0.5]
         assert second.tolist() == [7, 6, 5]
 
+    def test_reduce_to_updates_alone(self, fast_mode):
+        total = pytensor.shared(np.float64(0.0))
+        x = pt.vector("x")
+        result, updates = scanlib.reduce(lambda x: {total: total + x}, x, None)
+        assert result is None
+        pytensor.function([x], [], updates=updates, mode=fast_mode)([1.0, 2.0])
+        assert total.get_value() == 3.0
+
     def test_reduce_to_one_and_to_several(self, mode):
         x = pt.vector("x")
         total, _ = scanlib.reduce(lambda x, s: s + x, x, outputs_info=[pt.as_tensor(0.0)])
@@ -128,8 +136,9 @@ class TestPythonInputs:
         assert evaluate(y, mode=fast_mode).tolist() == [1.0, 4.0, 7.0]
 
     def test_one_tap_as_a_number(self, fast_mode):
-        y, _ = scanlib.scan(lambda x: x, sequences={"input": np.arange(4.0), "taps": 2})
-        assert evaluate(y, mode=fast_mode).tolist() == [2.0, 3.0]
+        for tap in (2, np.int8(2), np.array(2)):
+            y, _ = scanlib.scan(lambda x: x, sequences={"input": np.arange(4.0), "taps": tap})
+            assert evaluate(y, mode=fast_mode).tolist() == [2.0, 3.0]
 
     @pytest.mark.parametrize("n_steps", [3, np.int64(3), np.array(3, "int8"), pt.constant(3)])
     def test_number_of_steps(self, n_steps, fast_mode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,14 @@ class OutputArgument:
         return self.initial is not None and not is_tensor(self.initial)
 
 
-def _as_variable(value: Any, argument: str) -> Variable:
+def as_variable(value: Any, argument: str) -> Variable:
+    """Return what the user gave as a variable.
+
+    Raises
+    ------
+    TypeError
+        Naming the argument, if it cannot be one.
+    """
     if isinstance(value, Variable):
         return value
     try:
@@ -86,7 +93,11 @@ def _as_variable(value: Any, argument: str) -> Variable:
 
 
 def _tap_list(taps: Any, argument: str) -> list[int]:
-    listed = [taps] if isinstance(taps, int | np.integer) else list(taps)
+    is_one = not isinstance(taps, Iterable) or getattr(taps, "ndim", None) == 0
+    listed = [
+        tap.item() if isinstance(tap, np.ndarray) and tap.ndim == 0 else tap
+        for tap in ([taps] if is_one else taps)
+    ]
     for tap in listed:
         if not isinstance(tap, int | np.integer) or isinstance(tap, bool):
             raise TypeError(f"the taps of {argument} must be integers, got {tap!r}")
@@ -108,7 +119,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
             if given.get("taps") is not None:
                 taps = _tap_list(given["taps"], argument)
             given = given["input"]
-        variable = _as_variable(given, argument)
+        variable = as_variable(given, argument)
         if not is_tensor(variable):
             raise TypeError(f"{argument} must be a tensor, got {variable.type}")
         if variable.type.ndim == 0:
@@ -165,7 +176,7 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
         initial = np.asarray(initial, dtype="int64")
     elif isinstance(initial, float) and not isinstance(initial, np.generic):
         initial = np.asarray(initial, dtype=float_dtype)
-    initial = _as_variable(initial, f"the initial value of {argument}")
+    initial = as_variable(initial, f"the initial value of {argument}")
     listed = [-1] if taps is None else _tap_list(taps, argument)
     if not listed:
         return OutputArgument(None, [], None)

@@ -12,6 +12,7 @@ from scanlib.frontend.arguments import (
     OutputArgument,
     SequenceArgument,
     as_list,
+    as_variable,
     common_length,
     read_n_steps,
     read_outputs_info,
@@ -352,8 +353,7 @@ def scan(
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     given = [
-        value if isinstance(value, Variable) else pt.as_tensor_variable(value)
-        for value in as_list(non_sequences)
+        as_variable(value, f"non_sequences[{i}]") for i, value in enumerate(as_list(non_sequences))
     ]
     walked = read_sequences(sequences)
     builder = _Builder(

@@ -121,8 +121,9 @@ def reduce(
 
 
 def _last(output: Any) -> Any:
-    """Return the last row; carries that are not tensors are final values already."""
-    return output[-1] if hasattr(output.type, "ndim") else output
+    """Return the last row; carries that are no tensors are final values already, no output stays
+    None."""
+    return output[-1] if output is not None and hasattr(output.type, "ndim") else output
 
 
 def foldl(

@@ -7,7 +7,8 @@ initial rows or its next value are; only what depends on the batch does.
 
 With `until`, every row of the batch stops by itself. The loop runs until all rows have
 stopped; a row that has stopped keeps the values of its last step, so the last row over time is
-each loop's own last value.
+each loop's own last value. The gradient of such a loop passes over the steps that a row did not
+run, which the mask among its sequences tells it (`scanlib.ops.ran_steps`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass, field
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import _vectorize_node, vectorize_graph
+from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
@@ -63,6 +66,8 @@ class _Batcher:
     rank: int = field(init=False)
     shape: list[Variable] = field(init=False)
     replacements: dict[Variable, Variable] = field(default_factory=dict)
+    # In the body, of gradients of loops with `until`: which loops of the batch run a step.
+    masks: list[Variable] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.loop = Loop.from_node(self.node)
@@ -119,6 +124,8 @@ class _Batcher:
         for part, outer in zip(loop.sequences, given.sequences, strict=True):
             if _rank(part.outer, outer):
                 self.replacements[part.row] = row = _loosen(part.row, self.rank, part.row)
+                if is_mask(part.outer):
+                    self.masks.append(row)
                 part.row = row
                 outer = self.time_first(outer)
             part.outer = outer
@@ -137,6 +144,8 @@ class _Batcher:
         self.fill_results()
         if loop.stop is not None and loop.stop.type.ndim:
             self.stop_per_row()
+        for mask in self.masks:
+            self.pass_over(mask)
         return self.finish()
 
     def time_first(self, variable: Variable) -> Variable:
@@ -162,7 +171,7 @@ class _Batcher:
                     self.replacements[value] = _loosen(value, self.rank, value)
             vectorized = vectorize_graph(cores, self.replacements)
             results = self.op.signature.split_body_outputs(vectorized)
-            if results.stop is not None and results.stop.type.ndim:
+            if self.masks or (results.stop is not None and results.stop.type.ndim):
                 # Each row stops by itself, so every value must be able to.
                 grown = set(range(len(loop.states)))
                 held = {i for i, c in enumerate(loop.carries) if is_tensor(c.value)}
@@ -234,6 +243,26 @@ class _Batcher:
         after = pt.or_(before, loop.stop)
         loop.carries.append(Carry(none, before, after))
         loop.stop = pt.all(after)
+        # Where the gradient of a row begins; see `vectorize_ran_steps`.
+        count = pt.TensorType("int64", shape=(None,) * self.rank)(name="steps")
+        steps = pt.zeros(self.shape, dtype="int64")
+        loop.carries.append(Carry(steps, count, count + pt.invert(before)))
+
+    def pass_over(self, mask: Variable) -> None:
+        """Have rows that do not run a step keep their values, and give zeros as outputs."""
+        loop = self.loop
+        for state in loop.states:
+            run = _pad(mask, state.next.type.ndim)
+            state.next = pt.switch(run, state.next, state.tap(-1))
+        for carry in loop.carries:
+            if is_tensor(carry.value):
+                run = _pad(mask, carry.next.type.ndim)
+                carry.next = pt.switch(run, carry.next, carry.value)
+        cores = self.op.signature.split_body_outputs(self.op.body.outputs).outputs
+        for output, core in zip(loop.outputs, cores, strict=True):
+            zero = pt.zeros((), dtype=output.value.type.dtype)
+            run = _pad(mask, self.rank + core.type.ndim)
+            output.value = pt.switch(run, output.value, zero)
 
     def output_rows(self) -> list[list[Variable]]:
         """Return the row shapes of the outputs of one loop of the batch."""
@@ -276,6 +305,31 @@ class _Batcher:
             for core, new in zip(cores.outputs, results.outputs, strict=True)
         ]
         return [*histories, *results.carries[:n_carries], *outputs]
+
+
+@_vectorize_node.register(RanSteps)
+def vectorize_ran_steps(op: RanSteps, node: Apply, batched: Variable) -> list[Variable]:
+    """Return which steps every loop of a batch ran."""
+    rank = _rank(node.inputs[0], batched)
+    if not rank:
+        return op.make_node(batched).outputs
+    timed = pt.moveaxis(batched, rank, 0)
+    core, moved = node.inputs[0].owner, batched.owner
+    is_moved = moved is not None and isinstance(moved.op, DimShuffle)
+    loop = moved.inputs[0].owner if is_moved else None
+    if core is None or loop is None or not all(isinstance(n.op, Scan) for n in (core, loop)):
+        raise NotImplementedError(
+            "a batch of gradients of a loop with `until` must hold the loop itself: it was replaced"
+        )
+    if loop.op.signature.n_carries == core.op.signature.n_carries:
+        return op.make_node(timed).outputs  # no loop stops before others
+    if not op.from_first:
+        raise NotImplementedError(
+            "a batch of truncated gradients of a loop with `until`; take the gradient of the batch"
+        )
+    counts = loop.op.signature.split_outputs(loop.outputs).carries[-1]
+    steps = pt.arange(timed.shape[0] - op.depth)
+    return [pt.lt(steps, pt.expand_dims(counts, -1))]
 
 
 def _fill_like(model: Variable, value: Variable) -> Variable:

@@ -11,6 +11,7 @@ position  rewrite                          why there
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
 0.08      ``scanlib_starts``               starts of segments that no nest of loops gave are slices
+0.085     ``scanlib_ran_steps``            masks for batches that no loop read are all true
 1.6       ``scanlib_step_products``        before what writes products of all steps
 1.605     ``scanlib_sums``                 sums are canonical by then; what they read may need no
                                            history any more
@@ -44,6 +45,7 @@ from scanlib.rewrites.segments import expand_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split import SplitLoops
 from scanlib.rewrites.sums import SumsIntoLoops
+from scanlib.rewrites.unused import fill_masks
 
 # The first is for modes that include it by name, the second for the whole process.
 optdb.register("scanlib_adopt", AdoptLoops(when_enabled=False), position=0.04)
@@ -69,6 +71,9 @@ optdb.register(
 )
 optdb.register(
     "scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08
+)
+optdb.register(
+    "scanlib_ran_steps", fill_masks, "fast_run", "fast_compile", "scanlib", position=0.085
 )
 optdb.register("scanlib_step_products", AllowStepProducts(), "numba", position=1.6)
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Variable
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Carry, State
+from scanlib.ops.ran_steps import RanSteps, is_mask, steps_of
 from scanlib.rewrites.edit import LoopEdit
 
 
@@ -55,9 +59,21 @@ def drop_unread_inputs(edit: LoopEdit) -> None:
         loop.non_sequences = non_sequences
         edit.changed = True
     if len(sequences) < len(loop.sequences):
-        if not sequences and loop.n_steps is None:
+        masks = [part.outer for part in loop.sequences if is_mask(part.outer)]
+        if not sequences and loop.n_steps is None and masks:
+            loop.n_steps = steps_of(masks[0])
+        elif not sequences and loop.n_steps is None:
             if len(loop.sequences) == 1:
                 return  # it still gives the number of steps, at no cost
             sequences = loop.sequences[:1]
         loop.sequences = sequences
         edit.changed = True
+
+
+@node_rewriter([RanSteps])
+def fill_mask(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
+    """Write a mask that no rewrite dropped with PyTensor's own Ops."""
+    return [pt.ones(steps_of(node.outputs[0]), dtype="bool")]
+
+
+fill_masks = dfs_rewriter(fill_mask)

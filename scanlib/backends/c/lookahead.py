@@ -95,8 +95,15 @@ class Lookahead:
                 results[part, steps - u] = self.assign(parts or [f"{self.item}(0)"])
         for (part, back), name in results.items():
             self.source.line(f"{self.place(part, steps - back)} = {name};")
-        for symbol, name in self.kept.items():
-            self.source.line(f"{name} = {results[symbol]};")
+        # A value may be one from before the group, as it is: all are read before any is replaced.
+        replaced = set(self.kept.values())
+        moved = {name: results[symbol] for symbol, name in self.kept.items()}
+        for name, value in moved.items():
+            if value in replaced:
+                moved[name] = self.source.name("q")
+                self.source.line(f"const {self.item} {moved[name]} = {value};")
+        for name, value in moved.items():
+            self.source.line(f"{name} = {value};")
 
     def forms_of(self, u: int, steps: int, before: list[dict[int, Form]]) -> dict[int, Form]:
         """Return the parts' forms after step `u`, from the forms of the steps before."""

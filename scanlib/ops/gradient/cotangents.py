@@ -74,6 +74,18 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
     return result
 
 
+def split_output(cotangent: Variable) -> HistoryCotangent:
+    """Take the cotangent of a stacked output apart: its last row, and all rows."""
+    result = HistoryCotangent()
+    for term in terms_of(cotangent):
+        placed = _placed_in_zeros(term)
+        if placed is not None and placed[1] == -1:
+            result.add("last", placed[0])
+        else:
+            result.add("rows", term)
+    return result
+
+
 def total_of(parts: Sequence[Variable | None]) -> Variable | None:
     """Return the sum of cotangents, the undefined one if there is any, None if there is none."""
     present = [

@@ -10,6 +10,7 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.ops.graph import depends_on, is_numeric, is_tensor
 from scanlib.ops.loop import Loop, Output, Results, State
+from scanlib.ops.ran_steps import RanSteps, is_mask
 
 
 class ForwardValues:
@@ -108,6 +109,15 @@ class ForwardValues:
     def output(self, i: int) -> Variable:
         """Return a stacked output."""
         return self.walk(self.results.outputs[i])
+
+    def ran(self) -> list[Variable]:
+        """Return masks of the walked steps, which tell a batch of loops who ran them."""
+        if self.loop.stop is None:
+            return [self.sequence(p.outer) for p in self.loop.sequences if is_mask(p.outer)]
+        from_first = not self.truncated and not self.loop.reverse
+        if self.results.outputs:
+            return [self.walk(RanSteps(0, from_first)(self.results.outputs[0]))]
+        return [self.walk(RanSteps(self._depth(0), from_first)(self.results.histories[0]))]
 
     def _depth(self, state: int) -> int:
         return self.results.node.op.signature.depths[state]

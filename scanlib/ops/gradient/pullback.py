@@ -15,12 +15,13 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.gradient.connection import connection_pattern
-from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history
+from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, split_output
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step import StepPullback, as_dtype, is_connected, is_usable
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.ran_steps import is_mask
 from scanlib.ops.signature import OuterOutputs
 
 if TYPE_CHECKING:
@@ -47,14 +48,21 @@ def pull_back(
     """Return the cotangents of a loop's inputs, reading forward values in `results`."""
     loop = Loop.from_op(op, list(inputs))
     given = op.signature.split_outputs(cotangents)
+    # Where an integer is differentiated as well, integer results have cotangents, which are zero.
+    smooth = op.signature.split_outputs(
+        [
+            g if is_differentiable(value) else pg.disconnected_type()
+            for g, value in zip(cotangents, loop.body_outputs(), strict=False)
+        ]
+    )
     step = StepPullback(loop)
-    step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in given))
+    step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in smooth))
     step.differentiate()
     if not op.recompute:
         step.read_stored_results()
     forward = ForwardValues(loop, results)
     _store_what_is_missing(forward, step)
-    backward = _Backward(forward, step, given)
+    backward = _Backward(forward, step, smooth)
     backward.build()
     return _Collector(op, inputs, given, backward).cotangents()
 
@@ -115,8 +123,11 @@ class _Backward:
         self.loop.n_steps = self.forward.walked()
         self.loop.substitute(self.replacements)
         self.drop_unread_sequences()
-        if self.loop.sequences:
+        masks = self.forward.ran()
+        if self.loop.sequences or any(map(is_mask, masks)):
             self.loop.n_steps = None
+        for mask in masks:
+            self.add_sequence(mask)
         self.results = self.loop.apply()
 
     # Parts
@@ -163,8 +174,26 @@ class _Backward:
             self.carries[i] = len(self.loop.carries)
             self.replacements[total] = self.add_carry(start, total).value
         for i, total in step.output_cotangents.items():
-            rows = self.forward.walk(as_dtype(self.given.outputs[i], total))
-            self.replacements[total] = conform(self.add_sequence(rows), total.type)
+            self.replacements[total] = conform(self.output_cotangent(i, total), total.type)
+
+    def output_cotangent(self, i: int, total: Variable) -> Variable:
+        """Return what enters a backward step for an output.
+
+        With `until`, a cotangent of the last row waits for the last step: in a batch of loops,
+        that is the last one of each.
+        """
+        source, cotangent = self.forward.loop, as_dtype(self.given.outputs[i], total)
+        parts = HistoryCotangent(rows=cotangent)
+        if source.stop is not None and not source.reverse:
+            parts = split_output(cotangent)
+        entering = []
+        if parts.last is not None:
+            carry = self.add_carry(parts.last, total)
+            carry.next = pt.zeros_like(carry.value)
+            entering.append(carry.value)
+        if parts.rows is not None:
+            entering.append(self.add_sequence(self.forward.walk(parts.rows)))
+        return entering[0] if len(entering) == 1 else entering[0] + entering[1]
 
     # What one backward step computes
 
