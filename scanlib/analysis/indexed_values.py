@@ -176,6 +176,8 @@ class IndexedValues(ScalarValues):
         covered = {place.out for place in places if place.index is None}
         if any(k not in covered for place in places for k in place.along):
             raise NotElementwiseError(f"{op} writes several items at once", node.outputs[0])
+        if _is_diagonal(places):
+            raise NotElementwiseError(f"{op} writes a diagonal", node.outputs[0])
         base = self.convert(row, axes)
         mask: Variable | None = None
         found: dict[Variable, int] = {}
@@ -188,7 +190,6 @@ class IndexedValues(ScalarValues):
             here = self.here(axis)
             hit = ps.eq(here, position)
             mask = hit if mask is None else ps.and_(mask, hit)
-        assert mask is not None
         with self.written_at(found, inner):
             start = ndim - new.type.ndim
             value = self.convert(new, tuple(inner[start:]))
@@ -198,7 +199,7 @@ class IndexedValues(ScalarValues):
             value = ps.add(base, value)
         if value.type.dtype != dtype:
             raise NotElementwiseError(f"{op} computes in another dtype on scalars")
-        return ps.switch(mask, value, base)
+        return value if mask is None else ps.switch(mask, value, base)
 
     # Rows of a matrix that go into an output
 
@@ -216,7 +217,7 @@ class IndexedValues(ScalarValues):
             return None
         source = node.inputs[0]
         places, ndim = self.places(node)
-        if ndim != variable.type.ndim:
+        if ndim != variable.type.ndim or _is_diagonal(places):
             return None
         axes = self.row_axes(source, tuple(range(self.ndim - source.type.ndim, self.ndim)))
         inner: list[Any] = [None] * ndim
@@ -328,6 +329,12 @@ class IndexedValues(ScalarValues):
             yield
         finally:
             self.same, self.memo = before, memo
+
+
+def _is_diagonal(places: Sequence[Place]) -> bool:
+    """Whether several axes of a row become one axis of the items."""
+    kept = [place.out for place in places if place.index is None]
+    return len(set(kept)) < len(kept)
 
 
 def _is_zero(value: Variable) -> bool:
