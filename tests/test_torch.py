@@ -270,6 +270,8 @@ class TestCompiled:
         np.testing.assert_allclose(run(torch.arange(5.0, dtype=torch.float64))[1:], 2 * wanted)
         rows = torch.vmap(lambda x: run_operator([x, initial], entry.name)[0])(batch)
         np.testing.assert_allclose(rows[0][1:], wanted)
+        nothing = torch.vmap(lambda x: run_operator([x, initial], entry.name)[0])(batch[:0])
+        assert nothing.shape == (0, 6)
 
 
 def test_loops_that_print_alike(eager):
