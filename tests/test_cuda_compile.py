@@ -1,6 +1,7 @@
 """The CUDA kernels compile for real devices; how they are scheduled; what is kept on disk."""
 
 import ctypes
+import os
 
 import numpy as np
 import pytensor
@@ -215,6 +216,16 @@ class TestDisk:
         monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
         monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
         with pytest.raises(NoCompilerError, match="pip install nvidia-cuda-nvrtc"):
+            compile_kernels("x", "sm_80")
+
+    def test_a_compiler_that_does_not_run(self, monkeypatch, tmp_path):
+        program = tmp_path / "nvcc"
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
+        monkeypatch.setattr(compiler, "find_nvcc", find_nvcc.__wrapped__)
+        with pytest.raises(NoCompilerError):
             compile_kernels("x", "sm_80")
 
 

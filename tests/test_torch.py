@@ -5,6 +5,8 @@ Most tests run the translated functions without `torch.compile`, which costs sec
 on a GPU: functions of tensors, here on the CPU.
 """
 
+import itertools
+import operator
 import subprocess
 import sys
 import warnings
@@ -147,6 +149,22 @@ class TestValuesAndGradients:
             state = coefficient * state + constant
         np.testing.assert_allclose(actual[-1], state, rtol=1e-9)
 
+    @pytest.mark.parametrize("backwards", [False, True])
+    def test_composing_does_not_forget(self, eager, backwards):
+        """A state that decays, further than a product of numbers can, and grows again."""
+        a, b, h0 = pt.vector("a"), pt.vector("b"), pt.scalar("h0")
+        h = scanlib.scan(
+            lambda a, b, h: a * h + b, [a, b], h0, go_backwards=backwards, return_updates=False
+        )
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([a, b, h0], h, mode="PYTORCH")
+        factors = np.array([1e-100, 1e-100, 1e-150, 1e-200, 1e100, 1e150, 0.5])
+        for values in (factors, np.full(2000, 0.9)):
+            wanted = list(itertools.accumulate(values, operator.mul, initial=1e300))[1:]
+            values = values[::-1].copy() if backwards else values
+            found = function(values, np.zeros(len(values)), np.array(1e300))
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=0)
+
     def test_backward_slices(self, eager):
         x = pt.vector("x")
         outputs = [x[::-1], x[4:1:-2], x[1::-1], x[1:4:-1], pt.set_subtensor(x[::-2], 0.0)]
@@ -252,6 +270,8 @@ class TestCompiled:
         np.testing.assert_allclose(run(torch.arange(5.0, dtype=torch.float64))[1:], 2 * wanted)
         rows = torch.vmap(lambda x: run_operator([x, initial], entry.name)[0])(batch)
         np.testing.assert_allclose(rows[0][1:], wanted)
+        nothing = torch.vmap(lambda x: run_operator([x, initial], entry.name)[0])(batch[:0])
+        assert nothing.shape == (0, 6)
 
 
 def test_loops_that_print_alike(eager):

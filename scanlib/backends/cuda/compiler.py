@@ -137,10 +137,13 @@ def find_nvrtc() -> NVRTC | None:
 
 @cache
 def find_nvcc() -> NVCC | None:
-    """Return nvcc, None where it is not installed."""
+    """Return nvcc, None where it is not installed or does not run."""
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     path = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home) / "bin"))
-    return None if path is None else NVCC(path)
+    try:
+        return None if path is None else NVCC(path)
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def find_compiler() -> NVRTC | NVCC:

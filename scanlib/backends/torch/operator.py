@@ -92,7 +92,8 @@ def run_operator(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
 
 
 @run_operator.register_fake
-def _(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+def fake_results(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+    """Return tensors without values, as the Op of this name would return."""
     entry = _table[name]
     if entry.shapes is None:
         raise RuntimeError("the shapes of this operator's results depend on values")
@@ -108,12 +109,15 @@ def _(
     info: Any, in_dims: tuple[Any, ...], inputs: list[torch.Tensor], name: str
 ) -> tuple[list[torch.Tensor], list[int]]:
     """Run once per row of the batch; a batch that PyTensor builds is one call instead."""
-    dims = in_dims[0]
-    rows = [
-        run_operator(
-            [x if dim is None else x.select(dim, i) for x, dim in zip(inputs, dims, strict=True)],
-            name,
+    pairs = list(zip(inputs, in_dims[0], strict=True))
+    if info.batch_size == 0:  # no row tells the shapes
+        sizes = [[n for k, n in enumerate(x.shape) if k != dim] for x, dim in pairs]
+        row = fake_results(
+            [x.new_empty(size) for (x, _), size in zip(pairs, sizes, strict=True)], name
         )
+        return [result.new_empty((0, *result.shape)) for result in row], [0] * len(row)
+    rows = [
+        run_operator([x if dim is None else x.select(dim, i) for x, dim in pairs], name)
         for i in range(info.batch_size)
     ]
     stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]

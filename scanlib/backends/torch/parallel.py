@@ -200,8 +200,24 @@ class ParallelLoop:
         composed = doubled(compose, rows, shape[0], self.signature.reverse)[-1]
         if not composed.dtype.is_floating_point and not composed.dtype.is_complex:
             return composed
-        trusted = torch.isfinite if recurrence.family == "affine" else _is_number
-        return composed if bool(trusted(composed).all()) else None
+        if recurrence.family != "affine":
+            return composed if bool(_is_number(composed).all()) else None
+        good = bool(torch.isfinite(composed).all()) and self._follows(composed, rows)
+        return composed if good else None
+
+    def _follows(self, values: torch.Tensor, rows: Sequence[torch.Tensor]) -> bool:
+        """Whether every value is what a step makes of the one before it.
+
+        Products of coefficients that underflow lose a state from long ago, which may count still.
+        """
+        before, after = slice(None, -1), slice(1, None)
+        if self.signature.reverse:
+            before, after = after, before
+        factor, constant = (row[after] for row in rows)
+        product = factor * values[before]
+        numbers = torch.finfo(values.dtype)
+        close = numbers.eps ** (1 / 3) * (product.abs() + constant.abs()) + numbers.tiny
+        return bool(((values[after] - (product + constant)).abs() <= close).all())
 
     def _before(self, rows: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """Return what the steps read: the start, and all rows but the last."""
