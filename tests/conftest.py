@@ -132,23 +132,42 @@ def pytest_addoption(parser):
         action="store_true",
         help=f"run all tests in numba mode; by default one in {SHARE} of the modules that are long",
     )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="run the Kth of N parts of the tests, drawn by name, and all of PyMC's",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out most numba-mode repetitions of tests that run on other linkers as well."""
-    if config.getoption("--all-modes"):
-        return
+    """Leave out most numba-mode repetitions, and tests of other parts if one is asked for."""
+    part = config.getoption("--part")
+    position, parts = map(int, part.split("/")) if part else (1, 1)
+    if not 1 <= position <= parts:
+        raise pytest.UsageError(f"--part: K/N with K from 1 to N, got {part}")
 
     def is_left_out(item):
-        module = item.nodeid.split("::")[0].rsplit("/")[-1].removesuffix(".py")
-        parameters = getattr(item, "callspec", None)
-        if module not in SAMPLED or parameters is None:
-            return False
-        in_numba = "numba" in map(str, parameters.params.values())
-        return in_numba and crc32(item.nodeid.encode()) % SHARE != 0
+        if not config.getoption("--all-modes") and is_repetition(item):
+            return True
+        # Not the remainder: the sampling of repetitions has used it.
+        place = crc32(item.nodeid.encode()) // SHARE % parts
+        return place != position - 1 and module_of(item) != "test_pymc"
 
     left_out = [item for item in items if is_left_out(item)]
     if left_out:
         kept = set(items).difference(left_out)
         items[:] = [item for item in items if item in kept]
         config.hook.pytest_deselected(items=left_out)
+
+
+def module_of(item):
+    return item.nodeid.split("::")[0].rsplit("/")[-1].removesuffix(".py")
+
+
+def is_repetition(item):
+    """Whether a test in numba mode is one of the many that run on other linkers as well."""
+    parameters = getattr(item, "callspec", None)
+    if module_of(item) not in SAMPLED or parameters is None:
+        return False
+    in_numba = "numba" in map(str, parameters.params.values())
+    return in_numba and crc32(item.nodeid.encode()) % SHARE != 0
