@@ -4,6 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.replace import clone_replace
 
 import scanlib
 from scanlib.ops.reductions import StepProducts
@@ -139,6 +140,35 @@ class TestOtherLoops:
         )
         results = compiled([x, y0, z0], outputs)(*values)
         assert_same([np.asarray(r) for r in results], expected)
+
+    @pytest.mark.parametrize("length", [0, 1, 5])
+    def test_rows_read_at_places_of_their_own(self, length):
+        """A batch of all steps reads them with a range as long as the loop."""
+        x, places, weights = pt.dmatrix("x"), pt.lvector("places"), pt.dmatrix("weights")
+        y = scanlib.scan(
+            lambda row, place, weights: (weights @ row) * row[place],
+            [x, places],
+            None,
+            weights,
+            return_updates=False,
+        )
+        rows, matrix = rng.normal(size=(length, 3)), rng.normal(size=(3, 3))
+        at = rng.integers(0, 3, size=length)
+
+        def plain(rows, matrix):
+            found = [(matrix @ row) * row[i] for row, i in zip(rows, at, strict=True)]
+            return np.array(found).reshape(length, 3)
+
+        results = compiled([x, places, weights], [y, pt.arange(x.shape[0])])(rows, at, matrix)
+        assert_same([np.asarray(r) for r in results], [plain(rows, matrix), np.arange(length)])
+        cost = clone_replace(pt.sin(y).sum(), {places: pt.constant(at)})
+        assert_derivatives(
+            cost,
+            {x: rows, weights: matrix},
+            lambda rows, matrix: np.sin(plain(rows, matrix)).sum(),
+            JAX,
+            order=1,
+        )
 
     def test_random_draws(self):
         """JAX draws other numbers than NumPy; they differ from step to step and call to call."""

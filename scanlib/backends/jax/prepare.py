@@ -3,7 +3,8 @@
 Four things are changed in graphs that hold loops, or did before these were taken apart:
 
 1. *Static numbers.* Scalars that are computed from sizes and integer inputs alone, and that
-   something other than such a computation reads, become `StaticNumber`.
+   something other than such a computation reads, become `StaticNumber`, and ranges up to them
+   `StaticRange`.
 2. *Checks.* A check whose conditions are static is made when JAX compiles; PyTensor leaves all
    checks out.
 3. *Constants.* Arrays filled with a constant keep its dtype: PyTensor writes it into its code as a
@@ -28,7 +29,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from scanlib._compat import freeze_graph
 from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.rows import KNOWN, OnRows
-from scanlib.backends.jax.static import StaticNumber
+from scanlib.backends.jax.static import StaticNumber, StaticRange
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.windows import read_in_place
 from scanlib.ops.associative_scan import AssociativeScan
@@ -76,6 +77,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     stack_traces(fgraph)
     countable = countable_scalars(fgraph)
     _make_static(fgraph, countable)
+    _make_ranges(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
     numbers = {
@@ -150,6 +152,17 @@ def _replace(fgraph: FunctionGraph, variable: Variable, leaves: list[Variable]) 
     for client, position in list(fgraph.clients[variable]):
         if not isinstance(client.op, StaticNumber) and client is not new.owner:
             fgraph.change_node_input(client, position, new, reason=REASON)
+
+
+def _make_ranges(fgraph: FunctionGraph) -> None:
+    """Have ranges of integers made of static numbers; PyTensor's rule takes constants alone."""
+    for node in fgraph.toposort():
+        if not isinstance(node.op, ARange) or not node.outputs[0].type.dtype.startswith("int"):
+            continue
+        ends = [inp for inp in node.inputs if not isinstance(inp, Constant)]
+        if ends and all(e.owner is not None and isinstance(e.owner.op, StaticNumber) for e in ends):
+            new = StaticRange(node.outputs[0].type.dtype)(*node.inputs)
+            fgraph.replace(node.outputs[0], new, reason=REASON)
 
 
 def _make_checks(fgraph: FunctionGraph) -> None:

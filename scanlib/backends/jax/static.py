@@ -17,15 +17,18 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
+from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.scalar.basic import IntDiv, Mod, ScalarType, TrueDiv
+from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.jax.bounded import Length, number_of, static_int
+from scanlib.backends.jax.bounded import Length, UnknownLengthError, number_of, static_int
 
 
 class StaticNumber(JAXShapeTuple):
@@ -71,6 +74,42 @@ def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Calla
         return Length(number, max(greatest(op.body, ranges), 0))
 
     return static_number
+
+
+class StaticRange(Op):
+    """The integers from a first to a last one that are `StaticNumber`.
+
+    PyTensor's own rule for `arange` takes constants alone.
+
+    Parameters
+    ----------
+    dtype : str
+        Of the result.
+    """
+
+    __props__ = ("dtype",)
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def make_node(self, start: Variable, stop: Variable, step: Variable) -> Apply:
+        return Apply(self, [start, stop, step], [TensorType(self.dtype, shape=(None,))()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        output_storage[0][0] = np.arange(*inputs, dtype=self.dtype)
+
+
+@jax_funcify.register(StaticRange)
+def funcify_static_range(op: StaticRange, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return `jax.numpy.arange` of numbers that are known when JAX compiles."""
+
+    def static_range(*ends: Any) -> Any:
+        start, stop, step = map(static_int, ends)
+        if start is None or stop is None or step is None:
+            raise UnknownLengthError("JAX must know where a range of integers ends")
+        return jnp.arange(start, stop, step, dtype=op.dtype)
+
+    return static_range
 
 
 def evaluate(body: FrozenFunctionGraph, values: list[Any]) -> Any:
