@@ -20,9 +20,7 @@ class LoopError(ValueError):
 
     def __str__(self) -> str:
         template, *numbers = self.args or ("",)
-        # Numbers come after names, which may hold braces themselves.
-        first, *parts = str(template).rsplit("{}", len(numbers)) if numbers else [str(template)]
-        return first + "".join(f"{n}{part}" for n, part in zip(numbers, parts, strict=False))
+        return str(template).format(*numbers) if numbers else str(template)
 
 
 class StepIndexError(IndexError):

@@ -25,8 +25,9 @@ from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_forms import Symbol
+from scanlib.rewrites.adopt_lengths import learn_lengths
 from scanlib.rewrites.adopt_loop import NotAdoptableError, adopt_node, loop_name
-from scanlib.rewrites.adopt_rows import Rows, joined_parts, learn_lengths, slice_of
+from scanlib.rewrites.adopt_rows import Rows, joined_parts, slice_of
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.simplify import replace
 

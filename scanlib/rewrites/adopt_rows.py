@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Add, Cast, Identity, Neg, ScalarMinimum, Sub
 from pytensor.tensor.basic import (
     Alloc,
@@ -29,7 +28,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib._compat import join_of
 from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt_forms import Form, Symbol, learn, minimum, number, resolve
+from scanlib.rewrites.adopt_forms import Form, Symbol, minimum, number, resolve
 
 NONE = number(0)
 
@@ -83,7 +82,7 @@ class Rows:
     steps : Form, optional
         What every array has at least as many rows as; a loop's sequences are such arrays.
     known : dict, optional
-        Symbols that are known to be numbers; see `learn_lengths`.
+        Symbols that are known to be numbers; see `scanlib.rewrites.adopt_lengths`.
     """
 
     def __init__(self, steps: Form | None = None, known: dict[Symbol, int] | None = None) -> None:
@@ -115,7 +114,7 @@ class Rows:
         if isinstance(op, IncSubtensor | SpecifyShape):
             return self.of(node.inputs[0])
         if isinstance(op, Alloc | AllocEmpty):
-            return self.integer(_size_of(node))
+            return self.integer(size_of(node))
         if isinstance(op, Scan):
             return self._of_loop(node, variable)
         if isinstance(op, Join):
@@ -283,7 +282,7 @@ class Rows:
         known = start.constant
         if known is not None and known < 0:
             return rows + known if number(-known).at_most(rows) else None
-        return start if _is_position(start, rows) else None
+        return start if self._is_position(start, rows) else None
 
     def _behind(self, rows: Form, stop: Form) -> Form | None:
         """Return how many rows stand at and behind a stop."""
@@ -292,13 +291,40 @@ class Rows:
             return number(-known)
         if stop == self.steps:
             return rows - stop
-        if not _is_position(stop, rows):
+        if not self._is_position(stop, rows):
             return None
         if rows.at_most(stop):
             return number(0)
         if stop.at_most(rows):
             return rows - stop
         return rows - minimum([rows, stop])
+
+    def _is_position(self, form: Form, rows: Form) -> bool:
+        """Whether a form counts rows from the front of an array, not from its end.
+
+        An integer of the graph is taken to; what is left of a length after taking off a number may
+        be negative, unless the length is known to be as great.
+        """
+        if form.is_length():
+            return True
+        return (rows - form).is_length() and (form.number >= 0 or self._least(form) >= 0)
+
+    def _least(self, form: Form) -> int:
+        """Return the least value that a form may have, as far as minima that are known tell."""
+        least = form.number
+        for symbol, factor in form.terms:
+            if factor < 0:
+                return -1
+            own = Form.of(*symbol)
+            least += factor * max(
+                (
+                    value
+                    for (kind, forms), value in self.known.items()
+                    if kind == "minimum" and own in forms
+                ),
+                default=0,
+            )
+        return least
 
     def _into_part(self, view: View) -> View:
         """Look into an array that is joined of parts, if the view reads one of them only."""
@@ -335,38 +361,7 @@ class Rows:
         return view.front.constant is not None and view.back.constant is not None
 
 
-def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: set[Apply]) -> None:
-    """Remember lengths that follow from the static shapes of operands beside them.
-
-    What elementwise operations combine has one length, and so have the sequences of a loop. The
-    type of a buffer knows what PyTensor computed of its length.
-    """
-    rows = Rows(known=known)
-    for node in toposort(outputs):
-        if node in visited:
-            continue
-        visited.add(node)
-        inputs, length = [], None
-        if isinstance(node.op, Elemwise) and node.outputs[0].type.ndim:
-            inputs, length = node.inputs, node.outputs[0].type.shape[0]
-        elif isinstance(node.op, Scan):
-            groups = node.op.signature.split_inputs(node.inputs)
-            inputs = groups.sequences
-            length = node.op.static_length(node.inputs)
-            if length is not None and groups.n_steps is not None:
-                learn(rows.integer(groups.n_steps), length, known)
-        elif isinstance(node.op, Alloc | AllocEmpty) and node.outputs[0].type.ndim:
-            rows_made = node.outputs[0].type.shape[0]
-            if rows_made is not None:
-                learn(rows.integer(_size_of(node)), rows_made, known)
-        if length is None or length == 1:
-            continue
-        for inp in inputs:
-            if inp.type.shape[0] is None:
-                learn(rows.of(inp), length, known)
-
-
-def _size_of(node: Apply) -> Variable:
+def size_of(node: Apply) -> Variable:
     """Return the number of rows that an allocation makes."""
     return node.inputs[0 if isinstance(node.op, AllocEmpty) else 1]
 
@@ -378,15 +373,6 @@ def joined_parts(node: Apply | None) -> list[Variable]:
     axis, parts = join_of(node)
     converted = any(part.type.dtype != node.outputs[0].type.dtype for part in parts)
     return [] if converted or axis != 0 else parts
-
-
-def _is_position(form: Form, rows: Form) -> bool:
-    """Whether a form counts rows from the front of an array, not from its end.
-
-    An integer of the graph is taken to; what is left of a length after taking off a number may
-    be negative.
-    """
-    return form.is_length() or (form.number >= 0 and (rows - form).is_length())
 
 
 def stack(rows: list[Variable]) -> Variable:
