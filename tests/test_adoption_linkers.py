@@ -12,7 +12,6 @@ from tests.test_adoption import assert_all_adopted, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 BEYOND = {
-    ("JAX", "jacobian"): "PyTensor's arange wants constants there",
     ("JAX", "checkpoints"): "PyTensor's split wants constants there",
     ("PYTORCH", "checkpoints"): "PyTensor's remainder of integers is not there",
 }
