@@ -159,10 +159,22 @@ def _make_ranges(fgraph: FunctionGraph) -> None:
     for node in fgraph.toposort():
         if not isinstance(node.op, ARange) or not node.outputs[0].type.dtype.startswith("int"):
             continue
-        ends = [inp for inp in node.inputs if not isinstance(inp, Constant)]
-        if ends and all(e.owner is not None and isinstance(e.owner.op, StaticNumber) for e in ends):
-            new = StaticRange(node.outputs[0].type.dtype)(*node.inputs)
+        ends = [_unchecked(inp) for inp in node.inputs]
+        if all(map(_is_static, ends)) and not all(isinstance(end, Constant) for end in ends):
+            new = StaticRange(node.outputs[0].type.dtype)(*ends)
             fgraph.replace(node.outputs[0], new, reason=REASON)
+
+
+def _unchecked(number: Variable) -> Variable:
+    """Return a number without the checks on it, which PyTensor's rules leave out as well."""
+    while number.owner is not None and isinstance(number.owner.op, CheckAndRaise):
+        number = number.owner.inputs[0]
+    return number
+
+
+def _is_static(number: Variable) -> bool:
+    node = number.owner
+    return isinstance(number, Constant) or (node is not None and isinstance(node.op, StaticNumber))
 
 
 def _make_checks(fgraph: FunctionGraph) -> None:
