@@ -47,7 +47,7 @@ def gathered(node: Apply, value: Value, length: Variable) -> Variable:
     """Return what a node reads at all steps."""
     (array, varies), (places, _) = value(node.inputs[0]), value(node.inputs[1])
     if not varies:
-        return array[places]
+        return array[checked_places(places, array.shape[0])]
     return array[pt.arange(length), checked_places(places, array.shape[1])]
 
 
@@ -63,7 +63,8 @@ def written(
 
 def scattered(node: Apply, rows: Callable[[Variable], Variable], value: Value) -> Variable:
     """Return an array to which a node adds at every step, with the addends of all steps."""
-    array, places = value(node.inputs[0])[0], value(node.inputs[2])[0]
+    array = value(node.inputs[0])[0]
+    places = checked_places(value(node.inputs[2])[0], array.shape[0])
     values = _like(rows(node.inputs[1]), array)
     # PyTensor takes a single row for one that is to be broadcast, and refuses it.
     missing = pt.eq(places.shape[0], 1).astype("int64")
