@@ -9,15 +9,14 @@ state in a fixed order, 128-bit integers as two words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.gradient as pg
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
 from pytensor.tensor.random.type import RandomType, random_generator_type
 from pytensor.tensor.type import lvector
+
+from scanlib.ops.disconnected import DisconnectedOp
 
 _KINDS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _HALF = 1 << 64
@@ -75,7 +74,7 @@ def _rebuild(like: Any, words: list[int]) -> Any:
     return words.pop() + _HALF * words.pop()
 
 
-class GeneratorWords(Op):
+class GeneratorWords(DisconnectedOp):
     """The state of a random generator as a vector of integers."""
 
     __props__ = ()
@@ -88,19 +87,8 @@ class GeneratorWords(Op):
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         output_storage[0][0] = generator_words(inputs[0])
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[False]]
 
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        return [pg.disconnected_type()]
-
-
-class GeneratorFromWords(Op):
+class GeneratorFromWords(DisconnectedOp):
     """A new random generator with a given state."""
 
     __props__ = ()
@@ -110,14 +98,3 @@ class GeneratorFromWords(Op):
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         output_storage[0][0] = generator_from_words(inputs[0])
-
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[False]]
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        return [pg.disconnected_type()]

@@ -10,18 +10,17 @@ the batch, and has the steps of the batched loop read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.gradient as pg
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
 
+from scanlib.ops.disconnected import DisconnectedOp
 
-class RanSteps(Op):
+
+class RanSteps(DisconnectedOp):
     """True for every row that a loop stacked, but for `depth` initial rows.
 
     Parameters
@@ -50,25 +49,6 @@ class RanSteps(Op):
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         output_storage[0][0] = np.ones(len(inputs[0]) - self.depth, dtype=bool)
-
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[False]]
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        return [pg.disconnected_type()]
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        return [pg.disconnected_type()]
 
 
 def is_mask(variable: Variable) -> bool:

@@ -59,13 +59,14 @@ def drop_unread_inputs(edit: LoopEdit) -> None:
         loop.non_sequences = non_sequences
         edit.changed = True
     if len(sequences) < len(loop.sequences):
-        masks = [part.outer for part in loop.sequences if is_mask(part.outer)]
-        if not sequences and loop.n_steps is None and masks:
-            loop.n_steps = steps_of(masks[0])
-        elif not sequences and loop.n_steps is None:
-            if len(loop.sequences) == 1:
+        if not sequences and loop.n_steps is None:
+            masks = [part.outer for part in loop.sequences if is_mask(part.outer)]
+            if masks:
+                loop.n_steps = steps_of(masks[0])
+            elif len(loop.sequences) == 1:
                 return  # it still gives the number of steps, at no cost
-            sequences = loop.sequences[:1]
+            else:
+                sequences = loop.sequences[:1]
         loop.sequences = sequences
         edit.changed = True
 

@@ -160,7 +160,8 @@ def _make_ranges(fgraph: FunctionGraph) -> None:
         if not isinstance(node.op, ARange) or not node.outputs[0].type.dtype.startswith("int"):
             continue
         ends = [_unchecked(inp) for inp in node.inputs]
-        if all(map(_is_static, ends)) and not all(isinstance(end, Constant) for end in ends):
+        numbers = [end for end in ends if not isinstance(end, Constant)]
+        if numbers and all(map(_is_static, numbers)):
             new = StaticRange(node.outputs[0].type.dtype)(*ends)
             fgraph.replace(node.outputs[0], new, reason=REASON)
 
@@ -173,8 +174,7 @@ def _unchecked(number: Variable) -> Variable:
 
 
 def _is_static(number: Variable) -> bool:
-    node = number.owner
-    return isinstance(number, Constant) or (node is not None and isinstance(node.op, StaticNumber))
+    return number.owner is not None and isinstance(number.owner.op, StaticNumber)
 
 
 def _make_checks(fgraph: FunctionGraph) -> None:
@@ -183,7 +183,7 @@ def _make_checks(fgraph: FunctionGraph) -> None:
         if not isinstance(node.op, CheckAndRaise):
             continue
         value, *conditions = node.inputs
-        if all(c.owner is not None and isinstance(c.owner.op, StaticNumber) for c in conditions):
+        if all(map(_is_static, conditions)):
             new = StaticCheck(node.op.exc_type, node.op.msg)(value, *conditions)
             fgraph.replace(node.outputs[0], new, reason=REASON)
 

@@ -42,6 +42,15 @@ class HistoryCotangent:
         known = getattr(self, part)
         setattr(self, part, value if known is None else known + value)
 
+    def add_rows(self, rows: Variable) -> None:
+        """Add the cotangent of all rows that the steps wrote, the last row for itself."""
+        for term in terms_of(rows):
+            placed = _placed_in_zeros(term)
+            if placed is not None and placed[1] == -1:
+                self.add("last", placed[0])
+            else:
+                self.add("rows", term)
+
 
 def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCotangent:
     """Take the cotangent of a history apart."""
@@ -58,12 +67,7 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
             continue
         value, index = placed
         if index == depth:
-            for inner in terms_of(value):
-                inside = _placed_in_zeros(inner)
-                if inside is not None and inside[1] == -1:
-                    result.add("last", inside[0])
-                else:
-                    result.add("rows", inner)
+            result.add_rows(value)
         elif index == -1:
             result.add("last", value)
         elif isinstance(index, slice) and index.start == -depth:
@@ -77,12 +81,7 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
 def split_output(cotangent: Variable) -> HistoryCotangent:
     """Take the cotangent of a stacked output apart: its last row, and all rows."""
     result = HistoryCotangent()
-    for term in terms_of(cotangent):
-        placed = _placed_in_zeros(term)
-        if placed is not None and placed[1] == -1:
-            result.add("last", placed[0])
-        else:
-            result.add("rows", term)
+    result.add_rows(cotangent)
     return result
 
 
