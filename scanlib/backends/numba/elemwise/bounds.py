@@ -38,6 +38,9 @@ class Found:
         self.builder, self.width = builder, width
         self.kind, self.mask = ir.VectorType(ir.IntType(width), lanes), ir.IntType(lanes)
         self.place = cgutils.alloca_once_value(builder, self._all(0))
+        # The largest of two integers takes one instruction, but of 64 bits in short registers.
+        self.has_largest = width == 32 or lanes * width == 512
+        self.largest = cgutils.alloca_once_value(builder, self._all(0))
 
     def _all(self, number: Any) -> Any:
         return ir.Constant(self.kind, [int(number)] * self.kind.count)
@@ -61,11 +64,22 @@ class Found:
 
     def values(self, vector: Any) -> None:
         """Look for values that are near to overflow or not finite."""
+        builder, bits = self.builder, self._bits(vector)
+        if not self.has_largest:
+            self._add_above(bits)
+            return
+        largest = builder.load(self.largest)
+        is_larger = builder.icmp_signed(">", bits, largest)
+        builder.store(builder.select(is_larger, bits, largest), self.largest)
+
+    def _add_above(self, bits: Any) -> None:
         highest = self._all(bits_of(MODERATE[self.width], self.width))
-        self._add(self.builder.sub(highest, self._bits(vector)))
+        self._add(self.builder.sub(highest, bits))
 
     def anything(self) -> Any:
         """Return whether something was found."""
         builder = self.builder
+        if self.has_largest:
+            self._add_above(builder.load(self.largest))
         signs = builder.icmp_signed("<", builder.load(self.place), self._all(0))
         return builder.icmp_unsigned("!=", builder.bitcast(signs, self.mask), self.mask(0))

@@ -42,12 +42,14 @@ from scanlib.backends.numba.elemwise.vectors import (
     INDEX,
     Vectors,
     fetch,
+    halves,
     has_wide_registers,
     lanes_of,
 )
 
 GROUP = 8  # how many steps are composed at most
 _SIDE_BY_SIDE = 2  # vectors
+_WITH_DOUBLES = 4  # vectors, where the state between them is in double precision
 
 
 @dataclass
@@ -74,10 +76,13 @@ class _Scan:
         self.a = a if kind.fixed else v.data(a_type, a)
         self.b, self.h = v.data(b_type, b), v.data(h_type, h)
         self.in_lanes = not kind.fixed or h_type.dtype == types.float64  # where the state is
+        self.side_by_side = _SIDE_BY_SIDE if self.in_lanes else _WITH_DOUBLES
         v.prepare_masks()
         self.found = Found(builder, lanes, h_type.dtype.bitwidth)
         if kind.fixed:
             self.prepare_powers()
+        if not self.in_lanes:
+            self.prepare_groups(context)
 
     def prepare_powers(self) -> None:
         v, late = self.v, int(self.kind.sum_first)
@@ -85,26 +90,31 @@ class _Scan:
         for _ in range(v.group):
             self.powers.append(self.builder.fmul(self.powers[-1], v.widened(self.a)))
         self.factors = v.by_step(lambda step: v.narrowed(self.powers[step + 1 - late]))
-        self.weights = {half: self.weight(half) for half in v.masks}
+        powers = [v.narrowed(power) for power in self.powers]
+        self.weights = {half: v.weights(powers, half) for half in v.masks}
 
-    def weight(self, half: int) -> Any:
-        """Return, for second halves, the power that the last step of the first counts with."""
-        v = self.v
-        powers = [v.narrowed(power) for power in self.powers[: half + 1]]
-        return v.by_step(lambda step: powers[step % half + 1] if step & half else None)
+    def prepare_groups(self, context: Any) -> None:
+        """Make the powers that compose the groups of all vectors, in double precision."""
+        groups = self.side_by_side * len(self.v.groups)
+        self.doubles = d = Vectors(context, self.builder, types.float64, False, groups, groups)
+        powers = [self.powers[0]]
+        for _ in range(groups):
+            powers.append(self.builder.fmul(powers[-1], self.powers[self.v.group]))
+        self.group_weights = {half: d.weights(powers, half) for half in halves(groups)}
+        self.group_powers = d.by_step(lambda k: powers[k])
+        self.all_groups = d.splat(powers[groups])
 
     def write(self) -> tuple[Any, Any, Any]:
         """Write the loop; return the state after it, its steps, and whether they are lost."""
         builder, v, word = self.builder, self.v, self.n.type
-        size = ir.Constant(word, _SIDE_BY_SIDE * v.lanes)
+        size = ir.Constant(word, self.side_by_side * v.lanes)
         count = builder.sdiv(self.n, size)
-        state = cgutils.alloca_once_value(
-            builder, v.splat(self.state) if self.in_lanes else self.state
-        )
+        own = v if self.in_lanes else self.doubles
+        state = cgutils.alloca_once_value(builder, own.splat(self.state))
         with cgutils.for_range(builder, count, intp=word) as loop:
             done = builder.mul(loop.index, size)
             places = []
-            for k in range(_SIDE_BY_SIDE):
+            for k in range(self.side_by_side):
                 place = builder.add(done, ir.Constant(word, k * v.lanes))
                 if self.kind.reverse:
                     last = builder.sub(self.n, ir.Constant(word, v.lanes))
@@ -113,8 +123,7 @@ class _Scan:
             lowest = places[-1 if self.kind.reverse else 0]
             fetch(builder, self.ahead, lowest, len(places) * v.lanes, v.size)
             builder.store(self.write_vectors(builder.load(state), places), state)
-        after = builder.load(state)
-        after = builder.extract_element(after, ir.Constant(INDEX, 0)) if self.in_lanes else after
+        after = builder.extract_element(builder.load(state), ir.Constant(INDEX, 0))
         return after, builder.mul(count, size), self.found.anything()
 
     def write_vectors(self, state: Any, places: list[Any]) -> Any:
@@ -127,12 +136,15 @@ class _Scan:
             for coefficients in own:
                 self.found.coefficients(coefficients)
             maps = self.maps(own, places)
-        results = []
-        for (a, b), coefficient in zip(maps, own, strict=True):
-            if self.in_lanes:
+        if self.in_lanes:
+            befores = []
+            for (a, b), coefficient in zip(maps, own, strict=True):
                 before, state = self.states(state, a, b, coefficient)
-            else:
-                before, state = self.double_states(state, b)
+                befores.append(before)
+        else:
+            befores, state = self.double_states(state, [b for _, b in maps])
+        results = []
+        for (a, b), before in zip(maps, befores, strict=True):
             results.append(builder.fmul(a, before) if b is None else v.fused(a, before, b))
         for value, place in zip(results, places, strict=True):
             v.store(value, self.h, builder.add(self.start, place))
@@ -188,22 +200,22 @@ class _Scan:
                 state = v.fused(factor, state, v.splat_last(b, group))
         return before, state
 
-    def double_states(self, state: Any, b: Any) -> tuple[Any, Any]:
-        """Return the same for a state that is a number in double precision."""
-        v, builder, power = self.v, self.builder, self.powers[self.v.group]
-        before, after, term = None, state, None
-        for group in v.groups:
-            lanes = v.splat(v.narrowed(after))
-            before = lanes if before is None else v.in_group(group, lanes, before)
-            last = v.widened(v.last(b, group))
-            last = builder.fmul(last, self.powers[1]) if self.kind.sum_first else last
-            after = v.fused(power, after, last)
-            term = last if term is None else v.fused(power, term, last)
-        # Composed once more, so that the next vector waits for one step and not for two.
-        whole = power
-        for _ in v.groups[1:]:
-            whole = builder.fmul(whole, power)
-        return before, v.fused(whole, state, term)
+    def double_states(self, state: Any, terms: list[Any]) -> tuple[list[Any], Any]:
+        """Return the states before the groups of each vector, and after all, in double precision.
+
+        The terms of all groups come into one vector, are widened, and are composed there.
+        """
+        v, d, builder = self.v, self.doubles, self.builder
+        ends = builder.fpext(v.lasts(terms), d.vector)
+        if self.kind.sum_first:
+            ends = builder.fmul(d.splat(self.powers[1]), ends)
+        for half, weight in self.group_weights.items():
+            ends = d.fused(weight, d.half_before(ends, half), ends)
+        # Minus zero, so that a sum with it is what is added to it.
+        before = d.fused(self.group_powers, state, d.shifted(ends, -0.0))
+        after = d.fused(self.all_groups, state, d.splat_last(ends, 0))
+        narrow = ir.VectorType(v.scalar, d.lanes)
+        return v.spread(builder.fptrunc(before, narrow), len(terms)), after
 
 
 class _Scalars:
@@ -325,62 +337,3 @@ def _place_ahead(reverse: bool) -> Any:
 # Each takes the `n` rows of a block and returns the address of those of the next block, which need
 # not be there. By whether the loop walks backwards.
 place_ahead = {reverse: _place_ahead(reverse) for reverse in (False, True)}
-
-
-def _extreme_codegen(largest: bool, reverse: bool) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        b_array, state, out, offset, place, ahead = arguments
-        b_type, out_type, dtype = signature.args[0], signature.args[2], signature.args[0].dtype
-        lanes = min(EXTREMES, lanes_of(context, dtype))
-        v = Vectors(context, builder, dtype, reverse, lanes, lanes)
-
-        def pick(a: Any, b: Any) -> Any:
-            sign = ">" if largest else "<"
-            if isinstance(dtype, types.Float):
-                is_first = builder.fcmp_ordered(sign, a, b)
-            elif getattr(dtype, "signed", False):
-                is_first = builder.icmp_signed(sign, a, b)
-            else:
-                is_first = builder.icmp_unsigned(sign, a, b)
-            return builder.select(is_first, a, b)
-
-        data, target = v.data(b_type, b_array), v.data(out_type, out)
-        state = context.get_value_as_data(builder, dtype, state)
-        fetch(builder, cgutils.unpack_tuple(builder, ahead), offset, EXTREMES, v.size)
-        starts = range(0, EXTREMES, lanes)
-        for first in reversed(starts) if reverse else starts:
-            distance = ir.Constant(offset.type, first)
-            values = v.load(data, builder.add(offset, distance))
-            by = 1
-            while by < lanes:  # lanes without an earlier one are compared with themselves
-                values = pick(v.earlier_or_same(values, by), values)
-                by *= 2
-            v.store(pick(values, v.splat(state)), target, builder.add(place, distance))
-            state = pick(v.last(values, 0), state)
-        return context.data_model_manager[dtype].from_data(builder, state)
-
-    return codegen
-
-
-EXTREMES = 16  # steps
-
-
-def _make_extreme(largest: bool, reverse: bool) -> Any:
-    @intrinsic
-    def sixteen_extremes(
-        typingctx: Any, b: Any, state: Any, out: Any, offset: Any, place: Any, ahead: Any
-    ) -> Any:
-        signature = b.dtype(b, b.dtype, out, types.intp, types.intp, ahead)
-        return signature, _extreme_codegen(largest, reverse)
-
-    return sixteen_extremes
-
-
-# Each takes `(b, state, out, offset, place, ahead)`, reads sixteen elements at `offset` and after,
-# writes the new states to `place` and after, and returns the latest. By whether they look for the
-# largest value, and whether they start at the end.
-sixteen_extremes = {
-    (largest, reverse): _make_extreme(largest, reverse)
-    for largest in (True, False)
-    for reverse in (False, True)
-}

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from scanlib.backends.numba.elemwise import lanes, logs
+from scanlib.backends.numba.elemwise import extremes, lanes, logs
 from scanlib.backends.numba.elemwise.bounds import (
     ALL_BUT_SIGN,
     HIGHEST,
@@ -30,7 +30,7 @@ from scanlib.backends.numba.elemwise.bounds import (
 from scanlib.backends.numba.pointers import keep, load, pointer, shift
 from scanlib.backends.numba.vectors import as_words
 
-VERSION = 20
+VERSION = 21
 
 OPTIONS = {
     "error_model": "numpy",
@@ -229,8 +229,8 @@ def _smaller(a: Any, b: Any) -> Any:
 
 
 def _extreme(pick: Any, reverse: bool) -> Callable[..., bool]:
-    sign, size = -1 if reverse else 1, lanes.EXTREMES
-    sixteen_extremes = lanes.sixteen_extremes[pick is _larger, reverse]
+    sign, size = -1 if reverse else 1, extremes.EXTREMES
+    sixteen_extremes = extremes.sixteen_extremes[pick is _larger, reverse]
 
     @njit(**OPTIONS)
     def extreme(b: Any, h: Any, start: int, n: int, ahead: Any) -> bool:

@@ -38,6 +38,11 @@ def lanes_of(context: Any, dtype: Any) -> int:
     return (64 if has_wide_registers(context) else 32) // size
 
 
+def halves(lanes: int) -> list[int]:
+    """Return how many lanes the first halves have in a scan by halves."""
+    return [half for half in (1, 2, 4, 8) if half < lanes]
+
+
 def fetch(builder: Any, addresses: list[Any], place: Any, items: int, size: int) -> None:
     """Ask for `items` of `size` bytes from a place on, in the first-level cache.
 
@@ -121,6 +126,35 @@ class Vectors:
         lane = ir.Constant(INDEX, self._lane(group, self.group - 1))
         return self.builder.extract_element(value, lane)
 
+    def lasts(self, several: list[Any]) -> Any:
+        """Return the last steps of the groups of two or four vectors, the earliest first."""
+        lanes = [self._lane(group, self.group - 1) for group in self.groups]
+        places = [*lanes, *(self.lanes + lane for lane in lanes)]
+        parts = self._joined(several, places)
+        while len(parts) > 1:
+            parts = self._joined(parts, list(range(2 * parts[0].type.count)))
+        return parts[0]
+
+    def _joined(self, parts: list[Any], places: list[int]) -> list[Any]:
+        """Return, for each pair of vectors, a vector of what they hold at some places."""
+        mask = ir.Constant(ir.VectorType(INDEX, len(places)), places)
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return [self.builder.shuffle_vector(one, other, mask) for one, other in pairs]
+
+    def spread(self, value: Any, count: int) -> list[Any]:
+        """Return so many vectors, in the lanes of whose groups are the numbers of a short one."""
+        order = [self.groups.index(lane // self.group) for lane in range(self.lanes)]
+        several = len(self.groups)
+        return [
+            self._shuffled(value, [k * several + place for place in order]) for k in range(count)
+        ]
+
+    def shifted(self, value: Any, first: float) -> Any:
+        """Return, in each lane, the one before it, and a number in the first."""
+        places = [self.lanes, *range(self.lanes - 1)]
+        mask = ir.Constant(ir.VectorType(INDEX, self.lanes), places)
+        return self.builder.shuffle_vector(value, self.constant(first), mask)
+
     def by_step(self, number: Callable[[int], Any]) -> Any:
         """Return the vector whose lanes hold a number for their steps, None being zero."""
         result = self.constant(0.0)
@@ -129,6 +163,10 @@ class Vectors:
             if value is not None:
                 result = self.builder.insert_element(result, value, ir.Constant(INDEX, lane))
         return result
+
+    def weights(self, powers: list[Any], half: int) -> Any:
+        """Return, for second halves, the power that the last step of the first counts with."""
+        return self.by_step(lambda step: powers[step % half + 1] if step & half else None)
 
     def earlier(self, value: Any, by: int) -> Any:
         """Return, in each lane, the one `by` steps before it; the first ones get the last ones."""
@@ -160,10 +198,8 @@ class Vectors:
     def prepare_masks(self) -> None:
         """Make the masks of some lanes, before the loop that uses them."""
         steps = [self._step(lane) for lane in range(self.lanes)]
-        half = 1
-        while half < self.group:
+        for half in halves(self.group):
             self.masks[half] = self._hidden([bool(step & half) for step in steps])
-            half *= 2
         self.behind = self._hidden([step > 0 for step in steps])
 
     def _known(self, lanes: list[bool]) -> Any:
