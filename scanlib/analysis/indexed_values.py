@@ -250,7 +250,10 @@ class IndexedValues(ScalarValues):
             return False
         if getattr(op, "set_instead_of_inc", True) or getattr(op, "ignore_duplicates", False):
             return False
-        places, _ = self.places(node)
+        try:
+            places, _ = self.places(node)
+        except NotElementwiseError:
+            return False  # a part of a row: refused where its value is asked for
         covered = {place.out for place in places if place.index is None}
         return any(k not in covered for place in places for k in place.along)
 
