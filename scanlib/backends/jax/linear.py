@@ -27,7 +27,7 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
-from scanlib.backends.jax.kernels import kernel_for, with_kernel
+from scanlib.backends.jax.kernels import kernel_for, with_kernel, words_of
 from scanlib.backends.jax.loops import single
 from scanlib.ops import linear_loop
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
@@ -46,7 +46,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         def portable(number: Any, *others: Any) -> list[Any]:
             return [run(op, op.parts([steps, *others]))]
 
-        return portable, (jnp.asarray(steps), *inputs[1:])
+        return portable, (jnp.asarray(words_of(steps)), *inputs[1:])
 
     def linear_scan(*inputs: Any) -> Any:
         values = [
