@@ -174,3 +174,44 @@ def check_single_precision():
     loops = [n for n in nodes if isinstance(n.op, ElemwiseScan | LinearScan)]
     kernels = [kernel_for(node.op, node) for node in loops]
     assert not pytensor.config.cxx or (len(kernels) >= 3 and None not in kernels)
+
+
+@pytest.mark.slow
+def test_devices_that_share_a_loop():
+    """In `jax.shard_map`, where JAX keeps track of what differs between devices."""
+    code = (
+        "import os\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "from tests.test_jax_functions import check_devices\n"
+        "check_devices()"
+    )
+    run_python(code)
+
+
+def check_devices():
+    """Channels on two devices: kernels, `lax.scan`, `lax.while_loop`, matrices, gradients."""
+    from jax.sharding import Mesh, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    assert mesh.size == 2
+    columns, row = PartitionSpec(None, "d"), PartitionSpec("d")
+    x, a, h0, A = pt.dmatrix("x"), pt.dvector("a"), pt.dvector("h0"), pt.dmatrix("A")
+    kernel = scan(lambda x, h, a: pt.tanh(a * h) + x, x, h0, non_sequences=a)
+    general = scan(lambda x, h, A: pt.tanh(A @ h) + x, x, pt.zeros(2), non_sequences=A)
+    matrices = scan(lambda x, h, A: A @ h + x, x, pt.zeros(2), non_sequences=A)
+    ends = scan(lambda x, h: (h + x, scanlib.until(h.sum() > 2)), x, pt.zeros(2))[-1]
+    outputs = [kernel, general, matrices, ends, *pytensor.grad((kernel**2).sum(), [x, a, h0])]
+    function = compiled([x, a, h0, A], outputs).vm.jit_fn
+    shared = jax.jit(
+        jax.shard_map(
+            lambda *values: tuple(function(*values)),
+            mesh=mesh,
+            in_specs=(columns, row, row, PartitionSpec()),
+            out_specs=(columns, columns, columns, row, columns, row, row),
+        )
+    )
+    data = rng.random((5, 4)), rng.random(4), rng.random(4), 0.3 * rng.random((2, 2))
+    parts = [function(data[0][:, k], data[1][k], data[2][k], data[3])
+             for k in (slice(0, 2), slice(2, 4))]  # fmt: skip
+    for found, *wanted in zip(shared(*data), *parts, strict=True):
+        np.testing.assert_allclose(found, np.concatenate(wanted, axis=-1), rtol=1e-12)

@@ -31,6 +31,7 @@ from scanlib.backends.cuda.linear_writer import check_linear
 from scanlib.backends.jax.callback import python_handler
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
@@ -264,7 +265,7 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         launches=np.array(launches or [0], np.int64),
         count=np.array([len(kernels.names)], np.int64),
     )
-    return list(found[: len(results)])
+    return varying(list(found[: len(results)]), list(arrays))
 
 
 def _strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from scanlib.backends.c.linear_scan import print_linear
 from scanlib.backends.c.printer import print_loop
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.cuda.printer import template
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
 from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -218,6 +219,7 @@ def with_kernel(
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
+        inputs = varying(inputs, inputs)
         special: dict[str, Any] = {} if target is None else {"cpu": partial(compiled, target)}
         special |= {} if on_cuda is None else {"cuda": on_cuda}
         return lax.platform_dependent(*inputs, default=portable, **special)
