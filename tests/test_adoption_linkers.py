@@ -11,10 +11,6 @@ from tests.legacy_loops import LOOPS
 from tests.test_adoption import assert_all_adopted, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-BEYOND = {
-    ("JAX", "checkpoints"): "PyTensor's split wants constants there",
-    ("PYTORCH", "checkpoints"): "PyTensor's remainder of integers is not there",
-}
 # As many rows as steps were taken, in a place of a longer array: an error that says so.
 VALUES_ALONE = {("JAX", "outputs_until"), ("JAX", "outputs_until_that_never_comes")}
 
@@ -32,9 +28,7 @@ def cost_of(outputs):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_values_and_gradients(name, linker, request):
-    if (linker, name) in BEYOND:
-        request.applymarker(pytest.mark.xfail(reason=BEYOND[linker, name]))
+def test_values_and_gradients(name, linker):
     case = LOOPS[name]
     inputs = variables(case)
     expected = [np.asarray(value) for value in case.plain(*case.values)]

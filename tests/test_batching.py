@@ -5,6 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.blockwise import Blockwise
 
 import scanlib
 
@@ -54,6 +55,23 @@ def test_under_every_linker(two_taps, mode):
     outputs, inputs = two_taps
     data = [rng.normal(size=shape) for shape in [(3, 5, 4), (3, 4), (4, 4)]]
     check_rows(outputs, inputs, data, (1, 1, 0), mode)
+
+
+@pytest.mark.parametrize("ranks", [(1, 0), (0, 1), (1, 1), (2, 0)])
+def test_sequences_that_are_cut_to_the_shortest(ranks, fast_mode):
+    """Lengths are the same for the whole batch: slices by them stay slices."""
+    x, y = pt.dvector("x"), pt.dvector("y")
+    h = scanlib.scan(
+        lambda x, y, h: 0.5 * h + x * y, [x, y], pt.constant(0.0), return_updates=False
+    )
+    outputs = [h, *pytensor.grad((h**2).sum(), [x, y])]
+    shape = (3, 2)[: max(ranks)]
+    data = [rng.normal(size=(*shape * bool(r), n)) for r, n in zip(ranks, (5, 4), strict=True)]
+    check_rows(outputs, [x, y], data, ranks, fast_mode, shape)
+    new = [batched(v, rank) if rank else v for v, rank in zip([x, y], ranks, strict=True)]
+    changed = {old: v for old, v, rank in zip([x, y], new, ranks, strict=True) if rank}
+    function = pytensor.function(new, vectorize_graph(outputs, changed), mode=fast_mode)
+    assert not any(isinstance(n.op, Blockwise) for n in function.maker.fgraph.apply_nodes)
 
 
 def test_two_batch_dimensions_and_broadcasting(two_taps, fast_mode):

@@ -120,7 +120,8 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
 def _schedule(node: Apply, setting: Setting) -> str:
     """Return the schedule of an elementwise loop: C code has no kernels for some families."""
     chosen = schedule(node.op)
-    in_c = setting.linker == "JAX" or setting.has_c_code(node)
+    by_xla = setting.linker == "JAX" and setting.is_compiled_here(node)
+    in_c = by_xla or setting.has_c_code(node)
     if chosen in ("blocks", "by width") and in_c:
         from scanlib.backends.c.block import fits_blocks
 

@@ -5,6 +5,7 @@ position  rewrite                          why there
 ========  ===============================  ====================================================
 0.04      ``scanlib_adopt``,               before PyTensor's own rewrites of scans, at 0.05
           ``scanlib_adopt_if_enabled``
+0.045     ``scanlib_batched_lengths``      before all that reads how loops' sequences are cut
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
@@ -36,6 +37,7 @@ from pytensor.compile.mode import optdb
 
 from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
+from scanlib.rewrites.batched_lengths import SliceWholeBatches
 from scanlib.rewrites.compile_time import AllowStepProducts, prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
@@ -56,6 +58,14 @@ optdb.register(
     "fast_compile",
     "scanlib",
     position=0.041,
+)
+optdb.register(
+    "scanlib_batched_lengths",
+    SliceWholeBatches(),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.045,
 )
 optdb.register(
     "scanlib_associative_to_loop",

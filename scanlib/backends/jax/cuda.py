@@ -30,6 +30,8 @@ from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
 from scanlib.backends.cuda.linear_writer import check_linear
 from scanlib.backends.jax.callback import python_handler
 from scanlib.backends.jax.handlers import load_handler
+from scanlib.backends.jax.kernels import arrays_of
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
@@ -104,7 +106,7 @@ def _are_wanted(node: Apply) -> bool:
     """Whether the flags allow kernels, and all arrays have dtypes that JAX keeps."""
     if not config.scanlib__cuda or config.scanlib__perform != "auto":
         return False
-    for variable in [*node.inputs, *node.outputs]:
+    for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
             return False
         dtype = np.dtype(variable.type.dtype)
@@ -263,7 +265,7 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         launches=np.array(launches or [0], np.int64),
         count=np.array([len(kernels.names)], np.int64),
     )
-    return list(found[: len(results)])
+    return varying(list(found[: len(results)]), list(arrays))
 
 
 def _strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
-from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel
+from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel, words_of
 from scanlib.backends.jax.loops import JAXLoop, single
 from scanlib.backends.jax.until import run_until
 from scanlib.backends.jax.windows import Window, windows
@@ -75,5 +75,7 @@ def run_compiled(
         count = len(node.outputs)
         return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)[:count]
 
-    window = [jnp.asarray(places)] if count else []
+    if steps:
+        arrays[0] = jnp.asarray(words_of(steps))
+    window = [jnp.asarray(words_of(places))] if count else []
     return with_kernel(target, portable, on_cuda())(*arrays, *window)

@@ -24,13 +24,16 @@ import jaxlib
 import numpy as np
 from jax import lax
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.tensor.type import TensorType
 
+from scanlib._compat import thaw_graph
 from scanlib.backends.c.linear_scan import print_linear
 from scanlib.backends.c.printer import print_loop
+from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.cuda.printer import template
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
 from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -48,7 +51,11 @@ def code_for(op: ElemwiseScan | LinearScan, node: Apply) -> CCode | None:
     if isinstance(op, ElemwiseScan) and op.signature.has_stop:
         return None  # XLA's results have a length that is known beforehand
     try:
-        return print_linear(op, node) if isinstance(op, LinearScan) else print_loop(op)
+        if isinstance(op, LinearScan):
+            return print_linear(op, node)
+        if can_fail(thaw_graph(op.body)):
+            return None  # what raises needs Python; positions, which the shim knows, do not count
+        return print_loop(op)
     except NoCCodeError:
         return None
 
@@ -59,9 +66,24 @@ def kernel_for(op: ElemwiseScan | LinearScan, node: Apply) -> str | None:
     return None if code is None else register(code, node)
 
 
+def words_of(numbers: Any) -> np.ndarray:
+    """Return 64-bit integers as pairs of 32 bits, which JAX takes without 64-bit numbers, too."""
+    return np.asarray(numbers, np.int64).reshape(-1).view(np.int32)
+
+
+def arrays_of(node: Apply) -> list[Variable]:
+    """Return the inputs of a loop without its number of steps, and its results."""
+    op = node.op
+    has_steps = op.has_n_steps if isinstance(op, LinearScan) else op.signature.has_n_steps
+    return [*node.inputs[int(has_steps) :], *node.outputs]
+
+
 def _has_plain_types(node: Apply) -> bool:
-    """Whether all arrays have dtypes that JAX keeps and the shim knows."""
-    for variable in [*node.inputs, *node.outputs]:
+    """Whether all arrays have dtypes that JAX keeps and the shim knows.
+
+    A number of steps is given as `words_of` it.
+    """
+    for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
             return False
         dtype = np.dtype(variable.type.dtype)
@@ -197,6 +219,7 @@ def with_kernel(
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
+        inputs = varying(inputs, inputs)
         special: dict[str, Any] = {} if target is None else {"cpu": partial(compiled, target)}
         special |= {} if on_cuda is None else {"cuda": on_cuda}
         return lax.platform_dependent(*inputs, default=portable, **special)

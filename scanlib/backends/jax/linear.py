@@ -27,8 +27,9 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
-from scanlib.backends.jax.kernels import kernel_for, with_kernel
+from scanlib.backends.jax.kernels import kernel_for, with_kernel, words_of
 from scanlib.backends.jax.loops import single
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops import linear_loop
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
 from scanlib.ops.linear_scan import LinearScan, Parts
@@ -46,7 +47,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         def portable(number: Any, *others: Any) -> list[Any]:
             return [run(op, op.parts([steps, *others]))]
 
-        return portable, (jnp.asarray(steps), *inputs[1:])
+        return portable, (jnp.asarray(words_of(steps)), *inputs[1:])
 
     def linear_scan(*inputs: Any) -> Any:
         values = [
@@ -98,7 +99,8 @@ def run(op: LinearScan, parts: Parts) -> Any:
         return new, None if op.untraced else new
 
     times = jnp.arange(bound)
-    last, rows = lax.scan(step, parts.initial[0], (times, timed), length=bound, reverse=op.reverse)
+    start = varying(parts.initial[0], [timed, parts.matrix, parts.right, number])
+    last, rows = lax.scan(step, start, (times, timed), length=bound, reverse=op.reverse)
     if op.untraced:
         return last[None]
     pieces = [rows, parts.initial] if op.reverse else [parts.initial, rows]
@@ -191,7 +193,8 @@ def _run_unbounded(op: LinearScan, parts: Parts, number: Any) -> Any:
             "number of steps is computed by the function itself. Read the last row only, or pass "
             "n_steps as an input or a constant"
         )
+    start = varying(parts.initial[0], [parts.matrix, parts.right, number])
     last = lax.fori_loop(
-        0, number, lambda _, h: next_state(op, parts._replace(offset=None), h), parts.initial[0]
+        0, number, lambda _, h: next_state(op, parts._replace(offset=None), h), start
     )
     return last[None]

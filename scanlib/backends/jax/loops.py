@@ -32,6 +32,7 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.errors import (
     InitialRowsError,
     SequenceLengthError,
@@ -91,6 +92,9 @@ class JAXLoop:
         outer = self.typed(self.signature.split_inputs(inputs))
         steps = self.count(outer)
         self.check(outer, steps)
+        outer = outer._replace(
+            initials=varying(outer.initials, inputs), carries=varying(outer.carries, inputs)
+        )
         windows = [
             window_of(initial, depth, self.signature.reverse)
             for initial, depth in zip(outer.initials, self.signature.depths, strict=True)

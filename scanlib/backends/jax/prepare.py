@@ -3,8 +3,8 @@
 Four things are changed in graphs that hold loops, or did before these were taken apart:
 
 1. *Static numbers.* Scalars that are computed from sizes and integer inputs alone, and that
-   something other than such a computation reads, become `StaticNumber`, and ranges up to them
-   `StaticRange`.
+   something other than such a computation reads, become `StaticNumber`; ranges up to them become
+   `StaticRange`, and splits by them `StaticSplit`.
 2. *Checks.* A check whose conditions are static is made when JAX compiles; PyTensor leaves all
    checks out.
 3. *Constants.* Arrays filled with a constant keep its dtype: PyTensor writes it into its code as a
@@ -21,26 +21,31 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast, ScalarType
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import freeze_graph
 from scanlib.backends.jax.checks import StaticCheck
+from scanlib.backends.jax.known_inputs import needs_value
 from scanlib.backends.jax.rows import KNOWN, OnRows
-from scanlib.backends.jax.static import StaticNumber, StaticRange
+from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.windows import read_in_place
 from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.initial import Filled
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
-from scanlib.ops.segments import PlacedStarts, SegmentStarts, SplitRows
-from scanlib.ops.whole_loops import countable_scalars, is_scalar
+from scanlib.ops.whole_loops import countable_scalars
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FOLLOWED = (
@@ -53,23 +58,6 @@ FOLLOWED = (
     TensorFromScalar,
 )
 REASON = "scanlib_prepare_for_jax"
-# What needs to know its numbers when JAX compiles. Of others it may be a traced value as well.
-NEEDS_STATIC = (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    Subtensor,
-    IncSubtensor,
-    SpecifyShape,
-    CheckAndRaise,
-    CheckedRows,
-    Filled,
-    PaddedRows,
-    PlacedStarts,
-    SegmentStarts,
-    SplitRows,
-    *LOOPS,
-)
 
 
 def prepare(fgraph: FunctionGraph) -> None:
@@ -78,6 +66,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     countable = countable_scalars(fgraph)
     _make_static(fgraph, countable)
     _make_ranges(fgraph)
+    _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
     numbers = {
@@ -92,7 +81,7 @@ def prepare(fgraph: FunctionGraph) -> None:
 
 
 def _make_static(fgraph: FunctionGraph, countable: set[Variable]) -> None:
-    inputs = [v for v in fgraph.inputs if v in countable and _needs_static(fgraph, v)]
+    inputs = [v for v in fgraph.inputs if v in countable and needs_value(fgraph, v)]
     kept = set(inputs)
     for node in fgraph.toposort():
         if isinstance(node.op, Shape_i) or not all(out in countable for out in node.outputs):
@@ -101,34 +90,16 @@ def _make_static(fgraph: FunctionGraph, countable: set[Variable]) -> None:
             if any(not _continues(client, countable) for client, _ in fgraph.clients[out]):
                 leaves = _leaves(out, countable)
                 if all(leaf in kept or leaf.owner is not None for leaf in leaves):
-                    _replace(fgraph, out, leaves)
+                    _replace(fgraph, out, leaves, countable)
     for variable in inputs:
         others = [c for c, _ in fgraph.clients[variable] if not isinstance(c.op, StaticNumber)]
         if others:
-            _replace(fgraph, variable, [variable])
+            _replace(fgraph, variable, [variable], countable)
 
 
 def _continues(client: Apply, countable: set[Variable]) -> bool:
     """Whether a reader of a number computes another such number."""
     return bool(client.outputs) and all(out in countable for out in client.outputs)
-
-
-def _needs_static(fgraph: FunctionGraph, variable: Variable) -> bool:
-    """Whether JAX must know what is computed from an integer input."""
-    pending, visited = [variable], set()
-    while pending:
-        value = pending.pop()
-        for client, _ in fgraph.clients.get(value, ()):
-            if isinstance(client.op, NEEDS_STATIC):
-                return True
-            if isinstance(client.op, Output) or client in visited:
-                continue
-            visited.add(client)
-            if all(is_scalar(out) for out in client.outputs) and isinstance(
-                client.op, Elemwise | ScalarFromTensor | TensorFromScalar
-            ):
-                pending += client.outputs
-    return False
 
 
 def _leaves(variable: Variable, countable: set[Variable]) -> list[Variable]:
@@ -146,12 +117,26 @@ def _leaves(variable: Variable, countable: set[Variable]) -> list[Variable]:
     return list(found)
 
 
-def _replace(fgraph: FunctionGraph, variable: Variable, leaves: list[Variable]) -> None:
+def _replace(
+    fgraph: FunctionGraph, variable: Variable, leaves: list[Variable], countable: set[Variable]
+) -> None:
     op = StaticNumber(freeze_graph(leaves, [variable]))
     new = op(*leaves)
-    for client, position in list(fgraph.clients[variable]):
-        if not isinstance(client.op, StaticNumber) and client is not new.owner:
-            fgraph.change_node_input(client, position, new, reason=REASON)
+    readers = [
+        (client, position)
+        for client, position in fgraph.clients[variable]
+        if not isinstance(client.op, StaticNumber)
+    ]
+    for client, position in readers:
+        value = new
+        if isinstance(client.op, Elemwise | Output) and not _continues(client, countable):
+            value = _as_array(new, variable.type.dtype)
+        fgraph.change_node_input(client, position, value, reason=REASON)
+
+
+def _as_array(number: Variable, dtype: str) -> Variable:
+    """Return a number of Python's as an array, whose dtype counts where it meets data."""
+    return Elemwise(Cast(ScalarType(dtype)))(number)
 
 
 def _make_ranges(fgraph: FunctionGraph) -> None:
@@ -166,6 +151,23 @@ def _make_ranges(fgraph: FunctionGraph) -> None:
             fgraph.replace(node.outputs[0], new, reason=REASON)
 
 
+def _make_splits(fgraph: FunctionGraph) -> None:
+    """Have arrays cut into parts of known sizes; PyTensor's rule takes constants alone."""
+    for node in fgraph.toposort():
+        if not isinstance(node.op, Split) or not isinstance(node.inputs[1], Constant):
+            continue
+        array, axis, sizes = node.inputs
+        if sizes.owner is None or not isinstance(sizes.owner.op, MakeVector):
+            continue
+        numbers = list(map(_unchecked, sizes.owner.inputs))
+        if all(isinstance(n, Constant) or _is_static(n) for n in numbers):
+            new = StaticSplit(int(axis.data) % array.type.ndim).make_node(array, *numbers)
+            pairs = zip(node.outputs, new.outputs, strict=True)
+            fgraph.replace_all(
+                [(old, old.type.filter_variable(out)) for old, out in pairs], reason=REASON
+            )
+
+
 def _unchecked(number: Variable) -> Variable:
     """Return a number without the checks on it, which PyTensor's rules leave out as well."""
     while number.owner is not None and isinstance(number.owner.op, CheckAndRaise):
@@ -174,7 +176,7 @@ def _unchecked(number: Variable) -> Variable:
 
 
 def _is_static(number: Variable) -> bool:
-    return number.owner is not None and isinstance(number.owner.op, StaticNumber)
+    return number.owner is not None and isinstance(number.owner.op, StaticNumber | Shape_i)
 
 
 def _make_checks(fgraph: FunctionGraph) -> None:

@@ -3,7 +3,8 @@
 `OnRows` stands in front of an Op of PyTensor's that reads rows of a loop of an unknown number of
 steps. On ordinary arrays it is that Op; on `Bounded` arrays
 
-* elementwise Ops, dimshuffles and products with a matrix work on the whole buffer;
+* elementwise Ops, dimshuffles and products with a matrix work on the whole buffer; where arrays of
+  different lengths meet, the result is NaN;
 * slices keep track of the length, and a slice of an ordinary array by an unknown bound becomes
   `Bounded`;
 * sums, products, extremes, `any` and `all` over time leave out the rows that do not count, by
@@ -116,16 +117,29 @@ def _elemwise(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -
         for value in inputs
         if not isinstance(value, Bounded) and np.ndim(value) == first.ndim and len(value) != 1
     ]
-    capacity = min(value.capacity for value in inputs if isinstance(value, Bounded))
-    if known and known[0] <= capacity:
-        return plain(*(v.rows[: known[0]] if isinstance(v, Bounded) else v for v in inputs))
-    if known:
+    bounded = [value for value in inputs if isinstance(value, Bounded)]
+    capacity = min(value.capacity for value in bounded)
+    if known and known[0] > capacity:
         first.__jax_array__()
-    arrays = [v.rows[:capacity] if isinstance(v, Bounded) else v for v in inputs]
-    results = plain(*arrays)
-    if len(node.outputs) == 1:
-        return Bounded(results, first.length, first.origin)
-    return [Bounded(result, first.length, first.origin) for result in results]
+    rows = known[0] if known else capacity
+    found = plain(*(v.rows[:rows] if isinstance(v, Bounded) else v for v in inputs))
+    results = [found] if len(node.outputs) == 1 else found
+    results = _where_equal([*(v.length for v in bounded), *known[:1]], results)
+    if not known:
+        results = [Bounded(result, first.length, first.origin) for result in results]
+    return results[0] if len(node.outputs) == 1 else results
+
+
+def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
+    """Return results, or NaN where lengths differ: compiled code cannot raise an error."""
+    first, *others = {id(length): length for length in lengths}.values()
+    if not others:
+        return results
+    same = jnp.all(jnp.stack([jnp.asarray(first == other) for other in others]))
+    return [
+        jnp.where(same, result, jnp.nan) if jnp.issubdtype(result.dtype, jnp.inexact) else result
+        for result in results
+    ]
 
 
 def _lowest(dtype: np.dtype) -> Any:

@@ -80,8 +80,19 @@ static void PyErr_SetString(const char *kind, const char *text) {
 static void PyErr_NoMemory() { PyErr_SetString("MemoryError", "no memory"); }
 
 #define SCANLIB_HELPERS
-static int scanlib_raise(const char *kind, const char *text, int count, npy_intp a, npy_intp b) {
-  snprintf(scanlib_error, sizeof scanlib_error, "%s: %s (%td, %td)", kind, text, a, b);
+/* A text has "{}" where its numbers belong. */
+static int scanlib_raise(const char *kind, const char *text, int, npy_intp a, npy_intp b) {
+  const npy_intp numbers[] = {a, b};
+  size_t used = snprintf(scanlib_error, sizeof scanlib_error, "%s: ", kind);
+  int next = 0;
+  for (; *text && used + 24 < sizeof scanlib_error; text++)
+    if (text[0] == '{' && text[1] == '}' && next < 2) {
+      used += snprintf(scanlib_error + used, 24, "%td", numbers[next++]);
+      text++;
+    } else {
+      scanlib_error[used++] = *text;
+    }
+  scanlib_error[used] = 0;
   return -1;
 }
 
@@ -137,7 +148,8 @@ static void scanlib_array(PyArrayObject *array, void *pointer, size_t item) {
 
 /* Some rows of an array: the first one, and how many. */
 static void scanlib_window(PyArrayObject *array, const void *pointer, int number) {
-  const int32_t *place = (const int32_t *)((const XLA_FFI_Buffer *)pointer)->data + 2 * number;
+  int64_t place[2];
+  memcpy(place, (const char *)((const XLA_FFI_Buffer *)pointer)->data + 16 * number, 16);
   array->data += place[0] * array->strides[0];
   array->bytes = array->strides[0] * place[1];
   array->dims[0] = place[1];
@@ -195,7 +207,7 @@ def handler(
         The sizes of the arrays' items, in bytes.
     windows : int
         Of how many inputs, from the `first` one on, some rows are read only. Which ones, says a
-        further argument of the handler, an array of 32-bit integers: for each of them the first row
+        further argument of the handler, an array of 64-bit integers: for each of them the first row
         and the number of rows.
     """
     lines = [

@@ -112,6 +112,51 @@ def funcify_static_range(op: StaticRange, node: Apply, **kwargs: Any) -> Callabl
     return static_range
 
 
+class StaticSplit(Op):
+    """Parts of an array whose sizes are numbers, each an input of its own.
+
+    PyTensor's own rule for `split` takes constants alone. The gradient of a `join` is one.
+
+    Parameters
+    ----------
+    axis : int
+    """
+
+    __props__ = ("axis",)
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+
+    def make_node(self, array: Variable, *sizes: Variable) -> Apply:
+        shape = [None if k == self.axis else n for k, n in enumerate(array.type.shape)]
+        part = TensorType(array.type.dtype, shape=shape)
+        return Apply(self, [array, *sizes], [part() for _ in sizes])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        array, *sizes = inputs
+        parts = np.split(array, np.cumsum(sizes)[:-1], axis=self.axis)
+        for storage, part in zip(output_storage, parts, strict=True):
+            storage[0] = part
+
+
+@jax_funcify.register(StaticSplit)
+def funcify_static_split(op: StaticSplit, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return `jax.numpy.split` by sizes that are known when JAX compiles."""
+
+    def static_split(array: Any, *sizes: Any) -> Any:
+        known = [size for size in map(static_int, sizes) if size is not None]
+        if len(known) < len(sizes):
+            raise UnknownLengthError("JAX must know the sizes of the parts of an array")
+        if min(known) < 0 or sum(known) != array.shape[op.axis]:
+            raise ValueError(
+                f"an array of {array.shape[op.axis]} rows cannot be split into parts of {known}"
+            )
+        parts = jnp.split(array, np.cumsum(known)[:-1], axis=op.axis)
+        return parts if len(parts) > 1 else parts[0]
+
+    return static_split
+
+
 def evaluate(body: FrozenFunctionGraph, values: list[Any]) -> Any:
     """Return the value of a graph of scalars, by the `perform` of its Ops."""
     known: dict[Variable, Any] = {}

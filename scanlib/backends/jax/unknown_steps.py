@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from scanlib.backends.jax.bounded import Bounded, rows_of
+from scanlib.backends.jax.mesh_axes import varying
 
 if TYPE_CHECKING:
     from scanlib.backends.jax.loops import JAXLoop, Steps
@@ -48,6 +49,7 @@ def run_unknown(loop: JAXLoop, outer: OuterInputs, steps: Steps, windows: list[A
     )
     if steps.bound == 0:  # XLA has no rows to index then
         return _results(loop, steps, start)
+    start = varying(start, outer)
     end = lax.while_loop(
         lambda progress: (progress.taken < steps.number) & ~progress.stopped,
         lambda progress: _advance(loop, outer, steps, progress),

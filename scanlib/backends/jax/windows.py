@@ -90,7 +90,7 @@ def _is_sequence(client: Apply, position: int) -> bool:
 
 def windows(inputs: tuple[Any, ...], first: int, count: int) -> tuple[list[Any], np.ndarray]:
     """Return the whole arrays of a loop's inputs, and which rows of the sequences it reads."""
-    places = np.zeros((count, 2), np.int32)
+    places = np.zeros((count, 2), np.int64)
     arrays = list(inputs)
     for k in range(count):
         value = inputs[first + k]

@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch.autograd import forward_ad
 
 Shapes = Callable[[Sequence[torch.Tensor]], list[tuple[Any, ...]]]
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -109,6 +110,7 @@ def _(
     info: Any, in_dims: tuple[Any, ...], inputs: list[torch.Tensor], name: str
 ) -> tuple[list[torch.Tensor], list[int]]:
     """Run once per row of the batch; a batch that PyTensor builds is one call instead."""
+    check_not_differentiated(inputs)
     pairs = list(zip(inputs, in_dims[0], strict=True))
     if info.batch_size == 0:  # no row tells the shapes
         sizes = [[n for k, n in enumerate(x.shape) if k != dim] for x, dim in pairs]
@@ -120,8 +122,35 @@ def _(
         run_operator([x if dim is None else x.select(dim, i) for x, dim in pairs], name)
         for i in range(info.batch_size)
     ]
-    stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
-    return stacked, [0] * len(stacked)
+    parts = list(zip(*rows, strict=True))
+    if any(len({row.shape for row in part}) > 1 for part in parts):
+        raise ValueError(
+            "torch.vmap: the loops of this batch take different numbers of steps, so that their "
+            "results do not stack; read last rows, or make a batch of them by vectorize_graph"
+        )
+    return [torch.stack(part) for part in parts], [0] * len(parts)
+
+
+def refuse_gradient(context: Any, *cotangents: Any) -> Any:
+    """Raise an error: torch sees a loop as one operation of which it knows no derivative."""
+    raise NotImplementedError(
+        "torch does not differentiate scanlib's loops: take the gradient with pytensor.grad, and "
+        "compile it with the function"
+    )
+
+
+def check_not_differentiated(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse what torch differentiates forwards, or by `torch.func`.
+
+    Forwards, it would take all derivatives of an operator that it does not know as zero.
+    """
+    for tensor in tensors:
+        by_function = tensor.requires_grad and torch._C._functorch.is_gradtrackingtensor(tensor)
+        if by_function or forward_ad.unpack_dual(tensor).tangent is not None:
+            refuse_gradient(None)
+
+
+run_operator.register_autograd(refuse_gradient)
 
 
 def caller(entry: Entry, single: bool) -> Callable[..., Any]:
@@ -134,15 +163,13 @@ def caller(entry: Entry, single: bool) -> Callable[..., Any]:
         return [torch.as_tensor(inputs[k]).to(dtype) for k, dtype in given]
 
     def run(*inputs: Any) -> Any:
-        results = run_operator(typed(inputs), entry.name)
+        tensors = typed(inputs)
+        if not torch.compiler.is_compiling():
+            check_not_differentiated(tensors)
+        results = run_operator(tensors, entry.name)
         return results[0] if single else tuple(results)
 
     if entry.shapes is not None:
         return run
 
-    @torch.compiler.disable
-    def run_outside(*inputs: Any) -> Any:
-        results = entry.run(typed(inputs))
-        return results[0] if single else tuple(results)
-
-    return run_outside
+    return torch.compiler.disable(run)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import EQ, Sub
+from pytensor.scalar.basic import EQ, Mod, Sub
 
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.checked_rows import CheckedRows
@@ -61,6 +61,12 @@ def funcify_sub(op: Sub, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the difference, also of truth values and numbers, which torch refuses."""
     dtype = torch_dtype(node.outputs[0].type.dtype)
     return lambda x, y: torch.sub(torch.as_tensor(x).to(dtype), torch.as_tensor(y).to(dtype))
+
+
+@pytorch_funcify.register(Mod)
+def funcify_mod(op: Mod, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the remainder, which has another name in torch than in NumPy."""
+    return torch.remainder
 
 
 @pytorch_funcify.register(CheckedRows)

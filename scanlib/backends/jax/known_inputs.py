@@ -1,0 +1,143 @@
+"""Which integer inputs of a function JAX must know when it compiles.
+
+PyTensor's linker compiles a function anew for every value of an input that is known. So only those
+are from which a size, the bound of a slice or a number of steps is computed. An integer that is
+data is not: the index of one row, or a number that steps compute with.
+"""
+
+from __future__ import annotations
+
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph, Output
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+
+from scanlib._compat import thaw_graph
+from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.initial import Filled
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.scan import Scan
+from scanlib.ops.segments import PlacedStarts, SegmentStarts, SplitRows
+
+# Which input is the first of those that say how large something is.
+FIRST_SIZE: dict[type, int] = {
+    Alloc: 1,
+    AllocEmpty: 0,
+    ARange: 0,
+    CheckedRows: 1,
+    Filled: 1,
+    PaddedRows: 1,
+    PlacedStarts: 1,
+    Reshape: 1,
+    SegmentStarts: 1,
+    SpecifyShape: 1,
+    Split: 2,
+    SplitRows: 1,
+}
+# What makes another number of numbers, or puts them side by side.
+ARITHMETIC = (CheckAndRaise, Elemwise, ScalarFromTensor, TensorFromScalar)
+JOINED = (DimShuffle, MakeVector)
+# What reads a number as data, wherever it stands.
+READS_DATA = (CAReduce, Dot, Elemwise, IncSubtensor, Output, Subtensor)
+
+
+def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = False) -> bool:
+    """Whether JAX must know the value of an integer when it compiles a graph.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+    variable : Variable
+        One of its inputs, a scalar.
+    otherwise : bool, optional
+        The answer where an Op reads it of which nothing is known here.
+    """
+    pending, visited = [variable], set()
+    while pending:
+        value = pending.pop()
+        for client, position in fgraph.clients.get(value, ()):
+            found = _reads_size(client, position)
+            if found is None:
+                found = otherwise and not _reads_data(client, position)
+            if found:
+                return True
+            if client in visited or isinstance(client.op, Output):
+                continue
+            visited.add(client)
+            if _hands_on(client):
+                pending += client.outputs
+    return False
+
+
+def _hands_on(client: Apply) -> bool:
+    """Whether what a node makes of a number may be a size as well."""
+    if isinstance(client.op, JOINED):
+        return all(out.type.ndim == 1 for out in client.outputs)
+    is_number = all(getattr(out.type, "ndim", 0) == 0 for out in client.outputs)
+    return isinstance(client.op, ARITHMETIC) and is_number
+
+
+def _reads_data(client: Apply, position: int) -> bool:
+    """Whether a node that reads no size there is known to read data."""
+    op = client.op
+    if isinstance(op, Scan | ElemwiseScan | LinearScan | OpFromGraph) or type(op) in FIRST_SIZE:
+        return True
+    return isinstance(op, READS_DATA) or _hands_on(client)
+
+
+def _reads_size(client: Apply, position: int) -> bool | None:
+    """Whether a node reads a size, a bound or a number of steps there; None if that is not known
+    of its Op."""
+    op = client.op
+    first = next((n for kind, n in FIRST_SIZE.items() if isinstance(op, kind)), None)
+    if first is not None:
+        return position >= first
+    if isinstance(op, Subtensor | IncSubtensor):
+        return _is_bound(client, position)
+    if isinstance(op, LinearScan):
+        return op.has_n_steps and position == 0
+    if isinstance(op, ElemwiseScan):
+        return op.signature.has_n_steps and position == 0
+    if isinstance(op, Scan):
+        return _loop_reads_size(client, position)
+    if isinstance(op, OpFromGraph):
+        return needs_value(op.fgraph, op.fgraph.inputs[position])
+    return None
+
+
+def _is_bound(client: Apply, position: int) -> bool:
+    """Whether an input is a bound of a slice, and not the index of a row or an array."""
+    lead = 2 if isinstance(client.op, IncSubtensor) else 1
+    value = client.inputs[position]
+    if position < lead:
+        return False
+    indices = indices_from_subtensor(client.inputs[lead:], client.op.idx_list)
+    slices = [index for index in indices if isinstance(index, slice)]
+    return any(value is part for s in slices for part in (s.start, s.stop, s.step))
+
+
+def _loop_reads_size(client: Apply, position: int) -> bool:
+    """Whether a loop, or a step of it, reads a size there."""
+    op, signature = client.op, client.op.signature
+    if signature.has_n_steps and position == 0:
+        return True
+    back = len(client.inputs) - position  # from the last input, inside as well
+    if back > signature.n_non_sequences:
+        return False  # a row or a first value: other steps read others
+    body = thaw_graph(op.body)
+    return needs_value(body, body.inputs[-back], otherwise=True)

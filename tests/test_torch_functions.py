@@ -1,0 +1,115 @@
+"""What surrounds loops under the PyTorch linker: torch's own derivatives and batches."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+from pytensor.graph.fg import FunctionGraph
+
+import scanlib
+
+torch = pytest.importorskip("torch", reason="the PyTorch linker needs PyTorch")
+
+rng = np.random.default_rng(29)
+REFUSED = "take the gradient with pytensor.grad"
+
+
+def function_of_tensors(inputs, output):
+    """Return the translation of a graph, as a function from tensors to a tensor."""
+    from pytensor.link.pytorch.dispatch import pytorch_funcify
+
+    import scanlib.backends.torch
+
+    assert scanlib.backends.torch
+    fgraph = FunctionGraph(inputs, [output], clone=True)
+    get_mode("PYTORCH").optimizer.rewrite(fgraph)
+    function = pytorch_funcify(fgraph)
+    return lambda *tensors: function(*tensors)[0]
+
+
+def affine():
+    x = pt.dmatrix("x")
+    h = scanlib.scan(lambda x, h: 0.37 * h + x, x, pt.zeros(2), return_updates=False)
+    return function_of_tensors([x], h)
+
+
+def until(rows):
+    """A loop whose results' shapes depend on values."""
+    x = pt.dmatrix("x")
+    h = scanlib.scan(
+        lambda x, h: (h + x, scanlib.until(h.sum() > 4)), x, pt.zeros(2), return_updates=False
+    )
+    return function_of_tensors([x], rows(h))
+
+
+LOOPS = {"known": affine, "until": lambda: until(lambda h: h)}
+
+
+@pytest.mark.parametrize("loop", list(LOOPS))
+class TestDerivatives:
+    """Torch refuses them, and takes none for zero."""
+
+    def values(self):
+        return torch.tensor(np.abs(rng.normal(size=(6, 2))))
+
+    def test_backwards(self, loop):
+        function, x = LOOPS[loop](), self.values().requires_grad_()
+        cost = function(x).sum() + x.sum()  # the second term has a gradient that torch knows
+        with pytest.raises(NotImplementedError, match=REFUSED):
+            cost.backward()
+
+    def test_forwards(self, loop):
+        function, x = LOOPS[loop](), self.values()
+        with pytest.raises(NotImplementedError, match=REFUSED):
+            torch.func.jvp(function, (x,), (x,))
+
+    def test_of_functions(self, loop):
+        function, x = LOOPS[loop](), self.values()
+        with pytest.raises(NotImplementedError, match=REFUSED):
+            torch.func.grad(lambda x: function(x).sum())(x)
+        with pytest.raises(NotImplementedError, match=REFUSED):
+            torch.func.vmap(torch.func.grad(lambda x: function(x).sum()))(x[None])
+
+    def test_values_do_not_need_them(self, loop):
+        function, x = LOOPS[loop](), self.values()
+        wanted = function(x)
+        np.testing.assert_array_equal(function(x.requires_grad_()).detach(), wanted)
+        with torch.no_grad():
+            assert not function(x).requires_grad
+
+
+class TestBatches:
+    def test_last_rows_of_loops_that_end(self):
+        function = until(lambda h: h[-1])
+        x = torch.tensor(np.abs(rng.normal(size=(4, 6, 2))))
+        x[0] *= 10
+        found = torch.func.vmap(function)(x)
+        for row, values in zip(found, x, strict=True):
+            np.testing.assert_array_equal(row, function(values))
+
+    def test_rows_of_different_numbers(self):
+        x = torch.tensor(np.abs(rng.normal(size=(4, 6, 2))))
+        x[0] *= 10
+        with pytest.raises(ValueError, match="different numbers of steps"):
+            torch.func.vmap(until(lambda h: h))(x)
+
+    def test_axes(self):
+        function, x = affine(), torch.tensor(rng.normal(size=(6, 4, 2)))
+        found = torch.func.vmap(function, in_dims=1, out_dims=2)(x)
+        nested = torch.func.vmap(torch.func.vmap(function, 1, 1))(torch.stack([x, 2 * x]))
+        for k in range(4):
+            np.testing.assert_array_equal(found[:, :, k], function(x[:, k]))
+            np.testing.assert_array_equal(nested[1, :, k], function(2 * x[:, k]))
+
+
+def test_remainders():
+    z, w = pt.lvector("z"), pt.dvector("w")
+    outputs = [z % 3, (-z) % 3, z % -3, w % -0.7]
+    values = np.arange(-4, 5), np.arange(-2, 2, 0.3)
+    with torch.compiler.set_stance("force_eager"):
+        found = pytensor.function([z, w], outputs, mode="PYTORCH")(*values)
+    expected = pytensor.function([z, w], outputs, mode="FAST_COMPILE")(*values)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other)
