@@ -413,6 +413,18 @@ def test_why_an_elementwise_loop_was_not_lowered():
         assert "scanlib__lower is False" in reasons(explain_one(y))
 
 
+def test_a_gradient_that_adds_to_a_part_of_a_row():
+    x, start = pt.dvector("x"), pt.dvector("start")
+
+    def step(x, h):
+        return pt.tanh(h + x + pt.concatenate([pt.zeros(1), h[:-1]]))
+
+    h = scan(step, x, start)
+    f = pytensor.function([x, start], pytensor.grad(h[-1].sum(), start), mode=MODES["numba"])
+    (_, gradient) = scanlib.explain(f).loops
+    assert any("writes items by index" in str(obstacle) for obstacle in gradient.obstacles)
+
+
 def test_what_runs_a_loop():
     _, _, y = ar1()
     with pytensor.config.change_flags(scanlib__perform="python"):

@@ -230,3 +230,42 @@ class TestNumbersOfLengths:
         expected = [np.full(rest, 2.0), rows[:rest], rows[rest - 1], rows[: done * rest],
                     rows[: rest // done], rows[: 12 % done]]  # fmt: skip
         assert_same(found, [np.array(value) for value in expected])
+
+
+class TestSizesInAStep:
+    """Sizes that no type knows, which a step computes from shapes."""
+
+    def test_rolled_rows(self):
+        x, n = pt.matrix("x", dtype="bool"), pt.lscalar("n")
+
+        def step(x):
+            counts = sum(pt.roll(x.astype("int8"), k, axis) for k in (-1, 1) for axis in (0, 1))
+            return pt.eq(counts, 2)
+
+        out = scanlib.scan(step, outputs_info=x, n_steps=n, return_updates=False)
+        values = rng.random((5, 6)) < 0.5
+        expected, rows = values, []
+        for _ in range(4):
+            counts = sum(np.roll(expected.astype(int), k, axis) for k in (-1, 1) for axis in (0, 1))
+            expected = counts == 2
+            rows.append(expected)
+        np.testing.assert_array_equal(compiled([x, n], out)(values, 4), rows)
+
+    def test_the_gradient_of_joined_rows(self):
+        x, w, h0 = pt.dtensor3("x"), pt.dmatrix("w"), pt.dmatrix("h0")
+
+        def step(x, h, w):
+            return pt.tanh(pt.concatenate([x, h], axis=1) @ w)
+
+        h = scanlib.scan(step, x, h0, w, return_updates=False)
+
+        def reference(x, h, w):
+            total = 0.0
+            for row in x:
+                h = np.tanh(np.concatenate([row, h], axis=1) @ w)
+                total += (h**2).sum()
+            return total
+
+        values = [rng.normal(size=size) for size in ((4, 2, 3), (2, 2), (5, 2))]
+        inputs = dict(zip((x, h0, w), values, strict=True))
+        assert_derivatives((h**2).sum(), inputs, reference, JAX)

@@ -16,6 +16,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.graph import is_numeric
+from scanlib.ops.whole_loops import NeedsKnownLengths
 
 
 def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
@@ -31,6 +32,7 @@ def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
 def _converted(fgraph: FunctionGraph) -> Callable[..., tuple]:
     specs = [In(variable, borrow=True, mutable=False) for variable in fgraph.inputs]
     add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
+    fgraph.attach_feature(NeedsKnownLengths())  # sizes that a step computes are known as well
     get_mode("JAX").optimizer.rewrite(fgraph)
     return jax_funcify(fgraph)
 

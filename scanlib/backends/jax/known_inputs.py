@@ -25,7 +25,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import thaw_graph
+from scanlib._compat import split_of, thaw_graph
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import Filled
@@ -46,7 +46,6 @@ FIRST_SIZE: dict[type, int] = {
     Reshape: 1,
     SegmentStarts: 1,
     SpecifyShape: 1,
-    Split: 2,
     SplitRows: 1,
 }
 # What makes another number of numbers, or puts them side by side.
@@ -95,7 +94,9 @@ def _hands_on(client: Apply) -> bool:
 def _reads_data(client: Apply, position: int) -> bool:
     """Whether a node that reads no size there is known to read data."""
     op = client.op
-    if isinstance(op, Scan | ElemwiseScan | LinearScan | OpFromGraph) or type(op) in FIRST_SIZE:
+    if isinstance(op, Scan | ElemwiseScan | LinearScan | OpFromGraph | Split):
+        return True
+    if type(op) in FIRST_SIZE:
         return True
     return isinstance(op, READS_DATA) or _hands_on(client)
 
@@ -107,6 +108,8 @@ def _reads_size(client: Apply, position: int) -> bool | None:
     first = next((n for kind, n in FIRST_SIZE.items() if isinstance(op, kind)), None)
     if first is not None:
         return position >= first
+    if isinstance(op, Split):
+        return client.inputs[position] is split_of(client)[2]
     if isinstance(op, Subtensor | IncSubtensor):
         return _is_bound(client, position)
     if isinstance(op, LinearScan):
