@@ -232,6 +232,18 @@ class TestGradientsUntil:
             vectorize_graph(gradient, {a: pt.vector("many")})
 
 
+def test_rows_that_a_matrix_recurrence_reads_beside_it(fast_mode):
+    """A batch of ``table[place]`` reads of every table its own place: no gather of rows."""
+    place, table, A, h = pt.lvector("place"), pt.vector("table"), pt.matrix("A"), pt.vector("h")
+    traces = scanlib.scan(
+        lambda p, h, A, table: [A @ h + table[p], table[p] * h],
+        place, [h, None], [A, table], return_updates=False,
+    )  # fmt: skip
+    places, tables = np.array([[0, 1, 2], [2, 1, 0], [1, 1, 0]]), rng.normal(size=(3, 3))
+    data = [places, tables, rng.normal(size=(2, 2)), rng.normal(size=2)]
+    check_rows(traces, [place, table, A, h], data, (1, 1, 0, 0), fast_mode)
+
+
 def test_differing_numbers_of_steps_are_refused():
     n, many = pt.lscalar("n"), pt.lvector("many")
     trace = scanlib.scan(lambda h: h + 1, outputs_info=0.0, n_steps=n, return_updates=False)
