@@ -382,6 +382,13 @@ def test_sums_of_single_floats_are_collected_in_double_precision():
     assert_same(call(values, one), [np.ones(3, "float32"), expected])
 
 
+@settings(max_examples=40)
+@given(
+    steps=st.integers(0, 40),
+    n=st.integers(0, 9),
+    seed=st.integers(0, 1000),
+    stride=st.sampled_from([1, 2, -1]),
+)
 def test_any_size(steps, n, seed, stride):
     call = _any_size()
     wide, start = uniform(steps, 2 * n, seed=seed), uniform(n, seed=seed)

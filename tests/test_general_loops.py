@@ -248,7 +248,7 @@ def test_negative_sizes(mode_name):
     function = pytensor.function([x, h, A, n], trace, mode=MODES[mode_name])
     assert function(np.ones(3), np.ones(2), np.eye(2), 1).shape == (3, 2)
     for size in (-1, -40):
-        with pytest.raises((ValueError, MemoryError), match="negative|alloc"):
+        with pytest.raises((ValueError, MemoryError), match=r"negative|alloc"):
             function(np.ones(3), np.ones(2), np.eye(2), size)
 
 
