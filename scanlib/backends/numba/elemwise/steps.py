@@ -30,7 +30,7 @@ from scanlib.backends.numba.elemwise.bounds import (
 from scanlib.backends.numba.pointers import keep, load, pointer, shift
 from scanlib.backends.numba.vectors import as_words
 
-VERSION = 20
+VERSION = 21
 
 OPTIONS = {
     "error_model": "numpy",
