@@ -17,8 +17,8 @@ are those of the loop itself. (The rescaled sum is the one of P. Blanchard, D. H
 "Accurately computing the log-sum-exp and softmax functions", 2021, with a maximum that grows.)
 
 Equal infinities are taken to differ by zero, as in `logaddexp`; ``E = 0`` where one is infinite.
-NaN stays in `s` and so in `h`. So all values can be trusted that come of numbers below infinity. The
-`a` or `b` of a step may be a sum, of ``logaddexp(h, b) + a`` for one, which the loop itself adds up
+NaN stays in `s` and so in `h`. So all values can be trusted that come of numbers below infinity.
+The `a` or `b` of a step may be a sum, of ``logaddexp(h, b) + a`` for one, that the loop adds up
 in another order: where one is NaN or infinity, the caller runs the block step by step.
 """
 
