@@ -5,9 +5,13 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.blockwise import Blockwise
 
 import scanlib
+from scanlib.ops.errors import StepCountError
+from scanlib.ops.scan import Scan
+from tests.modes import MODES
 
 rng = np.random.default_rng(7)
 
@@ -250,11 +254,116 @@ class TestGradientsUntil:
             vectorize_graph(gradient, {a: pt.vector("many")})
 
 
-def test_differing_numbers_of_steps_are_refused():
-    n, many = pt.lscalar("n"), pt.lvector("many")
-    trace = scanlib.scan(lambda h: h + 1, outputs_info=0.0, n_steps=n, return_updates=False)
-    with pytest.raises(NotImplementedError, match="n_steps"):
-        vectorize_graph(trace, {n: many})
+def test_rows_that_a_matrix_recurrence_reads_beside_it(fast_mode):
+    """A batch of ``table[place]`` reads of every table its own place: no gather of rows."""
+    place, table, A, h = pt.lvector("place"), pt.vector("table"), pt.matrix("A"), pt.vector("h")
+    traces = scanlib.scan(
+        lambda p, h, A, table: [A @ h + table[p], table[p] * h],
+        place, [h, None], [A, table], return_updates=False,
+    )  # fmt: skip
+    places, tables = np.array([[0, 1, 2], [2, 1, 0], [1, 1, 0]]), rng.normal(size=(3, 3))
+    data = [places, tables, rng.normal(size=(2, 2)), rng.normal(size=2)]
+    check_rows(traces, [place, table, A, h], data, (1, 1, 0, 0), fast_mode)
+
+
+class TestNumbersOfSteps:
+    """All loops of a batch take as many steps; that they do is known, or compared."""
+
+    @staticmethod
+    def smoothed(steps):
+        x = pt.vector("x")
+        return x, scanlib.scan(
+            lambda x, h: 0.9 * h + 0.1 * x, x, 0.0, n_steps=steps(x), return_updates=False
+        )
+
+    LENGTHS = {  # noqa: RUF012
+        "as long": lambda x: x.shape[0],
+        "one less": lambda x: x.shape[0] - 1,
+        "at most": lambda x: pt.minimum(x.shape[0], 3),
+        "another dtype": lambda x: x.shape[0].astype("int32"),
+    }
+
+    @pytest.mark.parametrize("name", LENGTHS)
+    def test_lengths_of_the_batch(self, name, mode):
+        x, trace = self.smoothed(self.LENGTHS[name])
+        check_rows([trace, trace[-1]], [x], [rng.normal(size=(3, 5))], (1,), mode)
+        empty = vectorize_graph(trace, {x: batched(x, 1)})
+        steps = {"one less": 4, "at most": 3}.get(name, 5)
+        (new,) = (v for v in graph_inputs([empty]) if v.type.ndim == 2)
+        assert pytensor.function([new], empty, mode=mode)(np.ones((0, 5))).shape == (0, steps)
+
+    def test_no_sequence(self, mode):
+        x, h = pt.vector("x"), pt.scalar("h")
+        last = scanlib.scan(
+            lambda h, x: h * 0.5 + x.sum(), outputs_info=h, non_sequences=x, n_steps=x.shape[0],
+            return_updates=False,
+        )[-1]  # fmt: skip
+        check_rows([last], [x, h], [rng.normal(size=(3, 5)), np.ones(3)], (1, 1), mode)
+
+    def test_two_axes_and_gradients(self, fast_mode):
+        x, trace = self.smoothed(lambda x: x.shape[0] - 1)
+        outputs = [trace, pytensor.grad((trace**2).sum(), x)]
+        check_rows(outputs, [x], [rng.normal(size=(2, 3, 5))], (2,), fast_mode, shape=(2, 3))
+
+    def test_with_until(self, fast_mode):
+        x = pt.vector("x")
+        trace = scanlib.scan(
+            lambda x, h: (h + x, scanlib.until(h > 1)), x, 0.0, n_steps=x.shape[0],
+            return_updates=False,
+        )  # fmt: skip
+        check_rows([trace[-1]], [x], [rng.uniform(0, 1, size=(3, 9))], (1,), fast_mode)
+
+    def test_slices_are_one_slice(self):
+        """Sequences of unknown lengths are cut to the shortest, all rows of a batch at once."""
+        x, y = pt.vector("x"), pt.vector("y")
+        trace = scanlib.scan(lambda x, y, h: h + x * y, [x, y], 0.0, return_updates=False)
+        batch = vectorize_graph(trace, {x: pt.matrix(), y: pt.matrix()})
+        loop = next(v.owner for v in ancestors([batch]) if v.owner and isinstance(v.owner.op, Scan))
+        above = [v.owner.op for v in ancestors(loop.inputs) if v.owner is not None]
+        assert not any(isinstance(op, Blockwise) for op in above)
+        check_rows([trace], [x, y], [np.ones((3, 5)), rng.normal(size=(3, 7))], (1, 1), MODES["c"])
+
+    @pytest.mark.parametrize("numbers", [[4, 4, 4], [2], [], [0, 0]])
+    def test_numbers_that_are_compared(self, numbers, mode):
+        n, many = pt.lscalar("n"), pt.lvector("many")
+        trace = scanlib.scan(lambda h: 0.5 * h, outputs_info=1.0, n_steps=n, return_updates=False)
+        function = pytensor.function([many], vectorize_graph(trace, {n: many}), mode=mode)
+        steps = max([0, *numbers])
+        expected = np.tile(0.5 ** np.arange(1, steps + 1), (len(numbers), 1))
+        np.testing.assert_allclose(function(np.array(numbers, int)), expected)
+
+    def test_numbers_that_differ(self, mode):
+        n, many, x = pt.lscalar("n"), pt.lvector("many"), pt.vector("x")
+        trace = scanlib.scan(
+            lambda x, h: h + x, x, 0.0, n_steps=n, name="sum", return_updates=False
+        )
+        batch = vectorize_graph(trace, {n: many, x: pt.matrix("rows")})
+        (rows,) = (v for v in graph_inputs([batch]) if v.name == "rows")
+        function = pytensor.function([rows, many], batch, mode=mode)
+        np.testing.assert_allclose(function(np.ones((2, 5)), [3, 3]), [[1, 2, 3]] * 2)
+        with pytest.raises(StepCountError, match=r"sum.*the same number for every loop"):
+            function(np.ones((2, 5)), [3, 4])
+
+    def test_more_numbers_than_loops(self, mode):
+        n, many, h = pt.lscalar("n"), pt.lvector("many"), pt.scalar("h")
+        trace = scanlib.scan(lambda h: h + 1, outputs_info=h, n_steps=n, return_updates=False)
+        starts = pt.vector("starts")
+        function = pytensor.function(
+            [starts, many], vectorize_graph(trace, {n: many, h: starts}), mode=mode
+        )
+        np.testing.assert_allclose(function([1, 2], [2, 2]), [[2, 3], [3, 4]])
+        with pytest.raises(StepCountError, match="every loop"):
+            function([1, 2], [2, 2, 2])
+
+    def test_another_number(self, fast_mode):
+        """The number of steps may be replaced by one for all."""
+        n, m, x = pt.lscalar("n"), pt.lscalar("m"), pt.vector("x")
+        trace = scanlib.scan(lambda x, h: h + x, x, 0.0, n_steps=n, return_updates=False)
+        rows = pt.matrix("rows")
+        function = pytensor.function(
+            [rows, m], vectorize_graph(trace, {x: rows, n: m + 1}), mode=fast_mode
+        )
+        np.testing.assert_allclose(function(np.ones((2, 5)), 2), [[1, 2, 3]] * 2)
 
 
 def test_random_draws_differ_between_rows(fast_mode):

@@ -365,6 +365,23 @@ class TestChannels:
         assert_same(call(values[0][:70], values[1]), [np.arange(1, 71), expected[:70]])
 
 
+def test_sums_of_single_floats_are_collected_in_double_precision():
+    """As PyTensor's sums are: what cancels may be beyond the range, and small terms count."""
+    x, w = pt.matrix("x", dtype="float32"), pt.scalar("w", dtype="float32")
+    one = np.float32(1)
+    states, sums = trace(
+        lambda x, h, w: [h * w, (h * x).sum()], sequences=x, outputs_info=[one, None],
+        non_sequences=w,
+    )  # fmt: skip
+    call = compiled([x, w], [states, sums])
+    assert [type(printer_for(op)) for op in call.ops] == [NestPrinter]
+    values = np.array(
+        [[3e38, 3e38, -3e38, -3e38], [1e8, 1, 1, 1 - 1e8], [1, 2, 3, 4]], dtype="float32"
+    )
+    expected = values.astype("float64").sum(axis=1).astype("float32")
+    assert_same(call(values, one), [np.ones(3, "float32"), expected])
+
+
 @settings(max_examples=40)
 @given(
     steps=st.integers(0, 40),

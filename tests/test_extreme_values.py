@@ -299,6 +299,36 @@ def test_log_affine():
             assert_same_kind(function(a, b, h)[0], np.array(trace), np.array(allowed))
 
 
+SUMS_IN_LOGARITHMS = {
+    "added after": (lambda f, a, b, h: f(h, b) + a, (np.inf, 0.0), (-np.inf, 1.0), 0.5),
+    "added twice": (lambda f, a, b, h: f(h + a + a, b), (1e308, 0.0), (0.0, 1.0), -1e308),
+    "added and taken away": (
+        lambda f, a, b, h: f(h + a - b, b),
+        (np.inf, 0.0),
+        (1.0, 2.0),
+        -np.inf,
+    ),
+    "infinite bounds": (lambda f, a, b, h: f(h + a, b), (0.0, -np.inf), (np.inf, 1.0), 0.0),
+}
+
+
+@pytest.mark.parametrize("place", [0, 5, 30])
+@pytest.mark.parametrize("name", SUMS_IN_LOGARITHMS)
+def test_sums_that_a_log_affine_step_adds_in_its_own_order(name, place):
+    from scanlib.ops.logaddexp import logaddexp
+
+    step, shifts, bounds, start = SUMS_IN_LOGARITHMS[name]
+    function = compiled(lambda a, b, h: step(logaddexp, a, b, h), 2)
+    a, b = np.full(40, shifts[1]), np.full(40, bounds[1])
+    a[place], b[place] = shifts[0], bounds[0]
+    expected, h = [], start
+    with np.errstate(all="ignore"):
+        for x, y in zip(a, b, strict=True):
+            h = step(np.logaddexp, x, y, h)
+            expected.append(h)
+    np.testing.assert_allclose(function(a, b, start)[0], expected, rtol=1e-12)
+
+
 STEPS_OF_ZEROS = [
     lambda a, b, h: h + b,
     lambda a, b, h: b + np.asarray(0.5, b.dtype) * h,

@@ -237,6 +237,41 @@ def test_sizes_that_differ(mode):
     assert empty.shape == (0, 2, 4)
 
 
+@pytest.mark.parametrize("mode_name", ["numba", "c"])
+def test_negative_sizes(mode_name):
+    """An array of fewer than no items would have less memory than what is written into it."""
+    x, h, A, n = pt.vector("x"), pt.vector("h"), pt.matrix("A"), pt.lscalar("n")
+    trace = scanlib.scan(
+        lambda x, h, A, n: pt.concatenate([pt.tanh(A @ h) + x, pt.ones(n)])[:2],
+        x, h, [A, n], return_updates=False,
+    )  # fmt: skip
+    function = pytensor.function([x, h, A, n], trace, mode=MODES[mode_name])
+    assert function(np.ones(3), np.ones(2), np.eye(2), 1).shape == (3, 2)
+    for size in (-1, -40):
+        with pytest.raises((ValueError, MemoryError), match=r"negative|alloc"):
+            function(np.ones(3), np.ones(2), np.eye(2), size)
+
+
+@pytest.mark.parametrize("steps", [2**61, 2**62])
+def test_more_steps_than_memory_can_hold(steps):
+    n = pt.lscalar("n")
+    trace = scanlib.scan(
+        lambda h: 0.5 * h, outputs_info=np.float64(1), n_steps=n, return_updates=False
+    )
+    function = pytensor.function([n], trace, mode="NUMBA")
+    with pytest.raises(MemoryError, match="too large"):
+        function(steps)
+
+
+@pytest.mark.parametrize("mode_name", ["numba", "c"])
+def test_rounded_to_even(mode_name):
+    """NumPy's function has arguments that PyTensor's code leaves out."""
+    x, n = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.6]), np.int64(0)
+    step = lambda x, n: [n + 1, pt.round(pt.switch(n < 0, 0.0, x))]  # noqa: E731
+    results = run(step, [x], [n, None], [], MODES[mode_name])
+    assert_same(results, [np.arange(1, 7), np.round(x)])
+
+
 OPERATIONS = {
     "add": lambda xp, a, b: a + b,
     "product": lambda xp, a, b: a @ b,

@@ -209,6 +209,10 @@ WRONG = {
     "reshaped to sizes": ("cannot reshape", lambda x, z, k: x.reshape((5, 2))),
     "split": ("Split sizes", lambda x, z, k: pt.split(x, [1, 1], n_splits=2, axis=1)[0]),
     "assigned": ("shape", lambda x, z, k: x[1:].set(z[:, :, 0])),
+    "negative size": (
+        "negative dimensions",
+        lambda x, z, k: pt.concatenate([x[:, 0], pt.zeros(k[0] - 1)]),
+    ),
     "filled": ("could not broadcast", lambda x, z, k: pt.alloc(x[0], 2, 7)),
     "place too large": ("out of bounds", lambda x, z, k: z[k]),
     "place too small": ("out of bounds", lambda x, z, k: z[-1 - k]),

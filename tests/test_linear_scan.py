@@ -393,3 +393,20 @@ class TestErrors:
             op(pt.dmatrix(), pt.dtensor3(), pt.dmatrix())
         with pytest.raises(TypeError, match="floating-point numbers, got complex"):
             LinearScan("max", "fixed")(pt.zmatrix(), pt.zmatrix(), pt.zmatrix())
+
+
+def test_a_batch_of_numbers_of_steps():
+    """The members of a batch take one number of steps, which is compared."""
+    n, many, A, h = pt.lscalar("n"), pt.lvector("many"), pt.matrix("A"), pt.matrix("h")
+    op = LinearScan(coefficient="fixed", has_offset=False, has_n_steps=True)
+    starts = pt.tensor3("starts")
+    outputs = [
+        vectorize_graph(op(n, A, h), changed) for changed in ({n: many}, {n: many, h: starts})
+    ]
+    function = pytensor.function([many, A, h, starts], outputs, mode=MODES["c"])
+    matrix, first = np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([[[0.0, 1.0]], [[1.0, 1.0]]])
+    same, each = function([2, 2], matrix, first[0], first)
+    np.testing.assert_array_equal(same[1], [[0, 1], [1, 1], [1, 2]])
+    np.testing.assert_array_equal(each[:, 2], [[1, 2], [2, 3]])
+    with pytest.raises(StepCountError, match="for every loop of a batch"):
+        function([2, 3], matrix, first[0], first)

@@ -93,6 +93,32 @@ def choose(z, h, A, b):
     return A[z] @ h + b[z]
 
 
+A_DIAGONAL = {
+    "one state": lambda x, h, A, w: [A @ h + w * h + x],
+    "quotient": lambda x, h, A, w: [A @ h + h / (1 / w) + x],
+    "two states": lambda x, h, g, A, w: [A @ h + w * h + x + 0.5 * g, 0.3 * g + A @ h],
+}
+
+
+@pytest.mark.parametrize("name", A_DIAGONAL)
+def test_factors_of_a_state_that_are_not_finite(name, python_kernels):
+    """A matrix plus a factor for each item: the factor counts for that item alone."""
+    step, count = A_DIAGONAL[name], 2 if name == "two states" else 1
+    A, w, x = pt.matrix("A"), pt.vector("w"), pt.matrix("x")
+    starts = [pt.vector("h"), pt.vector("g")][:count]
+    traces = scanlib.scan(step, x, starts, [A, w], return_updates=False, return_list=True)
+    function = compiled([x, *starts, A, w], traces)
+    assert kinds(function) == [0, 1]
+    matrix, rows = np.array([[0.1, 0.2], [0.3, 0.4]]), np.ones((3, 2))
+    first = [np.array([1.0, 2.0]), np.array([0.1, 0.2])][:count]
+    for factor in ([np.inf, 0.5], [0.5, np.inf], [np.nan, 0.5]):
+        others = [matrix, np.array(factor)]
+        with np.errstate(all="ignore"):
+            expected = reference_scan(step, [rows], first, others)
+        for actual, wanted in zip(function(rows, *first, *others), expected, strict=True):
+            np.testing.assert_allclose(actual, wanted)
+
+
 def test_matrices_chosen_by_a_sequence():
     """Matrices are gathered, and the derivative by the stack of them is scattered."""
     A, b = pt.dtensor3("A"), pt.dmatrix("b")

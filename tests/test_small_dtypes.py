@@ -214,3 +214,20 @@ def test_sums_of_stacked_numbers(name):
         lambda x, y, h: [0.5 * h + make(np, x, y).sum()], values, [np.float64(0)]
     )
     assert_same([function(*values)], expected)
+
+
+@pytest.mark.parametrize("mode", ["c", "numba"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sums_over_channels_that_wrap_around(dtype, mode):
+    """What is summed in a small dtype, and wider only then, has wrapped around before."""
+    x, values = pt.matrix("x", dtype=dtype), np.full((4, 3), 100, dtype)
+
+    def step(lib, x, n):
+        own = lib.where(n < 0, lib.zeros_like(x), x)  # a kernel, not a batch of sums
+        total = lib.sum(own, dtype=dtype)
+        return [n + 1, total.astype("int64"), total * n, total.astype("int64") + n]
+
+    info = [np.int64(0), None, None, None]
+    traces = scanlib.scan(lambda *a: step(pt, *a), x, info, return_updates=False)
+    function = pytensor.function([x], traces, mode=MODES[mode])
+    assert_same(function(values), reference_scan(lambda *a: step(np, *a), [values], info))

@@ -83,3 +83,28 @@ def test_rows_are_views_that_their_array_holds(j):
     table = np.arange(6.0).reshape(2, 3)
     for one, two in zip(ours(table, j), python(table, j), strict=True):
         assert_array_equal(one, two)
+
+
+ROUNDED = """
+def run(a, h, n):
+    for j in range(n):
+        h[j] = np_float64(rounded(a[j]) + a[j])
+    return h
+"""
+
+
+def test_functions_with_arguments_left_out():
+    """``np.round`` has more arguments than it is given: numba calls it, not the statements."""
+    known, own = ({"np_float64": np.float64, "rounded": np.round} for _ in range(2))
+    exec(ROUNDED, own)
+
+    def register(function):
+        known["statements"] = function
+        return "statements"
+
+    exec(joined(ROUNDED, known, {}, register), known)
+    assert "statements" in known
+    values = np.array([-2.5, -0.5, 0.5, 1.5, 2.6])
+    assert_array_equal(
+        njit(known["run"])(values, np.empty(5), 5), own["run"](values, np.empty(5), 5)
+    )

@@ -97,7 +97,8 @@ def _diagonal(weight: Any, axis: int, matrix: Variable, state: Variable) -> Vari
     if isinstance(weight, int):
         return weight * eye
     others = [k for k in range(weight.type.ndim) if k != axis]
-    return eye * weight.dimshuffle(*others, axis, "x")
+    # A choice, not a product: what is not finite stays where it is.
+    return pt.switch(eye, weight.dimshuffle(*others, axis, "x"), pt.zeros((), state.type.dtype))
 
 
 def _in_other_semiring(

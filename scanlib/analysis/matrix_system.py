@@ -83,10 +83,13 @@ class SystemForms(PartRules):
         self.multiplies = False
         self.dependent = depends_on(list(targets), sources)
         self.forms: dict[Variable, Affine] = {}
+        self.bases: dict[int, Variable] = {}
         for k, source in enumerate(sources):
             core = source.type.ndim - batch
             order = tuple(range(source.type.ndim))
-            start = Block(None, order) if core == 1 else Block(self.basis(k), full=core == 0)
+            if core != 1:
+                self.bases[k] = self.basis(k)
+            start = Block(None, order) if core == 1 else Block(self.bases[k], full=core == 0)
             start.covers = True
             self.forms[source] = Affine({k: start})
         for node in toposort(list(targets), blockers=list(sources)):
@@ -270,9 +273,14 @@ class SystemForms(PartRules):
         """Return a form multiplied or divided by a factor."""
         factor = self.factor(by)
         spread = factor.dimshuffle("x", *range(factor.type.ndim))
-        blocks = {
-            k: block.moved(apply(self.value(k, block), spread)) for k, block in form.blocks.items()
-        }
+        blocks = {}
+        for k, block in form.blocks.items():
+            value = self.value(k, block)
+            scaled = apply(value, spread)
+            if not self.structure and (block.value is None or value is self.bases.get(k)):
+                # Of a state by itself, what is not finite must stay where it is.
+                scaled = pt.switch(value, apply(pt.ones_like(spread), spread), pt.zeros_like(value))
+            blocks[k] = block.moved(scaled)
         return Affine(blocks, None if form.offset is None else apply(form.offset, factor))
 
     # Products of matrices

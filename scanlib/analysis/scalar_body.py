@@ -265,8 +265,8 @@ class _Scalarizer(IndexedValues):
             return None
         op, before = node.op.scalar_op, node.inputs[0].type.dtype
         if isinstance(op, Cast):
-            if not np.can_cast(before, op.o_type.dtype):
-                return None  # a sum that is rounded is no sum of rounded terms
+            if not _is_sum_of_converted(before, op.o_type.dtype):
+                return None
             found = self.sum_inside(node.inputs[0])
             return found and found._replace(value=_cast(found.value, op.o_type.dtype))
         if isinstance(op, ps.Neg | ps.Mul) or (isinstance(op, ps.TrueDiv) and before[0] in "fc"):
@@ -280,6 +280,9 @@ class _Scalarizer(IndexedValues):
         if len(sums) != 1 or (isinstance(node.op.scalar_op, ps.TrueDiv) and sums[0][0] != 0):
             return None
         position, found = sums[0]
+        before, after = node.inputs[position].type.dtype, node.outputs[0].type.dtype
+        if not _is_sum_of_converted(before, after):
+            return None
         factors = [inp for i, inp in enumerate(node.inputs) if i != position]
         for factor in factors:
             if any(
@@ -290,7 +293,7 @@ class _Scalarizer(IndexedValues):
         scalars = [self.convert(factor, found.axes) for factor in factors]
         scalars.insert(position, found.value)
         made = node.op.scalar_op.make_node(*scalars)
-        if made.outputs[0].type.dtype != node.outputs[0].type.dtype:
+        if made.outputs[0].type.dtype != after:
             return None
         return found._replace(value=made.outputs[0])
 
@@ -337,6 +340,15 @@ class _Scalarizer(IndexedValues):
                 scalars.append(scalar)
         self.loop.non_sequences = parts
         return axes, scalars
+
+
+def _is_sum_of_converted(before: str, after: str) -> bool:
+    """Whether a sum in one dtype, converted to another, is the sum of the converted terms.
+
+    It is not where the sum is rounded, or where sums of small integers wrap around.
+    """
+    wraps = np.dtype(before).kind in "biu" and np.dtype(before).itemsize < 8
+    return before == after or (np.can_cast(before, after) and not wraps)
 
 
 def _terms_of_sum(variable: Variable) -> list[Variable]:

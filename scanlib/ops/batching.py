@@ -5,6 +5,8 @@ front, so the batch goes between time and row: sequences become ``(T, *batch, â€
 ``(K + T, *batch, â€¦)``, and the body is vectorized itself. A state becomes batched if its
 initial rows or its next value are; only what depends on the batch does.
 
+All loops of a batch take as many steps (`scanlib.ops.common_steps`).
+
 With `until`, every row of the batch stops by itself. The loop runs until all rows have
 stopped; a row that has stopped keeps the values of its last step, so the last row over time is
 each loop's own last value. The gradient of such a loop passes over the steps that a row did not
@@ -21,6 +23,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import _vectorize_node, vectorize_graph
 from pytensor.tensor.elemwise import DimShuffle
 
+from scanlib.ops.common_steps import Known, cut_together, steps_of_batch
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.ran_steps import RanSteps, is_mask
@@ -68,6 +71,8 @@ class _Batcher:
     replacements: dict[Variable, Variable] = field(default_factory=dict)
     # In the body, of gradients of loops with `until`: which loops of the batch run a step.
     masks: list[Variable] = field(default_factory=list)
+    # Whether the numbers of steps are a batch, on which all results depend.
+    batched_steps: bool = False
 
     def __post_init__(self) -> None:
         self.loop = Loop.from_node(self.node)
@@ -75,17 +80,23 @@ class _Batcher:
             (_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)),
             default=0,
         )
-        self._check()
+        self._agree_on_steps()
         self._equalize()
 
-    def _check(self) -> None:
-        for i, (core, new) in enumerate(zip(self.node.inputs, self.given, strict=True)):
-            role = self.op.signature.describe_input(i)
-            if role == "n_steps" and _rank(core, new):
-                raise NotImplementedError(
-                    f"{self.op}: n_steps cannot differ between the loops of a batch; use the "
-                    "largest one and `until`"
-                )
+    def _agree_on_steps(self) -> None:
+        """Give all loops of the batch one number of steps, and slices of one length."""
+        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        known: Known = {}
+        if self.op.signature.has_n_steps:
+            self.loop.n_steps, *rest = self.given
+            if ranks[0]:
+                same = [v for v, rank in zip(rest, ranks[1:], strict=True) if rank == ranks[0]]
+                self.loop.n_steps, known = steps_of_batch(self.given[0], same[:1], str(self.op))
+                self.batched_steps = True
+        self.given = [
+            cut_together(variable, rank, known) if rank else variable
+            for variable, rank in zip(self.given, ranks, strict=True)
+        ]
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""
@@ -304,7 +315,14 @@ class _Batcher:
             self.time_behind_batch(new) if _rank(core, new) else new
             for core, new in zip(cores.outputs, results.outputs, strict=True)
         ]
-        return [*histories, *results.carries[:n_carries], *outputs]
+        found = [*histories, *results.carries[:n_carries], *outputs]
+        return list(map(self.with_batch, self.node.outputs, found)) if self.batched_steps else found
+
+    def with_batch(self, core: Variable, variable: Variable) -> Variable:
+        """Return a result with the axes of the batch: its steps are those of a batch."""
+        if not is_tensor(core) or _rank(core, variable):
+            return variable
+        return pt.broadcast_to(variable, [*self.shape, *variable.shape])
 
 
 @_vectorize_node.register(RanSteps)

@@ -36,7 +36,7 @@ class SpecifiedShapeError(AssertionError):
 
 
 class StepCountError(LoopError):
-    """The number of steps is negative."""
+    """The number of steps is negative, or differs between the loops of a batch."""
 
 
 class SequenceLengthError(LoopError):

@@ -15,6 +15,7 @@ from pytensor.tensor.basic import (
     get_scalar_constant_value,
 )
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import DenseTensorType, TensorType
 
 
@@ -115,6 +116,18 @@ def constant_integer(variable: Any) -> int | None:
     except NotScalarConstantError:
         return None
     return int(value) if np.asarray(value).dtype.kind in "iub" else None
+
+
+def is_length(number: Variable) -> bool:
+    """Whether a whole number surely is not negative: it is the length of an array, or constant."""
+    if isinstance(number, Constant):
+        return bool(np.asarray(number.data) >= 0)
+    node = number.owner
+    if node is None:
+        return False
+    if isinstance(node.op, TensorFromScalar | ScalarFromTensor):
+        return is_length(node.inputs[0])
+    return isinstance(node.op, Shape_i)
 
 
 def constant_index(index: Any) -> int | None:

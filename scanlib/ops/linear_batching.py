@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import _vectorize_node
 
+from scanlib.ops.common_steps import steps_of_batch
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 
@@ -19,8 +20,10 @@ from scanlib.ops.linear_scan import LinearScan, Parts
 def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> Sequence[Variable]:
     """Return the history of a batch of recurrences."""
     core, new = op.parts(node.inputs), op.parts(batched)
+    numbers: tuple[Variable, ...] = ()
     if new.n_steps is not None and new.n_steps.type.ndim:
-        raise NotImplementedError(f"{op}: n_steps cannot differ between the members of a batch")
+        numbers = tuple(new.n_steps.shape)
+        new = new._replace(n_steps=steps_of_batch(new.n_steps, (), str(op))[0])
     if new.mask is not None and new.mask.type.ndim > 2:
         raise NotImplementedError(f"{op}: the mask cannot differ between the members of a batch")
     if new.right is not None and any(
@@ -35,7 +38,8 @@ def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> Se
     }
     rank = max(ranks.values())
     if not rank:
-        return op.make_node(*batched).outputs
+        out = op.make_node(*op.join(new)).outputs[0]
+        return [pt.broadcast_to(out, (*numbers, *out.shape)) if numbers else out]
     sizes = [tuple(getattr(new, n).shape)[:rank] for n, own in ranks.items() if own == rank]
     if len(sizes) > 1:
         sizes = [tuple(pt.broadcast_shape(*sizes, arrays_are_shapes=True))]

@@ -20,6 +20,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar import upcast
 from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.math import Sum as TensorSum
@@ -27,7 +28,7 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import LOG_SUM_EXP, join_of, split_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, LOG_SUM_EXP, join_of, split_of
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.ops.reductions import StepProducts
@@ -124,7 +125,8 @@ class OverTime:
             if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
                 raise NotPeelableError(f"a step computes {node.op} at places that differ")
             op = core(node)
-            if not isinstance(op, _CHEAP):
+            in_rows = isinstance(op, (*INDEX_READS, *INDEX_WRITES))
+            if not isinstance(op, _CHEAP) or (in_rows and isinstance(node.op, Blockwise)):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:

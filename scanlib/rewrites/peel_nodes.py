@@ -43,7 +43,7 @@ def batched(node: Apply, inputs: list[Value]) -> Variable | None:
     varies = [has_time for _, has_time in inputs]
     if isinstance(op, CheckAndRaise):
         return _check(op, inputs)
-    if isinstance(op, INDEX_READS):
+    if isinstance(node.op, INDEX_READS):
         return values[0][values[1]] if varies == [False, True] and len(values) == 2 else None
     if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
         return _solve(op, *values)

@@ -35,9 +35,19 @@ static inline void scanlib_log_maximum(const T *a, const T *b, T *__restrict__ m
     m[j] = state = scanlib_maximum::pick(b[j], state + a[j]);
 }
 
+/* Whether no value is NaN or infinity; minus infinity is none of these. */
+template <class T>
+static inline bool scanlib_all_below_infinity(const T *values, npy_intp n) {
+  int found = 0;
+#pragma omp simd reduction(| : found)
+  for (npy_intp j = 0; j < n; j++) found |= !(values[j] < (T)NPY_INFINITY);
+  return !found;
+}
+
 /* h = logaddexp(h + a, b), without a where it is NULL; F has the functions, `work` 3 n numbers. */
 template <bool BACK, class F, class T>
 static int scanlib_log_affine(const T *a, const T *b, T *h, npy_intp n, T *work) {
+  if (!scanlib_all_below_infinity(b, n) || (a && !scanlib_all_below_infinity(a, n))) return 0;
   T *__restrict__ scale = work, *__restrict__ added = work + n, *__restrict__ sum = work + 2 * n;
   const T *old = BACK ? h + 1 : h - 1;
   if (a)

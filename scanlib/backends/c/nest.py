@@ -242,9 +242,10 @@ class NestPrinter(ChannelsPrinter):
         assigned, registers = [], []
         for target, value in values:
             dtype = target.value.type.dtype
-            if target.adds:
-                place = target.total or self.place(target)
-                line(f"{place} = {added(place, value, dtype)};")
+            if target.total is not None:
+                line(f"{target.total} = {added(target.total, value, self.wide_dtype(target))};")
+            elif target.adds:
+                line(f"{self.place(target)} = {added(self.place(target), value, dtype)};")
             elif target.kind == "state" and self.is_local(target.number):
                 name = self.source.name("n")
                 line(f"const {c_type(dtype)} {name} = {value};")
@@ -262,8 +263,11 @@ class NestPrinter(ChannelsPrinter):
 
     def wide(self, target: Target) -> str:
         """Return the type in which a sum over channels is collected, as PyTensor's sums are."""
+        return c_type(self.wide_dtype(target))
+
+    def wide_dtype(self, target: Target) -> str:
         dtype = target.value.type.dtype
-        return c_type("float64" if dtype == "float32" else dtype)
+        return "float64" if dtype == "float32" else dtype
 
     def directives(self, level: int, group: list[Target]) -> list[str]:
         """Return what is said to the compiler about the loop over axis `level`."""

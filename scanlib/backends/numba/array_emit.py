@@ -354,6 +354,7 @@ class Emitter(ArrayLinalg):
         value, *sizes = node.inputs
         out = node.outputs[0]
         texts = [self.size_of(size) for size in sizes]
+        self.refuse_negative(sizes, texts)
         if out in self.joined and self.sizes.is_static(*texts):
             workspace = self.memory.take(self._dtype(out), self.sizes.product(*texts), zeros=True)
             workspace.pinned = True

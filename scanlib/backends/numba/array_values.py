@@ -21,6 +21,9 @@ from scanlib.backends.numba.body import constant_value
 from scanlib.backends.numba.places import Memory, Place, Sizes, Workspace
 from scanlib.backends.numba.scalar import ScalarCode
 from scanlib.backends.numba.source import Source
+from scanlib.ops.graph import is_length
+
+NEGATIVE_SIZE = "negative dimensions are not allowed"
 
 
 @dataclass
@@ -244,6 +247,17 @@ class ArrayValues(ScalarCode):
         return all(other.strides == place.strides for other in others) and all(
             other.start == place.start and other.sizes == place.sizes for other in others
         )
+
+    def refuse_negative(self, sizes: Sequence[Variable], texts: Sequence[str]) -> None:
+        """Write that sizes, with their texts, must not be negative."""
+        raising = f"raise ValueError({NEGATIVE_SIZE!r})"
+        for size, text in zip(sizes, texts, strict=True):
+            if is_length(size):
+                continue
+            if self.sizes.is_static(text):
+                self.source.check_before_loop(f"{text} < 0", raising)
+            else:
+                self.source.line(f"if {text} < 0: {raising}")
 
     def finish_node(self) -> None:
         """Give back what nobody reads after this node."""

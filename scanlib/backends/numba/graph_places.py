@@ -22,10 +22,12 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import join_of, split_of
+from scanlib.backends.numba.array_values import NEGATIVE_SIZE
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.graph_arrays import ArrayEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.vectors import VERSION, reshaped, shuffling
+from scanlib.ops.graph import is_length
 from scanlib.ops.initial import AsRow, Filled
 
 JOINED = "all the input array dimensions except for the concatenation axis must match exactly"
@@ -254,11 +256,13 @@ class PlaceEmitter(ArrayEmitter):
         )
 
     def _size(self, size: Variable) -> str:
-        """Return the name of a size, or its digits."""
-        if isinstance(size, Constant):
+        """Return the name of a size, or its digits; it must not be negative."""
+        if isinstance(size, Constant) and is_length(size):
             return str(int(np.asarray(size.data)))
         name = self.source.name("n")
         self.source.line(f"{name} = np.int64({self.scalar(size)})")
+        if not is_length(size):
+            self._fail_if(ValueError, NEGATIVE_SIZE, f"{name} < 0")
         return name
 
     @_emit.register

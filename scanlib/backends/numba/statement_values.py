@@ -134,6 +134,8 @@ class StatementValues(Plan):
         signature = self.typingctx.resolve_function_type(kind, tuple(own for own, _ in parts), {})
         if signature is None:
             raise NotScalarError(f"{function} of {[own for own, _ in parts]}")
+        if any(isinstance(own, types.Omitted) for own in signature.args):
+            raise NotScalarError(f"{function} has arguments that are left out")
         own = function is not rows_of_block and self._holds_memory(signature.return_type)
         if own:
             raise NotScalarError(f"{function} returns {signature.return_type}")

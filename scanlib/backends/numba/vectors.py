@@ -18,7 +18,7 @@ from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-3"
+VERSION = "scanlib-vectors-4"
 
 
 @intrinsic
@@ -37,18 +37,23 @@ def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
 def _made(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) -> Any:
     """Write a new contiguous array; what numba has for this compiles three functions first.
 
-    A size that no number of the machine can hold fails like any other that memory is too small for.
+    A size that no number of the machine can hold, or that is negative, fails like any other that
+    memory is too small for.
     """
     word = context.get_value_type(types.intp)
     size = itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(known.dtype)))
     strides: list[Any] = []
     too_large = ir.Constant(ir.IntType(1), 0)
+    # More than there is, and no small number when numba has added what it keeps beside the items.
+    most = ir.Constant(word, 1 << 62)
     for number in reversed(shape):
         strides.insert(0, size)
         both = builder.smul_with_overflow(size, number)
         size = builder.extract_value(both, 0)
-        too_large = builder.or_(too_large, builder.extract_value(both, 1))
-    size = builder.select(too_large, ir.Constant(word, -1), size)
+        negative = builder.icmp_signed("<", number, ir.Constant(word, 0))
+        for wrong in (builder.extract_value(both, 1), negative):
+            too_large = builder.or_(too_large, wrong)
+    size = builder.select(too_large, most, size)
     align = ir.Constant(ir.IntType(32), context.get_preferred_array_alignment(known.dtype))
     meminfo = context.nrt.meminfo_alloc_aligned(builder, size, align)
     array = context.make_array(known)(context, builder)

@@ -17,7 +17,9 @@ are those of the loop itself. (The rescaled sum is the one of P. Blanchard, D. H
 "Accurately computing the log-sum-exp and softmax functions", 2021, with a maximum that grows.)
 
 Equal infinities are taken to differ by zero, as in `logaddexp`; ``E = 0`` where one is infinite.
-NaN stays in `s` and so in `h`. So all values can be trusted.
+NaN stays in `s` and so in `h`. So all values can be trusted that come of numbers below infinity.
+The `a` or `b` of a step may be a sum, of ``logaddexp(h, b) + a`` for one, that the loop adds up
+in another order: where one is NaN or infinity, the caller runs the block step by step.
 """
 
 from __future__ import annotations
@@ -65,6 +67,14 @@ def _log(value):
 @njit(**_OPTIONS)
 def _larger(a: Any, b: Any) -> Any:
     return a if a > b else b
+
+
+@njit(**_OPTIONS)
+def _all_below_infinity(values: Any) -> bool:
+    found = False
+    for j in range(values.shape[0]):
+        found |= not values[j] < np.inf
+    return not found
 
 
 def _maximum(reverse: bool) -> Callable[..., None]:
@@ -145,6 +155,8 @@ def _make(reverse: bool) -> tuple[Callable[..., bool], Callable[..., bool]]:
     def logaddexp(b: Any, h: Any, start: int, n: int) -> bool:
         """``h = logaddexp(h, b)``."""
         b = b[:n]
+        if not _all_below_infinity(b):
+            return False
         scale, s = np.empty(n, h.dtype), np.empty(n, h.dtype)
         new, old = h[start : start + n], h[start + before : start + before + n]
         maximum(b, new, h[start + n] if reverse else h[start - 1])
@@ -159,6 +171,8 @@ def _make(reverse: bool) -> tuple[Callable[..., bool], Callable[..., bool]]:
     def logaddexp_shifted(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
         """``h = logaddexp(h + a, b)``."""
         a, b = a[:n], b[:n]
+        if not (_all_below_infinity(a) and _all_below_infinity(b)):
+            return False
         scale, s = np.empty(n, h.dtype), np.empty(n, h.dtype)
         new, old = h[start : start + n], h[start + before : start + before + n]
         shifted_maximum(a, b, new, h[start + n] if reverse else h[start - 1])

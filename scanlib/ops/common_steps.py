@@ -1,0 +1,148 @@
+"""What is the same for all members of a batch: numbers of steps, and the ends of slices.
+
+The length of an array is one number; that of a batch of arrays is, for `vectorize_graph`, a batch
+of equal numbers. A loop takes one number of steps for the whole batch. `common` finds the number
+that such a batch is made of; `steps_of_batch` compares the numbers when they are known, where it
+finds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Constant, Variable
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+from scanlib.ops.errors import StepCountError
+from scanlib.ops.graph import is_tensor
+
+DIFFERENT_STEPS = (
+    "n_steps must be the same number for every loop of a batch; for loops that differ, use the "
+    "largest one and `until`"
+)
+
+Known = Mapping[Variable, Variable]
+
+
+def common(variable: Variable, rank: int, known: Known | None = None) -> Variable | None:
+    """Return what all members of a batch have in common, None if they may differ.
+
+    Parameters
+    ----------
+    variable : Variable
+        A tensor whose first `rank` axes are those of the batch.
+    rank : int
+    known : mapping of Variable to Variable, optional
+        Batches of equal values, and the value of each.
+    """
+    known = known or {}
+    if variable in known:
+        return known[variable]
+    if not rank:
+        return variable
+    if all(variable.type.broadcastable[:rank]):
+        return variable.dimshuffle(*range(rank, variable.type.ndim))
+    if isinstance(variable, Constant):
+        return _common_constant(variable, rank)
+    node = variable.owner
+    if node is None:
+        return None
+    if isinstance(node.op, Elemwise) and len(node.outputs) == 1:
+        parts = [common(inp, rank, known) for inp in node.inputs]
+        return None if None in parts else Elemwise(node.op.scalar_op)(*parts)
+    if isinstance(node.op, Alloc):
+        return _common_fill(*node.inputs, rank=rank)
+    if isinstance(node.op, DimShuffle) and node.op.new_order[:rank] == tuple(range(rank)):
+        part = common(node.inputs[0], rank, known)
+        order = [axis if axis == "x" else axis - rank for axis in node.op.new_order[rank:]]
+        return None if part is None else part.dimshuffle(*order)
+    if isinstance(node.op, Subtensor):
+        indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        if any(index != slice(None) for index in indices[:rank]):
+            return None
+        part = common(node.inputs[0], rank, known)
+        return None if part is None else part[tuple(indices[rank:])]
+    return None
+
+
+def _common_constant(variable: Constant, rank: int) -> Variable | None:
+    data = np.asarray(variable.data)
+    if not data.size:
+        return None
+    first = data[(0,) * rank]
+    return pt.constant(first) if (data == first).all() else None
+
+
+def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | None:
+    """Return what an array is filled with along the axes behind those of the batch."""
+    lead = value.type.ndim - (len(sizes) - rank)
+    if lead > 0:
+        if not all(value.type.broadcastable[:lead]):
+            return None
+        value = value.dimshuffle(*range(lead, value.type.ndim))
+    return pt.alloc(value, *sizes[rank:]) if len(sizes) > rank else value
+
+
+def steps_of_batch(
+    n_steps: Variable, others: Sequence[Variable], title: str
+) -> tuple[Variable, Known]:
+    """Return the number of steps of all loops of a batch.
+
+    Parameters
+    ----------
+    n_steps : Variable
+        The number of steps of each loop.
+    others : sequence of Variable
+        Other inputs with all axes of the batch: there must be a number for each.
+    title : str
+        How messages name the loop.
+
+    Returns
+    -------
+    steps : Variable
+        The one number of all loops; where it is not known to be one, they are compared when the
+        loop runs. A batch of no loops takes no steps then.
+    known : mapping of Variable to Variable
+        For `common`: the batch of numbers, and that one.
+    """
+    rank = n_steps.type.ndim
+    steps = common(n_steps, rank)
+    if steps is None:
+        # A zero more, so that there is a number where there is no loop.
+        found = pt.concatenate([n_steps.ravel(), pt.zeros((1,), dtype=n_steps.type.dtype)])[0]
+        same = [pt.all(pt.eq(n_steps, found))]
+        for other in others:
+            for axis in range(rank):
+                if not (n_steps.type.broadcastable[axis] or other.type.broadcastable[axis]):
+                    same.append(pt.eq(n_steps.shape[axis], other.shape[axis]))
+        steps = CheckAndRaise(StepCountError, f"{title}: {DIFFERENT_STEPS}")(found, *same)
+    return steps, {n_steps: steps}
+
+
+def cut_together(variable: Variable, rank: int, known: Known) -> Variable:
+    """Return a batch of slices whose ends are the same for all members as one slice.
+
+    `vectorize_graph` makes a slice for each member of the batch where the ends are a batch of
+    numbers.
+    """
+    node = variable.owner
+    if not rank or node is None or not isinstance(node.op, Blockwise):
+        return variable
+    core: Any = node.op.core_op
+    source, *ends = node.inputs
+    if not isinstance(core, Subtensor) or source.type.ndim <= rank:
+        return variable
+    if node.op.batch_ndim(node) != rank or not is_tensor(source):
+        return variable
+    numbers = [common(end, end.type.ndim, known) for end in ends]
+    if None in numbers:
+        return variable
+    lead = (slice(None),) * rank
+    return source[(*lead, *indices_from_subtensor(numbers, core.idx_list))]
