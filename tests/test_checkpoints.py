@@ -526,6 +526,7 @@ def test_too_small_a_budget(python_kernels):
         (-3, ValueError),
         (True, TypeError),
         (2.5, TypeError),
+        (np.array([4, 2]), TypeError),
         ("cube", ValueError),
         ((), ValueError),
         ((3, 3), ValueError),
