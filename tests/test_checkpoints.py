@@ -394,6 +394,32 @@ def test_simplification_off(python_kernels):
     close(actual, evaluate(pytensor.grad(plain, [h, w]), values, PLAIN))
 
 
+@pytest.mark.parametrize("checkpoint", [3, (4, 2), scanlib.Levels(3)], ids=str)
+def test_batches_of_sequences(checkpoint, python_kernels):
+    """Numbers of segments follow from the lengths of sequences, which a batch has in common."""
+    x, h = pt.vector("x"), pt.scalar("h")
+    trace, _ = scanlib.scan(lambda x, h: pt.tanh(0.5 * h + x), x, h, checkpoint=checkpoint)
+    gradients = pytensor.grad(pt.sum(trace**2), [x, h])
+    batch = pt.matrix("batch")
+    together = pytensor.function([batch, h], vectorize_graph(gradients, {x: batch}), mode=PLAIN)
+    one = pytensor.function([x, h], gradients, mode=PLAIN)
+    for steps in (1, 8, 11):
+        values = rng.normal(size=(3, steps))
+        rows = zip(values, *together(values, 0.3), strict=True)
+        for value, *batched in rows:
+            close(batched, one(value, 0.3))
+
+
+def test_batches_that_end_early_are_refused():
+    start = pt.scalar("start")
+    trace, _ = scanlib.scan(
+        lambda h: (h * h, scanlib.until(h > 9)), outputs_info=start, n_steps=20, checkpoint=3
+    )
+    gradient = pytensor.grad(trace[-1], start)
+    with pytest.raises(NotImplementedError, match="different numbers of steps"):
+        vectorize_graph(gradient, {start: pt.vector("starts")})
+
+
 def test_batches_and_forward_mode(python_kernels):
     h, w = pt.dvector("h"), pt.dvector("w")
     batch = pt.dmatrix("batch")
@@ -500,6 +526,7 @@ def test_too_small_a_budget(python_kernels):
         (-3, ValueError),
         (True, TypeError),
         (2.5, TypeError),
+        (np.array([4, 2]), TypeError),
         ("cube", ValueError),
         ((), ValueError),
         ((3, 3), ValueError),

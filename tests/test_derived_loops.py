@@ -7,6 +7,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.gradient import NullTypeGradError, pushforward
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors
+from pytensor.scan.utils import until
+from pytensor.tensor.random.op import RNGConsumerOp
 
 import scanlib
 from tests.checks import assert_derivatives, evaluate
@@ -16,6 +20,7 @@ from tests.derivatives import (
     random_directions,
     second_directional_derivative,
 )
+from tests.modes import MODES
 from tests.reference import reference_scan
 
 
@@ -288,6 +293,45 @@ class TestRandomDraws:
             level = 0.5 * level + row
             total += generator.normal(level, 1.0)
         np.testing.assert_allclose(gradient, total, rtol=1e-12)
+
+    @pytest.mark.parametrize("given", ["state", "update"])
+    def test_a_loop_says_where_it_leaves_its_generators(self, given):
+        """So that PyMC finds the updates of a graph's draws, in a batch as well."""
+        rng, h0, a = pytensor.shared(np.random.default_rng(5)), pt.scalar("h0"), pt.scalar("a")
+
+        def step(h, rng=rng):
+            next_rng, z = pt.random.normal(rng=rng).owner.outputs
+            return h + a * z, {rng: next_rng} if given == "update" else next_rng
+
+        info = [h0] if given == "update" else [h0, rng]
+        h, updates = scanlib.scan(step, outputs_info=info, n_steps=5)
+        h, last = (h, updates[rng]) if given == "update" else h
+        assert isinstance(last.owner.op, RNGConsumerOp)
+        assert last.owner.op.update(last.owner) == {rng: last}
+        _, moved = vectorize_graph([h, last], {a: pt.vector("as")})
+        assert moved.owner.op.update(moved.owner) == {rng: moved}
+        plain = tanh_loop(pt.vector("x"), pt.scalar("h0"), a).owner.inputs[0].owner
+        assert not isinstance(plain.op, RNGConsumerOp)
+        (gradient,) = pytensor.grad(pt.sum(h), [a])
+        loops = [v.owner.op for v in ancestors([gradient]) if v.owner and "Scan" in str(v.owner.op)]
+        assert any(not isinstance(op, RNGConsumerOp) for op in loops)
+
+    @pytest.mark.parametrize("linker", ["numba", "py"])
+    def test_generators_move_as_in_loops_of_pytensor(self, linker):
+        """A condition reads the draws, so they are drawn, though no result is read."""
+        ends = []
+        for scan in (scanlib.scan, pytensor.scan):
+            rng = pytensor.shared(np.random.default_rng(5))
+
+            def step(h, rng):
+                next_rng, z = pt.random.uniform(rng=rng).owner.outputs
+                return [h + z, next_rng], until(h + z > 3)
+
+            initial = pt.constant(0.0, dtype="float64")
+            _, last = scan(step, outputs_info=[initial, rng], n_steps=30, return_updates=False)
+            pytensor.function([], [], updates={rng: last}, mode=MODES[linker])()
+            ends.append(rng.get_value().uniform())
+        assert ends[0] == ends[1] != np.random.default_rng(5).uniform()
 
     def test_undefined_gradients_stay_where_they_are(self, fast_mode):
         """A draw has no derivative by its mean; what does not reach the mean has one."""

@@ -87,6 +87,21 @@ def test_values_are_those_of_the_nodes_one_by_one(functions, k):
     assert not any(np.shares_memory(mine, value) for mine in one for value in values)
 
 
+def test_batches_of_functions_of_one_array():
+    """Whose kind of node is that of a batch of index reads, which have two inputs."""
+    matrices = pt.dtensor3("matrices")
+    lower = pt.linalg.cholesky(matrices)
+    last = accumulated(lower[:, 1, 1])[-1]
+    f = pytensor.function([matrices], [lower, pt.linalg.inv(matrices), last], mode="NUMBA")
+    values = np.stack([[[k, 0.2], [0.2, k + 1]] for k in (1.0, 4.0, 9.0)])
+    wanted = np.linalg.cholesky(values)
+    h = 0.5
+    for x in wanted[:, 1, 1]:
+        h = 0.9 * h + x
+    for mine, expected in zip(f(values), [wanted, np.linalg.inv(values), h], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-12)
+
+
 def test_failed_assertion_is_raised(functions):
     values = around_values()
     values[2] = np.array(0)

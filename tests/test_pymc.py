@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 import pytest
 
 import scanlib
@@ -63,6 +64,32 @@ def test_draws(build):
     assert set(plain) == set(adopted)
     for name, values in plain.items():
         np.testing.assert_allclose(adopted[name], values, rtol=1e-10, atol=1e-12)
+
+
+def test_draws_of_a_loop_of_scanlibs():
+    """PyMC finds where the loop leaves its generators: each call draws anew, from its seed."""
+
+    def dist(scan):
+        def step(level, rho):
+            level = pm.Normal.dist(rho * level, 1.0)
+            return level, pm.pytensorf.collect_default_updates([level])
+
+        def walk(rho, size):
+            levels, _ = scan(step, outputs_info=[pt.zeros(())], non_sequences=[rho], n_steps=5)
+            return levels
+
+        return walk
+
+    drawn = []
+    for scan in (scanlib.scan, pytensor.scan):
+        with pm.Model():
+            rho = pm.Normal("rho", 0, 0.5)
+            pm.CustomDist("level", rho, dist=dist(scan), shape=(5,))
+            prior = pm.sample_prior_predictive(draws=3, random_seed=1)["prior"]
+        assert np.unique(prior["level"]).size == 15
+        drawn.append(prior)
+    for name in ("rho", "level"):
+        np.testing.assert_allclose(drawn[0][name], drawn[1][name], rtol=1e-12)
 
 
 def test_sampling_on_two_processes():

@@ -77,6 +77,16 @@ class TestOtherTypes:
             expected.append(0.5 * value.toarray() @ expected[-1])
         np.testing.assert_allclose(got, expected, rtol=1e-12)
 
+    def test_sparse_state(self, python_kernels, fast_mode):
+        """It has no history, so its last value is what the loop returns, and what `reduce` does."""
+        x, M = pt.vector("x"), pytensor.sparse.csr_matrix("M")
+        with pytest.warns(UserWarning, match="only its last value"):
+            last = scanlib.reduce(lambda x, M: M * x, x, M, return_updates=False)
+        f = pytensor.function([x, M], last, mode=fast_mode)
+        start = scipy.sparse.csr_matrix(np.eye(3))
+        np.testing.assert_array_equal(f([2.0, 3.0], start).toarray(), 6 * np.eye(3))
+        np.testing.assert_array_equal(start.toarray(), np.eye(3))
+
     @pytest.mark.parametrize("wrt", ["dense", "sparse"])
     def test_gradients_with_a_sparse_matrix(self, fast_mode, wrt):
         m, x = pytensor.sparse.csr_matrix("m"), pt.matrix("x")

@@ -27,10 +27,10 @@ def read_checkpoint(checkpoint: Any) -> Schedule | None:
     TypeError, ValueError
         If it is nothing that can be asked for.
     """
-    if checkpoint is None or checkpoint == Levels(1):
+    if checkpoint is None:
         return None
     if isinstance(checkpoint, Schedule):
-        return checkpoint
+        return None if checkpoint == Levels(1) else checkpoint
     if isinstance(checkpoint, str):
         if checkpoint != "sqrt":
             raise ValueError(f"{_EXPECTED}, got {checkpoint!r}")

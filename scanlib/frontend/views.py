@@ -9,6 +9,7 @@ from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import as_list
 from scanlib.frontend.scan import scan
+from scanlib.ops.graph import is_tensor
 
 
 def map(
@@ -123,7 +124,7 @@ def reduce(
 def _last(output: Any) -> Any:
     """Return the last row; carries that are no tensors are final values already, no output stays
     None."""
-    return output[-1] if output is not None and hasattr(output.type, "ndim") else output
+    return output[-1] if output is not None and is_tensor(output) else output
 
 
 def foldl(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor.random.type import RandomType
 
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.graph import conform, substitute
@@ -259,11 +260,12 @@ class Loop:
 
     def apply(self) -> Results:
         """Freeze the body and apply the loop to its outer variables."""
-        from scanlib.ops.scan import Scan
+        from scanlib.ops.scan import RandomScan, Scan
 
         self.conform_body()
-        signature = self.signature()
-        op = Scan(
+        signature, inputs = self.signature(), self.outer_inputs()
+        kind = RandomScan if any(isinstance(v.type, RandomType) for v in inputs) else Scan
+        op = kind(
             signature,
             freeze_graph(self.body_inputs(), self.body_outputs()),
             truncate_gradient=self.truncate_gradient,
@@ -272,6 +274,6 @@ class Loop:
             checkpoint=self.checkpoint,
             recompute=self.recompute,
         )
-        node = op.make_node(*self.outer_inputs())
+        node = op.make_node(*inputs)
         parts = signature.split_outputs(node.outputs)
         return Results(parts.histories, parts.carries, parts.outputs, node)

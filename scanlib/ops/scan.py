@@ -20,6 +20,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.type import Type
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
@@ -241,6 +243,34 @@ class Scan(HasFrozenBody, Op):
         tangents: Sequence[Variable],
     ) -> list[Variable]:
         return gradient.pushforward(self, inputs, outputs, tangents)
+
+
+class RandomScan(Scan, RNGConsumerOp):
+    """A loop that is given random generators, and says where it leaves them.
+
+    Code that has every call of a function draw new numbers, such as PyMC's, asks the Ops that take
+    generators how these go on. A generator whose Op does not say stays where it is, and every call
+    draws the same.
+    """
+
+    def update(self, node: Apply) -> dict[Variable, Variable]:
+        """Return where the loop leaves each generator that its steps advance."""
+        first = self.signature.split_inputs(node.inputs).carries
+        last = self.signature.split_outputs(node.outputs).carries
+        pairs = zip(first, last, strict=True)
+        return _Updates({old: new for old, new in pairs if isinstance(old.type, RandomType)})
+
+
+class _Updates(dict):
+    """Where generators are left; false.
+
+    A rewrite of PyTensor's takes out draws that nobody reads, and with them the steps of their
+    generators. It leaves Ops without updates alone, loops of PyTensor's among them, and so it does
+    scanlib's: adopted or not, a loop draws the same numbers.
+    """
+
+    def __bool__(self) -> bool:
+        return False
 
 
 def stacked(type: Type, rows: int | None) -> TensorType:

@@ -25,6 +25,8 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
 from scanlib.ops.errors import SequenceLengthError
@@ -320,13 +322,31 @@ class PlacedStarts(Op):
         return out
 
 
+def _common(size: Variable) -> Variable:
+    """Return the one size that all members of a batch have.
+
+    `vectorize_graph` makes a batch of the shape of a batch, whose items are all the same.
+    """
+    if not size.type.ndim:
+        return size
+    above = ancestors([size])
+    shapes = [v for v in above if v.owner is not None and isinstance(v.owner.op, Shape | Shape_i)]
+    values = [v for v in ancestors([size], blockers=shapes) if v.owner is None]
+    if any(value.type.ndim for value in values):
+        raise NotImplementedError(
+            "a batch of gradients of a checkpointed loop whose members take different numbers of "
+            "steps; leave out `checkpoint`, or take the gradient of the batch"
+        )
+    return size[(0,) * size.type.ndim]
+
+
 @_vectorize_node.register(SplitRows)
 @_vectorize_node.register(SegmentStarts)
 def vectorize_rows(op: Op, node: Apply, batched: Variable, *sizes: Variable) -> list[Variable]:
     """Cut a batch of arrays; the batch stands behind time meanwhile."""
     rank = batched.type.ndim - node.inputs[0].type.ndim
     timed = pt.moveaxis(batched, tuple(range(rank)), tuple(range(1, rank + 1)))
-    cut = op(timed, *sizes)
+    cut = op(timed, *map(_common, sizes))
     return [pt.moveaxis(cut, tuple(range(2, rank + 2)), tuple(range(rank)))]
 
 
@@ -336,7 +356,8 @@ def vectorize_merged(op: Op, node: Apply, batched: Variable, *sizes: Variable) -
     """Put the segments of a batch of arrays together."""
     rank = batched.type.ndim - node.inputs[0].type.ndim
     timed = pt.moveaxis(batched, tuple(range(rank)), tuple(range(2, rank + 2)))
-    return [pt.moveaxis(op(timed, *sizes), tuple(range(1, rank + 1)), tuple(range(rank)))]
+    merged = op(timed, *map(_common, sizes))
+    return [pt.moveaxis(merged, tuple(range(1, rank + 1)), tuple(range(rank)))]
 
 
 @_vectorize_node.register(JoinRows)

@@ -151,11 +151,14 @@ class GatherEmitter(PlaceEmitter):
         """Write a read of the items of each vector of a batch."""
         (inner,) = op.fgraph.apply_nodes
         core, out = inner.op.core_op, node.outputs[0]
-        x, index, *others = node.inputs[: len(inner.inputs)]
         lead = inner.op.batch_ndim(inner)
         plain = isinstance(core, AdvancedSubtensor) and list(core.idx_list) == [0]
+        if not plain or len(inner.inputs) != 2 or node.inputs[0].type.ndim != lead + 1:
+            self._call(op, node)
+            return
+        x, index = node.inputs[:2]
         known = broadcast([x.type.shape[:-1], index.type.shape[:lead]])
-        if not plain or others or x.type.ndim != lead + 1 or known is None:
+        if known is None:
             self._call(op, node)
             return
         array, indices = self.array(x), self.array(index)
