@@ -1,5 +1,7 @@
 """The CUDA kernels, run on the CPU: every schedule against the plain loop."""
 
+import ctypes
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -8,9 +10,10 @@ from hypothesis import given
 
 import scanlib
 from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.printer import template
 from scanlib.ops.c_code import NoCCodeError
 from tests.c_loops import compiled as compiled_c
-from tests.cuda_device import emulated, forced, walked_again
+from tests.cuda_device import emulated, forced, host_library, walked_again
 from tests.families import FAMILIES, assert_close, both
 from tests.test_extreme_values import assert_same_kind, loops_of, plain_affine
 
@@ -164,6 +167,35 @@ def test_half_precision_is_kept_in_memory_only(device):
         actual = function(a, b, np.zeros(3, "float16"))
         assert actual.dtype == "float16"
         np.testing.assert_allclose(actual.astype("f8"), wanted.astype("f8"), rtol=2e-3, atol=1e-3)
+
+
+def test_every_number_of_half_precision():
+    """They are read and written as NumPy does, and so are numbers between them."""
+    source = """
+    extern "C" void widen(const npy_uint16 *bits, float *values, int n) {
+      for (int i = 0; i < n; i++) values[i] = scanlib_widened(bits[i]);
+    }
+    extern "C" void narrow(const float *values, npy_uint16 *bits, int n) {
+      for (int i = 0; i < n; i++) bits[i] = scanlib_narrowed(values[i]);
+    }
+    """
+    library = ctypes.CDLL(
+        str(host_library("#define SCANLIB_THREADS 1\n" + template("device") + source))
+    )
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    values, halves = np.empty(bits.size, np.float32), bits.view(np.float16)
+    library.widen(bits.ctypes, values.ctypes, bits.size)
+    np.testing.assert_array_equal(values, halves.astype(np.float32))
+    rng = np.random.default_rng(0)
+    numbers = np.concatenate([values, values * rng.uniform(0.999, 1.001, bits.size)])
+    numbers = numbers.astype(np.float32)
+    found = np.empty(numbers.size, np.uint16)
+    library.narrow(numbers.ctypes, found.ctypes, numbers.size)
+    with np.errstate(over="ignore"):
+        wanted = numbers.astype(np.float16)
+    number = ~np.isnan(wanted)
+    np.testing.assert_array_equal(found[number], wanted.view(np.uint16)[number])
+    assert np.isnan(found.view(np.float16)[~number]).all()
 
 
 @pytest.mark.parametrize("kind", ["rows", "chunks", "one-chunked-row", "look-back"])

@@ -119,6 +119,7 @@ SCANLIB_DEVICE npy_uint16 scanlib_narrowed(float value) {
   const npy_uint16 sign = std::signbit(value) ? 0x8000 : 0;
   if (value != value) return sign | 0x7e00;
   const float size = fabsf(value);
+  if (size == 0) return sign;
   if (size >= 65520.0f) return sign | 0x7c00;
   int exponent;
   frexpf(size, &exponent);

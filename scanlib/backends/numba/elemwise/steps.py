@@ -30,7 +30,7 @@ from scanlib.backends.numba.elemwise.bounds import (
 from scanlib.backends.numba.pointers import keep, load, pointer, shift
 from scanlib.backends.numba.vectors import as_words
 
-VERSION = 21
+VERSION = 22
 
 OPTIONS = {
     "error_model": "numpy",
