@@ -59,6 +59,17 @@ else:
     )
 
 
+def split_axis(node: Apply) -> int | None:
+    """Return the axis along which a `Split` cuts an array, None if it is not known.
+
+    Later releases made it a property of the Op; in 3.0.x it is an input.
+    """
+    axis = getattr(node.op, "axis", None)
+    if axis is None and isinstance(node.inputs[1], Constant):
+        axis = node.inputs[1].data
+    return None if axis is None else int(axis)
+
+
 def freeze_graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> FrozenFunctionGraph:
     """Return the immutable, hashable graph from `inputs` to `outputs`.
 

@@ -46,7 +46,7 @@ FIRST_SIZE: dict[type, int] = {
     Reshape: 1,
     SegmentStarts: 1,
     SpecifyShape: 1,
-    Split: 2,
+    Split: 1,
     SplitRows: 1,
 }
 # What makes another number of numbers, or puts them side by side.

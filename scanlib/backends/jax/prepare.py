@@ -33,7 +33,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import freeze_graph
+from scanlib._compat import freeze_graph, split_axis
 from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.known_inputs import needs_value
 from scanlib.backends.jax.rows import KNOWN, OnRows
@@ -154,14 +154,13 @@ def _make_ranges(fgraph: FunctionGraph) -> None:
 def _make_splits(fgraph: FunctionGraph) -> None:
     """Have arrays cut into parts of known sizes; PyTensor's rule takes constants alone."""
     for node in fgraph.toposort():
-        if not isinstance(node.op, Split) or not isinstance(node.inputs[1], Constant):
-            continue
-        array, axis, sizes = node.inputs
-        if sizes.owner is None or not isinstance(sizes.owner.op, MakeVector):
+        axis = split_axis(node) if isinstance(node.op, Split) else None
+        array, sizes = node.inputs[0], node.inputs[-1]
+        if axis is None or sizes.owner is None or not isinstance(sizes.owner.op, MakeVector):
             continue
         numbers = list(map(_unchecked, sizes.owner.inputs))
         if all(isinstance(n, Constant) or _is_static(n) for n in numbers):
-            new = StaticSplit(int(axis.data) % array.type.ndim).make_node(array, *numbers)
+            new = StaticSplit(axis % array.type.ndim).make_node(array, *numbers)
             pairs = zip(node.outputs, new.outputs, strict=True)
             fgraph.replace_all(
                 [(old, old.type.filter_variable(out)) for old, out in pairs], reason=REASON
