@@ -372,3 +372,20 @@ def test_places_outside_of_an_array_are_an_error(name, mode):
     for place in (N, -N - 1):
         with pytest.raises(IndexError):
             function(values[0], [0, place, 1], values[1])
+
+
+@pytest.mark.parametrize("open_size", ["-1", "flatten", "symbolic"])
+def test_rows_in_another_shape_of_no_steps(open_size, python_kernels, fast_mode):
+    """An array without rows does not tell what -1 stands for; the sizes of a row do."""
+    x, n = pt.matrix("x"), pt.lscalar("n")
+    step = {
+        "-1": lambda x, n: pt.exp(x.reshape((-1, 2))),
+        "flatten": lambda x, n: pt.outer(x, x).flatten(),
+        "symbolic": lambda x, n: pt.cumsum(x.reshape((n, 3)), axis=1),
+    }[open_size]
+    rows = scanlib.scan(step, x, non_sequences=n, return_updates=False)
+    f = pytensor.function([x, n], rows, mode=fast_mode, on_unused_input="ignore")
+    row = {"-1": (3, 2), "flatten": (36,), "symbolic": (2, 3)}[open_size]
+    for size in (-1, 2):
+        for steps in (0, 1, 2):
+            assert f(np.ones((steps, 6)), size).shape == (steps, *row)

@@ -7,6 +7,7 @@ in a step                   for all steps
 ``solve(A, b_t)``           one solve with `T` right sides, ``solve(A, Bᵀ)ᵀ``
 ``check(x_t, condition_t)`` one check that every step's condition holds
 ``x_t @ y_t`` in a batch    a product with one more batch axis
+``x_t.reshape((-1, 2))``    one reshape; what -1 stands for follows from the sizes of a row
 ==========================  =======================================================
 
 All of them give a result of zero rows for zero steps.
@@ -15,14 +16,17 @@ All of them give a result of zero rows for zero steps.
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.shape import Reshape
 
 from scanlib._compat import INDEX_READS
+from scanlib.ops.graph import constant_integer
 from scanlib.rewrites.split_cost import core
 
 Value = tuple[Variable, bool]
@@ -47,6 +51,8 @@ def batched(node: Apply, inputs: list[Value]) -> Variable | None:
         return values[0][values[1]] if varies == [False, True] and len(values) == 2 else None
     if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
         return _solve(op, *values)
+    if isinstance(op, Reshape) and varies == [True, False]:
+        return _reshape(node, *values)
     return None
 
 
@@ -68,6 +74,21 @@ def _solve(op: SolveBase, matrix: Variable, right: Variable) -> Variable:
     steps, size, columns = right.shape
     joined = right.dimshuffle(1, 0, 2).reshape((size, steps * columns))
     return many(matrix, joined).reshape((size, steps, columns)).dimshuffle(1, 0, 2)
+
+
+def _reshape(node: Apply, rows: Variable, shape: Variable) -> Variable:
+    """Return rows in another shape, no rows as well: nothing could tell then what -1 is."""
+    known = node.outputs[0].type.shape
+    given = [shape[i] if size is None else size for i, size in enumerate(known)]
+    sizes = [rows.shape[axis] for axis in range(1, rows.type.ndim)]
+    rest = prod(sizes) // pt.maximum(pt.abs(prod(given)), 1)
+    full = []
+    for size, static in zip(given, known, strict=True):
+        if static is None:
+            is_open = constant_integer(size) == -1
+            size = rest if is_open else pt.switch(pt.lt(size, 0), rest, size)
+        full.append(size)
+    return rows.reshape((rows.shape[0], *full))
 
 
 def elementwise_region(
