@@ -25,10 +25,9 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
+from scanlib.ops.common_steps import common
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import constant_integer
 
@@ -323,21 +322,14 @@ class PlacedStarts(Op):
 
 
 def _common(size: Variable) -> Variable:
-    """Return the one size that all members of a batch have.
-
-    `vectorize_graph` makes a batch of the shape of a batch, whose items are all the same.
-    """
-    if not size.type.ndim:
-        return size
-    above = ancestors([size])
-    shapes = [v for v in above if v.owner is not None and isinstance(v.owner.op, Shape | Shape_i)]
-    values = [v for v in ancestors([size], blockers=shapes) if v.owner is None]
-    if any(value.type.ndim for value in values):
+    """Return the one size that all members of a batch have."""
+    found = common(size, size.type.ndim)
+    if found is None:
         raise NotImplementedError(
             "a batch of gradients of a checkpointed loop whose members take different numbers of "
             "steps; leave out `checkpoint`, or take the gradient of the batch"
         )
-    return size[(0,) * size.type.ndim]
+    return found
 
 
 @_vectorize_node.register(SplitRows)

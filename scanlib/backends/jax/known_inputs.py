@@ -51,8 +51,8 @@ FIRST_SIZE: dict[type, int] = {
 # What makes another number of numbers, or puts them side by side.
 ARITHMETIC = (CheckAndRaise, Elemwise, ScalarFromTensor, TensorFromScalar)
 JOINED = (DimShuffle, MakeVector)
-# What reads a number as data, wherever it stands.
-READS_DATA = (CAReduce, Dot, Elemwise, IncSubtensor, Output, Subtensor)
+# What reads a number as data, of the Ops that have no size among their inputs.
+READS_DATA = (CAReduce, Dot, Elemwise, Output)
 
 
 def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = False) -> bool:
@@ -72,7 +72,7 @@ def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = Fal
         for client, position in fgraph.clients.get(value, ()):
             found = _reads_size(client, position)
             if found is None:
-                found = otherwise and not _reads_data(client, position)
+                found = otherwise and not (isinstance(client.op, READS_DATA) or _hands_on(client))
             if found:
                 return True
             if client in visited or isinstance(client.op, Output):
@@ -89,16 +89,6 @@ def _hands_on(client: Apply) -> bool:
         return all(out.type.ndim == 1 for out in client.outputs)
     is_number = all(getattr(out.type, "ndim", 0) == 0 for out in client.outputs)
     return isinstance(client.op, ARITHMETIC) and is_number
-
-
-def _reads_data(client: Apply, position: int) -> bool:
-    """Whether a node that reads no size there is known to read data."""
-    op = client.op
-    if isinstance(op, Scan | ElemwiseScan | LinearScan | OpFromGraph | Split):
-        return True
-    if type(op) in FIRST_SIZE:
-        return True
-    return isinstance(op, READS_DATA) or _hands_on(client)
 
 
 def _reads_size(client: Apply, position: int) -> bool | None:
