@@ -3,7 +3,8 @@
 ``python -m benchmarks.linkers`` prints times and ratios of ``h = a h + b`` in single and double
 precision: scanlib's loop, compiled with ``mode="JAX"``, beside ``lax.scan`` and
 ``lax.associative_scan`` under ``jit``; and with ``mode="PYTORCH"``, beside torch's associative
-scan, as it is and compiled. NumPy's ``a + b``, into fresh memory, reads and writes the same bytes.
+scan, as it is and compiled. ``a + b`` of NumPy and of JAX, into fresh memory, reads and writes the
+same bytes.
 All of one package take turns. `benchmarks.gpu` is for GPUs.
 """
 
@@ -25,6 +26,7 @@ from benchmarks.timing import median, paired_ratio, take_turns
 STEPS, CHANNELS = 262_144, 16
 DTYPES = ("float32", "float64")
 OWN = "scanlib"
+SUM = "moving the bytes: JAX's a + b"
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -73,8 +75,12 @@ def in_jax(dtype: str, values: Sequence[np.ndarray]) -> Calls:
     def call(function: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: jax.block_until_ready(function(*given))
 
+    @jax.jit
+    def add(a: Any, b: Any, start: Any) -> Any:
+        return a + b
+
     functions: dict[str, Callable[..., Any]]
-    functions = {OWN: own, "lax.scan": sequential, "lax.associative_scan": parallel}
+    functions = {OWN: own, "lax.scan": sequential, "lax.associative_scan": parallel, SUM: add}
     return {name: call(function) for name, function in functions.items()}
 
 
@@ -106,7 +112,8 @@ def compare(package: str, dtype: str, steps: int, channels: int) -> None:
     """Check and time the loops of one package, and print a line for each."""
     values = arrays(dtype, steps, channels)
     calls = PACKAGES[package](dtype, values)
-    first, *others = (np.asarray(_one(call())) for call in calls.values())
+    loops = [call for name, call in calls.items() if name != SUM]
+    first, *others = (np.asarray(_one(call())) for call in loops)
     for other in others:
         np.testing.assert_allclose(first, other, rtol=1e-3, atol=1e-3)
     calls["moving the bytes: NumPy's a + b"] = lambda: np.add(*values[:2])
