@@ -1,10 +1,10 @@
 """Memory and time of gradients with and without checkpoints, against ``pytensor.scan``.
 
-``python -m benchmarks.memory`` measures 10,000 steps of a state of 1,000 numbers, Euler's method for
-``h' = tanh(w h + 0.1)``, alone and with a small matrix product; the cost reads the last row. (A step
-moves the state little, so that gradients neither vanish nor turn into subnormal numbers, with which
-some processors take a hundred times as long.) Every memory is taken in a process of its own: the
-peak of a call above what the process held before it, with the function compiled and called once.
+``python -m benchmarks.memory`` measures 10,000 steps of a state of 1,000 numbers, Euler's method
+for ``h' = tanh(w h + 0.1)``, alone and with a small matrix product; the cost reads the last row. (A
+step moves the state little, so that gradients neither vanish nor turn into subnormal numbers, with
+which some processors take a hundred times as long.) Every memory is taken in a process of its own:
+the peak of a call above what the process held before, with the function compiled and called once.
 Times are medians of calls that take turns in one process.
 
 ``--plot FILE`` draws how memory and time of the schedules grow with the number of steps.

@@ -129,7 +129,7 @@ class LoopPrinter:
     def write_struct(self) -> None:
         line = self.source.line
         with self.source.block(f"struct {NODE}_data"):
-            line("npy_intp steps, taken, capacity;")
+            line(f"npy_intp {', '.join(['steps', 'taken', 'capacity', *self.fields()])};")
             if self.n_loops:
                 line(f"npy_intp size[{self.n_loops}], low[{self.n_loops}], high[{self.n_loops}];")
             for name, *_ in self.arrays():
@@ -142,6 +142,10 @@ class LoopPrinter:
             for name in self.grown():
                 line(f"PyArrayObject **{name};")
         self.source.lines[-1] += ";"
+
+    def fields(self) -> list[str]:
+        """Return the numbers that steps of this schedule need besides."""
+        return []
 
     def measured(self) -> list[str]:
         """Return the inputs whose lengths the steps need: they index them."""

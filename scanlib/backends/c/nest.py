@@ -17,6 +17,7 @@ from __future__ import annotations
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
+from scanlib.backends.c import fetching
 from scanlib.backends.c.base import REGISTER_DEPTH
 from scanlib.backends.c.channels import ChannelsPrinter
 from scanlib.backends.c.positions import PositionalCode, Row
@@ -141,6 +142,7 @@ class NestPrinter(ChannelsPrinter):
     def write_step(self) -> None:
         line = self.source.line
         self.write_rows()
+        fetching.write_fetches(self)
         for target in self.plan.targets:
             if target.kind == "output" and target.reduced and target.total is None:
                 self.write_clear(target)
@@ -349,5 +351,10 @@ class NestPrinter(ChannelsPrinter):
             base = strides = f"c{self.inner.carries.index(variable)}"
         return Row(base, f"data.{strides}_s", f"data.{array}_d", lead)
 
+    def fields(self) -> list[str]:
+        rows = [f"{name}_row_bytes" for name, _ in fetching.streams(self)]
+        return ["ahead", "part", "parts", *rows]
+
     def write_start(self) -> None:
+        fetching.write_rows_ahead(self)
         write_slices(self)

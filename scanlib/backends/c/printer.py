@@ -7,6 +7,7 @@ from pytensor.configdefaults import config
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.block import BlockPrinter, fits_blocks
 from scanlib.backends.c.chunks import COMPOSE, ChunkPrinter
+from scanlib.backends.c.fetching import FETCHING
 from scanlib.backends.c.helpers import HELPERS, THREADS
 from scanlib.backends.c.kernels import KERNELS
 from scanlib.backends.c.log_kernels import LOG_KERNELS
@@ -17,7 +18,7 @@ from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.parts import can_chunk
 
-VERSION = 24  # of everything in this folder that changes the code
+VERSION = 25  # of everything in this folder that changes the code
 THREADS_VERSION = 2  # of what changes code for several threads alone
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 # Choices between values are no branches, though comparing NaN may raise a floating-point flag.
@@ -62,6 +63,8 @@ def print_loop(op: ElemwiseScan) -> CCode:
         own += (THREADS_VERSION, threads, *sizes)
     versions = printer.scalars.version()
     helpers = [HELPERS, *([THREADS] if threads > 1 else []), *printer.scalars.support_code()]
+    if isinstance(printer, NestPrinter):
+        helpers.append(FETCHING)
     if isinstance(printer, BlockPrinter | WidthPrinter):
         has_logs = any(recurrence.family == "log-affine" for recurrence in op.recurrences)
         helpers += [KERNELS, *([LOG_KERNELS] if has_logs else [])]

@@ -137,6 +137,7 @@ def _write_threads(printer: ChannelsPrinter, merge: bool) -> None:
             line(f"memset({name}_own.data, 0, (slices - 1) * {name}_bytes);")
         with block("const auto walk = [&](npy_intp k)"):
             line(f"{NODE}_data own = data;")
+            line("own.part = k, own.parts = slices;")
             cut = [number for number, axis in enumerate(axes) if axis == 0]
             if merge and printer.layout.ndim == 2:
                 # Merged loops over the first axis have length one.

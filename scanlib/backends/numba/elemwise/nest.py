@@ -14,6 +14,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
+from scanlib.backends.numba.elemwise.fetching import fetch_row, rows_ahead
 from scanlib.backends.numba.elemwise.positions import PositionalCode
 from scanlib.backends.numba.loop import FIRST_CAPACITY
 from scanlib.ops.channels import Target
@@ -29,6 +30,7 @@ class NestWriter(ElemwiseWriter):
         self.source.object("contiguous", contiguous)
         self.positional = PositionalCode(self.source, self.emitter, self.messages, self.source_of)
         self.indices: list[str] = []
+        self.streams: list[str] = []  # arrays that are walked a row at each step
 
     # Storage
 
@@ -56,6 +58,27 @@ class NestWriter(ElemwiseWriter):
             sizes = ", ".join(["capacity", *row])
             line(f"z{i} = new_array({self.emitter._dtype(target.value)}, {sizes})")
             line(f"advise(z{i})")
+        self.write_rows_ahead()
+
+    def write_rows_ahead(self) -> None:
+        """Write how many rows ahead the arrays are asked for that have one for each step."""
+        ends = [name for row, (name, axes) in self.parts.items() if row in self.inner.rows and axes]
+        ends += [f"h{i}" for i in range(self.signature.n_states) if self.has_latest_row(i)]
+        ends += [f"z{t.number}" for t in self.plan.targets if t.kind == "output" and t.axes]
+        self.streams = list(dict.fromkeys(ends))
+        if self.streams:
+            self.source.object("rows_ahead", rows_ahead)
+            self.source.object("fetch_row", fetch_row)
+            self.source.line(f"ahead = rows_ahead(steps, ({', '.join(self.streams)},))")
+
+    def write_fetches(self, part: str = "0", parts: str = "1") -> None:
+        """Ask for the rows that later steps read and write."""
+        if not self.streams:
+            return
+        place = "t - ahead" if self.reverse else "t + ahead"
+        with self.source.block("if ahead > 0:"):
+            for name in self.streams:
+                self.source.line(f"fetch_row({name}, {place}, {part}, {parts})")
 
     def write_state_storage(self, i: int) -> None:
         line, initial = self.source.line, self.outer.initials[i]
@@ -110,6 +133,7 @@ class NestWriter(ElemwiseWriter):
     def write_step(self) -> None:
         line = self.source.line
         line("t = steps - 1 - i" if self.reverse else "t = i")
+        self.write_fetches()
         with self.scope():
             self.place_targets()
             self.write_level(0, [], self.plan.targets)

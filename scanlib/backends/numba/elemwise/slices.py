@@ -94,6 +94,9 @@ class SliceWriter(NestWriter):
     def write_latest_row(self, i: int) -> None:
         """Each slice has a row of its own: threads that write to one cache line wait."""
 
+    def write_fetches(self, part: str = "k", parts: str = "parts") -> None:
+        super().write_fetches(part, parts)
+
     def extent(self, target: Target, axis: int) -> str:
         size = super().extent(target, axis)
         return size if axis else f"low_{size}, high_{size}"

@@ -1,0 +1,94 @@
+"""Rows that are asked for ahead: long loops over rows of every length, in numba and C."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from numba import njit
+
+import scanlib
+from scanlib.backends.numba.elemwise.fetching import LEAST_BYTES, rows_ahead
+
+MODES = ("NUMBA", "CVM")
+
+
+def compiled(mode, reverse=False, ndim=2):
+    a, b = (pt.tensor(dtype="float64", shape=(None,) * ndim) for _ in "ab")
+    h0 = pt.tensor(dtype="float64", shape=(None,) * (ndim - 1))
+    h, z = scanlib.scan(
+        lambda a, b, h: (a * h + b, pt.sqr(h)),
+        [a, b],
+        [h0, None],
+        go_backwards=reverse,
+        return_updates=False,
+    )
+    return pytensor.function([a, b, h0], [h, z], mode=mode)
+
+
+def expected(a, b, h0, reverse=False):
+    rows = reversed(range(len(a))) if reverse else range(len(a))
+    states, squares = [], []
+    for t in rows:
+        squares.append(np.square(h0))
+        h0 = a[t] * h0 + b[t]
+        states.append(h0)
+    return np.array(states), np.array(squares)
+
+
+@pytest.fixture(scope="module", params=MODES)
+def functions(request):
+    return {reverse: compiled(request.param, reverse) for reverse in (False, True)}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "channels"), [(9_000, 8), (5_003, 17), (700, 257), (130, 1_024), (99, 1_025)]
+)
+def test_long_loops_over_rows(functions, steps, channels, reverse):
+    rng = np.random.default_rng(steps)
+    a, b = rng.uniform(-0.9, 0.9, (2, steps, channels))
+    h0 = rng.normal(size=channels)
+    assert 4 * a.nbytes > LEAST_BYTES
+    results = functions[reverse](a, b, h0)
+    for result, value in zip(results, expected(a, b, h0, reverse), strict=True):
+        np.testing.assert_allclose(result, value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["gaps", "backwards", "columns", "repeated"])
+def test_rows_that_do_not_lie_side_by_side(functions, layout):
+    rng = np.random.default_rng(1)
+    a, b = rng.uniform(-0.9, 0.9, (2, 3_000, 40))
+    views = {
+        "gaps": lambda x: np.repeat(np.repeat(x, 2, axis=1), 2, axis=0)[::2, :40],
+        "backwards": lambda x: x[::-1],
+        "columns": np.asfortranarray,
+        "repeated": lambda x: np.broadcast_to(x[0], x.shape),
+    }
+    a, b = (views[layout](x) for x in (a, b))
+    h0 = rng.normal(size=40)
+    for result, value in zip(functions[False](a, b, h0), expected(a, b, h0), strict=True):
+        np.testing.assert_allclose(result, value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_threads_and_with_two_axes(mode):
+    rng = np.random.default_rng(2)
+    a, b = rng.uniform(-0.9, 0.9, (2, 1_500, 9, 20))
+    h0 = rng.normal(size=(9, 20))
+    results = []
+    for threads in (1, 2):
+        flags = {"scanlib__threads": threads, "scanlib__parallel_channels": 1_000}
+        with pytensor.config.change_flags(**flags):
+            results.append(compiled(mode, ndim=3)(a, b, h0))
+    for one, two, value in zip(*results, expected(a, b, h0), strict=True):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, value, rtol=1e-12, atol=1e-12)
+
+
+def test_how_many_rows_ahead():
+    ahead = njit(lambda steps, rows: rows_ahead(steps, (rows, rows)))
+    assert ahead(100_000, np.empty((1, 16))) == 32
+    assert ahead(100_000, np.empty((1, 1_024))) == 1
+    assert ahead(100_000, np.empty((1, 7))) == 0  # shorter than what is fetched together
+    assert ahead(100_000, np.empty((1, 1_025))) == 0  # of several pages
+    assert ahead(100, np.empty((1, 16))) == 0  # fits in a cache
