@@ -42,7 +42,7 @@ def functions(request):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
-    ("steps", "channels"), [(9_000, 8), (5_003, 17), (700, 257), (130, 1_024), (99, 1_025)]
+    "steps,channels", [(9_000, 8), (5_003, 17), (700, 257), (130, 1_024), (99, 1_025)]
 )
 def test_long_loops_over_rows(functions, steps, channels, reverse):
     rng = np.random.default_rng(steps)
