@@ -23,7 +23,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import _vectorize_node, vectorize_graph
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.common_steps import Known, cut_together, steps_of_batch
+from scanlib.ops.common_steps import Known, steps_of_batch, whole_batch
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.ran_steps import RanSteps, is_mask
@@ -93,10 +93,9 @@ class _Batcher:
                 same = [v for v, rank in zip(rest, ranks[1:], strict=True) if rank == ranks[0]]
                 self.loop.n_steps, known = steps_of_batch(self.given[0], same[:1], str(self.op))
                 self.batched_steps = True
-        self.given = [
-            cut_together(variable, rank, known) if rank else variable
-            for variable, rank in zip(self.given, ranks, strict=True)
-        ]
+        for k, (variable, rank) in enumerate(zip(self.given, ranks, strict=True)):
+            whole = whole_batch(variable, known) if rank else None
+            self.given[k] = variable if whole is None else whole
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""

@@ -3,7 +3,7 @@
 The length of an array is one number; that of a batch of arrays is, for `vectorize_graph`, a batch
 of equal numbers. A loop takes one number of steps for the whole batch. `common` finds the number
 that such a batch is made of; `steps_of_batch` compares the numbers when they are known, where it
-finds none.
+finds none. `whole_batch` makes one slice of those of all members, where their ends are the same.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import _vectorize_node
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.ops.errors import StepCountError
-from scanlib.ops.graph import is_tensor
 
 DIFFERENT_STEPS = (
     "n_steps must be the same number for every loop of a batch; for loops that differ, use the "
@@ -29,6 +29,7 @@ DIFFERENT_STEPS = (
 )
 
 Known = Mapping[Variable, Variable]
+SIZED = Alloc | IncSubtensor | Subtensor
 
 
 def common(variable: Variable, rank: int, known: Known | None = None) -> Variable | None:
@@ -126,23 +127,44 @@ def steps_of_batch(
     return steps, {n_steps: steps}
 
 
-def cut_together(variable: Variable, rank: int, known: Known) -> Variable:
-    """Return a batch of slices whose ends are the same for all members as one slice.
+def whole_batch(variable: Variable, known: Known | None = None) -> Variable | None:
+    """Return slices of a batch, or writes into them, as one of the whole batch.
 
     `vectorize_graph` makes a slice for each member of the batch where the ends are a batch of
-    numbers.
+    numbers. None if the ends may differ, or if this is no batch of slices.
     """
     node = variable.owner
-    if not rank or node is None or not isinstance(node.op, Blockwise):
-        return variable
-    core: Any = node.op.core_op
-    source, *ends = node.inputs
-    if not isinstance(core, Subtensor) or source.type.ndim <= rank:
-        return variable
-    if node.op.batch_ndim(node) != rank or not is_tensor(source):
-        return variable
-    numbers = [common(end, end.type.ndim, known) for end in ends]
-    if None in numbers:
-        return variable
-    lead = (slice(None),) * rank
-    return source[(*lead, *indices_from_subtensor(numbers, core.idx_list))]
+    if node is None or not isinstance(node.op, Blockwise):
+        return None
+    op: Any = node.op
+    rank = op.batch_ndim(node)
+    if not rank or not isinstance(op.core_op, SIZED):
+        return None
+    first = 2 if isinstance(op.core_op, IncSubtensor) else 1  # of the sizes and bounds
+    inputs, found = [], False
+    for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
+        if all(value.type.broadcastable[:rank]):
+            value = value.squeeze(tuple(range(rank)))
+        elif k >= first and not core:
+            number = common(value, value.type.ndim, known)
+            if number is None:
+                return None
+            value, found = number, True
+        inputs.append(value)
+    if not found:
+        return None
+    (new,) = _outputs(_vectorize_node(op.core_op, op._create_dummy_core_node(node.inputs), *inputs))
+    if new.type.ndim < variable.type.ndim:
+        sizes = [_size(node, axis, rank) for axis in range(rank)]
+        new = pt.broadcast_to(new, [*sizes, *new.shape])
+    return variable.type.filter_variable(new)
+
+
+def _outputs(made: Apply | list[Variable]) -> list[Variable]:
+    return made.outputs if isinstance(made, Apply) else made
+
+
+def _size(node: Apply, axis: int, rank: int) -> Variable:
+    """Return the size of a batch along one of its axes."""
+    wide = (inp for inp in node.inputs if not inp.type.broadcastable[axis])
+    return next((inp.shape[axis] for inp in wide), pt.constant(1, dtype="int64"))
