@@ -60,7 +60,8 @@ def write_rows_ahead(printer: NestPrinter) -> None:
         with printer.source.block(""):
             line(f"const npy_intp rows = PyArray_DIM({array}, 0);")
             line(f"npy_intp size = rows ? PyArray_NBYTES({array}) / rows : 0;")
-            line(f"if (size < {LINE} || labs(PyArray_STRIDE({array}, 0)) != size) size = 0;")
+            line(f"const npy_intp stride = PyArray_STRIDE({array}, 0);")
+            line(f"if (size < {LINE} || (stride != size && stride != -size)) size = 0;")
             line(f"data.{name}_row_bytes = size;")
             line("all += size;")
             line("if (size > longest) longest = size;")
