@@ -134,6 +134,28 @@ class TestValuesAndGradients:
         values = [rng.normal(size=(4, 3, 3)), rng.normal(size=(4, 3))]
         both([matrices, x], [history, *pt.grad(pt.sin(history).sum(), [matrices, x])], values)
 
+    def test_choices_by_numbers(self, way, eager):
+        x = pt.dvector("x")
+        trace = scanlib.scan(
+            lambda x, h: pt.switch(pt.maximum(x, 0.0), h + x, pt.cast(0, "int8")),
+            x,
+            pt.constant(np.float64(1.0)),
+            return_updates=False,
+        )
+        both([x], [trace, pt.switch(x, x, 1)], [np.array([0.5, -1.0, 0.0, 2.0, np.nan, 1.0])])
+
+    def test_divided_matrices(self, eager):
+        """Choices in the matrices that a loop is given ask whether, not how much."""
+
+        def step(x, w, p):
+            gain = p @ x / (0.9 + x @ p @ x)
+            return w - gain * (w @ x), (p - pt.outer(gain, x) @ p) / 0.9
+
+        x = pt.dmatrix("x")
+        start = [pt.ones(3), 2 * pt.eye(3)]
+        w, p = scanlib.scan(step, x, start, return_updates=False)
+        both([x], [w, p, pt.grad(w[-1].sum() + p[-1].sum(), x)], [rng.normal(size=(5, 3))])
+
     def test_composing_does_not_overflow(self, eager):
         """Where composed coefficients overflow, the loop is walked."""
         a, b = np.full(20_000, 1.05), np.full(20_000, 1e-300)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import EQ, Mod, Sub
+from pytensor.scalar.basic import EQ, Mod, Sub, Switch
 
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.checked_rows import CheckedRows
@@ -67,6 +67,18 @@ def funcify_sub(op: Sub, node: Apply, **kwargs: Any) -> Callable[..., Any]:
 def funcify_mod(op: Mod, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the remainder, which has another name in torch than in NumPy."""
     return torch.remainder
+
+
+@pytorch_funcify.register(Switch)
+def funcify_switch(op: Switch, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the choice, also by numbers, which torch refuses, in the dtype of the result."""
+    dtype = torch_dtype(node.outputs[0].type.dtype)
+
+    def switch(condition: Any, yes: Any, no: Any) -> Any:
+        values = (torch.as_tensor(value).to(dtype) for value in (yes, no))
+        return torch.where(torch.as_tensor(condition) != 0, *values)
+
+    return switch
 
 
 @pytorch_funcify.register(CheckedRows)
