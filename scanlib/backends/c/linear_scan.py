@@ -14,7 +14,7 @@ from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.c_code import CCode, register_node_printer
 from scanlib.ops.linear_scan import LinearScan
 
-VERSION = 5  # of this module and of `linear_kernels`
+VERSION = 6  # of this module and of `linear_kernels`
 
 
 def _number(dtype: str) -> str:
