@@ -1,9 +1,9 @@
 """Coefficients that a step does not compute: products and sums of those that it does.
 
 ``(h · a) · b`` has the coefficient ``a b``, which may give another value than the step: zero with
-``a = b = 1e-200`` and ``h = 1e300``, and no infinity with ``a = h = 1e200``, ``b = 1e-200``. So what
-a step meets on the way is compared with bounds. Outside of them the coefficient is infinite, which
-no kernel composes: it runs such steps as they are written.
+``a = b = 1e-200`` and ``h = 1e300``, and no infinity with ``a = h = 1e200``, ``b = 1e-200``. So
+what a step meets on the way is compared with bounds. Outside of them the coefficient is infinite,
+which no kernel composes: it runs such steps as they are written.
 
 Within the bounds, products of what is met on the way with values that kernels trust (see
 `scanlib.backends.numba.elemwise.bounds`) do not overflow. What they lose to underflow is the

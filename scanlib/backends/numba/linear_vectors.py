@@ -10,10 +10,10 @@ columns of the matrix, each held in one vector, times one number of the state.
 
 Composing may overflow where the steps one after the other do not: the function returned here says
 whether all states it wrote are finite, and the caller repeats a block that has others step by
-step, with ``k = 1``. Powers may also be zero where what they give of a large state is not: steps are
-composed where the items of the matrix are in `powers_range`. (J. Kogge and H. Stone, "A parallel
-algorithm for the efficient solution of a general class of recurrence equations", 1973, of which
-this is the sequential use.)
+step, with ``k = 1``. Powers may also be zero where what they give of a large state is not: steps
+are composed where the items of the matrix are in `powers_range`. (J. Kogge and H. Stone, "A
+parallel algorithm for the efficient solution of a general class of recurrence equations", 1973, of
+which this is the sequential use.)
 
 The code is written as LLVM's intermediate representation, because loops over four numbers are not
 reliably turned into vectors by compilers.
