@@ -49,7 +49,7 @@ from scanlib.ops.checked_linear import CheckedLinearScan, limits
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-9"
+VERSION = "scanlib-linear-10"
 
 
 class LinearWriter(BothSidesWriter, TermsWriter):
@@ -192,7 +192,8 @@ class LinearWriter(BothSidesWriter, TermsWriter):
             f"all_between({name}, {1 / factors!r}, {factors!r})"
             for name in op.factors(self.arguments)
         ]
-        tests.append(f"all_between(h, 0.0, {states!r})")
+        self.source.object("all_below", all_below)
+        tests.append(f"all_below(h, {states!r})")
         found = loop_call(op.exact.make_node(*op.of_loop(self.node.inputs)))
         assert found is not None
         name = self.source.function(*found)
@@ -235,6 +236,22 @@ def _all_between(values, low, high):
         return outside == 0
 
     return of_row if values.layout == "C" and values.ndim else item_by_item
+
+
+def all_below(values: Any, most: float) -> bool:
+    """Whether the sizes of all numbers are at most that, and none is NaN (compiled code only)."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(all_below)
+def _all_below(values, most):
+    def below(values, most):
+        row, outside = values.reshape(values.size), 0
+        for j in range(row.size):
+            outside += not abs(row[j]) <= most
+        return outside == 0
+
+    return below
 
 
 def fastmath_of(op: LinearScan) -> set[str] | None:
