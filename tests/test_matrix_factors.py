@@ -1,5 +1,7 @@
 """Matrix recurrences whose matrix no step computes: products of what it multiplies one by one."""
 
+import pickle
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -73,6 +75,16 @@ def test_infinite_and_missing_factors(name):
         with np.errstate(all="ignore"):
             (expected,) = reference_scan(lambda *v: [step(*v)], [x], [first], [A, w])
         np.testing.assert_allclose(function(x, first, A, w), expected, rtol=1e-11)
+
+
+def test_the_op_is_a_value():
+    """A loop beside the recurrence is part of what the Op is, but not of its name."""
+    nodes = compiled(STEPS["scaled"], "numba", 3).maker.fgraph.apply_nodes
+    (op,) = (node.op for node in nodes if isinstance(node.op, CheckedLinearScan))
+    same = pickle.loads(pickle.dumps(op))
+    assert same == op
+    assert hash(same) == hash(op)
+    assert str(op) == "CheckedLinearScan{real, fixed, left}"
 
 
 @pytest.mark.parametrize("name", COMPUTED)

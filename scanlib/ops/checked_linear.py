@@ -48,6 +48,9 @@ class CheckedLinearScan(LinearScan):
         super().__init__(**options)
         self.exact, self.n_factors = exact, n_factors
 
+    def __str__(self) -> str:
+        return f"Checked{super().__str__()}"
+
     def n_own(self) -> int:
         """Return how many inputs the recurrence has."""
         return 2 + self.has_offset + self.has_n_steps + self.has_mask + (self.side == "both")
