@@ -349,3 +349,57 @@ def test_negative_zeros_stay_negative(step, dtype):
         assert h.shape == (n,)
         assert not h.any()
         assert np.signbit(h).all()
+
+
+# Steps whose coefficient is a product, a quotient or a sum; numbers for one step, and a state, with
+# which that coefficient is not what the step meets on the way. `KEEPS` has what keeps a state.
+KEEPS = {"cancelling sum": (0.5, 0.5), "difference": (1.5, 0.5)}
+COMPOSED_COEFFICIENTS = {
+    "vanishing product": (lambda a, b, h: h * a * b, 1e-200, 1e-200, 1e300),
+    "product after overflow": (lambda a, b, h: h * a * b, 1e200, 1e-200, 1e200),
+    "product after underflow": (lambda a, b, h: h * a * b, 1e-200, 1e200, 1e-200),
+    "product with an offset": (lambda a, b, h: (h * a + 0.5) * b, 1e-170, 1e-170, 1e300),
+    "product of three": (lambda a, b, h: h * a * b * a, 1e-120, 1e-120, 1e300),
+    "zero after overflow": (lambda a, b, h: h * a * b, 1e200, 0.0, 1e200),
+    "quotient": (lambda a, b, h: h * a / b, 1e250, 1e250, 1e100),
+    "two quotients": (lambda a, b, h: h / a / b, 1e170, 1e170, 1e300),
+    "cancelling sum": (lambda a, b, h: a * h + b * h, 1e300, -1e300, 1e10),
+    "difference": (lambda a, b, h: h * a - h * b, 1e305, 1e305, 1e10),
+}
+
+
+@pytest.mark.parametrize("place", [0, 5, 30])
+@pytest.mark.parametrize("name", COMPOSED_COEFFICIENTS)
+def test_coefficients_that_a_step_does_not_compute(name, place, backend):
+    step, *special, state = COMPOSED_COEFFICIENTS[name]
+    if backend == "C" and name in KEEPS:
+        pytest.skip("a fused multiplication and addition has no infinite product to subtract")
+    # By default, numba may regroup products and sums itself; see `numba__fastmath`.
+    with pytensor.config.change_flags(numba__fastmath=False):
+        function = compiled(step, 2)
+        a, b = np.full(40, 0.5), np.full(40, 0.5)
+        a[place], b[place] = special
+        a[:place], b[:place] = KEEPS.get(name, (1.0, 1.0))
+        expected, h = [], np.float64(state)
+        with np.errstate(all="ignore"):
+            for x, y in zip(a, b, strict=True):
+                h = step(x, y, h)
+                expected.append(h)
+        np.testing.assert_allclose(function(a, b, state)[0], expected, rtol=1e-12, atol=1e-300)
+
+
+def test_products_that_single_precision_cannot_hold():
+    """A state in single precision, products of it in double precision."""
+    a, h = pt.vector("a"), pt.scalar("h", dtype="float32")
+    trace = scanlib.scan(
+        lambda a, h: pt.cast(pt.cast(h, "float64") * a, "float32"), a, h, return_updates=False
+    )
+    function = pytensor.function([a, h], trace, mode=MODES["c"])
+    (op,) = assert_lowered(function)
+    assert [r.family for r in op.recurrences] == ["affine"]
+    factors = np.tile([1.0, 1e-50, 1e50, 1.0, 1.0], 8)
+    expected, state = [], np.float32(1e30)
+    for factor in factors:
+        state = np.float32(np.float64(state) * factor)
+        expected.append(state)
+    np.testing.assert_allclose(function(factors, np.float32(1e30)), expected, rtol=1e-6)

@@ -232,6 +232,29 @@ def test_composing_makes_no_infinity(linker):
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_powers_of_small_items_lose_no_large_state(linker, size, dtype):
+    """Some power of the matrix is zero where the state, after as many steps, is not."""
+    small, large = (1e-100, 1e300) if dtype == "float64" else (1e-13, 1e37)
+    A, b, h = pt.matrix("A", dtype=dtype), pt.matrix("b", dtype=dtype), pt.matrix("h", dtype=dtype)
+    A = pt.specify_shape(A, (size, size))
+    function = pytensor.function(
+        [A, b, h], LinearScan(coefficient="fixed")(A, b, h), mode=MODES[linker]
+    )
+    matrix = small * np.eye(size, k=1, dtype=dtype) + small * np.eye(size, k=1 - size, dtype=dtype)
+    offsets = np.zeros((130, size), dtype)
+    offsets[3::8] = large  # with which the state before some composed steps begins
+    state = np.full((1, size), large, dtype)
+    expected = [state[0]]
+    for offset in offsets:
+        expected.append(matrix @ expected[-1] + offset)
+    actual = function(matrix, offsets, state)
+    np.testing.assert_allclose(actual, np.array(expected), rtol=1e-5)
+    assert expected[8][0] > 0
+
+
 @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 @pytest.mark.parametrize("linker", ["numba", "c"])

@@ -17,9 +17,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import freeze_graph
+from scanlib.analysis.channel_sums import is_sum_of_converted, terms_of_sum
 from scanlib.analysis.indexed_values import IndexedValues, check_order
 from scanlib.analysis.scalar_values import NotElementwiseError, describe, new_scalar
 from scanlib.ops.elemwise_scan import Axes, Layout
@@ -170,12 +170,12 @@ class _Scalarizer(IndexedValues):
     def terms_of(self, carry: Carry) -> list[Variable]:
         """Return what a next value is the sum of; items added at several places are a term."""
         terms: list[Variable] = []
-        pending = _terms_of_sum(carry.next)
+        pending = terms_of_sum(carry.next)
         while pending:
             term = pending.pop(0)
             if self.is_scattered(term):
                 terms.append(self.scattered_term(term.owner, carry.value))
-                pending = [*_terms_of_sum(term.owner.inputs[0]), *pending]
+                pending = [*terms_of_sum(term.owner.inputs[0]), *pending]
             else:
                 terms.append(term)
         return terms
@@ -265,7 +265,7 @@ class _Scalarizer(IndexedValues):
             return None
         op, before = node.op.scalar_op, node.inputs[0].type.dtype
         if isinstance(op, Cast):
-            if not _is_sum_of_converted(before, op.o_type.dtype):
+            if not is_sum_of_converted(before, op.o_type.dtype):
                 return None
             found = self.sum_inside(node.inputs[0])
             return found and found._replace(value=_cast(found.value, op.o_type.dtype))
@@ -281,7 +281,7 @@ class _Scalarizer(IndexedValues):
             return None
         position, found = sums[0]
         before, after = node.inputs[position].type.dtype, node.outputs[0].type.dtype
-        if not _is_sum_of_converted(before, after):
+        if not is_sum_of_converted(before, after):
             return None
         factors = [inp for i, inp in enumerate(node.inputs) if i != position]
         for factor in factors:
@@ -340,35 +340,6 @@ class _Scalarizer(IndexedValues):
                 scalars.append(scalar)
         self.loop.non_sequences = parts
         return axes, scalars
-
-
-def _is_sum_of_converted(before: str, after: str) -> bool:
-    """Whether a sum in one dtype, converted to another, is the sum of the converted terms.
-
-    It is not where the sum is rounded, or where sums of small integers wrap around.
-    """
-    wraps = np.dtype(before).kind in "biu" and np.dtype(before).itemsize < 8
-    return before == after or (np.can_cast(before, after) and not wraps)
-
-
-def _terms_of_sum(variable: Variable) -> list[Variable]:
-    """Return the terms of nested additions (shape checks looked through).
-
-    Additions in another dtype are terms themselves: small integers wrap around.
-    """
-    node = variable.owner
-    if node is None:
-        return [variable]
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
-        same = [inp.type.dtype == variable.type.dtype for inp in node.inputs]
-        return [
-            term
-            for inp, inside in zip(node.inputs, same, strict=True)
-            for term in (_terms_of_sum(inp) if inside else [inp])
-        ]
-    if isinstance(node.op, SpecifyShape):
-        return _terms_of_sum(node.inputs[0])
-    return [variable]
 
 
 def check_layout(layout: Layout) -> None:

@@ -121,7 +121,7 @@ class LinearScan(PrintedNodeOp):
     [0. 1. 1. 2. 3.]
     """
 
-    __props__ = (
+    __props__: tuple[str, ...] = (
         "semiring",
         "coefficient",
         "side",

@@ -42,6 +42,7 @@ from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.ops.whole_loops import compiles_step_products
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
+from scanlib.rewrites.linear_beside import BesideLoop
 from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_parts import (
     NotLinearError,
@@ -234,15 +235,19 @@ class _Lowering:
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
         traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
-        op, operands = self.operation(traced)
+        stored = traced or bool(self.parts.factors)
+        op, operands = self.operation(stored)
         initial = part.initial if is_state else part.initial[None]
         n_steps = loop.length() if op.has_n_steps else None
-        out = op(*op.join(OpParts(n_steps, *operands[:2], initial, *operands[2:])))
-        if not traced:
+        inputs = op.join(OpParts(n_steps, *operands[:2], initial, *operands[2:]))
+        out = op(*inputs)
+        if self.parts.factors:
+            out = BesideLoop(loop, self.parts, self.over_time).checked(op, inputs, initial)
+        if not stored:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
         rows = out[:1] if loop.reverse else out[-1:]
-        return out, rows if is_state else out[index]
+        return out if traced else None, rows if is_state else out[index]
 
     def runshifted(self) -> tuple[Variable, None]:
         """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
@@ -260,7 +265,11 @@ class _Lowering:
             right = None if right is None else right[earlier]
         added = shift[later] if offset is None else shift[later] + offset[earlier]
         initial = self.part.initial[None] + shift[first]
-        return op(*op.join(OpParts(None, matrix, added, initial, mask, right))), None
+        inputs = op.join(OpParts(None, matrix, added, initial, mask, right))
+        if self.parts.factors:
+            beside = BesideLoop(self.loop, self.parts, self.over_time)
+            return beside.checked_shifted(op, inputs, initial, later, earlier), None
+        return op(*inputs), None
 
     def last_carry(self, history: Variable) -> Variable:
         """Return the carry after the last step: one more step, if there was any."""

@@ -23,6 +23,7 @@ from pytensor.tensor.special import softmax
 
 from scanlib._compat import LOG_SUM_EXP
 from scanlib.analysis.matrix_affine import NotAffineError
+from scanlib.analysis.matrix_factors import factors_of
 from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
@@ -135,6 +136,7 @@ class Parts:
     sums: list[tuple[Carry, Variable]]
     shift: Variable | None = None
     mask: Variable | None = None  # which items of the matrix are there; None: all
+    factors: tuple[Variable, ...] = ()  # of which the matrix is made, where no step computes it
 
 
 def value_of(part: State | Carry) -> Variable:
@@ -170,9 +172,18 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError("the matrix has another dtype than the state")
     if builds_matrices(loop, {value: part.next}, recurrence.matrix):
         raise MatricesCostMoreError
-    parts = Parts(part, recurrence, sums)
+    parts = Parts(part, recurrence, sums, factors=_factors(loop, recurrence))
     check_maps(loop, parts)
     return parts
+
+
+def _factors(loop: Loop, recurrence: Recurrence) -> tuple[Variable, ...]:
+    """Return what the matrices of a recurrence are made of, where no step computes them."""
+    if recurrence.semiring != "real":
+        return ()
+    body = set(ancestors(loop.body_outputs()))
+    sides = [side for side in (recurrence.matrix, recurrence.across) if side is not None]
+    return tuple(dict.fromkeys(f for side in sides for f in factors_of(side, body)))
 
 
 def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
@@ -13,15 +13,18 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from scanlib.analysis.recurrences import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.loop import Loop
+from scanlib.ops.loop import Loop, Results
 from scanlib.rewrites.absorb import absorb_producers
+from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.logs import stabilize_logs
 from scanlib.rewrites.simplify import replace
+from scanlib.rewrites.sums_apart import take_sums_apart
 
 _SPECIALIZED = RewriteDatabaseQuery(
     include=["canonicalize", "stabilize", "specialize", "merge"],
-    exclude=["inplace", "fusion", "BlasOpt"],
+    # A sum of products is no product of a sum where numbers are huge or not finite.
+    exclude=["inplace", "fusion", "BlasOpt", "local_sum_prod_of_mul_or_div"],
 )
 
 
@@ -44,12 +47,12 @@ class LowerElementwiseLoops(GraphRewriter):
             new = lower_elementwise(absorb_producers(fgraph, node))
         except NotElementwiseError:
             return False
-        replace(fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise")
+        replace(fgraph, dict(zip(node.outputs, new, strict=True)), "scanlib_elementwise")
         return True
 
 
-def lower_elementwise(loop: Loop) -> Apply:
-    """Return the `ElemwiseScan` node of a loop, which is edited on the way.
+def lower_elementwise(loop: Loop) -> list[Variable]:
+    """Return the results of a loop, which is edited on the way, from `ElemwiseScan` nodes.
 
     Raises
     ------
@@ -57,13 +60,25 @@ def lower_elementwise(loop: Loop) -> Apply:
         If its body is not elementwise.
     """
     specialize_body(loop)
+    parts = [*loop.states, *loop.carries, *loop.outputs]
+    apart = take_sums_apart(loop)
+    results = _lowered(loop)
+    if apart is not None:
+        results |= _lowered(apart.loop(results))
+    return [results[id(part)] for part in parts]
+
+
+def _lowered(loop: Loop) -> dict[int, Variable]:
+    """Return the results of an elementwise loop by their part."""
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
-    results = loop.apply()
+    made = loop.apply()
     op = ElemwiseScan(
-        results.node.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes
+        made.node.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes
     )
-    return op.make_node(*results.node.inputs)
+    node = op.make_node(*made.node.inputs)
+    parts = op.signature.split_outputs(node.outputs)
+    return results_by_part(loop, Results(parts.histories, parts.carries, parts.outputs, node))
 
 
 def specialize_body(loop: Loop) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
+from scanlib.analysis.families.coefficients import Coefficient, added, narrowed
 from scanlib.analysis.families.form import (
     Component,
     Elements,
@@ -37,7 +38,7 @@ class Form:
     A coefficient of None is one; a constant of None is zero.
     """
 
-    coefficients: dict[Key, Variable | None]
+    coefficients: dict[Key, Coefficient | None]
     constant: Variable | None
 
 
@@ -60,11 +61,14 @@ def recognize(component: Component) -> Recurrence:
     )
     elements = Elements(dtype)
     terms, constants = [], []
-    for part, value in component.nexts.items():
-        form = forms[part] or Form({}, value)
+    for own, value in component.nexts.items():
+        form = forms[own] or Form({}, value)
         keys = sorted(form.coefficients, key=lambda key: (key[0], -key[1]))
         terms.append(
-            tuple(Term(key[0], key[1], elements.add(form.coefficients[key])) for key in keys)
+            tuple(
+                Term(part, tap, elements.add(_element(form.coefficients[part, tap], dtype)))
+                for part, tap in keys
+            )
         )
         constants.append(elements.add(form.constant))
     return elements.recurrence("affine", component, tuple(terms), tuple(constants))
@@ -131,10 +135,14 @@ class _Step:
             raise NotInFamilyError(
                 f"a coefficient of {self.named(node, given)} reads a state itself"
             )
+        # What stands before the state is multiplied first.
+        place = next(k for k, form in enumerate(given) if form is not None)
+        before, after = inputs[:place], inputs[place + 1 :]
         result = linear[0]
-        for value, form in zip(inputs, given, strict=True):
-            if form is None:
-                result = _scaled(result, value)
+        if before:
+            result = _scaled(result, before[0] if len(before) == 1 else ps.mul(*before))
+        for value in after:
+            result = _scaled(result, value)
         return result
 
     def switch(self, node: Apply, given: list[Form | None]) -> Form:
@@ -143,16 +151,22 @@ class _Step:
         dtype = node.outputs[0].type.dtype
         zero, one = _number(0, dtype), _number(1, dtype)
 
-        def pick(a: Variable | None, b: Variable | None, absent: Variable) -> Variable:
-            return ps.switch(condition, absent if a is None else a, absent if b is None else b)
+        def pick(a: Variable | None, b: Variable | None) -> Variable:
+            return ps.switch(condition, zero if a is None else a, zero if b is None else b)
 
-        coefficients: dict[Key, Variable | None] = {}
+        def coefficient(form: Form, key: Key) -> Variable:
+            return _guarded(form.coefficients[key], one) if key in form.coefficients else zero
+
+        coefficients: dict[Key, Coefficient | None] = {}
         for key in {**left.coefficients, **right.coefficients}:
-            a, b = left.coefficients.get(key, zero), right.coefficients.get(key, zero)
-            coefficients[key] = None if a is None and b is None else pick(a, b, one)
+            if all(form.coefficients.get(key, zero) is None for form in (left, right)):
+                coefficients[key] = None
+            else:
+                either = pick(coefficient(left, key), coefficient(right, key))
+                coefficients[key] = Coefficient(either)
         if left.constant is None and right.constant is None:
             return Form(coefficients, None)
-        return Form(coefficients, pick(left.constant, right.constant, zero))
+        return Form(coefficients, pick(left.constant, right.constant))
 
 
 def _number(value: int, dtype: str) -> Variable:
@@ -162,6 +176,18 @@ def _number(value: int, dtype: str) -> Variable:
 
 def _cast(value: Variable, dtype: str) -> Variable:
     return value if value.type.dtype == dtype else ps.cast(value, dtype)
+
+
+def _guarded(coefficient: Coefficient | None, one: Variable) -> Variable:
+    return one if coefficient is None else coefficient.guarded()
+
+
+def _element(coefficient: Coefficient | None, dtype: str) -> Variable | None:
+    """Return a coefficient as an element of states of a dtype."""
+    if coefficient is None:
+        return None
+    value = coefficient.guarded()
+    return value if value.type.dtype == dtype else narrowed(value, dtype)
 
 
 def _plus(a: Form, b: Form) -> Form:
@@ -174,8 +200,8 @@ def _plus(a: Form, b: Form) -> Form:
         like = mine if mine is not None else value
         if like is None:
             raise NotInFamilyError("a state is added to itself")
-        one = _number(1, like.type.dtype)
-        coefficients[key] = ps.add(one if mine is None else mine, one if value is None else value)
+        one = _number(1, like.value.type.dtype)
+        coefficients[key] = Coefficient(added(_guarded(mine, one), _guarded(value, one)))
     if a.constant is None or b.constant is None:
         return Form(coefficients, b.constant if a.constant is None else a.constant)
     return Form(coefficients, ps.add(a.constant, b.constant))
@@ -184,8 +210,8 @@ def _plus(a: Form, b: Form) -> Form:
 def _scaled(form: Form, factor: Variable) -> Form:
     return Form(
         {
-            key: factor if value is None else ps.mul(value, factor)
-            for key, value in form.coefficients.items()
+            key: Coefficient(factor) if known is None else known.times(factor)
+            for key, known in form.coefficients.items()
         },
         None if form.constant is None else ps.mul(form.constant, factor),
     )
@@ -194,8 +220,8 @@ def _scaled(form: Form, factor: Variable) -> Form:
 def _divided(form: Form, divisor: Variable) -> Form:
     return Form(
         {
-            key: ps.reciprocal(divisor) if value is None else ps.true_div(value, divisor)
-            for key, value in form.coefficients.items()
+            key: Coefficient(ps.reciprocal(divisor)) if known is None else known.over(divisor)
+            for key, known in form.coefficients.items()
         },
         None if form.constant is None else ps.true_div(form.constant, divisor),
     )

@@ -11,10 +11,11 @@ from scanlib.backends.c.vector_functions import vector_functions
 from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 from scanlib.ops import linear_loop
 from scanlib.ops.c_code import NODE_NAME as NODE
-from scanlib.ops.c_code import CCode, register_node_printer
+from scanlib.ops.c_code import CCode, NoCCodeError, register_node_printer
+from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.linear_scan import LinearScan
 
-VERSION = 5  # of this module and of `linear_kernels`
+VERSION = 6  # of this module and of `linear_kernels`
 
 
 def _number(dtype: str) -> str:
@@ -179,8 +180,10 @@ def print_linear(op: LinearScan, node: Apply) -> CCode:
     Raises
     ------
     NoCCodeError
-        For half precision, which C cannot compute with.
+        For half precision, which C cannot compute with, and where the loop itself may have to run.
     """
+    if isinstance(op, CheckedLinearScan):
+        raise NoCCodeError(f"{op} runs through perform")
     printer = LinearPrinter(op, node)
     functions = printer.write()
     logs = vector_functions(printer.dtype) if op.semiring == "log" else ""

@@ -48,6 +48,16 @@ template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
       if (check[i] != check[i]) return false;
     return true;
   }
+  /* Whether no power of the matrix is zero by underflow where a large state is not. */
+  static bool composes(const T *columns) {
+    const T high = sizeof(T) == 4 ? T(0x1p30f) : T(0x1p250), low = 1 / high;
+    bool outside = false;
+    for (int k = 0; k < SIZE * SIZE; k++) {
+      const T item = std::fabs(columns[k]);
+      outside |= !((item == 0) | ((item >= low) & (item <= high)));
+    }
+    return !outside;
+  }
   /* Takes all steps; `again` repeats those of a block that are not finite, if it can. */
   template <class Again>
   static void all(T *row, npy_intp step, const T *columns, const T *offset, npy_intp offset_step,
@@ -60,9 +70,10 @@ template <class T, int SIZE, int AHEAD, bool OFFSET> struct scanlib_small {
         powers[q][j] = product(powers[q - 1], powers[0][j], zero);
       }
     const npy_intp block = 64;
+    const bool whole = composes(columns);
     for (npy_intp done = 0; done < steps; done += block) {
       const npy_intp count = steps - done < block ? steps - done : block;
-      if (count < block || !run(row, step, powers, offset, offset_step, block / AHEAD))
+      if (!whole || count < block || !run(row, step, powers, offset, offset_step, block / AHEAD))
         if (!scanlib_small<T, SIZE, 1, OFFSET>::run(row, step, powers, offset, offset_step, count))
           again(done, count);
       row += count * step;

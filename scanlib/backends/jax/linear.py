@@ -31,6 +31,7 @@ from scanlib.backends.jax.kernels import kernel_for, with_kernel, words_of
 from scanlib.backends.jax.loops import single
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops import linear_loop
+from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
 from scanlib.ops.linear_scan import LinearScan, Parts
 
@@ -70,6 +71,14 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         return single(with_kernel(target, portable, on_cuda)(*arrays))
 
     return linear_scan
+
+
+@jax_funcify.register(CheckedLinearScan)
+def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the JAX function of the recurrence, without the loop that it stands for."""
+    plain = op.plain(node)
+    function = funcify_linear_scan(plain.op, plain, **kwargs)
+    return lambda *inputs: function(*inputs[: op.n_own()])
 
 
 def run(op: LinearScan, parts: Parts) -> Any:

@@ -89,6 +89,14 @@ class ProductsWriter(LinearBase):
         line(f"powers = np.empty(({ahead}, {size}, {size}), number)")
         with self.block(f"for i in range({size}):"), self.block(f"for j in range({size}):"):
             line("powers[0, j, i] = columns[j, i]")
+        low, high = (
+            self.source.constant(self.dtype.type(x))
+            for x in linear_vectors.powers_range(self.dtype)
+        )
+        line("outside = 0")
+        with self.block(f"for i in range({size}):"), self.block(f"for j in range({size}):"):
+            line("item = abs(columns[j, i])")
+            line(f"outside += not ((item == 0) | ((item >= {low}) & (item <= {high})))")
         with (
             self.block(f"for q in range(1, {ahead}):"),
             self.block(f"for i in range({size}):"),
@@ -109,7 +117,7 @@ class ProductsWriter(LinearBase):
         block = linear_vectors.BLOCK
         with self.block("while done < steps:"):
             line(f"count = min({block}, steps - done)")
-            line(f"whole = count // {ahead} if count == {block} else 0")
+            line(f"whole = count // {ahead} if count == {block} and outside == 0 else 0")
             with self.block(f"if whole == 0 or not {functions[ahead]}{call.format('whole')}:"):
                 step_by_step = f"{functions[1]}{call.format('count')}"
                 if self.mask is None:

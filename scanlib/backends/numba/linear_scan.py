@@ -31,6 +31,8 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import types
+from numba.extending import overload
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import (
     get_numba_type,
@@ -43,10 +45,11 @@ from scanlib.backends.numba.linear_both import BothSidesWriter
 from scanlib.backends.numba.linear_terms import TermsWriter
 from scanlib.backends.numba.source import may_cache
 from scanlib.ops import linear_loop
+from scanlib.ops.checked_linear import CheckedLinearScan, limits
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-8"
+VERSION = "scanlib-linear-10"
 
 
 class LinearWriter(BothSidesWriter, TermsWriter):
@@ -179,13 +182,76 @@ class LinearWriter(BothSidesWriter, TermsWriter):
 
     # After the last step
 
+    def write_exact(self, op: CheckedLinearScan) -> None:
+        """Write the run of the loop itself where the recurrence may not be the same."""
+        from scanlib.backends.numba.dispatch import loop_call
+
+        factors, states = limits(self.dtype)
+        self.source.object("all_between", all_between)
+        tests = [
+            f"all_between({name}, {1 / factors!r}, {factors!r})"
+            for name in op.factors(self.arguments)
+        ]
+        self.source.object("all_below", all_below)
+        tests.append(f"all_below(h, {states!r})")
+        found = loop_call(op.exact.make_node(*op.of_loop(self.node.inputs)))
+        assert found is not None
+        name = self.source.function(*found)
+        with self.block(f"if steps > 0 and not ({' and '.join(tests)}):"):
+            self.line(f"return {name}(({', '.join(op.of_loop(self.arguments))},))")
+
     def write_return(self) -> None:
+        if isinstance(self.op, CheckedLinearScan):
+            self.write_exact(self.op)
         if not self.op.untraced:
             self.line("return h")
             return
         self.line(f"result = np.empty((1,) + {self.initial}.shape[1:], number)")
         self.copy("result", "0", "h", "steps % 2")
         self.line("return result")
+
+
+def all_between(values: Any, low: float, high: float) -> bool:
+    """Whether all numbers are zero or of a size between two (compiled code only)."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(all_between)
+def _all_between(values, low, high):
+    if not isinstance(values, types.Array):
+        return lambda values, low, high: values == 0 or low <= abs(values) <= high
+
+    def item_by_item(values, low, high):
+        outside = 0
+        for value in values.flat:
+            size = abs(value)
+            outside += not ((size == 0) | ((size >= low) & (size <= high)))
+        return outside == 0
+
+    def of_row(values, low, high):
+        row, outside = values.reshape(values.size), 0
+        for j in range(row.size):
+            size = abs(row[j])
+            outside += not ((size == 0) | ((size >= low) & (size <= high)))
+        return outside == 0
+
+    return of_row if values.layout == "C" and values.ndim else item_by_item
+
+
+def all_below(values: Any, most: float) -> bool:
+    """Whether the sizes of all numbers are at most that, and none is NaN (compiled code only)."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(all_below)
+def _all_below(values, most):
+    def below(values, most):
+        row, outside = values.reshape(values.size), 0
+        for j in range(row.size):
+            outside += not abs(row[j]) <= most
+        return outside == 0
+
+    return below
 
 
 def fastmath_of(op: LinearScan) -> set[str] | None:

@@ -10,8 +10,10 @@ columns of the matrix, each held in one vector, times one number of the state.
 
 Composing may overflow where the steps one after the other do not: the function returned here says
 whether all states it wrote are finite, and the caller repeats a block that has others step by
-step, with ``k = 1``. (J. Kogge and H. Stone, "A parallel algorithm for the efficient solution of a
-general class of recurrence equations", 1973, of which this is the sequential use.)
+step, with ``k = 1``. Powers may also be zero where what they give of a large state is not: steps
+are composed where the items of the matrix are in `powers_range`. (J. Kogge and H. Stone, "A
+parallel algorithm for the efficient solution of a general class of recurrence equations", 1973, of
+which this is the sequential use.)
 
 The code is written as LLVM's intermediate representation, because loops over four numbers are not
 reliably turned into vectors by compilers.
@@ -29,7 +31,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-VERSION = "scanlib-linear-vectors-5"
+VERSION = "scanlib-linear-vectors-6"
 WIDEST = 8  # columns longer than this do not fit the registers
 BLOCK = 64  # steps after which finiteness is checked
 
@@ -37,6 +39,12 @@ BLOCK = 64  # steps after which finiteness is checked
 def look_ahead(size: int) -> int:
     """Return how many steps to take at once for matrices of a size."""
     return 4 if size <= 4 else 2
+
+
+def powers_range(dtype: Any) -> tuple[float, float]:
+    """Return the sizes of items, zero aside, whose products of four are no subnormal numbers."""
+    power = 30 if dtype == "float32" else 250
+    return 2.0**-power, 2.0**power
 
 
 class VectorWriter:

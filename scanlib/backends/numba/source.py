@@ -158,6 +158,7 @@ class Source:
                 expressions.VERSION,
                 STATEMENTS,
                 f"pytensor {pytensor.__version__}",
+                *([] if config.numba__fastmath else ["strict"]),
             ]
             identity = [*versions, text, *self.keys]
             key = sha256("\n".join(identity).encode()).hexdigest()

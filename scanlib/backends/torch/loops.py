@@ -18,6 +18,7 @@ from scanlib.backends.torch.operator import Run, add_entry, caller, device_of
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.backends.torch.shapes import shapes_of_linear, shapes_of_loop
+from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
@@ -127,3 +128,11 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a matrix recurrence."""
     return _funcify(op, node, linear_rows(op), shapes_of_linear(op, node))
+
+
+@pytorch_funcify.register(CheckedLinearScan)
+def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of the recurrence, without the loop that it stands for."""
+    plain = op.plain(node)
+    function = funcify_linear_scan(plain.op, plain, **kwargs)
+    return lambda *inputs: function(*inputs[: op.n_own()])
