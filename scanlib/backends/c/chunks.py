@@ -69,7 +69,7 @@ class ChunkPrinter(BlockPrinter):
         line = self.source.line
         arguments = f"{NODE}_data &data, {NODE}_chunks &chunks, npy_intp chunk, int job"
         with self.source.block(f"static int {NODE}_chunk({arguments})"), self.scalars.scope():
-            line("const npy_intp steps = data.steps;")
+            self.write_numbers()
             start = len(self.source.lines)
             self.write_storage()
             self.write_constants()
