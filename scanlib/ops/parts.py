@@ -59,8 +59,8 @@ BLOCKS_OF_A_CHUNK = 4
 def chunks_by(op: ElemwiseScan) -> str | None:
     """Return how chunks of the steps find the values before them, None if they do not.
 
-    That takes one channel, whose recurrences have one real state each, of depth one, and elements
-    that depend on no state.
+    That takes one channel, whose recurrences have real states and elements that depend on no state.
+    To compose them, steps read one past value each, or `MOST_VALUES` where coefficients may decay.
 
     Returns
     -------
@@ -73,12 +73,17 @@ def chunks_by(op: ElemwiseScan) -> str | None:
     """
     if schedule(op) != "blocks" or op.layout.ndim or not op.recurrences:
         return None
-    if not all(_is_single(op, number) for number in range(len(op.recurrences))):
+    reads = [_past_values(op, number) for number in range(len(op.recurrences))]
+    if not all(1 <= count <= MOST_VALUES for count in reads):
         return None
-    if all(_decays(recurrence) for recurrence in op.recurrences):
+    if all(_decays(*pair) for pair in zip(op.recurrences, reads, strict=True)):
         return "decay"
-    pays = composing_cost(op) < 1 and not _is_cheap_step(op)
+    pays = max(reads) == 1 and composing_cost(op) < 1 and not _is_cheap_step(op)
     return "all steps" if pays else None
+
+
+# How many past values a step may read: composing takes steps of as many columns, and one more.
+MOST_VALUES = 4
 
 
 # What composing takes of the time of running, measured for a million steps of logarithms in both
@@ -98,22 +103,26 @@ def composing_cost(op: ElemwiseScan) -> float:
     return max(_COSTS.get(simple_family(recurrence), 1.0) for recurrence in op.recurrences)
 
 
-def _decays(recurrence: Recurrence) -> bool:
-    affine = recurrence.family in ("affine", "affine in squares")
-    return affine and recurrence.terms[0][0].coefficient is not None
+def _decays(recurrence: Recurrence, reads: int) -> bool:
+    """Whether coefficients may decay; where they surely do not, sums are found otherwise."""
+    if recurrence.family == "affine in squares":
+        return reads == 1
+    return recurrence.family == "affine" and (
+        reads > 1 or any(term.coefficient is not None for term in recurrence.terms[0])
+    )
 
 
-def _is_single(op: ElemwiseScan, number: int) -> bool:
-    """Whether a recurrence is one of one real state of depth one, with elements that are free."""
-    recurrence = op.recurrences[number]
-    (part, *others), (terms, *_) = recurrence.parts, recurrence.terms
-    if others or len(terms) != 1 or terms[0].tap != -1:
-        return False
-    n = op.signature.n_states
+def _past_values(op: ElemwiseScan, number: int) -> int:
+    """Return how many past values the steps of a recurrence read, zero if they are not real."""
+    recurrence, n = op.recurrences[number], op.signature.n_states
     inner = op.signature.split_body_inputs(op.body.inputs)
-    state = inner.taps[part][0] if part < n else inner.carries[part - n]
-    depth = op.signature.depths[part] if part < n else 1
-    return depth == 1 and state.type.dtype in ("float32", "float64") and _is_free(op, number)
+    count = 0
+    for part in recurrence.parts:
+        state = inner.taps[part][0] if part < n else inner.carries[part - n]
+        if state.type.dtype not in ("float32", "float64"):
+            return 0
+        count += op.signature.depths[part] if part < n else 1
+    return count if _is_free(op, number) else 0
 
 
 def _is_free(op: ElemwiseScan, number: int) -> bool:

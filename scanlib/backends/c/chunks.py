@@ -6,6 +6,9 @@ enough, and `prefixes`, where composing all of them is cheap. A chunk whose valu
 run after the one before it. So is one whose value turns out not to be what counts, once the chunk
 before it has been run. How the steps are cut depends on the flags and their number alone, and what
 is run again on the values. The numba backend does the same.
+
+In the code, ``before0_1[k]`` is the last value of the first part before chunk `k`, ``before0_2[k]``
+the one before that, where a step reads it, and ``after0_1[k]`` the last value of the chunk.
 """
 
 from __future__ import annotations
@@ -37,6 +40,19 @@ class ChunkPrinter(BlockPrinter):
             )
             for part in [*self.depths, *self.sums]
         }
+        self.pasts = [(part, back) for part in self.kept_parts for back in self.backs(part)]
+
+    def backs(self, part: int) -> range:
+        """Return how far back the values of a part are that a step reads."""
+        return range(1, self.depths.get(part, 1) + 1)
+
+    def kept_row(self, part: int, back: int) -> int:
+        """Return where such a value is among the rows before the first step, or the last ones."""
+        return back - 1 if self.reverse else self.depths[part] - back
+
+    def place_before(self, part: int, back: int) -> str:
+        """Return where it is before a block, in what the block is scanned in."""
+        return f"n + {back - 1}" if self.reverse else f"{self.depths[part] - back}"
 
     def fits(self) -> bool:
         """Whether buffers, now that all is written, are on the stack: threads raise no errors."""
@@ -65,8 +81,9 @@ class ChunkPrinter(BlockPrinter):
         with self.source.block(f"struct {NODE}_chunks"):
             self.source.line(f"npy_intp bounds[{most + 1}];")
             self.source.line(f"bool known[{most}];")
-            for part, item in self.kept_parts.items():
-                self.source.line(f"{item} before{part}[{most}], after{part}[{most}];")
+            for part, back in self.pasts:
+                names = f"before{part}_{back}[{most}], after{part}_{back}[{most}]"
+                self.source.line(f"{self.kept_parts[part]} {names};")
             self.write_members()
         self.source.lines[-1] += ";"
 
@@ -113,20 +130,22 @@ class ChunkPrinter(BlockPrinter):
 
     def write_first_values(self) -> None:
         n = self.signature.n_states
-        for part in self.kept_parts:
+        for part, back in self.pasts:
+            value = f"chunks.before{part}_{back}[chunk]"
             if part in self.sums:
-                self.source.line(f"c{part - n} = chunks.before{part}[chunk];")
+                self.source.line(f"c{part - n} = {value};")
             elif part in self.sums_first:
-                self.source.line(f"kept{part} = chunks.before{part}[chunk];")
+                self.source.line(f"kept{part} = {value};")
             elif not self.is_direct(part):
-                self.source.line(f"B{part}[0] = chunks.before{part}[chunk];")
+                self.source.line(f"B{part}[{self.kept_row(part, back)}] = {value};")
 
     def write_views(self) -> None:
         super().write_views()
-        for part in self.depths:
-            if self.is_direct(part):
-                place = f"H{part}[{'n' if self.reverse else '0'}]"
-                self.source.line(f"if (i == first) {place} = chunks.before{part}[chunk];")
+        for part, back in self.pasts:
+            if part in self.depths and self.is_direct(part):
+                place = f"H{part}[{self.place_before(part, back)}]"
+                value = f"chunks.before{part}_{back}[chunk]"
+                self.source.line(f"if (i == first) {place} = {value};")
 
     def rows_of_history(self, part: int) -> str:
         return f"i == first ? G{part} : {super().rows_of_history(part)}"
@@ -135,27 +154,34 @@ class ChunkPrinter(BlockPrinter):
         super().move_on()
         for part, item in self.kept_parts.items():
             if part in self.depths and self.is_direct(part):
-                shift = 0 if self.reverse else 1
+                shift = 0 if self.reverse else self.depths[part]
                 target = f"({item} *)data.h{part} + low + {shift}"
                 copy = f"memcpy({target}, G{part} + {shift}, n * sizeof({item}));"
                 self.source.line(f"if (i == first) {copy}")
 
     def write_values_after(self) -> None:
         n = self.signature.n_states
-        for part, item in self.kept_parts.items():
-            value = f"c{part - n}" if part in self.sums else f"B{part}[0]"
-            if part in self.sums_first:
+        for part, back in self.pasts:
+            if part in self.sums:
+                value = f"c{part - n}"
+            elif part in self.sums_first:
                 value = f"kept{part}"
-            if part in self.depths and self.is_direct(part):
-                value = f"(({item} *)data.h{part})[{'steps - last' if self.reverse else 'last'}]"
-            self.source.line(f"chunks.after{part}[chunk] = {value};")
+            elif self.is_direct(part):
+                row = f"steps - last + {self.kept_row(part, back)}"
+                row = row if self.reverse else f"last + {self.kept_row(part, back)}"
+                value = f"(({self.kept_parts[part]} *)data.h{part})[{row}]"
+            else:
+                value = f"B{part}[{self.kept_row(part, back)}]"
+            self.source.line(f"chunks.after{part}_{back}[chunk] = {value};")
 
     # All chunks
 
-    def place(self, part: int) -> str:
-        """Return where the result of a part is that has no history."""
+    def place(self, part: int, back: int) -> str:
+        """Return where the results of a part are that has no history."""
         n, item = self.signature.n_states, self.kept_parts[part]
-        return f"*({item} *)data.{f'h{part}' if part < n else f'c{part - n}'}"
+        if part >= n:
+            return f"*({item} *)data.c{part - n}"
+        return f"(({item} *)data.h{part})[{self.kept_row(part, back)}]"
 
     def write_start(self) -> None:
         line = self.source.line
@@ -170,8 +196,10 @@ class ChunkPrinter(BlockPrinter):
         line("if (count > 1) scanlib_in_threads(count, walk); else walk(0);")
         with self.source.block("for (npy_intp k = 1; k < count; k++)"):
             line(f"if ({self.is_right()}) continue;")
-            for part in self.depths:
-                line(f"chunks.before{part}[k] = chunks.after{part}[k - 1];")
+            for part, back in self.pasts:
+                if part in self.depths:
+                    names = f"{part}_{back}[k]", f"{part}_{back}[k - 1]"
+                    line(f"chunks.before{names[0]} = chunks.after{names[1]};")
             line(f"{NODE}_chunk(data, chunks, k, {AGAIN});")
         self.write_last_values()
         line("data.taken = steps;")
@@ -179,23 +207,27 @@ class ChunkPrinter(BlockPrinter):
     def write_values_before(self) -> None:
         """Write the values before the first chunk, and those of the sums before all others."""
         n = self.signature.n_states
-        for part, item in self.kept_parts.items():
+        for part, back in self.pasts:
+            item = self.kept_parts[part]
             if part in self.sums:
                 self.source.line(
-                    f"for (npy_intp k = 1; k < count; k++) chunks.before{part}[k] = 0;"
+                    f"for (npy_intp k = 1; k < count; k++) chunks.before{part}_1[k] = 0;"
                 )
             value = f"*(const {item} *)data.c{part - n}"
             if part < n:
-                value = f"*(const {item} *)data.{self.outer.initials[part]}"
-            self.source.line(f"chunks.before{part}[0] = {value};")
+                name = self.outer.initials[part]
+                row = f"{self.kept_row(part, back)} * data.{name}_s[0]"
+                value = f"*(const {item} *)(data.{name} + {row})"
+            self.source.line(f"chunks.before{part}_{back}[0] = {value};")
 
     def write_last_values(self) -> None:
         n = self.signature.n_states
-        for part in self.kept_parts:
+        for part, back in self.pasts:
             if part in self.sums:
-                place, dtype = self.place(part), self.inner.carries[part - n].type.dtype
-                total = added(place, f"chunks.after{part}[k]", dtype)
-                self.source.line(f"{place} = chunks.after{part}[0];")
+                place, dtype = self.place(part, back), self.inner.carries[part - n].type.dtype
+                total = added(place, f"chunks.after{part}_1[k]", dtype)
+                self.source.line(f"{place} = chunks.after{part}_1[0];")
                 self.source.line(f"for (npy_intp k = 1; k < count; k++) {place} = {total};")
             elif not self.is_direct(part):
-                self.source.line(f"{self.place(part)} = chunks.after{part}[count - 1];")
+                value = f"chunks.after{part}_{back}[count - 1]"
+                self.source.line(f"{self.place(part, back)} = {value};")

@@ -23,11 +23,11 @@ class PrefixPrinter(ChunkPrinter):
         for recurrence in recurrences:
             (part,) = recurrence.parts
             if recurrence.family == "log-affine":
-                line(f"npy_float64 V{part} = chunks.before{part}[0], S{part} = 1;")
+                line(f"npy_float64 V{part} = chunks.before{part}_1[0], S{part} = 1;")
             elif simple_family(recurrence) == "sum":
-                line(f"npy_float64 V{part} = chunks.before{part}[0];")
+                line(f"npy_float64 V{part} = chunks.before{part}_1[0];")
             else:
-                line(f"{self.kept_parts[part]} V{part} = chunks.before{part}[0];")
+                line(f"{self.kept_parts[part]} V{part} = chunks.before{part}_1[0];")
         line("bool runs = true;")
         head = f"for (npy_intp i = 0; runs && i < chunks.bounds[chunk]; i += {self.block})"
         with self.source.block(head), self.scalars.scope():
@@ -41,7 +41,7 @@ class PrefixPrinter(ChunkPrinter):
         for recurrence in recurrences:
             (part,) = recurrence.parts
             sums = f"V{part} + log(S{part})" if recurrence.family == "log-affine" else f"V{part}"
-            line(f"chunks.before{part}[chunk] = {sums};")
+            line(f"chunks.before{part}_1[chunk] = {sums};")
 
     def composition(self, number: int, recurrence: Recurrence) -> str:
         """Return the call that composes the steps of a block, and says whether it could."""
@@ -82,7 +82,7 @@ class PrefixPrinter(ChunkPrinter):
         tests = ["chunks.known[k]"]
         for recurrence in self.op.recurrences:
             part = recurrence.parts[0]
-            values = f"chunks.after{part}[k - 1]", f"chunks.before{part}[k]"
+            values = f"chunks.after{part}_1[k - 1]", f"chunks.before{part}_1[k]"
             test = f"{values[0]} == {values[1]}"
             if simple_family(recurrence) in ("log-affine", "sum"):
                 finite = (f"{value} - {value} == 0" for value in values)

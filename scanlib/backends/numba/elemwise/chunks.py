@@ -7,8 +7,11 @@ run after the one before it. So is one whose value turns out not to be what coun
 before it has been run. How the steps are cut depends on the flags and their number alone, and what
 is run again on the values: results are the same, bit by bit, at every run.
 
-A traced state is scanned where its history is stored. The row before a chunk is the last one of the
-chunk before, which another thread writes; so the first block of a chunk is scanned in a buffer.
+A traced state is scanned where its history is stored. The rows before a chunk are the last ones of
+the chunk before, which another thread writes; so the first block of a chunk is scanned in a buffer.
+
+In the code, ``before0_1[k]`` is the last value of the first part before chunk `k`, ``before0_2[k]``
+the one before that, where a step reads it, and ``after0_1[k]`` the last value of the chunk.
 """
 
 from __future__ import annotations
@@ -40,7 +43,20 @@ class ChunkWriter(BlockWriter):
             )
             for part in [*self.depths, *self.sums]
         }
-        self.maps = [recurrence.parts[0] for recurrence in op.recurrences]
+        self.pasts = [(part, back) for part in self.dtypes for back in self.backs(part)]
+
+    def backs(self, part: int) -> range:
+        """Return how far back the values of a part are that a step reads."""
+        return range(1, self.depths.get(part, 1) + 1)
+
+    def row_before(self, part: int, back: int, step: str) -> str:
+        """Return where, in a history, the value is that a part had `back` steps before a step."""
+        depth = self.depths[part]
+        return f"steps - 1 - {step} + {back}" if self.reverse else f"{step} + {depth - back}"
+
+    def kept_row(self, part: int, back: int) -> int:
+        """Return where it is among the rows of a state that is not traced."""
+        return back - 1 if self.reverse else self.depths[part] - back
 
     # What kinds of chunks differ in
 
@@ -101,7 +117,7 @@ class ChunkWriter(BlockWriter):
         self.source.object("unshared", threads.unshared)
         for part in self.depths:
             if self.is_direct(part):
-                line(f"G{part} = np.empty(longest + 1, {self.dtypes[part]})")
+                line(f"G{part} = np.empty(longest + {self.depths[part]}, {self.dtypes[part]})")
                 line(f"h{part} = unshared(h{part})")
         for i in range(self.signature.n_outputs):
             line(f"z{i} = unshared(z{i})")
@@ -116,31 +132,42 @@ class ChunkWriter(BlockWriter):
         line, n = self.source.line, self.signature.n_states
         self.write_constants()
         for part, dtype in self.dtypes.items():
+            if part < n and not self.is_direct(part):
+                line(f"h{part} = np.empty({self.depths[part]}, {dtype})")
+        for part, back in self.pasts:
+            value = f"before{part}_{back}[chunk]"
             if part >= n:
-                line(f"c{part - n} = before{part}[chunk]")
+                line(f"c{part - n} = {value}")
             elif not self.is_direct(part):
-                line(f"h{part} = np.empty(1, {dtype})")
-                line(f"h{part}[0] = before{part}[chunk]")
+                line(f"h{part}[{self.kept_row(part, back)}] = {value}")
         line("first, last = bounds[chunk], bounds[chunk + 1]")
         self.write_blocks("first", "last")
-        for part in self.dtypes:
-            value = f"c{part - n}" if part >= n else f"h{part}[0]"
-            if self.is_direct(part):
-                value = f"h{part}[{'steps - last' if self.reverse else 'last'}]"
-            line(f"after{part}[chunk] = {value}")
+        for part, back in self.pasts:
+            line(f"after{part}_{back}[chunk] = {self.last_value(part, back, 'last')}")
+
+    def last_value(self, part: int, back: int, step: str) -> str:
+        """Return the value that a part had `back` steps before a step that comes next."""
+        n = self.signature.n_states
+        if part >= n:
+            return f"c{part - n}"
+        if self.is_direct(part):
+            return f"h{part}[{self.row_before(part, back, step)}]"
+        return f"h{part}[{self.kept_row(part, back)}]"
 
     def write_view_of_history(self, part: int) -> None:
         with self.source.block("if i == first:"):
-            self.source.line(f"H{part} = G{part}[:n + 1]")
-            place = "n" if self.reverse else "0"
-            self.source.line(f"H{part}[{place}] = before{part}[chunk]")
+            depth = self.depths[part]
+            self.source.line(f"H{part} = G{part}[:n + {depth}]")
+            for back in self.backs(part):
+                place = f"n + {back - 1}" if self.reverse else f"{depth - back}"
+                self.source.line(f"H{part}[{place}] = before{part}_{back}[chunk]")
         with self.source.block("else:"):
             super().write_view_of_history(part)
 
     def move_on(self) -> None:
         super().move_on()
-        shift = 0 if self.reverse else 1
-        for part in self.depths:
+        for part, depth in self.depths.items():
+            shift = 0 if self.reverse else depth
             if self.is_direct(part):
                 with self.source.block("if i == first:"), self.source.block("for j in range(n):"):
                     self.source.line(f"h{part}[low + j + {shift}] = G{part}[j + {shift}]")
@@ -156,22 +183,18 @@ class ChunkWriter(BlockWriter):
         self.write_cuts()
         line("bounds[chunks] = steps")
         line("known = np.empty(chunks, np.bool_)")
-        for part, dtype in self.dtypes.items():
-            line(f"before{part} = np.empty(chunks, {dtype})")
-            line(f"after{part} = np.empty(chunks, {dtype})")
+        for part, back in self.pasts:
+            line(f"before{part}_{back} = np.empty(chunks, {self.dtypes[part]})")
+            line(f"after{part}_{back} = np.empty(chunks, {self.dtypes[part]})")
         self.write_first_job()
 
     def write_first_values(self) -> None:
         """Write the values before the first chunk, and those of the sums before all others."""
-        n = self.signature.n_states
-        for part in self.dtypes:
-            value = f"c{part - n}" if part >= n else f"h{part}[0]"
-            if self.is_direct(part) and self.reverse:
-                value = f"h{part}[steps]"
+        for part, back in self.pasts:
             if part in self.sums:
                 with self.source.block("for k in range(chunks):"):
-                    self.source.line(f"before{part}[k] = 0")
-            self.source.line(f"before{part}[0] = {value}")
+                    self.source.line(f"before{part}_1[k] = 0")
+            self.source.line(f"before{part}_{back}[0] = {self.last_value(part, back, '0')}")
 
     def write_jobs(self, call: str) -> None:
         """Write the calls: all chunks at the same time, then some once more."""
@@ -187,19 +210,19 @@ class ChunkWriter(BlockWriter):
             line("chunk += 1")
         line(f"job, first_chunk, together = {AGAIN}, chunk, 1")
         with self.source.block("if chunk < chunks:"):
-            for part in self.maps:
-                line(f"before{part}[chunk] = after{part}[chunk - 1]")
+            for part, back in self.pasts:
+                if part in self.depths:
+                    line(f"before{part}_{back}[chunk] = after{part}_{back}[chunk - 1]")
         with self.source.block("else:"):
             line(f"job = {DONE}")
 
     def write_last_values(self) -> None:
         line, n = self.source.line, self.signature.n_states
-        for part, dtype in self.dtypes.items():
+        for part, back in self.pasts:
             if part in self.sums:
-                line(f"c{part - n} = after{part}[0]")
+                line(f"c{part - n} = after{part}_1[0]")
                 with self.source.block("for k in range(1, chunks):"):
-                    line(f"c{part - n} = {dtype}(c{part - n} + after{part}[k])")
-            elif part >= n:
-                line(f"c{part - n} = after{part}[chunks - 1]")
-            elif not self.is_direct(part):
-                line(f"h{part}[0] = after{part}[chunks - 1]")
+                    total = f"c{part - n} + after{part}_1[k]"
+                    line(f"c{part - n} = {self.dtypes[part]}({total})")
+            elif part >= n or not self.is_direct(part):
+                line(f"{self.last_value(part, back, 'steps')} = after{part}_{back}[chunks - 1]")

@@ -16,53 +16,129 @@ from __future__ import annotations
 
 from scanlib.backends.numba.elemwise import compose
 from scanlib.backends.numba.elemwise.chunks import PROBE, RUN, ChunkWriter
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.parts import BLOCKS_OF_A_CHUNK
 
 
 class DecayWriter(ChunkWriter):
-    """Writes chunks of affine recurrences whose coefficients decay."""
+    """Writes chunks of affine recurrences whose coefficients decay.
+
+    The map of recurrence `r` takes the values that its steps read, of all its parts, to as many
+    values: its coefficients are ``M0_1_2`` (of recurrence 0, for value 1, that of value 2), and
+    ``A0_1`` is what it adds.
+    """
+
+    def __init__(self, op: ElemwiseScan) -> None:
+        super().__init__(op)
+        self.values = [
+            [(part, back) for part in recurrence.parts for back in self.backs(part)]
+            for recurrence in op.recurrences
+        ]
+
+    def coefficients(self, number: int) -> list[str]:
+        places = range(len(self.values[number]))
+        return [f"M{number}_{i}_{k}" for i in places for k in places]
 
     def write_maps(self) -> None:
         """Write the composition of the steps before a chunk."""
-        line = self.source.line
+        line, numbers = self.source.line, range(len(self.values))
         self.write_constants()
-        for part in self.maps:
-            line(f"M{part}, A{part} = 1.0, 0.0")
+        for number in numbers:
+            for i in range(len(self.values[number])):
+                line(f"A{number}_{i} = 0.0")
+                for k in range(len(self.values[number])):
+                    line(f"M{number}_{i}_{k} = {float(i == k)}")
         line("i = bounds[chunk]")
         line(f"lowest = i - {self.block} if job == {PROBE} else i - window")
-        small = [f"abs(M{part}) <= {compose.SMALL!r}" for part in self.maps]
-        with self.source.block(f"while i > lowest and not ({' and '.join(small)}):"):
+        names = [name for number in numbers for name in self.coefficients(number)]
+        small = " and ".join(f"abs({name}) <= {compose.SMALL!r}" for name in names)
+        with self.source.block(f"while i > lowest and not ({small}):"):
             line(f"n = {self.block}")
             line("i -= n")
             line("low = steps - i - n" if self.reverse else "low = i")
             self.write_views_of_rows()
-            for number in range(len(self.maps)):
+            for number in numbers:
                 self.write_elements(number)
                 self.write_composition(number)
-        line(f"runs = job == {RUN} and {' and '.join(small)}")
+        line(f"runs = job == {RUN} and {small}")
         line(f"known[chunk], forgotten[chunk] = runs, i // {self.block}")
-        for part, recurrence in zip(self.maps, self.lowered.recurrences, strict=True):
+        for number, recurrence in enumerate(self.lowered.recurrences):
+            line(f"mul{number}[chunk] = {_largest(self.coefficients(number))}")
             square = recurrence.family == "affine in squares"
-            line(f"mul{part}[chunk] = M{part}")
-            line(f"before{part}[chunk] = {f'np.sqrt(A{part})' if square else f'A{part}'}")
+            for i, (part, back) in enumerate(self.values[number]):
+                value = f"np.sqrt(A{number}_{i})" if square else f"A{number}_{i}"
+                line(f"before{part}_{back}[chunk] = {value}")
 
     def write_composition(self, number: int) -> None:
+        """Write the composition of a map with the steps of the block before it."""
         recurrence = self.lowered.recurrences[number]
+        if len(self.values[number]) > 1 or len(recurrence.terms[0]) > 1:
+            self.write_coupled_composition(number)
+            return
         (part,), ((term,),) = recurrence.parts, recurrence.terms
         chosen = (term.coefficient, "1.0"), (recurrence.constants[0], "0.0")
         elements = [other if k is None else self.elements[number, k] for k, other in chosen]
         first = part in self.sums_first
         key = f"scanlib compose {self.reverse} {first} {compose.VERSION}"
         function = self.source.function(compose.COMPOSE[self.reverse, first], key)
-        call = f"{function}({', '.join(elements)}, n, M{part}, A{part})"
-        self.source.line(f"M{part}, A{part} = {call}")
+        names = f"M{number}_0_0, A{number}_0"
+        self.source.line(f"{names} = {function}({', '.join(elements)}, n, {names})")
+
+    def write_coupled_composition(self, number: int) -> None:
+        """Write it for several values: the map of the block is where it takes unit vectors.
+
+        Column `k` is that of value `k`, the last column that of zeros, with the constants.
+        """
+        line, values = self.source.line, self.values[number]
+        places, columns = range(len(values)), range(len(values) + 1)
+        for k in columns:
+            for i in places:
+                line(f"v{k}_{i} = {float(i == k)}")
+        with self.source.block("for t in range(n):"):
+            line("j = n - 1 - t" if self.reverse else "j = t")
+            self.write_step_of_columns(number, columns)
+        for i in places:
+            sums = [f"M{number}_{i}_{k} * v{len(values)}_{k}" for k in places]
+            line(f"A{number}_{i} += {' + '.join(sums)}")
+        for i in places:
+            for k in places:
+                products = [f"M{number}_{i}_{m} * v{k}_{m}" for m in places]
+                line(f"p{i}_{k} = {' + '.join(products)}")
+        for i in places:
+            for k in places:
+                line(f"M{number}_{i}_{k} = p{i}_{k}")
+
+    def write_step_of_columns(self, number: int, columns: range) -> None:
+        """Write one step of all columns; values move on to be those of one step earlier."""
+        recurrence, values = self.lowered.recurrences[number], self.values[number]
+        line = self.source.line
+        used = {term.coefficient for terms in recurrence.terms for term in terms}
+        for k in sorted(k for k in {*used, *recurrence.constants} if k is not None):
+            name = self.elements[number, k]
+            line(f"q{number}_{k} = np.float64({name if name[0] == 'e' else f'{name}[j]'})")
+        for column in columns:
+            new = {}
+            rows = zip(recurrence.parts, recurrence.terms, recurrence.constants, strict=True)
+            for part, terms, constant in rows:
+                text = [
+                    f"{'' if t.coefficient is None else f'q{number}_{t.coefficient} * '}"
+                    f"v{column}_{values.index((t.part, -t.tap))}"
+                    for t in terms
+                ]
+                if constant is not None and column == len(values):
+                    text.append(f"q{number}_{constant}")
+                new[part] = f"u{number}_{part}"
+                line(f"{new[part]} = {' + '.join(text) or '0.0'}")
+            for i, (part, back) in reversed(list(enumerate(values))):
+                line(f"v{column}_{i} = {new[part] if back == 1 else f'v{column}_{i - 1}'}")
 
     def write_views(self) -> None:
         super().write_views()
-        for part in self.maps:
-            value = f"H{part}[{'n' if self.reverse else '0'}]"
-            value = f"kept{part}" if part in self.sums_first else value
-            self.source.line(f"ends{part}[i // {self.block}] = {value}")
+        for part, depth in self.depths.items():
+            for back in self.backs(part):
+                place = f"n + {back - 1}" if self.reverse else f"{depth - back}"
+                value = f"kept{part}" if part in self.sums_first else f"H{part}[{place}]"
+                self.source.line(f"ends{part}_{back}[i // {self.block}] = {value}")
 
     def write_cuts(self) -> None:
         line = self.source.line
@@ -73,9 +149,11 @@ class DecayWriter(ChunkWriter):
         line = self.source.line
         line(f"window = bounds[1] // {BLOCKS_OF_A_CHUNK * self.block} * {self.block}")
         line("forgotten = np.empty(chunks, np.int64)")
-        for part in self.maps:
-            line(f"mul{part} = np.empty(chunks, np.float64)")
-            line(f"ends{part} = np.empty(steps // {self.block} + 1, {self.dtypes[part]})")
+        for number, values in enumerate(self.values):
+            line(f"mul{number} = np.empty(chunks, np.float64)")
+            for part, back in values:
+                size = f"steps // {self.block} + 1"
+                line(f"ends{part}_{back} = np.empty({size}, {self.dtypes[part]})")
         line(f"job, first_chunk, together = {PROBE}, chunks - 1, 1")
         with self.source.block("if chunks == 1:"):
             line(f"job = {RUN}")
@@ -92,7 +170,7 @@ class DecayWriter(ChunkWriter):
         line = self.source.line
         key = f"scanlib blocks to forget {compose.VERSION}"
         blocks = self.source.function(compose.blocks_to_forget, key)
-        needed = [f"{blocks}(mul{part}[chunks - 1])" for part in self.maps]
+        needed = [f"{blocks}(mul{number}[chunks - 1])" for number in range(len(self.values))]
         with self.source.block(
             f"if not max({', '.join(['0.0', *needed])}) <= window // {self.block}:"
         ):
@@ -102,14 +180,21 @@ class DecayWriter(ChunkWriter):
         self.write_first_values()
 
     def is_right(self) -> str:
-        """Return the test whether a chunk was run from what the one before it ends with."""
         key = f"scanlib forgotten {compose.VERSION}"
         function = self.source.function(compose.is_forgotten, key)
         tests = ["known[chunk]"]
-        for part, recurrence in zip(self.maps, self.lowered.recurrences, strict=True):
-            values = [f"ends{part}[forgotten[chunk]]", f"before{part}[chunk]"]
+        for number, recurrence in enumerate(self.lowered.recurrences):
+            pasts = [f"{part}_{back}" for part, back in self.values[number]]
+            tests += [f"np.isfinite(after{past}[chunk - 1])" for past in pasts]
+            ends = _largest([f"np.float64(ends{past}[forgotten[chunk]])" for past in pasts])
+            starts = _largest([f"np.float64(before{past}[chunk])" for past in pasts])
             if recurrence.family == "affine in squares":
-                values = [f"np.float64({value}) ** 2" for value in values]
-            tests.append(f"np.isfinite(after{part}[chunk - 1])")
-            tests.append(f"{function}(mul{part}[chunk], {', '.join(values)})")
+                ends, starts = f"{ends} ** 2", f"{starts} ** 2"
+            tests.append(f"{function}(mul{number}[chunk], {ends}, {starts})")
         return " and ".join(tests)
+
+
+def _largest(names: list[str]) -> str:
+    """Return the largest size of some numbers; NaN if the first is."""
+    sizes = [f"abs({name})" for name in names]
+    return sizes[0] if len(sizes) == 1 else f"max({', '.join(sizes)})"

@@ -146,6 +146,10 @@ COMPOSE: dict[tuple[str, bool], Callable[..., Any]] = {
 class PrefixWriter(ChunkWriter):
     """Writes chunks of running extremes, sums, and logarithms of sums."""
 
+    @property
+    def maps(self) -> list[int]:
+        return [recurrence.parts[0] for recurrence in self.lowered.recurrences]
+
     def write_maps(self) -> None:
         """Write the composition of all steps before a chunk."""
         line, recurrences = self.source.line, self.lowered.recurrences
@@ -153,11 +157,11 @@ class PrefixWriter(ChunkWriter):
         for part, recurrence in zip(self.maps, recurrences, strict=True):
             if recurrence.family == "log-affine":
                 line(f"W{part} = np.empty({self.block}, {self.dtypes[part]})")
-                line(f"V{part}, S{part} = np.float64(before{part}[0]), 1.0")
+                line(f"V{part}, S{part} = np.float64(before{part}_1[0]), 1.0")
             elif simple_family(recurrence) == "sum":
-                line(f"V{part} = np.float64(before{part}[0])")
+                line(f"V{part} = np.float64(before{part}_1[0])")
             else:
-                line(f"V{part} = before{part}[0]")
+                line(f"V{part} = before{part}_1[0]")
         line("i = 0")
         with self.source.block("while runs and i < bounds[chunk]:"):
             line(f"n = {self.block}")
@@ -169,10 +173,9 @@ class PrefixWriter(ChunkWriter):
             line("i += n")
         line("known[chunk] = runs")
         for part, recurrence in zip(self.maps, recurrences, strict=True):
-            sums = f"V{part} + np.log(S{part})"
-            line(
-                f"before{part}[chunk] = {sums if recurrence.family == 'log-affine' else f'V{part}'}"
-            )
+            is_log = recurrence.family == "log-affine"
+            value = f"V{part} + np.log(S{part})" if is_log else f"V{part}"
+            line(f"before{part}_1[chunk] = {value}")
 
     def write_composition(self, number: int, recurrence: Recurrence) -> None:
         (part,), ((term,),) = recurrence.parts, recurrence.terms
@@ -214,7 +217,7 @@ class PrefixWriter(ChunkWriter):
     def is_right(self) -> str:
         tests = ["known[chunk]"]
         for part, recurrence in zip(self.maps, self.lowered.recurrences, strict=True):
-            values = f"after{part}[chunk - 1]", f"before{part}[chunk]"
+            values = f"after{part}_1[chunk - 1]", f"before{part}_1[chunk]"
             test = f"{values[0]} == {values[1]}"
             if simple_family(recurrence) in ("log-affine", "sum"):
                 test = f"({test} or np.isfinite({values[0]}) and np.isfinite({values[1]}))"
