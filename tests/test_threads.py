@@ -1,6 +1,7 @@
 """Loops in several threads: slices of the channels, chunks of the steps.
 
-The C linker's threads over channels are tested in `test_c_code`.
+The C linker's threads over channels are tested in `test_c_code`, threads that compose all steps
+before theirs in `test_thread_prefixes`.
 """
 
 import multiprocessing

@@ -7,7 +7,13 @@ from pytensor.graph.basic import Apply
 
 from scanlib._compat import thaw_graph
 from scanlib.explain.runs import Setting
-from scanlib.ops.parts import can_chunk, can_slice, least_row
+from scanlib.ops.parts import can_slice, chunks_by, least_row
+
+# How a thread finds the value before its steps.
+_HOW = {
+    "decay": ", if coefficients decay: a few steps before give a thread its first value",
+    "all steps": ": a thread first composes all steps before, which takes less than running them",
+}
 
 
 def threads_of(node: Apply, chosen: str, setting: Setting) -> tuple[int, str | None]:
@@ -24,12 +30,12 @@ def threads_of(node: Apply, chosen: str, setting: Setting) -> tuple[int, str | N
             f"each for some of the channels: {least:,} channels times steps, and "
             f"{least_row(op):,} channels, at least"
         )
-    if chosen == "blocks" and can_chunk(op):
-        return threads, (
-            f"each for some of the steps, {config.scanlib__parallel_steps:,} at least, if "
-            "coefficients decay: a few steps before give the value from which a thread starts"
-        )
-    return 1, None
+    how = chunks_by(op) if chosen == "blocks" else None
+    if how is None:
+        return 1, None
+    return threads, (
+        f"each for some of the steps, {config.scanlib__parallel_steps:,} at least{_HOW[how]}"
+    )
 
 
 def _available(node: Apply, in_c: bool) -> bool:

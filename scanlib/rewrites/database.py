@@ -26,6 +26,7 @@ position  rewrite                          why there
 1.66      ``scanlib_split``                what is no kernel as a whole; its parts are lowered
 1.661     ``scanlib_split_numba``          the same with factorizations, whose batches only numba
                                            compiles (and evaluates for zero steps)
+1.665     ``scanlib_choices``              on kernels: what one compared, another one need not
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
 48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
@@ -38,6 +39,7 @@ from pytensor.compile.mode import optdb
 from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
 from scanlib.rewrites.batched_lengths import SliceWholeBatches
+from scanlib.rewrites.choices import StoreChoices
 from scanlib.rewrites.compile_time import AllowStepProducts, prepare_inputs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
@@ -94,5 +96,6 @@ optdb.register("scanlib_elementwise", LowerElementwiseLoops(), "fast_run", "scan
 optdb.register("scanlib_reuse", ReuseForwardValues(), "fast_run", "scanlib", position=1.655)
 optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
 optdb.register("scanlib_split_numba", SplitLoops(heavy=True), "numba", position=1.661)
+optdb.register("scanlib_choices", StoreChoices(), "fast_run", "scanlib", position=1.665)
 optdb.register("scanlib_padding", pad_rows, "fast_run", "numba", "jax", position=48.4)
 optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)

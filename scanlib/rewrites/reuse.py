@@ -58,7 +58,7 @@ class ReuseForwardValues(GraphRewriter):
 def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     """Store in one loop what another one computes again; return the first loop's new node."""
     source, target = Loop.from_node(maker), Loop.from_node(reader)
-    places = _same_rows(maker, source, target)
+    places = same_rows(maker, source, target)
     chosen = _chosen(source, target, places) if places else {}
     if not chosen:
         return None
@@ -98,7 +98,7 @@ def _output_of(loop: Loop, value: Variable) -> Output:
 # Rows of one loop that are rows of the other
 
 
-def _same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variable]:
+def same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variable]:
     """Return, for inputs of the reader's body, the values of the maker's body they equal."""
     results = maker.op.signature.split_outputs(maker.outputs)
     known = {part.outer: part.row for part in source.sequences}

@@ -65,6 +65,7 @@ class LoopPrinter:
         )
         for variable, array, axes in [*rows, *whole]:
             self.parts[variable] = (array, axes)
+        self.scalars.real = self.real_dtype()
         n = self.signature.n_states
         m = n + self.signature.n_carries
         self.outputs = [f"y{k}" for k in range(m + self.signature.n_outputs)]
@@ -108,6 +109,20 @@ class LoopPrinter:
         self.write_call()
         self.source.lines = struct + self.scalars.functions + steps + self.source.lines
         return self.source.text()
+
+    def real_dtype(self) -> str | None:
+        """Return the widest dtype of real numbers in a body that reads truth values, if any."""
+        if not any(variable.type.dtype == "bool" for variable in self.parts):
+            return None
+        found = {variable.type.dtype for variable in self.graph.variables}
+        return next((dtype for dtype in ("float64", "float32") if dtype in found), None)
+
+    def write_numbers(self) -> None:
+        """Write what the code of all steps reads: their number, and one half (`Scalars`)."""
+        self.source.line("const npy_intp steps = data.steps;")
+        if self.scalars.real is not None:
+            real = c_type(self.scalars.real)
+            self.source.line(f"const {real} half = scanlib_half<{real}>();")
 
     def state_dtype(self, i: int) -> str:
         return self.inner.taps[i][0].type.dtype

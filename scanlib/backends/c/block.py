@@ -62,7 +62,7 @@ class BlockPrinter(BlockStorage):
     def write_run(self) -> None:
         line = self.source.line
         with self.source.block(f"static int {self.run}({NODE}_data &data)"), self.scalars.scope():
-            line("const npy_intp steps = data.steps;")
+            self.write_numbers()
             first = len(self.source.lines)
             self.write_storage()
             if not self.layout.ndim:
@@ -122,7 +122,7 @@ class BlockPrinter(BlockStorage):
             if own in self.taps:
                 self.scalars.bind_new(variable, self.value(*self.taps[own]))
             elif own in self.inner.rows:
-                self.scalars.bind_new(variable, f"X{self.inner.rows.index(own)}[j]")
+                self.scalars.bind_stored(variable, f"X{self.inner.rows.index(own)}[j]")
 
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
         self.write_elements(number)

@@ -22,6 +22,12 @@ static int scanlib_raise(const char *kind, const char *text, int count, npy_intp
   return -1;
 }
 
+/* One half, of which compilers do not know. */
+template <class T> static inline T scanlib_half() {
+  volatile T half = (T)0.5;
+  return half;
+}
+
 static int scanlib_shapes_differ() {
   PyErr_SetString(PyExc_ValueError, "Incompatible Elemwise input shapes inside a scan");
   return -1;

@@ -69,7 +69,7 @@ class NestPrinter(ChannelsPrinter):
         line = self.source.line
         line("template <bool FAST>")
         with self.source.block(f"static int {NODE}_run({NODE}_data &data)"):
-            line("const npy_intp steps = data.steps;")
+            self.write_numbers()
             line("npy_intp capacity = data.capacity, i;")
             line("int failed = 0, stopped = 0;")
             self.write_locals()
@@ -318,7 +318,7 @@ class NestPrinter(ChannelsPrinter):
             name, axes = self.parts[variable]
             row = variable in self.inner.rows
             base = f"{name}_t" if row else name
-            self.scalars.bind_new(variable, self.item(name, dtype, axes, base, int(row), True))
+            self.scalars.bind_stored(variable, self.item(name, dtype, axes, base, int(row), True))
             return
         for i, taps in enumerate(self.inner.taps):
             for offset, tap in zip(self.signature.taps[i], taps, strict=True):

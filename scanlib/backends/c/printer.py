@@ -6,20 +6,22 @@ from pytensor.configdefaults import config
 
 from scanlib.backends.c.base import LoopPrinter
 from scanlib.backends.c.block import BlockPrinter, fits_blocks
-from scanlib.backends.c.chunks import COMPOSE, ChunkPrinter
+from scanlib.backends.c.chunks import ChunkPrinter
+from scanlib.backends.c.decays import COMPOSE, DecayPrinter
 from scanlib.backends.c.fetching import FETCHING
 from scanlib.backends.c.helpers import HELPERS, THREADS
 from scanlib.backends.c.kernels import KERNELS
 from scanlib.backends.c.log_kernels import LOG_KERNELS
 from scanlib.backends.c.nest import NestPrinter
+from scanlib.backends.c.prefixes import COMPOSE_LOGS, COMPOSE_PICKS, PrefixPrinter
 from scanlib.backends.c.threads import threads_available
 from scanlib.backends.c.widths import WidthPrinter
 from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
-from scanlib.ops.parts import can_chunk
+from scanlib.ops.parts import chunks_by
 
-VERSION = 26  # of everything in this folder that changes the code
-THREADS_VERSION = 2  # of what changes code for several threads alone
+VERSION = 27  # of everything in this folder that changes the code
+THREADS_VERSION = 4  # of what changes code for several threads alone
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 # Choices between values are no branches, though comparing NaN may raise a floating-point flag.
 ARGUMENTS = (
@@ -37,7 +39,8 @@ def printer_for(op: ElemwiseScan) -> LoopPrinter:
         return NestPrinter(op)
     if schedule(op) != "blocks":
         return WidthPrinter(op)
-    return ChunkPrinter(op) if threads_available() and can_chunk(op) else BlockPrinter(op)
+    found = chunks_by(op) if threads_available() else None
+    return {None: BlockPrinter, "decay": DecayPrinter, "all steps": PrefixPrinter}[found](op)
 
 
 @register_c_printer
@@ -68,8 +71,10 @@ def print_loop(op: ElemwiseScan) -> CCode:
     if isinstance(printer, BlockPrinter | WidthPrinter):
         has_logs = any(recurrence.family == "log-affine" for recurrence in op.recurrences)
         helpers += [KERNELS, *([LOG_KERNELS] if has_logs else [])]
-    if isinstance(printer, ChunkPrinter):
+    if isinstance(printer, DecayPrinter):
         helpers.append(COMPOSE)
+    if isinstance(printer, PrefixPrinter):
+        helpers += [COMPOSE_PICKS, *([COMPOSE_LOGS] if has_logs else [])]
     return CCode(
         helpers="\n".join(helpers),
         functions=functions,

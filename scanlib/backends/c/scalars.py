@@ -40,6 +40,7 @@ class Scalars:
         self.ops: dict[Any, None] = {}
         self.functions: list[str] = []
         self.vectors: dict[str, None] = {}  # dtypes of elementary functions
+        self.real: str | None = None  # the dtype of real numbers in loops over truth values
         self.can_fail = False
         # Writes what reads rows at computed places.
         self.positional: Callable[[Apply, list[str]], list[str]] | None = None
@@ -68,6 +69,16 @@ class Scalars:
         self.source.line(f"const {self.c_type(variable.type.dtype)} {name} = {text};")
         self.values[variable] = name
         return name
+
+    def bind_stored(self, variable: Variable, text: str) -> str:
+        """Write a local variable with a value that is read from an array, and bind it.
+
+        Compilers vectorize comparisons of real numbers, and bytes that become such numbers, but not
+        choices by bytes: of which they would make these, if they knew what one half is.
+        """
+        if variable.type.dtype == "bool" and self.real is not None:
+            text = f"({self.c_type(self.real)})(int){text} > half"
+        return self.bind_new(variable, text)
 
     def text(self, variable: Variable) -> str:
         """Return the expression of a variable that is bound or constant."""

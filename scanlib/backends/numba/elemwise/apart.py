@@ -15,13 +15,16 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib.backends.numba import threads
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
-from scanlib.backends.numba.elemwise.chunks import blocks_writer
+from scanlib.backends.numba.elemwise.decays import DecayWriter
+from scanlib.backends.numba.elemwise.prefixes import PrefixWriter
 from scanlib.backends.numba.elemwise.slices import channels_writer
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import LoopWriter
 from scanlib.ops.elemwise_scan import MANY_STEPS, ElemwiseScan, few_channels, schedule
+from scanlib.ops.parts import chunks_by
 
 
 class ScheduleWriter(ElemwiseWriter):
@@ -82,3 +85,10 @@ def _is_checked(op: ElemwiseScan) -> bool:
     """Whether the code of other loops checks all indices that the body uses."""
     unchecked = (Blockwise, *(kind for kind in INDEX_READS if kind is not Subtensor), *INDEX_WRITES)
     return not any(isinstance(node.op, unchecked) for node in op.scan.body.toposort())
+
+
+def blocks_writer(op: ElemwiseScan) -> BlockWriter:
+    """Return what writes a loop in blocks, in chunks where that is asked for and possible."""
+    found = chunks_by(op) if threads.wanted_threads() > 1 else None
+    writers = {None: BlockWriter, "decay": DecayWriter, "all steps": PrefixWriter}
+    return writers[found](op)

@@ -1,22 +1,17 @@
 """Blocks of steps of one channel, in chunks of the steps, each in a thread of its own.
 
-For affine recurrences whose elements depend on no state and whose coefficients decay. The first
-thread runs the first chunk. Every other one composes the steps before its chunk, the last one
-first, until their map is a constant (see `compose`): that is the value before its chunk, which it
-then runs as one thread would. A chunk whose value is not found so is run after the one before it.
-So is one whose value turns out not to be what counts, once the chunk before it has been run:
+The first thread runs the first chunk. Every other one composes steps before its chunk, which gives
+the value from which it runs the chunk as one thread would: see `decays`, where a few steps are
+enough, and `prefixes`, where composing all of them is cheap. A chunk whose value is not found so is
+run after the one before it. So is one whose value turns out not to be what counts, once the chunk
+before it has been run. How the steps are cut depends on the flags and their number alone, and what
+is run again on the values: results are the same, bit by bit, at every run.
 
-* the last value before it is not finite: composing may have hidden an overflow;
-* the value before the composed steps is so large that it was not yet forgotten.
+A traced state is scanned where its history is stored. The rows before a chunk are the last ones of
+the chunk before, which another thread writes; so the first block of a chunk is scanned in a buffer.
 
-For that, values at the ends of all blocks are kept. How the steps are cut depends on the flags and
-their number alone, and what is run again on the values: results are the same, bit by bit, at every
-run. Before threads are started, one block tells whether the coefficients decay fast enough. Where
-they do not, as in a random walk, composing all steps would take as long as it saves, and one thread
-runs the loop.
-
-A traced state is scanned where its history is stored. The row before a chunk is the last one of the
-chunk before, which another thread writes; so the first block of a chunk is scanned in a buffer.
+In the code, ``before0_1[k]`` is the last value of the first part before chunk `k`, ``before0_2[k]``
+the one before that, where a step reads it, and ``after0_1[k]`` the last value of the chunk.
 """
 
 from __future__ import annotations
@@ -26,21 +21,12 @@ from collections.abc import Callable
 from pytensor.configdefaults import config
 
 from scanlib.backends.numba import threads
-from scanlib.backends.numba.elemwise import compose
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.parts import can_chunk
-
-FORGETTING = 4  # a chunk's steps before it are composed up to one in so many of a chunk
+from scanlib.ops.parts import BLOCKS_OF_A_CHUNK
 
 # What the function of a chunk does.
 PROBE, RUN, AGAIN, DONE = range(4)
-
-
-def blocks_writer(op: ElemwiseScan) -> BlockWriter:
-    """Return what writes a loop in blocks, in chunks where that is asked for and possible."""
-    chunked = threads.wanted_threads() > 1 and can_chunk(op)
-    return ChunkWriter(op) if chunked else BlockWriter(op)
 
 
 class ChunkWriter(BlockWriter):
@@ -57,7 +43,38 @@ class ChunkWriter(BlockWriter):
             )
             for part in [*self.depths, *self.sums]
         }
-        self.maps = [recurrence.parts[0] for recurrence in op.recurrences]
+        self.pasts = [(part, back) for part in self.dtypes for back in self.backs(part)]
+
+    def backs(self, part: int) -> range:
+        """Return how far back the values of a part are that a step reads."""
+        return range(1, self.depths.get(part, 1) + 1)
+
+    def row_before(self, part: int, back: int, step: str) -> str:
+        """Return where, in a history, the value is that a part had `back` steps before a step."""
+        depth = self.depths[part]
+        return f"steps - 1 - {step} + {back}" if self.reverse else f"{step} + {depth - back}"
+
+    def kept_row(self, part: int, back: int) -> int:
+        """Return where it is among the rows of a state that is not traced."""
+        return back - 1 if self.reverse else self.depths[part] - back
+
+    # What kinds of chunks differ in
+
+    def write_maps(self) -> None:
+        """Write the composition of steps before a chunk, and the value before it."""
+        raise NotImplementedError
+
+    def write_cuts(self) -> None:
+        """Write how the steps are cut."""
+        raise NotImplementedError
+
+    def write_first_job(self) -> None:
+        """Write what is called first."""
+        raise NotImplementedError
+
+    def is_right(self) -> str:
+        """Return the test whether a chunk was run from what the one before it ends with."""
+        raise NotImplementedError
 
     def own(self, text: str) -> None:
         self.buffers.append(text)
@@ -100,7 +117,7 @@ class ChunkWriter(BlockWriter):
         self.source.object("unshared", threads.unshared)
         for part in self.depths:
             if self.is_direct(part):
-                line(f"G{part} = np.empty(longest + 1, {self.dtypes[part]})")
+                line(f"G{part} = np.empty(longest + {self.depths[part]}, {self.dtypes[part]})")
                 line(f"h{part} = unshared(h{part})")
         for i in range(self.signature.n_outputs):
             line(f"z{i} = unshared(z{i})")
@@ -110,78 +127,47 @@ class ChunkWriter(BlockWriter):
         with self.source.block("if runs:"), self.scope():
             self.write_run()
 
-    def write_maps(self) -> None:
-        """Write the composition of the steps before a chunk."""
-        line = self.source.line
-        self.write_constants()
-        for part in self.maps:
-            line(f"M{part}, A{part} = 1.0, 0.0")
-        line("i = bounds[chunk]")
-        line(f"lowest = i - {self.block} if job == {PROBE} else i - window")
-        small = [f"abs(M{part}) <= {compose.SMALL!r}" for part in self.maps]
-        with self.source.block(f"while i > lowest and not ({' and '.join(small)}):"):
-            line(f"n = {self.block}")
-            line("i -= n")
-            line("low = steps - i - n" if self.reverse else "low = i")
-            self.write_views_of_rows()
-            for number in range(len(self.maps)):
-                self.write_elements(number)
-                self.write_composition(number)
-        line(f"runs = job == {RUN} and {' and '.join(small)}")
-        line(f"known[chunk], forgotten[chunk] = runs, i // {self.block}")
-        for part, recurrence in zip(self.maps, self.lowered.recurrences, strict=True):
-            square = recurrence.family == "affine in squares"
-            line(f"mul{part}[chunk] = M{part}")
-            line(f"before{part}[chunk] = {f'np.sqrt(A{part})' if square else f'A{part}'}")
-
-    def write_composition(self, number: int) -> None:
-        recurrence = self.lowered.recurrences[number]
-        (part,), ((term,),) = recurrence.parts, recurrence.terms
-        chosen = (term.coefficient, "1.0"), (recurrence.constants[0], "0.0")
-        elements = [other if k is None else self.elements[number, k] for k, other in chosen]
-        first = part in self.sums_first
-        key = f"scanlib compose {self.reverse} {first} {compose.VERSION}"
-        function = self.source.function(compose.COMPOSE[self.reverse, first], key)
-        call = f"{function}({', '.join(elements)}, n, M{part}, A{part})"
-        self.source.line(f"M{part}, A{part} = {call}")
-
     def write_run(self) -> None:
         """Write the run of a chunk from the values before it to those after it."""
         line, n = self.source.line, self.signature.n_states
         self.write_constants()
         for part, dtype in self.dtypes.items():
+            if part < n and not self.is_direct(part):
+                line(f"h{part} = np.empty({self.depths[part]}, {dtype})")
+        for part, back in self.pasts:
+            value = f"before{part}_{back}[chunk]"
             if part >= n:
-                line(f"c{part - n} = before{part}[chunk]")
+                line(f"c{part - n} = {value}")
             elif not self.is_direct(part):
-                line(f"h{part} = np.empty(1, {dtype})")
-                line(f"h{part}[0] = before{part}[chunk]")
+                line(f"h{part}[{self.kept_row(part, back)}] = {value}")
         line("first, last = bounds[chunk], bounds[chunk + 1]")
         self.write_blocks("first", "last")
-        for part in self.dtypes:
-            value = f"c{part - n}" if part >= n else f"h{part}[0]"
-            if self.is_direct(part):
-                value = f"h{part}[{'steps - last' if self.reverse else 'last'}]"
-            line(f"after{part}[chunk] = {value}")
+        for part, back in self.pasts:
+            line(f"after{part}_{back}[chunk] = {self.last_value(part, back, 'last')}")
 
-    def write_views(self) -> None:
-        super().write_views()
-        for part in self.maps:
-            value = f"H{part}[{'n' if self.reverse else '0'}]"
-            value = f"kept{part}" if part in self.sums_first else value
-            self.source.line(f"ends{part}[i // {self.block}] = {value}")
+    def last_value(self, part: int, back: int, step: str) -> str:
+        """Return the value that a part had `back` steps before a step that comes next."""
+        n = self.signature.n_states
+        if part >= n:
+            return f"c{part - n}"
+        if self.is_direct(part):
+            return f"h{part}[{self.row_before(part, back, step)}]"
+        return f"h{part}[{self.kept_row(part, back)}]"
 
     def write_view_of_history(self, part: int) -> None:
         with self.source.block("if i == first:"):
-            self.source.line(f"H{part} = G{part}[:n + 1]")
-            place = "n" if self.reverse else "0"
-            self.source.line(f"H{part}[{place}] = before{part}[chunk]")
+            depth = self.depths[part]
+            self.source.line(f"H{part} = G{part}[:n + {depth}]")
+            for back in self.backs(part):
+                place = f"n + {back - 1}" if self.reverse else f"{depth - back}"
+                self.source.line(f"H{part}[{place}] = before{part}_{back}[chunk]")
         with self.source.block("else:"):
             super().write_view_of_history(part)
 
     def move_on(self) -> None:
         super().move_on()
-        shift = 0 if self.reverse else 1
-        for part in self.depths:
+        for part, depth in self.depths.items():
+            shift = 0 if self.reverse else depth
             if self.is_direct(part):
                 with self.source.block("if i == first:"), self.source.block("for j in range(n):"):
                     self.source.line(f"h{part}[low + j + {shift}] = G{part}[j + {shift}]")
@@ -191,90 +177,52 @@ class ChunkWriter(BlockWriter):
     def write_bounds(self) -> None:
         """Write how the steps are cut, and the arrays that chunks read and write."""
         line = self.source.line
-        least = max(config.scanlib__parallel_steps, FORGETTING * self.block)
+        least = max(config.scanlib__parallel_steps, BLOCKS_OF_A_CHUNK * self.block)
         line(f"chunks = max(1, min({config.scanlib__threads}, steps // {least}))")
         line("bounds = np.empty(chunks + 1, np.int64)")
-        with self.source.block("for k in range(chunks):"):
-            line(f"bounds[k] = steps * k // chunks // {self.block} * {self.block}")
+        self.write_cuts()
         line("bounds[chunks] = steps")
-        line(f"window = bounds[1] // {FORGETTING * self.block} * {self.block}")
-        line("known, forgotten = np.empty(chunks, np.bool_), np.empty(chunks, np.int64)")
-        for part, dtype in self.dtypes.items():
-            line(f"before{part} = np.empty(chunks, {dtype})")
-            line(f"after{part} = np.empty(chunks, {dtype})")
-        for part in self.maps:
-            line(f"mul{part} = np.empty(chunks, np.float64)")
-            line(f"ends{part} = np.empty(steps // {self.block} + 1, {self.dtypes[part]})")
-        line(f"job, first_chunk, together = {PROBE}, chunks - 1, 1")
-        with self.source.block("if chunks == 1:"):
-            line(f"job = {RUN}")
-            self.write_first_values()
+        line("known = np.empty(chunks, np.bool_)")
+        for part, back in self.pasts:
+            line(f"before{part}_{back} = np.empty(chunks, {self.dtypes[part]})")
+            line(f"after{part}_{back} = np.empty(chunks, {self.dtypes[part]})")
+        self.write_first_job()
 
     def write_first_values(self) -> None:
         """Write the values before the first chunk, and those of the sums before all others."""
-        n = self.signature.n_states
-        for part in self.dtypes:
-            value = f"c{part - n}" if part >= n else f"h{part}[0]"
-            if self.is_direct(part) and self.reverse:
-                value = f"h{part}[steps]"
+        for part, back in self.pasts:
             if part in self.sums:
                 with self.source.block("for k in range(chunks):"):
-                    self.source.line(f"before{part}[k] = 0")
-            self.source.line(f"before{part}[0] = {value}")
+                    self.source.line(f"before{part}_1[k] = 0")
+            self.source.line(f"before{part}_{back}[0] = {self.last_value(part, back, '0')}")
 
     def write_jobs(self, call: str) -> None:
-        """Write the calls: the probe, all chunks at the same time, then some once more."""
-        line = self.source.line
+        """Write the calls: all chunks at the same time, then some once more."""
         with self.source.block(f"while job != {DONE}:"):
-            line(call)
-            with self.source.block(f"if job == {PROBE}:"):
-                self.write_decision()
-            with self.source.block("else:"):
-                line(f"chunk = 1 if job == {RUN} else first_chunk + 1")
-                with self.source.block(f"while chunk < chunks and ({self.is_right()}):"):
-                    line("chunk += 1")
-                line(f"job, first_chunk, together = {AGAIN}, chunk, 1")
-                with self.source.block("if chunk < chunks:"):
-                    for part in self.maps:
-                        line(f"before{part}[chunk] = after{part}[chunk - 1]")
-                with self.source.block("else:"):
-                    line(f"job = {DONE}")
+            self.source.line(call)
+            self.write_next_job()
 
-    def write_decision(self) -> None:
-        """Write whether coefficients decay fast enough, and that one thread runs all if not."""
+    def write_next_job(self) -> None:
+        """Write which chunk is run once more, if there is one."""
         line = self.source.line
-        key = f"scanlib blocks to forget {compose.VERSION}"
-        blocks = self.source.function(compose.blocks_to_forget, key)
-        needed = [f"{blocks}(mul{part}[chunks - 1])" for part in self.maps]
-        with self.source.block(
-            f"if not max({', '.join(['0.0', *needed])}) <= window // {self.block}:"
-        ):
-            line("chunks = 1")
-            line("bounds[1] = steps")
-        line(f"job, first_chunk, together = {RUN}, 0, chunks")
-        self.write_first_values()
-
-    def is_right(self) -> str:
-        """Return the test whether a chunk was run from what the one before it ends with."""
-        key = f"scanlib forgotten {compose.VERSION}"
-        function = self.source.function(compose.is_forgotten, key)
-        tests = ["known[chunk]"]
-        for part, recurrence in zip(self.maps, self.lowered.recurrences, strict=True):
-            values = [f"ends{part}[forgotten[chunk]]", f"before{part}[chunk]"]
-            if recurrence.family == "affine in squares":
-                values = [f"np.float64({value}) ** 2" for value in values]
-            tests.append(f"np.isfinite(after{part}[chunk - 1])")
-            tests.append(f"{function}(mul{part}[chunk], {', '.join(values)})")
-        return " and ".join(tests)
+        line(f"chunk = 1 if job == {RUN} else first_chunk + 1")
+        with self.source.block(f"while chunk < chunks and ({self.is_right()}):"):
+            line("chunk += 1")
+        line(f"job, first_chunk, together = {AGAIN}, chunk, 1")
+        with self.source.block("if chunk < chunks:"):
+            for part, back in self.pasts:
+                if part in self.depths:
+                    line(f"before{part}_{back}[chunk] = after{part}_{back}[chunk - 1]")
+        with self.source.block("else:"):
+            line(f"job = {DONE}")
 
     def write_last_values(self) -> None:
         line, n = self.source.line, self.signature.n_states
-        for part, dtype in self.dtypes.items():
+        for part, back in self.pasts:
             if part in self.sums:
-                line(f"c{part - n} = after{part}[0]")
+                line(f"c{part - n} = after{part}_1[0]")
                 with self.source.block("for k in range(1, chunks):"):
-                    line(f"c{part - n} = {dtype}(c{part - n} + after{part}[k])")
-            elif part >= n:
-                line(f"c{part - n} = after{part}[chunks - 1]")
-            elif not self.is_direct(part):
-                line(f"h{part}[0] = after{part}[chunks - 1]")
+                    total = f"c{part - n} + after{part}_1[k]"
+                    line(f"c{part - n} = {self.dtypes[part]}({total})")
+            elif part >= n or not self.is_direct(part):
+                line(f"{self.last_value(part, back, 'steps')} = after{part}_{back}[chunks - 1]")

@@ -70,7 +70,7 @@ def _larger(a: Any, b: Any) -> Any:
 
 
 @njit(**_OPTIONS)
-def _all_below_infinity(values: Any) -> bool:
+def all_below_infinity(values: Any) -> bool:
     found = False
     for j in range(values.shape[0]):
         found |= not values[j] < np.inf
@@ -155,7 +155,7 @@ def _make(reverse: bool) -> tuple[Callable[..., bool], Callable[..., bool]]:
     def logaddexp(b: Any, h: Any, start: int, n: int) -> bool:
         """``h = logaddexp(h, b)``."""
         b = b[:n]
-        if not _all_below_infinity(b):
+        if not all_below_infinity(b):
             return False
         scale, s = np.empty(n, h.dtype), np.empty(n, h.dtype)
         new, old = h[start : start + n], h[start + before : start + before + n]
@@ -171,7 +171,7 @@ def _make(reverse: bool) -> tuple[Callable[..., bool], Callable[..., bool]]:
     def logaddexp_shifted(a: Any, b: Any, h: Any, start: int, n: int) -> bool:
         """``h = logaddexp(h + a, b)``."""
         a, b = a[:n], b[:n]
-        if not (_all_below_infinity(a) and _all_below_infinity(b)):
+        if not (all_below_infinity(a) and all_below_infinity(b)):
             return False
         scale, s = np.empty(n, h.dtype), np.empty(n, h.dtype)
         new, old = h[start : start + n], h[start + before : start + before + n]
