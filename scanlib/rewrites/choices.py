@@ -61,8 +61,12 @@ class StoreChoices(GraphRewriter):
 
 def _keeps_extremes(op: ElemwiseScan) -> bool:
     """Whether a loop has running extremes, all steps of which run, and is not to run again."""
-    extremes = any(r.family in ("maximum", "minimum") for r in op.recurrences)
-    return extremes and not op.signature.has_stop and not op.scan.recompute
+    return bool(_extremes(op)) and not op.signature.has_stop and not op.scan.recompute
+
+
+def _extremes(op: ElemwiseScan) -> list[int]:
+    """Return the states and carries that are running extremes, by their place among the results."""
+    return [r.parts[0] for r in op.recurrences if r.family in ("maximum", "minimum")]
 
 
 def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
@@ -87,18 +91,18 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     except NotElementwiseError:
         return None
     first = len(source.states) + len(source.carries)  # of the outputs
-    replace(fgraph, dict(zip(maker.outputs, made.outputs, strict=False)), "scanlib_choices")
+    replace(fgraph, dict(zip(maker.outputs, made, strict=False)), "scanlib_choices")
     replace_outer(target, dict(zip(target.outer_inputs(), reader.inputs, strict=True)))
     rows = {value: value.type() for value in chosen}
     target.substitute(rows)
     target.sequences = [part for part in target.sequences if part not in unread]
     for value, row in rows.items():
-        target.sequences.append(Sequence(made.outputs[first + stored[value]], row))
+        target.sequences.append(Sequence(made[first + stored[value]], row))
     read = set(ancestors(target.body_outputs()))
     target.non_sequences = [part for part in target.non_sequences if part.inner in read]
     new = lower_elementwise(target)
-    replace(fgraph, dict(zip(reader.outputs, new.outputs, strict=True)), "scanlib_choices")
-    return made
+    replace(fgraph, dict(zip(reader.outputs, new, strict=True)), "scanlib_choices")
+    return made[_extremes(maker.op)[0]].owner
 
 
 def _chosen(
@@ -124,7 +128,7 @@ def _chosen(
     count = len(source.body_outputs())
     merged = merge_equal([*source.body_outputs(), *substitute(found, places)])
     source.set_body_outputs(merged[:count])
-    extremes = {r.parts[0] for r in op.recurrences if r.family in ("maximum", "minimum")}
+    extremes = _extremes(op)
     parts: list[State | Carry] = [*source.states, *source.carries]
     exact = {part.next for k, part in enumerate(parts) if k in extremes}
     pairs = zip(found, merged[count:], strict=True)
