@@ -194,12 +194,12 @@ class SplitParts:
         for carry, added in self.sums:
             if id(carry) in taken or not added.type.ndim or not self.fits(added):
                 continue
-            before = list(self.stored)
+            stored, visited = list(self.stored), set(self._visited)
             self._visit_all([added])
-            if len(self.stored) == len(before):
+            if len(self.stored) == len(stored):
                 self.taken_sums.append((carry, added))
             else:
-                self.stored = before
+                self.stored, self._visited = stored, visited
 
     # What the loop stores for what comes after it
 
