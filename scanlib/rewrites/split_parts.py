@@ -83,6 +83,7 @@ class SplitParts:
         self.outputs: list[Output] = []
         self.taken_sums: list[tuple[State | Carry, Variable]] = []
         self.stored: list[Variable] = []
+        self._visited: set[Variable] = set()
 
     # What a batch can compute
 
@@ -205,7 +206,7 @@ class SplitParts:
 
     def _store(self) -> None:
         self.stored = []
-        self._visited: set[Variable] = set()
+        self._visited = set()
         self._visit_all(
             [*(part.value for part in self.outputs), *(added for _, added in self.taken_sums)]
         )
