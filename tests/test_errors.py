@@ -221,6 +221,14 @@ class TestInitialStates:
         with pytest.raises(ValueError, match="initial"):
             scanlib.scan(lambda a: a + 1, outputs_info={"taps": [-1]}, n_steps=4)
 
+    def test_a_bool_of_python(self):
+        """It may be what `==` says of two variables."""
+        x = pt.dvector("x")
+        with pytest.raises(TypeError, match=r"np\.array\(True\).*pt\.eq"):
+            scanlib.scan(lambda x, all_up: all_up & (x > 0), x, True)
+        up = scanlib.scan(lambda x, up: up & (x > 0), x, np.array(True), return_updates=False)
+        assert up.dtype == "bool"
+
     def test_unknown_key(self):
         with pytest.raises(REJECTED, match="tapps"):
             scanlib.scan(

@@ -272,6 +272,31 @@ class TestSums:
             rows.append(h)
         np.testing.assert_allclose(function(a, b), np.array(rows).T @ b, rtol=1e-12)
 
+    def test_sums_of_a_state_that_is_not_stored(self):
+        """A product leaves the loop; both sums of rows that only the loop knows stay."""
+        x, z, W = pt.dmatrix("x"), pt.dmatrix("z"), pt.dmatrix("W")
+        traces = scanlib.scan(
+            lambda x, z, h, c, one, two: (
+                pt.tanh(W @ h + x),
+                c + pt.outer(x, z),
+                one + h * x,
+                two + h * h,
+            ),
+            [x, z],
+            [pt.ones(N), pt.zeros((N, K)), pt.zeros(N), pt.zeros(N)],
+            return_updates=False,
+        )
+        function = pytensor.function([x, z, W], [trace[-1] for trace in traces], mode=unfused("c"))
+        assert count(function, Dot) == 1
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((T, N)), rng.standard_normal((T, K))
+        weights = rng.standard_normal((N, N))
+        h, expected = np.ones(N), [np.zeros(N), np.zeros(N)]
+        for row in a:
+            expected = [expected[0] + h * row, expected[1] + h * h]
+            h = np.tanh(weights @ h + row)
+        assert_same(function(a, b, weights), [h, a.T @ b, *expected])
+
     def test_a_sum_that_another_part_reads_runs_in_the_loop(self):
         x = pt.dmatrix("x")
 

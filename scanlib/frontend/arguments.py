@@ -83,6 +83,12 @@ def as_variable(value: Any, argument: str) -> Variable:
     """
     if isinstance(value, Variable):
         return value
+    if isinstance(value, bool):
+        # PyTensor takes none: it may come from comparing two variables.
+        raise TypeError(
+            f"{argument} is the Python value {value}; give np.array({value}) for a constant, and "
+            "compare variables with pt.eq, not =="
+        )
     try:
         return pt.as_tensor_variable(value)
     except Exception as error:

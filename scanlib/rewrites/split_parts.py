@@ -83,6 +83,7 @@ class SplitParts:
         self.outputs: list[Output] = []
         self.taken_sums: list[tuple[State | Carry, Variable]] = []
         self.stored: list[Variable] = []
+        self._visited: set[Variable] = set()
 
     # What a batch can compute
 
@@ -194,18 +195,18 @@ class SplitParts:
         for carry, added in self.sums:
             if id(carry) in taken or not added.type.ndim or not self.fits(added):
                 continue
-            before = list(self.stored)
+            stored, visited = list(self.stored), set(self._visited)
             self._visit_all([added])
-            if len(self.stored) == len(before):
+            if len(self.stored) == len(stored):
                 self.taken_sums.append((carry, added))
             else:
-                self.stored = before
+                self.stored, self._visited = stored, visited
 
     # What the loop stores for what comes after it
 
     def _store(self) -> None:
         self.stored = []
-        self._visited: set[Variable] = set()
+        self._visited = set()
         self._visit_all(
             [*(part.value for part in self.outputs), *(added for _, added in self.taken_sums)]
         )
