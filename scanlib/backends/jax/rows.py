@@ -33,16 +33,12 @@ from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
     IncSubtensor,
     Subtensor,
     indices_from_subtensor,
 )
 
-from scanlib._compat import join_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
 from scanlib.backends.jax.along_time import accumulate, argmax, argsort, reduce, softmax, sort
 from scanlib.backends.jax.bounded import (
     Across,
@@ -347,9 +343,7 @@ _RULES: dict[type, Callable[..., Any]] = {
     SpecifyShape: _specify_shape,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,
-    AdvancedSubtensor: read,
-    AdvancedSubtensor1: read,
-    AdvancedIncSubtensor: write,
-    AdvancedIncSubtensor1: write,
+    **dict.fromkeys(INDEX_READS[1:], read),
+    **dict.fromkeys(INDEX_WRITES[1:], write),
 }
 KNOWN = tuple(_RULES)
