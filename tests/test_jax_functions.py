@@ -177,6 +177,51 @@ def check_single_precision():
 
 
 @pytest.mark.slow
+def test_integers_without_numbers_of_64_bits():
+    """Tables, counters and sequences of ``int64`` have kernels with ``floatX=float32``, too."""
+    code = (
+        "import numpy as np, pytensor, pytensor.tensor as pt, scanlib\n"
+        "from tests.test_jax_functions import check_integers_of_32_bits\n"
+        "check_integers_of_32_bits()"
+    )
+    run_python(code, floatX="float32")
+
+
+def check_integers_of_32_bits():
+    from scanlib.backends.cuda.launch import KernelLoop
+    from scanlib.backends.jax.kernels import kernel_for
+    from scanlib.backends.jax.narrow import narrowed
+
+    table, symbols, x = pt.lmatrix("table"), pt.lvector("symbols"), pt.fvector("x")
+    zero = pt.constant(np.int64(0))
+    path = scan(lambda c, s: table[s, c], symbols, zero)
+    half, wide = scan(
+        lambda x, c, h, w: (0.5 * h + x * c, w * np.float64(0.25) + (x > 0) * c),
+        [x, symbols], [pt.constant(np.float32(0)), pt.constant(np.float64(1))],
+    )  # fmt: skip
+    capped = scan(lambda c, h: pt.minimum(h * 5 + c, 1009), symbols, zero)
+    counts = scan(lambda x, n: n + (x > 0), x, pt.constant(np.uint64(7)))
+    inputs = [table, symbols, x]
+    outputs = [path, half, wide, capped, counts, pytensor.grad(half.sum() + wide[-1], x)]
+    function, expected = compiled(inputs, outputs), plain(inputs, outputs)
+    values = rng.integers(0, 5, (5, 3)), rng.integers(0, 3, 40), rng.normal(size=40).astype("f4")
+    for steps in (1, 40):
+        given = values[0], values[1][:steps], values[2][:steps]
+        found = [np.asarray(value) for value in function(*given)]
+        kinds = ["int32", "float32", "float32", "int32", "uint32", "float32"]
+        assert [value.dtype.name for value in found] == kinds
+        for value, wanted in zip(found, expected(*given), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
+    nodes = function.maker.fgraph.toposort()
+    loops = [node for node in nodes if isinstance(node.op, ElemwiseScan)]
+    kernels = [kernel_for(node.op, node) for node in loops]
+    assert not pytensor.config.cxx or (len(kernels) >= 4 and None not in kernels)
+    for node in loops:  # on CUDA devices as well
+        outputs = KernelLoop(narrowed(node.op)).parameters.outputs
+        assert {np.dtype(a.dtype).itemsize for a in outputs[: len(node.outputs)]} == {4}, outputs
+
+
+@pytest.mark.slow
 def test_devices_that_share_a_loop():
     """In `jax.shard_map`, where JAX keeps track of what differs between devices."""
     code = (

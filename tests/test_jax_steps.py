@@ -184,11 +184,6 @@ class TestUntil:
         values = dict(zip(inputs, (self.cases[0], np.array(0.7)), strict=True))
         assert_derivatives(cost, values, plain, JAX)
 
-    def test_what_cannot_be_compiled(self):
-        inputs, h = self.loop()
-        with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
-            compiled(inputs, pt.cumsum(h))(self.cases[0], 0.7)
-
     def test_explain(self):
         inputs, h = self.loop()
         (loop,) = scanlib.explain(compiled(inputs, h)).loops

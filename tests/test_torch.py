@@ -234,7 +234,7 @@ class TestErrors:
             n_steps=3,
             return_updates=False,
         )
-        with pytest.raises(NotImplementedError, match="Generator"):
+        with pytest.raises(NotImplementedError, match="no generators of random numbers"):
             pytensor.function([], h, mode="PYTORCH")()
 
 

@@ -1,5 +1,8 @@
 """What surrounds loops under the PyTorch linker: torch's own derivatives and batches."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -113,3 +116,76 @@ def test_remainders():
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other)
+
+
+# What PyTensor has no conversions for, and the split of loops takes out of them.
+TAKEN_OUT = {
+    "the greatest item": lambda a, v, b: pt.argmax(v),
+    "of a matrix": lambda a, v, b: pt.argmax(a),
+    "of each column": lambda a, v, b: pt.argmax(a, axis=0),
+    "of truth values": lambda a, v, b: pt.argmax(b),
+    "the first of equal ones": lambda a, v, b: pt.argmax(pt.zeros_like(v)),
+    "the first NaN": lambda a, v, b: pt.argmax(pt.switch(b, np.nan, v)),
+    "a diagonal": lambda a, v, b: pt.diagonal(a),
+    "logarithms": lambda a, v, b: pt.log1mexp(-pt.abs(v) - 0.1),
+    "rounded numbers": lambda a, v, b: pt.round(v * 4),
+    "powers": lambda a, v, b: pt.abs(v) ** v,
+    "powers of integers": lambda a, v, b: pt.round(v * 4).astype("int64") ** 2,
+    "cubes": lambda a, v, b: v**3,
+}
+
+
+def test_what_leaves_a_loop():
+    a, v, b = pt.dtensor3("a"), pt.dmatrix("v"), pt.matrix("b", dtype="bool")
+    outputs = [scanlib.map(f, [a, v, b], return_updates=False) for f in TAKEN_OUT.values()]
+    outputs += [pt.argmax(a, axis=(0, 2)), a.argmax()]
+    flags = np.array([[0, 0, 0], [0, 1, 1], [1, 0, 0], [0, 0, 1]], dtype=bool)
+    values = rng.normal(size=(4, 3, 3)), rng.normal(size=(4, 3)), flags
+    options = {"on_unused_input": "ignore"}
+    with torch.compiler.set_stance("force_eager"):
+        found = pytensor.function([a, v, b], outputs, mode="PYTORCH", **options)(*values)
+    expected = pytensor.function([a, v, b], outputs, mode="FAST_COMPILE", **options)(*values)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other)
+
+
+def test_conversions_of_pytensor_stay():
+    """Only what PyTensor has no conversion for gets one."""
+    from pytensor.link.pytorch.dispatch import pytorch_funcify
+
+    from scanlib.backends.torch import conversions
+
+    def known(op, node, **kwargs):
+        return None
+
+    class Known(pt.math.Argmax):
+        pass
+
+    pytorch_funcify.register(Known)(known)
+    before = dict(conversions.MISSING)
+    try:
+        conversions.MISSING[Known] = conversions.funcify_argmax
+        conversions.register()
+    finally:
+        conversions.MISSING.clear()
+        conversions.MISSING.update(before)
+    assert pytorch_funcify.dispatch(Known) is known
+
+
+def test_rules_are_there_where_the_dispatch_is_imported_after_the_loops():
+    """Code that rewrites a graph and converts it by itself, without the linker."""
+    code = (
+        "import numpy as np, pytensor.tensor as pt, scanlib\n"
+        "x = pt.dvector('x')\n"
+        "h = scanlib.scan(lambda x, h: 0.5 * h + x, x, pt.zeros(()), return_updates=False)\n"
+        "import torch\n"
+        "from pytensor.compile.mode import get_mode\n"
+        "from pytensor.graph.fg import FunctionGraph\n"
+        "from pytensor.link.pytorch.dispatch.basic import pytorch_funcify\n"
+        "graph = FunctionGraph([x], [h], clone=True)\n"
+        "get_mode('PYTORCH').optimizer.rewrite(graph)\n"
+        "(found,) = pytorch_funcify(graph)(torch.ones(2, dtype=torch.float64))\n"
+        "assert found.tolist() == [1.0, 1.5]\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

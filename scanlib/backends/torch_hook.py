@@ -2,7 +2,8 @@
 
 Registering a rule with PyTensor's PyTorch dispatch imports torch, and PyTensor has no rewrite that
 only the PyTorch linker asks for. What is left is the linker's own first step, which imports the
-dispatch: the backend is loaded just before.
+dispatch: the backend is loaded just before. Code that rewrites a graph in the PyTorch mode, and
+hands it to `pytorch_funcify` itself, has imported the dispatch when the rewrites run.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import functools
 import sys
 from typing import Any
 
+from pytensor.compile.mode import optdb
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.link.pytorch.linker import PytorchLinker
 
+from scanlib.backends.jax_hook import holds_scanlib_ops
 from scanlib.ops.execution import register_loader
 
 DISPATCH = "pytensor.link.pytorch.dispatch.basic"
@@ -39,5 +44,14 @@ def load_where_dispatch_is() -> None:
         from scanlib.backends import torch  # noqa: F401
 
 
+class LoadTorch(GraphRewriter):
+    """Import the backend where the dispatch is there and the graph has loops."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if DISPATCH in sys.modules and holds_scanlib_ops(fgraph):
+            load_where_dispatch_is()
+
+
+optdb.register("scanlib_load_torch", LoadTorch(), "fast_run", "fast_compile", position=0.042)
 load_before_linking()
 register_loader(load_where_dispatch_is)

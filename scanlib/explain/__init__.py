@@ -91,7 +91,7 @@ def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation
     record = adoption_record(fgraph)
     adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
     reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
-    setting = Setting(linker_name(linker), reasons=reasons)
+    setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
     loops = explain_nodes(fgraph.toposort(), setting)
     splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
     return Explanation(loops, source, setting.linker, adoption, splits)

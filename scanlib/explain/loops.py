@@ -30,6 +30,7 @@ from scanlib.ops.elemwise_scan import (
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
+from scanlib.ops.whole_loops import data_in
 
 # How `schedule` says that an elementwise loop is walked.
 SCHEDULES = {
@@ -54,7 +55,7 @@ def explain_nodes(nodes: Iterable[Apply], setting: Setting) -> list[LoopExplanat
         if own is not None:
             found.append(own)
         elif isinstance(node.op, HasInnerGraph):
-            inside = setting.within(str(node.op).split("{")[0])
+            inside = setting.within(str(node.op).split("{")[0]).of(node.op.fgraph)
             found += explain_nodes(node.op.fgraph.toposort(), inside)
     return found
 
@@ -204,7 +205,7 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
         parts=parts,
         obstacles=tuple(obstacles),
         memory=memory_of(parts),
-        inner=tuple(_inner_loops(op, setting, compiled)),
+        inner=tuple(_inner_loops(node, setting, compiled)),
         **common,
     )
 
@@ -235,11 +236,18 @@ def _left_out(rewrite: str, flag: str, value: bool) -> Obstacle:
     )
 
 
-def _inner_loops(op: Scan, setting: Setting, compiled: bool) -> list[LoopExplanation]:
+def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExplanation]:
     """Return the loops inside a step, as they are when the body is compiled."""
-    nodes = op.body.toposort()
-    found = explain_nodes(nodes, setting)
-    if not found or not compiled:
+    op: Scan = node.op
+    found = explain_nodes(op.body.toposort(), setting)
+    if not found:
+        return found
+    if setting.linker == "JAX":
+        from scanlib.backends.jax.body import prepared_body
+
+        body = prepared_body(op, node)
+        return explain_nodes(body.toposort(), setting.of(body, data_in(body)))
+    if not compiled:
         return found
     from scanlib.backends.numba.body import prepare_body
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.c_code import NoCCodeError
@@ -48,22 +50,38 @@ class Setting:
         The Op whose inner graph is looked at.
     reasons : dict
         Why loops of `pytensor.scan` were not adopted, by name.
+    lengths : Lengths or None
+        For JAX: which lengths it knows when it compiles the graph.
     """
 
     linker: str
     inside: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
+    lengths: Any = None
 
     def within(self, op: str) -> Setting:
         """Return the setting inside an Op."""
         return replace(self, inside=op if self.inside is None else f"{self.inside} > {op}")
+
+    def of(self, fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Setting:
+        """Return the setting of the loops of a graph; `data` are inputs that change from step to
+        step, where it is the step of a loop."""
+        if self.linker != "JAX":
+            return self
+        from scanlib.backends.jax.unknown_lengths import lengths_in
+
+        return replace(self, lengths=lengths_in(fgraph, data))
+
+    def has_unknown_length(self, node: Apply) -> bool:
+        """Whether the linker does not know a loop's greatest number of steps when it compiles."""
+        return self.lengths is not None and node in self.lengths.loops
 
     def is_compiled_here(self, node: Apply) -> bool:
         """Whether scanlib writes the loop's code, in numba or C."""
         if self.linker == "numba":
             return True
         if self.linker == "JAX":
-            return _has_xla_code(node)
+            return not self.has_unknown_length(node) and _has_xla_code(node)
         return self.linker in _PERFORM and not _runs_in_python(node)
 
     def has_c_code(self, node: Apply) -> bool:
@@ -83,6 +101,8 @@ class Setting:
         if self.linker == "numba":
             return "as a part of the function that numba compiles"
         if self.linker == "JAX":
+            if self.has_unknown_length(node):
+                return _with_unknown_length(node)
             return _runs_in_jax(node)
         if self.linker == "PyTorch":
             return _runs_in_torch(node)
@@ -165,9 +185,19 @@ def _runs_in_jax(node: Apply) -> str:
     if _has_xla_code(node):
         return f"as compiled code that XLA calls on the CPU; {kernels}by lax.scan on other devices"
     if getattr(getattr(node.op, "signature", None), "has_stop", False):
-        limit = ", or where the function computes the greatest number of steps" if kernels else ""
-        return f"{kernels}by lax.while_loop{' on other devices' * bool(kernels)}{limit}"
-    return f"{kernels}by lax.scan; by lax.while_loop if the function computes the number of steps"
+        return f"{kernels}by lax.while_loop{' on other devices' * bool(kernels)}"
+    return f"{kernels}by lax.scan{' on other devices' * bool(kernels)}"
+
+
+def _with_unknown_length(node: Apply) -> str:
+    """Return what the JAX backend makes of a loop whose number of steps is computed from data."""
+    why = "because JAX does not know the number of steps when it compiles"
+    op = node.op
+    if isinstance(op, LinearScan):
+        is_bounded = op.coefficient == "steps" or op.parts(node.inputs).offset is not None
+        if is_bounded:
+            return f"by lax.scan over as many steps as there can be, {why}"
+    return f"by lax.while_loop, {why}"
 
 
 def _runs_in_torch(node: Apply) -> str:

@@ -268,6 +268,20 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
     def signature(self) -> Signature:
         return self.scan.signature
 
+    def outer_input_types(self) -> list[Any]:
+        """Return the least specific type of each input, with the dtype that the body reads."""
+        types = self.scan.outer_input_types()
+        inner = self.signature.split_body_inputs(self.body.inputs)
+        states = [taps[0] for taps in inner.taps]
+        read = [*inner.rows, *states, *inner.carries, *inner.non_sequences]
+        first = len(types) - len(read)
+
+        def typed(type_: Any, dtype: str) -> Any:
+            return type_ if getattr(type_, "dtype", dtype) == dtype else type_.clone(dtype=dtype)
+
+        pairs = zip(types[first:], read, strict=True)
+        return types[:first] + [typed(type_, value.type.dtype) for type_, value in pairs]
+
     # The rules: what the canonical loop says, except for how values are computed.
 
     def make_node(self, *inputs: Variable) -> Apply:

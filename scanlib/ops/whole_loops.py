@@ -1,5 +1,7 @@
 """What a linker wants of the rewrites of loops, as marks on graphs; what is known of lengths."""
 
+from collections.abc import Sequence
+
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
@@ -10,6 +12,8 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
+COMPUTE = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
+
 
 class NeedsKnownLengths(Feature):
     """Says that the split of loops (`scanlib.rewrites.split`) needs to know their lengths.
@@ -18,7 +22,16 @@ class NeedsKnownLengths(Feature):
     buffers; the batches that a split makes of its steps would be arrays of unknown length. Graphs
     that have loops get the mark: lengths are made known (`scanlib.backends.jax.prepare`) also where
     no loop is left.
+
+    Parameters
+    ----------
+    data : sequence of Variable, optional
+        Inputs that are never known, though they may be integers: what changes from step to step,
+        where the graph is a step.
     """
+
+    def __init__(self, data: Sequence[Variable] = ()) -> None:
+        self.data = tuple(data)
 
 
 class CompilesStepProducts(Feature):
@@ -34,6 +47,12 @@ def needs_known_lengths(fgraph: FunctionGraph) -> bool:
     return any(isinstance(feature, NeedsKnownLengths) for feature in fgraph._features)
 
 
+def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:
+    """Return the inputs of a graph that are never known when it is compiled."""
+    marks = [f for f in fgraph._features if isinstance(f, NeedsKnownLengths)]
+    return tuple(variable for mark in marks for variable in mark.data)
+
+
 def is_scalar(variable: Variable) -> bool:
     """Whether a variable is one number."""
     if isinstance(variable.type, ScalarType):
@@ -41,18 +60,27 @@ def is_scalar(variable: Variable) -> bool:
     return isinstance(variable.type, TensorType) and variable.type.ndim == 0
 
 
-def countable_scalars(fgraph: FunctionGraph) -> set[Variable]:
-    """Return the scalars that are computed from sizes, integer inputs and constants alone."""
+def countable_scalars(
+    fgraph: FunctionGraph, data: Sequence[Variable] = (), others: tuple[type, ...] = ()
+) -> set[Variable]:
+    """Return the scalars that are computed from sizes, integer inputs and constants alone.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+    data : sequence of Variable, optional
+        Integer inputs that do not count.
+    others : tuple of type, optional
+        Further kinds of Ops that compute numbers from numbers.
+    """
     inputs = (v for v in fgraph.inputs if is_scalar(v) and v.type.dtype in integer_dtypes)
-    found = set(inputs)
+    found = set(inputs).difference(data)
 
     def is_known(variable: Variable) -> bool:
         return is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
 
     for node in fgraph.toposort():
-        computes = isinstance(
-            node.op, Elemwise | ScalarFromTensor | TensorFromScalar | CheckAndRaise
-        )
+        computes = isinstance(node.op, (*COMPUTE, *others))
         if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
             found.update(node.outputs)
     return found

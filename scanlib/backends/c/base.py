@@ -48,7 +48,7 @@ class LoopPrinter:
         self.messages = Messages(op.signature, op.scan.labels, op.scan.name)
         self.source = Source()
         self.scalars = Scalars(self.source)
-        self.types = op.scan.outer_input_types()
+        self.types = op.outer_input_types()
         for type in self.types:
             if not isinstance(type, TensorType | ScalarType):
                 raise NoCCodeError(f"an input of type {type} has no C code")

@@ -49,7 +49,7 @@ def _is_independent(plan: ChannelPlan) -> bool:
 
 
 def _types(op: ElemwiseScan) -> Iterator[Any]:
-    for type_ in op.scan.outer_input_types():
+    for type_ in op.outer_input_types():
         if not hasattr(type_, "dtype"):
             raise NoCCodeError(f"an input of type {type_} has no CUDA kernel")
         yield type_

@@ -10,12 +10,15 @@ import jax.numpy as jnp
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
 from pytensor.compile.mode import get_mode
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify
+from pytensor.link.jax.dispatch.shape import JAXShapeTuple
+from pytensor.tensor.shape import Shape_i
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.graph import is_numeric
+from scanlib.ops.scan import Scan
 from scanlib.ops.whole_loops import NeedsKnownLengths
 
 
@@ -29,12 +32,41 @@ def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
     return _converted(thaw_graph(body))
 
 
+def step_function(op: Scan, node: Apply) -> Callable[..., tuple]:
+    """Return the JAX function of one step of a loop."""
+    return jax_funcify(prepared_body(op, node))
+
+
+def prepared_body(op: Scan, node: Apply) -> FunctionGraph:
+    """Return the body of a loop after PyTensor's JAX rewrites.
+
+    Integers that do not change from step to step may be known when JAX compiles: constants, and
+    those that `scanlib.backends.jax.prepare` has made so.
+    """
+    fgraph = thaw_graph(op.body)
+    inner = op.signature.split_body_inputs(fgraph.inputs).non_sequences
+    outer = op.signature.split_inputs(node.inputs).non_sequences
+    known = {v for v, given in zip(inner, outer, strict=True) if _is_known(given)}
+    return _rewritten(fgraph, [v for v in fgraph.inputs if v not in known])
+
+
+def _is_known(variable: Variable) -> bool:
+    if variable.owner is None:
+        return isinstance(variable, Constant)
+    return isinstance(variable.owner.op, JAXShapeTuple | Shape_i)
+
+
 def _converted(fgraph: FunctionGraph) -> Callable[..., tuple]:
+    return jax_funcify(_rewritten(fgraph))
+
+
+def _rewritten(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> FunctionGraph:
     specs = [In(variable, borrow=True, mutable=False) for variable in fgraph.inputs]
     add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
-    fgraph.attach_feature(NeedsKnownLengths())  # sizes that a step computes are known as well
+    # Sizes that a step computes are known as well.
+    fgraph.attach_feature(NeedsKnownLengths(data))
     get_mode("JAX").optimizer.rewrite(fgraph)
-    return jax_funcify(fgraph)
+    return fgraph
 
 
 def array_of(value: Any, variable: Variable) -> Any:

@@ -91,8 +91,8 @@ class Bounded:
     def __jax_array__(self) -> Any:
         raise UnknownLengthError(
             f"{self.origin} has as many rows as the loop takes steps, which JAX does not know when "
-            "it compiles. Return it from the function, read rows of it, or reduce it along time "
-            "by a sum, product, maximum or minimum; or give the loop a fixed number of steps"
+            "it compiles. Return it from the function, read rows of it, or reduce, accumulate or "
+            "sort it along time; or give the loop a fixed number of steps"
         )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -148,6 +148,24 @@ class Bounded:
         places = first + step * jnp.arange(self.capacity)
         rows = self.rows[jnp.clip(places, 0, self.capacity - 1)]
         return Bounded(rows, jnp.maximum(number, 0), self.origin)
+
+
+class Across:
+    """The transpose of a matrix of unknown length: time is its second axis.
+
+    It can be transposed again, or be a factor of a product.
+
+    Parameters
+    ----------
+    columns : Bounded
+        The matrix.
+    """
+
+    def __init__(self, columns: Bounded) -> None:
+        self.columns = columns
+
+    def __jax_array__(self) -> Any:
+        return self.columns.__jax_array__()
 
 
 def bound_of(bound: Any, length: Any, down: int = 0) -> Any:
@@ -206,11 +224,18 @@ def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     return Bounded(rows, length, origin)
 
 
+def _across(columns: Any) -> Any:
+    return columns.T if isinstance(columns, np.ndarray) else Across(columns)
+
+
 def _has_value(array: Any) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
 jax.tree_util.register_pytree_node(Bounded, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(
+    Across, lambda across: ((across.columns,), None), lambda _, parts: _across(parts[0])
+)
 # A length that leaves compiled code, or enters a loop, is an ordinary number.
 jax.tree_util.register_pytree_node(
     Length, lambda length: ((length.value,), None), lambda _, parts: parts[0]

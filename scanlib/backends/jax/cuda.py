@@ -32,6 +32,7 @@ from scanlib.backends.jax.callback import python_handler
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.narrow import kept_dtype, narrowed
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
@@ -57,10 +58,10 @@ def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
     if not _are_wanted(node):
         return None
     try:
-        kernels = KernelLoop(op)
+        kernels = KernelLoop(narrowed(op))
     except NoCCodeError:
         return None
-    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+    wide = kept_dtype(np.int64) == "int64"
     if not wide and len(kernels.parameters.outputs) > len(node.outputs):
         return None  # what comes beside the results holds numbers of 64 bits
     return kernels if _are_ready(kernels) else None
@@ -103,14 +104,14 @@ def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any
 
 
 def _are_wanted(node: Apply) -> bool:
-    """Whether the flags allow kernels, and all arrays have dtypes that JAX keeps."""
+    """Whether the flags allow kernels, and a matrix recurrence has dtypes that JAX keeps."""
     if not config.scanlib__cuda or config.scanlib__perform != "auto":
         return False
     for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
             return False
-        dtype = np.dtype(variable.type.dtype)
-        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        dtype = variable.type.dtype
+        if isinstance(node.op, LinearScan) and kept_dtype(dtype) != dtype:
             return False
     return True
 

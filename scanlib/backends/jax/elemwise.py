@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
-from scanlib.backends.jax.body import array_of
+from scanlib.backends.jax.body import array_of, body_function
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel, words_of
@@ -29,7 +29,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 @jax_funcify.register(ElemwiseScan)
 def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of an elementwise loop."""
-    loop = JAXLoop(op.scan)
+    loop = JAXLoop(op.scan, body_function(op.scan.body))
     target = kernel_for(op, node)
     kernels = kernels_for(op, node)
 

@@ -34,6 +34,7 @@ from scanlib.backends.c.printer import print_loop
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.narrow import kept_dtype, narrowed
 from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
 from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -55,7 +56,7 @@ def code_for(op: ElemwiseScan | LinearScan, node: Apply) -> CCode | None:
             return print_linear(op, node)
         if can_fail(thaw_graph(op.body)):
             return None  # what raises needs Python; positions, which the shim knows, do not count
-        return print_loop(op)
+        return print_loop(narrowed(op))
     except NoCCodeError:
         return None
 
@@ -79,9 +80,10 @@ def arrays_of(node: Apply) -> list[Variable]:
 
 
 def _has_plain_types(node: Apply) -> bool:
-    """Whether all arrays have dtypes that JAX keeps and the shim knows.
+    """Whether all arrays have dtypes that the shim knows.
 
-    A number of steps is given as `words_of` it.
+    Elementwise loops are `narrowed` to those that JAX keeps. A number of steps is given as
+    `words_of` it.
     """
     for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
@@ -89,7 +91,7 @@ def _has_plain_types(node: Apply) -> bool:
         dtype = np.dtype(variable.type.dtype)
         if dtype.kind not in KINDS or dtype == np.float16:
             return False
-        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        if isinstance(node.op, LinearScan) and kept_dtype(dtype) != dtype.name:
             return False
     return True
 
@@ -98,7 +100,7 @@ def register(code: CCode, node: Apply) -> str | None:
     """Compile the code of a loop and make it known to XLA."""
 
     def sizes(variables: Sequence[Any]) -> list[int]:
-        return [np.dtype(variable.type.dtype).itemsize for variable in variables]
+        return [np.dtype(kept_dtype(variable.type.dtype)).itemsize for variable in variables]
 
     function = "scanlib_loop"
     text = "\n".join(

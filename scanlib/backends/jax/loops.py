@@ -23,7 +23,7 @@ from jax import lax
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from scanlib.backends.jax.body import array_of, body_function
+from scanlib.backends.jax.body import array_of, step_function
 from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
@@ -47,7 +47,7 @@ from scanlib.ops.signature import OuterInputs
 @jax_funcify.register(Scan)
 def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
-    loop = JAXLoop(op)
+    loop = JAXLoop(op, step_function(op, node))
 
     def scan(*inputs: Any) -> Any:
         return single(loop(*inputs))
@@ -78,13 +78,20 @@ class Values(NamedTuple):
 
 
 class JAXLoop:
-    """Runs one `Scan` on JAX values."""
+    """Runs one `Scan` on JAX values.
 
-    def __init__(self, op: Scan) -> None:
+    Parameters
+    ----------
+    op : Scan
+    function : callable
+        One step: the body as a function of JAX arrays.
+    """
+
+    def __init__(self, op: Scan, function: Callable[..., tuple]) -> None:
         self.op = op
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
-        self.function = body_function(op.body)
+        self.function = function
         self.inner = op.signature.split_body_inputs(op.body.inputs)
         self.result = op.signature.split_body_outputs(op.body.outputs)
 

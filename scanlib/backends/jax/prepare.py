@@ -25,58 +25,38 @@ from pytensor.tensor.basic import (
     Alloc,
     ARange,
     MakeVector,
-    ScalarFromTensor,
     Split,
-    TensorFromScalar,
 )
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import freeze_graph, split_of
 from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.known_inputs import needs_value
 from scanlib.backends.jax.rows import KNOWN, OnRows
 from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit
+from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
+from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.scan import Scan
-from scanlib.ops.whole_loops import countable_scalars
+from scanlib.ops.whole_loops import countable_scalars, data_in
 
-LOOPS = (Scan, ElemwiseScan, LinearScan)
-FOLLOWED = (
-    *KNOWN,
-    AssociativeScan,
-    CheckAndRaise,
-    PaddedRows,
-    ScalarFromTensor,
-    StaticNumber,
-    TensorFromScalar,
-)
 REASON = "scanlib_prepare_for_jax"
 
 
 def prepare(fgraph: FunctionGraph) -> None:
     """Make known to JAX what it must know when it compiles."""
     stack_traces(fgraph)
-    countable = countable_scalars(fgraph)
+    data = data_in(fgraph)
+    countable = countable_scalars(fgraph, data)
     _make_static(fgraph, countable)
     _make_ranges(fgraph)
     _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
-    numbers = {
-        out
-        for node in fgraph.apply_nodes
-        for out in node.outputs
-        if isinstance(node.op, StaticNumber)
-    }
-    unknown = _unknown_lengths(fgraph, countable | numbers)
-    _wrap(fgraph, unknown)
+    bound_steps(fgraph, lengths_in(fgraph, data))
+    _wrap(fgraph, lengths_in(fgraph, data).unknown)
     read_in_place(fgraph)
 
 
@@ -200,48 +180,6 @@ def _keep_dtypes(fgraph: FunctionGraph) -> None:
         if number.type.dtype != value.type.dtype:
             cast = Elemwise(Cast(ScalarType(value.type.dtype)))(number)
             fgraph.change_node_input(node, 0, cast, reason=REASON)
-
-
-# Arrays of unknown length
-
-
-def _unknown_lengths(fgraph: FunctionGraph, countable: set[Variable]) -> set[Variable]:
-    """Return the variables that may be `Bounded`, or numbers computed from their lengths."""
-    unknown: set[Variable] = set()
-    for node in fgraph.toposort():
-        follows = any(inp in unknown for inp in node.inputs)
-        if isinstance(node.op, LOOPS):
-            if follows or _is_unknown_loop(node, countable):
-                unknown.update(out for out in node.outputs if getattr(out.type, "ndim", 0))
-        elif follows and isinstance(node.op, Shape_i):
-            unknown.update(node.outputs if node.op.i == 0 else [])
-        elif (follows and isinstance(node.op, FOLLOWED)) or _has_unknown_slice(node, countable):
-            unknown.update(node.outputs)
-    return unknown
-
-
-def _is_unknown_loop(node: Apply, countable: set[Variable]) -> bool:
-    op = node.op
-    if isinstance(op, LinearScan):
-        n_steps = op.parts(node.inputs).n_steps
-    else:
-        if op.signature.has_stop:
-            return True
-        n_steps = op.signature.split_inputs(node.inputs).n_steps
-    return not (n_steps is None or isinstance(n_steps, Constant) or n_steps in countable)
-
-
-def _has_unknown_slice(node: Apply, countable: set[Variable]) -> bool:
-    """Whether an Op reads or writes a slice of rows whose bounds JAX cannot know."""
-    if not isinstance(node.op, Subtensor | IncSubtensor) or not node.op.idx_list:
-        return False
-    first = node.op.idx_list[0]
-    if not isinstance(first, slice):
-        return False
-    lead = 2 if isinstance(node.op, IncSubtensor) else 1
-    count = sum(bound is not None for bound in (first.start, first.stop, first.step))
-    bounds = node.inputs[lead : lead + count]
-    return any(not isinstance(b, Constant) and b not in countable for b in bounds)
 
 
 def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:

@@ -7,8 +7,9 @@ steps. On ordinary arrays it is that Op; on `Bounded` arrays
   different lengths meet, the result is NaN;
 * slices keep track of the length, and a slice of an ordinary array by an unknown bound becomes
   `Bounded`;
-* sums, products, extremes, `any` and `all` over time leave out the rows that do not count, by
-  putting the identity of the reduction in their place;
+* reductions, running sums and sorts along time leave out the rows that do not count
+  (`scanlib.backends.jax.along_time`);
+* arrays are joined, read and written at places (`scanlib.backends.jax.gathered_rows`);
 * rows added to or written into a slice of an ordinary array leave the others as they are.
 """
 
@@ -23,13 +24,24 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
-from pytensor.tensor.basic import Alloc, AllocEmpty
+from pytensor.scalar.basic import ScalarOp
+from pytensor.tensor.basic import Alloc, AllocEmpty, Join
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import (
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
 
+from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
+from scanlib.backends.jax.along_time import accumulate, argmax, argsort, reduce, softmax, sort
 from scanlib.backends.jax.bounded import (
+    Across,
     Bounded,
     Length,
     UnknownLengthError,
@@ -39,19 +51,7 @@ from scanlib.backends.jax.bounded import (
     slice_rows,
     static_int,
 )
-
-KNOWN = (
-    Alloc,
-    AllocEmpty,
-    CAReduce,
-    DimShuffle,
-    Dot,
-    Elemwise,
-    IncSubtensor,
-    Shape_i,
-    SpecifyShape,
-    Subtensor,
-)
+from scanlib.backends.jax.gathered_rows import first_bounded, join, read, reshape, write
 
 
 class OnRows(Op):
@@ -60,7 +60,7 @@ class OnRows(Op):
     Parameters
     ----------
     core : Op
-        One of the kinds in `KNOWN`.
+        One of `KNOWN`.
     """
 
     __props__ = ("core",)
@@ -96,19 +96,25 @@ def funcify_on_rows(op: OnRows, node: Apply, **kwargs: Any) -> Callable[..., Any
 
 def _alloc(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     value, sizes = (inputs[0], inputs[1:]) if isinstance(node.op, Alloc) else (0, inputs)
+    if isinstance(value, Bounded) and value.ndim == len(sizes):
+        rows = jnp.broadcast_to(value.rows, (value.capacity, *map(number_of, sizes[1:])))
+        return Bounded(rows, value.length, value.origin)
     if not sizes or not isinstance(sizes[0], Length) or isinstance(value, Bounded):
+        if any(static_int(number_of(size)) is None for size in sizes):
+            raise UnknownLengthError(
+                "JAX needs to know when it compiles how large an array is; the function itself "
+                "computes its size from data"
+            )
         return plain(*map(number_of, inputs))
     shape = (sizes[0].bound, *sizes[1:])
     value = jnp.asarray(value, dtype=jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype))
     return Bounded(jnp.broadcast_to(value, shape), sizes[0].value, "an array of unknown length")
 
 
-def _first_bounded(inputs: tuple[Any, ...]) -> Bounded | None:
-    return next((value for value in inputs if isinstance(value, Bounded)), None)
-
-
 def _elemwise(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    first = _first_bounded(inputs)
+    if any(isinstance(value, Across) for value in inputs):
+        return _elemwise_across(node, plain, inputs)
+    first = first_bounded(inputs)
     if first is None:
         return plain(*inputs)
     # Operands must have equal lengths, so one whose length is known tells that of the others.
@@ -130,6 +136,19 @@ def _elemwise(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -
     return results[0] if len(node.outputs) == 1 else results
 
 
+def _elemwise_across(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    across = [value.columns for value in inputs if isinstance(value, Across)]
+    others = [value for value in inputs if not isinstance(value, Across)]
+    if any(isinstance(v, Bounded) or np.shape(v)[-1:] not in ((), (1,)) for v in others):
+        across[0].__jax_array__()
+    rows = min(columns.capacity for columns in across)
+    found = plain(*(v.columns.rows[:rows].T if isinstance(v, Across) else v for v in inputs))
+    results = [found] if len(node.outputs) == 1 else found
+    results = _where_equal([columns.length for columns in across], results)
+    made = [Across(Bounded(result.T, across[0].length, across[0].origin)) for result in results]
+    return made[0] if len(made) == 1 else made
+
+
 def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
     """Return results, or NaN where lengths differ: compiled code cannot raise an error."""
     first, *others = {id(length): length for length in lengths}.values()
@@ -142,64 +161,57 @@ def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
     ]
 
 
-def _lowest(dtype: np.dtype) -> Any:
-    if dtype.kind == "b":
-        return False
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+def _join(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    along_time = join_of(node)[0] == 0
+    return (join if along_time else _elemwise)(node, plain, inputs)
 
 
-def _highest(dtype: np.dtype) -> Any:
-    if dtype.kind == "b":
-        return True
-    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
-
-
-def _identity(value: Bounded, scalar_op: Any) -> Any:
-    """Return what does not change the result of a reduction."""
-    name, dtype = type(scalar_op).__name__, np.dtype(value.dtype)
-    if name == "Add" or name == "OR":
-        return 0
-    if name == "Mul":
-        return 1
-    if name == "AND":
-        return True if dtype.kind == "b" else -1
-    if name in ("ScalarMaximum", "Maximum"):
-        return _lowest(dtype)
-    if name in ("ScalarMinimum", "Minimum"):
-        return _highest(dtype)
-    value.__jax_array__()
-    return None
-
-
-def _reduce(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    (value,) = inputs
-    if not isinstance(value, Bounded):
-        return plain(value)
-    axes = node.op.axis
-    if axes is None or 0 in axes or -value.ndim in axes:
-        return plain(value.filled(_identity(value, node.op.scalar_op)))
-    return Bounded(plain(value.rows), value.length, value.origin)
+def _scalars(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    return plain(*inputs)  # numbers computed from lengths
 
 
 def _dimshuffle(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     (value,) = inputs
+    order = tuple(node.op.new_order)
+    if isinstance(value, Across):
+        if order != (1, 0):
+            value.__jax_array__()
+        return value.columns
     if not isinstance(value, Bounded):
         return plain(value)
-    if 0 not in node.op.new_order:
+    if 0 not in order:
         return plain(value.rows[:1])  # dropped: its length is one
-    if node.op.new_order[0] != 0:
+    if order == (1, 0):
+        return Across(value)
+    if order == ("x", 0):
+        return Across(Bounded(value.rows[:, None], value.length, value.origin))
+    if order[0] != 0:
         value.__jax_array__()
     return Bounded(plain(value.rows), value.length, value.origin)
 
 
 def _dot(node: Apply, plain: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     left, right = inputs
-    if isinstance(right, Bounded):
-        # Time is summed over: rows that do not count are zero on both sides.
-        if not isinstance(left, Bounded) or left.ndim != 1:
+    if isinstance(right, Across):
+        if isinstance(left, Across):
             right.__jax_array__()
-        capacity = min(left.capacity, right.capacity)
-        return plain(left.filled()[:capacity], right.filled()[:capacity])
+        columns = right.columns
+        rows = jnp.dot(columns.rows, jnp.asarray(left).T)
+        found = Bounded(rows, columns.length, columns.origin)
+        return Across(found) if np.ndim(left) == 2 else found
+    if isinstance(left, Across) or isinstance(right, Bounded):
+        # Time is summed over: rows that do not count are zero on both sides.
+        if isinstance(left, Across):
+            left = left.columns
+        elif not isinstance(left, Bounded) or left.ndim != 1:
+            right.__jax_array__()
+        known = [len(v) for v in (left, right) if not isinstance(v, Bounded)]
+        count = min([v.capacity for v in (left, right) if isinstance(v, Bounded)] + known)
+        first, second = (
+            value.filled()[:count] if isinstance(value, Bounded) else jnp.asarray(value)[:count]
+            for value in (left, right)
+        )
+        return jnp.tensordot(first, second, ((0,), (0,)))
     if not isinstance(left, Bounded):
         return plain(left, right)
     if left.ndim != 2:
@@ -274,9 +286,14 @@ def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
 def _inc_bounded(node: Apply, target: Bounded, rows: Any, indices: list[Any]) -> Bounded:
     """Return an array of unknown length with something added to or written into it."""
     first, *rest = indices
-    if rest:
+    if rest and first == slice(None):
+        count = min(target.capacity, rows.capacity) if isinstance(rows, Bounded) else None
+        at = target.rows.at[(slice(count), *rest)]
+        values = rows_of(rows)[:count]
+        buffer = at.set(values) if node.op.set_instead_of_inc else at.add(values)
+    elif rest:
         target.__jax_array__()
-    if isinstance(first, slice):
+    elif isinstance(first, slice):
         buffer = _written(node, target.rows, rows, first, target.length)
     else:
         place = jnp.where(jnp.asarray(first) < 0, target.length + first, first)
@@ -310,11 +327,23 @@ _RULES: dict[type, Callable[..., Any]] = {
     Alloc: _alloc,
     AllocEmpty: _alloc,
     Elemwise: _elemwise,
-    CAReduce: _reduce,
+    Join: _join,
+    ScalarOp: _scalars,
+    CAReduce: reduce,
+    Argmax: argmax,
+    CumOp: accumulate,
+    Softmax: softmax,
+    LogSoftmax: softmax,
+    SortOp: sort,
+    ArgSortOp: argsort,
     DimShuffle: _dimshuffle,
     Dot: _dot,
+    Reshape: reshape,
     Shape_i: _shape_i,
     SpecifyShape: _specify_shape,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,
+    **dict.fromkeys(INDEX_READS[1:], read),
+    **dict.fromkeys(INDEX_WRITES[1:], write),
 }
+KNOWN = tuple(_RULES)

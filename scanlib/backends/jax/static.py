@@ -28,7 +28,14 @@ from pytensor.scalar.basic import IntDiv, Mod, ScalarType, TrueDiv
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.jax.bounded import Length, UnknownLengthError, number_of, static_int
+from scanlib.backends.jax.bounded import (
+    Bounded,
+    Length,
+    UnknownLengthError,
+    number_of,
+    static_int,
+)
+from scanlib.backends.jax.gathered_rows import split
 
 
 class StaticNumber(JAXShapeTuple):
@@ -105,6 +112,8 @@ def funcify_static_range(op: StaticRange, node: Apply, **kwargs: Any) -> Callabl
 
     def static_range(*ends: Any) -> Any:
         start, stop, step = map(static_int, ends)
+        if start == 0 and step == 1 and isinstance(ends[1], Length):
+            return Bounded(jnp.arange(ends[1].bound, dtype=op.dtype), ends[1].value, "a range")
         if start is None or stop is None or step is None:
             raise UnknownLengthError("JAX must know where a range of integers ends")
         return jnp.arange(start, stop, step, dtype=op.dtype)
@@ -144,17 +153,48 @@ def funcify_static_split(op: StaticSplit, node: Apply, **kwargs: Any) -> Callabl
     """Return `jax.numpy.split` by sizes that are known when JAX compiles."""
 
     def static_split(array: Any, *sizes: Any) -> Any:
-        known = [size for size in map(static_int, sizes) if size is not None]
-        if len(known) < len(sizes):
-            raise UnknownLengthError("JAX must know the sizes of the parts of an array")
-        if min(known) < 0 or sum(known) != array.shape[op.axis]:
-            raise ValueError(
-                f"an array of {array.shape[op.axis]} rows cannot be split into parts of {known}"
-            )
-        parts = jnp.split(array, np.cumsum(known)[:-1], axis=op.axis)
+        parts = _parts(array, op.axis, sizes)
         return parts if len(parts) > 1 else parts[0]
 
     return static_split
+
+
+def _parts(array: Any, axis: int, sizes: tuple[Any, ...]) -> list[Any]:
+    known = [size for size in map(static_int, sizes) if size is not None]
+    if len(known) < len(sizes) or isinstance(array, Bounded):
+        if axis != 0:
+            raise UnknownLengthError("JAX must know the sizes of the parts of an array")
+        return split(array, sizes)
+    if min(known) < 0 or sum(known) != array.shape[axis]:
+        raise ValueError(
+            f"an array of {array.shape[axis]} rows cannot be split into parts of {known}"
+        )
+    return jnp.split(array, np.cumsum(known)[:-1], axis=axis)
+
+
+class AtMost(Op):
+    """A number that is computed from data, and an integer that it does not exceed."""
+
+    __props__ = ()
+
+    def make_node(self, number: Variable, bound: Variable) -> Apply:
+        return Apply(self, [number, bound], [number.type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        output_storage[0][0] = inputs[0]
+
+
+@jax_funcify.register(AtMost)
+def funcify_at_most(op: AtMost, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that gives the number its bound."""
+
+    def at_most(number: Any, bound: Any) -> Any:
+        known = static_int(number_of(bound))
+        if known is None or isinstance(number, Length):
+            return number
+        return Length(jnp.minimum(jnp.asarray(number), known), known)
+
+    return at_most
 
 
 def evaluate(body: FrozenFunctionGraph, values: list[Any]) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
+from pytensor.link.pytorch.dispatch.basic import pytorch_funcify, pytorch_typify
 from pytensor.scalar.basic import EQ, Mod, Sub, Switch
 
 from scanlib.backends.torch.portable import torch_dtype
@@ -19,6 +20,15 @@ from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
+
+
+@pytorch_typify.register(np.random.Generator)
+def typify_generator(data: np.random.Generator, **kwargs: Any) -> Any:
+    """Say that there are no random draws: PyTensor has no tensor that a generator could be."""
+    raise NotImplementedError(
+        "PyTensor's PyTorch linker has no generators of random numbers: draw outside of the "
+        "function and pass what was drawn as a sequence, or compile in another mode"
+    )
 
 
 @pytorch_funcify.register(OneRow)

@@ -1,0 +1,175 @@
+"""What is computed under JAX from arrays whose length only the loop knows."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from tests.checks import assert_same
+from tests.jax_loops import compiled
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from scanlib.backends.jax.bounded import UnknownLengthError
+
+X, W, K = np.array([5.0, 1.0, 9.0]), np.array([[1.0, -2.0], [0.5, 3.0], [2.0, 0.0]]), [3, 1, 0, 5]
+
+
+def scan(*arguments, **options):
+    return scanlib.scan(*arguments, return_updates=False, **options)
+
+
+def roots(x):
+    """Return Newton's iterates for the square root of two, from several starts at once."""
+
+    def step(x):
+        return 0.5 * (x + 2 / x), scanlib.until(pt.abs(x * x - 2).max() < 1e-3)
+
+    return scan(step, outputs_info=x, n_steps=60)
+
+
+ROWS = {
+    "argmax": lambda y, w: y.argmax(),
+    "argmin of rows": lambda y, w: (-((y - 3) ** 2)).argmin(axis=0),
+    "argmax of columns": lambda y, w: y.argmax(axis=1),
+    "product": lambda y, w: y.prod(axis=0),
+    "all": lambda y, w: (y > 1.5).all(axis=0),
+    "any": lambda y, w: (y < 1.5).any(),
+    "deviation": lambda y, w: y.std(axis=0),
+    "running sum": lambda y, w: pt.cumsum(y, axis=0),
+    "running product": lambda y, w: pt.cumprod(y, axis=1),
+    "running sum of all": lambda y, w: pt.cumsum(y),
+    "softmax": lambda y, w: pt.special.softmax(y, axis=0),
+    "log softmax": lambda y, w: pt.special.log_softmax(y, axis=1),
+    "sorted": lambda y, w: pt.sort(y, axis=0),
+    "sorted integers": lambda y, w: pt.sort(y.astype("int8"), axis=0),
+    "order": lambda y, w: pt.argsort(y[:, 0], kind="stable"),
+    "order of rows": lambda y, w: pt.argsort(y, axis=1, kind="stable"),
+    "norm": lambda y, w: pt.sqrt((y[:, 0] ** 2).sum()) + pt.linalg.norm(y[:, 1]),
+    "joined": lambda y, w: pt.concatenate([y[:1], y, y[::2]]),
+    "joined columns": lambda y, w: pt.concatenate([y, 2 * y], axis=1),
+    "stacked": lambda y, w: pt.stack([y[:, 0], y[:, 1]], axis=1),
+    "transposed": lambda y, w: y.T,
+    "covariance": lambda y, w: (y - y.mean(axis=0)).T @ y,
+    "readout": lambda y, w: (w.T @ y.T).T,
+    "rows at places": lambda y, w: y[[0, -1, 1]],
+    "table": lambda y, w: w[(y[:, 0] * 0).astype("int64") + 1],
+    "counts": lambda y, w: pt.inc_subtensor(pt.zeros(10)[y[:, 0].astype("int64")], 1.0),
+    "flat": lambda y, w: y.flatten(),
+    "reshaped": lambda y, w: y.reshape((-1, 1, 3)),
+    "positions": lambda y, w: pt.arange(y.shape[0]) * y[:, 0],
+    "a row in the middle": lambda y, w: y[y.shape[0] // 2],
+    "a column replaced": lambda y, w: pt.set_subtensor(y[:, 1], y[:, 0] + 1),
+}
+COSTS = {
+    "readout": lambda y, w: ((y @ w) ** 2).sum(),
+    "a column": lambda y, w: (y[:, 0] ** 2).sum() + y[:, 1].max() + w.sum(),
+    "running sum": lambda y, w: (pt.cumsum(y, axis=0) ** 2).sum() + w.sum(),
+    "softmax": lambda y, w: (pt.special.softmax(y[:, 0]) * y[:, 1]).sum() + w.sum(),
+    "joined": lambda y, w: (pt.concatenate([y[:1] * w.sum(), y]) ** 2).sum(),
+    "sorted": lambda y, w: (pt.sort(y[:, 0]) * pt.arange(y.shape[0])).sum() + w.sum(),
+    "table": lambda y, w: (w[(y[:, 0] * 0).astype("int64")] ** 2).sum() + y.sum(),
+    "differences": lambda y, w: (pt.diff(y, axis=0) ** 2).sum() + w.sum(),
+}
+
+
+def check(inputs, outputs, values):
+    found = [np.asarray(value) for value in compiled(inputs, outputs)(*values)]
+    expected = compiled(inputs, outputs, mode="FAST_COMPILE")(*values)
+    assert [value.dtype for value in found] == [value.dtype for value in expected]
+    assert_same(found, expected)
+
+
+class TestTracesOfUntil:
+    @pytest.mark.parametrize("part", range(4))
+    def test_rows(self, part):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        y = roots(x)
+        check([x, w], [function(y, w) for function in list(ROWS.values())[part::4]], (X, W))
+
+    @pytest.mark.parametrize("name", COSTS)
+    def test_gradients(self, name):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        cost = COSTS[name](roots(x), w)
+        check([x, w], [cost, *pytensor.grad(cost, [x, w])], (X, W))
+
+    def test_nan_is_sorted_to_the_end(self):
+        x = pt.dvector("x")
+        y = scan(lambda x: (x, scanlib.until(x > 3)), x)
+        check([x], [pt.sort(y), pt.argsort(y, kind="stable")], (np.array([2, np.nan, 1, 4, 0.0]),))
+
+    def test_truth_values(self):
+        x = pt.dvector("x")
+        y = scan(lambda x: (x > 1, scanlib.until(x > 3)), x)
+        results = [y.all(), y.any(), y.argmax(), (~y).argmax(), y.sum(), pt.sort(y)]
+        for values in ([2.0, 2, 4, 0], [0.0, 5, 0]):
+            check([x], results, (np.array(values),))
+
+    def test_no_rows(self):
+        x = pt.dvector("x")
+        y = scan(lambda x, h: (0.5 * h + x, scanlib.until(h > 3)), x, pt.constant(0.0))
+        results = [y.sum(), y.prod(), pt.cumsum(y), pt.sort(y), pt.concatenate([y, 2 * y])]
+        check([x], results, (np.zeros(0),))
+
+    def test_what_cannot_be_compiled(self):
+        x = pt.dvector("x")
+        with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
+            compiled([x], pt.searchsorted(roots(x)[::-1, 0], 2.0))(X)
+
+
+LENGTHS = {
+    "slices": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[:k], pt.constant(0.0)).sum(),
+    "last rows": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[: k + 1], pt.constant(0.0))[-1],
+    "steps": lambda x, k: scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0), n_steps=k).sum(),
+    "places": lambda x, k: scan(lambda x: x**2, x[: k + 1]).argmax(),
+    "no loop": lambda x, k: x[k : k + 1].sum(),
+}
+
+
+class TestLengthsFromData:
+    @pytest.mark.parametrize("name", LENGTHS)
+    def test_of_a_row(self, name):
+        """The number of steps of an inner loop is a row of the outer one."""
+        x, k = pt.dvector("x"), pt.lvector("k")
+        out = scanlib.map(lambda k: LENGTHS[name](x, k), k, return_updates=False)
+        results = [out]
+        if out.type.dtype == "float64":
+            results.append(pytensor.grad(out.sum(), x))
+        check([x, k], results, (np.arange(1.0, 7.0), np.array(K)))
+
+    def test_gradient_of_an_affine_loop(self):
+        """It has no sequence that bounds the number of steps, but its rows are some of `x`'s."""
+        x, k = pt.dvector("x"), pt.lvector("k")
+        cut = scan(lambda x, h: 0.5 * h + x, x[: k[0]], pt.constant(0.0))
+        counted = scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0), n_steps=k[0])
+        results = [pytensor.grad(cost, x) for cost in (counted.sum(), cut[-1] ** 2)]
+        check([x, k], [*results, results[0] + results[1]], (np.arange(8.0), np.array(K)))
+
+    def test_size_of_an_array(self):
+        k = pt.lvector("k")
+        y = scan(lambda h: h + 1, outputs_info=pt.constant(0.0), n_steps=k[0])[-1]
+        with pytest.raises(UnknownLengthError, match="computes its size from data"):
+            compiled([k], [y, pt.full((k[1],), y)])(np.array(K))
+
+    def test_explain(self):
+        x, k, n = pt.dvector("x"), pt.lvector("k"), pt.lscalar("n")
+        why = "because JAX does not know the number of steps when it compiles"
+
+        def runs(result, *inputs):
+            (loop,) = scanlib.explain(compiled(inputs, result)).loops
+            return [inner.runs for inner in loop.inner] or [loop.runs]
+
+        def walk(x, n=None):
+            return scan(lambda x, h: pt.tanh(h) + x, x, pt.constant(0.0), n_steps=n)
+
+        assert runs(walk(x, k[0]), x, k) == [f"by lax.while_loop, {why}"]
+        assert runs(walk(x[: k[0]]), x, k) == [f"by lax.while_loop, {why}"]
+        (known,) = runs(walk(x, n), x, n)
+        assert why not in known
+        A = pt.dmatrix("A")
+        power = scan(lambda x, h, A: A @ h + x, x, pt.zeros(2), n_steps=k[0], non_sequences=A)
+        (linear,) = runs(power, x, k, A)
+        assert linear == f"by lax.scan over as many steps as there can be, {why}"
+        rows = scanlib.map(lambda k: walk(x, k).sum(), k, return_updates=False)
+        assert runs(rows, x, k) == [f"by lax.while_loop, {why}"]
