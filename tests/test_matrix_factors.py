@@ -77,6 +77,28 @@ def test_infinite_and_missing_factors(name):
         np.testing.assert_allclose(function(x, first, A, w), expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("mode", ["numba", "c"])
+@pytest.mark.parametrize("name", ["scaled", "divided"])
+def test_the_last_row_needs_no_history(name, mode):
+    step = STEPS[name]
+    x, h, A, w = variables(3)
+    last = scanlib.scan(step, x, h, [A, w], return_updates=False)[-1]
+    function = pytensor.function([x, h, A, w], last, mode=MODES[mode])
+    (op,) = (n.op for n in function.maker.fgraph.apply_nodes if isinstance(n.op, LinearScan))
+    assert isinstance(op, CheckedLinearScan)
+    assert op.untraced
+    assert op.exact.signature.untraced == (True,)
+    rng = np.random.default_rng(5)
+    for matrix, factor, start in SIZES:
+        A, w = rng.uniform(0.1, 0.3, (3, 3)) * matrix, rng.uniform(0.5, 1.0, 3) * factor
+        first = rng.uniform(0.5, 1.0, 3) * start
+        for steps in (1, 2, 8, 9):
+            x = rng.uniform(0.5, 1.0, (steps, 3))
+            with np.errstate(all="ignore"):
+                (expected,) = reference_scan(lambda *v: [step(*v)], [x], [first], [A, w])
+            np.testing.assert_allclose(function(x, first, A, w), expected[-1], rtol=1e-11)
+
+
 def test_the_op_is_a_value():
     """A loop beside the recurrence is part of what the Op is, but not of its name."""
     nodes = compiled(STEPS["scaled"], "numba", 3).maker.fgraph.apply_nodes

@@ -235,19 +235,18 @@ class _Lowering:
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
         traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
-        stored = traced or bool(self.parts.factors)
-        op, operands = self.operation(stored)
+        op, operands = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
         n_steps = loop.length() if op.has_n_steps else None
         inputs = op.join(OpParts(n_steps, *operands[:2], initial, *operands[2:]))
         out = op(*inputs)
         if self.parts.factors:
             out = BesideLoop(loop, self.parts, self.over_time).checked(op, inputs, initial)
-        if not stored:
+        if not traced:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
         rows = out[:1] if loop.reverse else out[-1:]
-        return out if traced else None, rows if is_state else out[index]
+        return out, rows if is_state else out[index]
 
     def runshifted(self) -> tuple[Variable, None]:
         """Return all values of ``u = c + g``; see `linear_parts.shifted`."""

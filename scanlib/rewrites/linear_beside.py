@@ -79,7 +79,15 @@ class BesideLoop:
         alone = Loop(
             n_steps=length if loop.n_steps is not None or not rows else None,
             sequences=rows,
-            states=[State(initial, {-1: value_of(part)}, following, name=part.name)],
+            states=[
+                State(
+                    initial,
+                    {-1: value_of(part)},
+                    following,
+                    name=part.name,
+                    untraced=op.untraced,
+                )
+            ],
             non_sequences=[whole for whole in loop.non_sequences if whole.inner in read],
             reverse=loop.reverse,
             required_steps=op.required_steps,

@@ -49,7 +49,7 @@ from scanlib.ops.checked_linear import CheckedLinearScan, limits
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 
-VERSION = "scanlib-linear-10"
+VERSION = "scanlib-linear-11"
 
 
 class LinearWriter(BothSidesWriter, TermsWriter):
@@ -182,8 +182,11 @@ class LinearWriter(BothSidesWriter, TermsWriter):
 
     # After the last step
 
-    def write_exact(self, op: CheckedLinearScan) -> None:
-        """Write the run of the loop itself where the recurrence may not be the same."""
+    def write_exact(self, op: CheckedLinearScan, result: str) -> None:
+        """Write the run of the loop itself where the recurrence may not be the same.
+
+        Without a history, the last state tells whether any has overflowed: infinity and NaN stay.
+        """
         from scanlib.backends.numba.dispatch import loop_call
 
         factors, states = limits(self.dtype)
@@ -193,7 +196,7 @@ class LinearWriter(BothSidesWriter, TermsWriter):
             for name in op.factors(self.arguments)
         ]
         self.source.object("all_below", all_below)
-        tests.append(f"all_below(h, {states!r})")
+        tests.append(f"all_below({result}, {states!r})")
         found = loop_call(op.exact.make_node(*op.of_loop(self.node.inputs)))
         assert found is not None
         name = self.source.function(*found)
@@ -201,14 +204,14 @@ class LinearWriter(BothSidesWriter, TermsWriter):
             self.line(f"return {name}(({', '.join(op.of_loop(self.arguments))},))")
 
     def write_return(self) -> None:
+        result = "h"
+        if self.op.untraced:
+            result = "result"
+            self.line(f"result = np.empty((1,) + {self.initial}.shape[1:], number)")
+            self.copy("result", "0", "h", "steps % 2")
         if isinstance(self.op, CheckedLinearScan):
-            self.write_exact(self.op)
-        if not self.op.untraced:
-            self.line("return h")
-            return
-        self.line(f"result = np.empty((1,) + {self.initial}.shape[1:], number)")
-        self.copy("result", "0", "h", "steps % 2")
-        self.line("return result")
+            self.write_exact(self.op, result)
+        self.line(f"return {result}")
 
 
 def all_between(values: Any, low: float, high: float) -> bool:
