@@ -150,6 +150,21 @@ def test_what_leaves_a_loop():
         np.testing.assert_allclose(one, other)
 
 
+def test_loops_of_pytensor():
+    """A Jacobian is a loop of `pytensor.scan`, which adoption takes over."""
+    x = pt.dvector("x")
+    h = scanlib.scan(lambda h: 1.1 * pt.sin(h), outputs_info=x, n_steps=5, return_updates=False)
+    jacobian = pytensor.gradient.jacobian(h[-1], x)
+    with pytest.raises(NotImplementedError, match=r"scanlib\.enable"):
+        pytensor.function([x], jacobian, mode="PYTORCH")
+    with scanlib.enabled(True):
+        function = pytensor.function([x], jacobian, mode="PYTORCH")
+        expected = pytensor.function([x], jacobian, mode="FAST_COMPILE")
+    value = np.array([0.1, 0.2, 0.3])
+    with torch.compiler.set_stance("force_eager"):
+        np.testing.assert_allclose(function(value), expected(value))
+
+
 def test_conversions_of_pytensor_stay():
     """Only what PyTensor has no conversion for gets one."""
     from pytensor.link.pytorch.dispatch import pytorch_funcify

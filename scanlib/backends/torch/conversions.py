@@ -15,6 +15,7 @@ from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.scalar.basic import Composite, Pow, RoundHalfToEven, ScalarOp
 from pytensor.scalar.math import Log1mexp
+from pytensor.scan.op import Scan as ClassicScan
 from pytensor.tensor.basic import ExtractDiag
 from pytensor.tensor.math import Argmax
 
@@ -72,8 +73,18 @@ def funcify_composite(op: Composite, node: Apply, **kwargs: Any) -> Callable[...
     return composite
 
 
+def funcify_classic_scan(op: ClassicScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Say how a loop of `pytensor.scan` is compiled: PyTensor makes them of Jacobians as well."""
+    raise NotImplementedError(
+        "PyTensor's PyTorch linker has no loops of `pytensor.scan`, which "
+        "`pytensor.gradient.jacobian` and `hessian` make, too. Compile the function in `with "
+        "scanlib.enabled(True):`, or call `scanlib.enable()` before, and scanlib takes them over"
+    )
+
+
 MISSING: dict[type, Callable[..., Any]] = {
     Argmax: funcify_argmax,
+    ClassicScan: funcify_classic_scan,
     Composite: funcify_composite,
     ExtractDiag: funcify_extract_diag,
     Log1mexp: funcify_log1mexp,
