@@ -221,22 +221,6 @@ class TestErrors:
         with pytest.raises(ValueError, match="shape"):
             function(2)
 
-    def test_random_draws(self, eager):
-        generator = pytensor.shared(np.random.default_rng(1))
-
-        def step(h, generator):
-            after, draw = pt.random.normal(rng=generator).owner.outputs
-            return [h + draw, after]
-
-        h, _ = scanlib.scan(
-            step,
-            outputs_info=[pt.constant(0.0), generator],
-            n_steps=3,
-            return_updates=False,
-        )
-        with pytest.raises(NotImplementedError, match="no generators of random numbers"):
-            pytensor.function([], h, mode="PYTORCH")()
-
 
 class TestCompiled:
     """With `torch.compile`."""

@@ -13,13 +13,20 @@ from typing import Any
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import Composite, Pow, RoundHalfToEven, ScalarOp
+from pytensor.scalar.basic import Pow, RoundHalfToEven, ScalarOp
 from pytensor.scalar.math import Log1mexp
 from pytensor.scan.op import Scan as ClassicScan
-from pytensor.tensor.basic import ExtractDiag
-from pytensor.tensor.math import Argmax
+from pytensor.tensor.basic import ExtractDiag, Join
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.extra_ops import CumOp, Unique
+from pytensor.tensor.math import Argmax, Dot, Max, Min, Prod, Sum
+from pytensor.tensor.special import LogSoftmax, Softmax
 
+from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib.backends.torch.host import on_host, refuse
 from scanlib.backends.torch.portable import torch_dtype
+from scanlib.ops.graph import is_linear_algebra
 
 
 def funcify_argmax(op: Argmax, node: Apply, **kwargs: Any) -> Callable[..., Any]:
@@ -62,17 +69,6 @@ def funcify_log1mexp(op: Log1mexp, node: Apply, **kwargs: Any) -> Callable[..., 
     return log1mexp
 
 
-def funcify_composite(op: Composite, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of several operations on items: ``x ** 3`` is one of those."""
-    function = pytorch_funcify(op.fgraph, **kwargs)
-
-    def composite(*inputs: Any) -> Any:
-        results = function(*inputs)
-        return results[0] if len(results) == 1 else results
-
-    return composite
-
-
 def funcify_classic_scan(op: ClassicScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Say how a loop of `pytensor.scan` is compiled: PyTensor makes them of Jacobians as well."""
     raise NotImplementedError(
@@ -85,7 +81,6 @@ def funcify_classic_scan(op: ClassicScan, node: Apply, **kwargs: Any) -> Callabl
 MISSING: dict[type, Callable[..., Any]] = {
     Argmax: funcify_argmax,
     ClassicScan: funcify_classic_scan,
-    Composite: funcify_composite,
     ExtractDiag: funcify_extract_diag,
     Log1mexp: funcify_log1mexp,
     Pow: funcify_pow,
@@ -93,12 +88,89 @@ MISSING: dict[type, Callable[..., Any]] = {
 }
 
 
+def in_dtypes_of_node(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the conversion of an Op with the dtype that the node says.
+
+    Products of matrices are of one dtype in torch, and sums of small integers always int64.
+    """
+
+    def convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+        function = rule(op, node=node, **kwargs)
+        dtypes = {variable.type.dtype for variable in (*node.inputs, *node.outputs)}
+        if len(dtypes) == 1 and dtypes.pop().startswith(("float", "complex")):
+            return function
+        wanted = torch_dtype(node.outputs[0].type.dtype)
+        if len(node.inputs) == 1:
+            return lambda x: function(x).to(wanted)
+        return lambda *inputs: function(*(x.to(wanted) for x in inputs)).to(wanted)
+
+    return convert
+
+
+def funcify_join(op: Join, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the arrays one behind the other, in the dtype that NumPy gives them."""
+    function, dtype = _join(op, node=node, **kwargs), torch_dtype(node.outputs[0].type.dtype)
+    return lambda axis, *arrays: function(axis, *(x.to(dtype) for x in arrays))
+
+
+def or_on_host(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the conversion of an Op that PyTensor refuses, or torch, for some nodes."""
+
+    def convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+        dtypes = {getattr(variable.type, "dtype", None) for variable in node.inputs}
+        if dtypes & UNSIGNED or (isinstance(op, Dot | BatchedDot) and "bool" in dtypes):
+            return on_host(op, node, **kwargs)
+        try:
+            return rule(op, node=node, **kwargs)
+        except NotImplementedError:
+            return on_host(op, node, **kwargs)
+
+    return convert
+
+
+def funcify_blockwise(op: Blockwise, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items.
+
+    It raises an error where sizes or places are read from a tensor: those of parts, say.
+    """
+    core, dtypes = op.core_op, {getattr(inp.type, "dtype", None) for inp in node.inputs}
+    known = isinstance(core, VMAPPED) or is_linear_algebra(core)
+    if pytorch_funcify.dispatch(type(core)) is on_host or not known or dtypes & {"bool", *UNSIGNED}:
+        return on_host(op, node, **kwargs)
+    return _blockwise(op, node=node, **kwargs)
+
+
+_blockwise = pytorch_funcify.dispatch(Blockwise)
+_join = pytorch_funcify.dispatch(Join)
+
+UNSIGNED = {"uint16", "uint32", "uint64"}  # torch has few functions of these
+REFUSED = (
+    *INDEX_WRITES,
+    Argmax,
+    BatchedDot,
+    Dot,
+    LogSoftmax,
+    Max,
+    Min,
+    Softmax,
+    Unique,
+)
+VMAPPED = (*INDEX_READS[1:], *INDEX_WRITES[1:], BatchedDot, CumOp, Dot, LogSoftmax, Softmax)
+IN_OTHER_DTYPES = (BatchedDot, CumOp, Dot, Prod, Sum)
+
+
 def register() -> None:
     """Register what PyTensor does not convert itself."""
-    general = pytorch_funcify.dispatch(object), pytorch_funcify.dispatch(ScalarOp)
+    general = refuse, on_host, pytorch_funcify.dispatch(ScalarOp)
     for kind, rule in MISSING.items():
         if pytorch_funcify.dispatch(kind) in general:
             pytorch_funcify.register(kind)(rule)
+    for kinds, wrapped in ((IN_OTHER_DTYPES, in_dtypes_of_node), (REFUSED, or_on_host)):
+        for kind in kinds:
+            pytorch_funcify.register(kind)(wrapped(pytorch_funcify.dispatch(kind)))
+    pytorch_funcify.register(Blockwise)(funcify_blockwise)
+    pytorch_funcify.register(Join)(funcify_join)
+    pytorch_funcify.register(object)(on_host)
 
 
 register()

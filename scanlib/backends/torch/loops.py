@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
@@ -13,38 +12,17 @@ from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.printing import debugprint
 
 from scanlib.backends.torch.cuda import with_kernels
+from scanlib.backends.torch.host import beside_tensors, performed
 from scanlib.backends.torch.linear import linear_rows
-from scanlib.backends.torch.operator import Run, add_entry, caller, device_of
+from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.backends.torch.shapes import shapes_of_linear, shapes_of_loop
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_integer
+from scanlib.ops.graph import constant_integer, is_numeric
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
-
-
-def _to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
-    """Return a result as a tensor of its own: torch takes operators at their word on that."""
-    array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
-    shared = any(np.may_share_memory(array, other) for other in others)
-    return torch.from_numpy(array.copy() if shared else array)
-
-
-def kernel(op: Any, node: Apply) -> Run:
-    """Return the compiled kernel of an Op as a function of tensors on the CPU."""
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values = [tensor.detach().resolve_conj().resolve_neg().numpy() for tensor in inputs]
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        op.perform(node, values, storage)
-        results: list[torch.Tensor] = []
-        for (value,) in storage:
-            results.append(_to_tensor(value, [*values, *(r.numpy() for r in results)]))
-        return results
-
-    return run
 
 
 def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
@@ -53,7 +31,7 @@ def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
 
 def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
-    compiled = kernel(op, node)
+    compiled = performed(node, op.perform)
     on_device = with_kernels(op, portable)
     choice = config.scanlib__perform
 
@@ -86,31 +64,24 @@ def _constants(body: Any) -> str:
     return " ".join(repr(getattr(c.data, "tobytes", lambda c=c: c.data)()) for c in constants)
 
 
-def _check_types(op: Any, node: Apply) -> tuple[list[torch.dtype], list[torch.dtype]]:
-    """Return the dtypes of the inputs and of the results."""
-    for variable in [*node.inputs, *node.outputs]:
-        if not hasattr(variable.type, "dtype"):
-            raise NotImplementedError(
-                f"{op}: {variable} is of type {variable.type}; under PyTorch a loop takes tensors "
-                "only. Generators of random numbers have no counterpart there"
-            )
-    given, made = (
-        [torch_dtype(variable.type.dtype) for variable in variables]
-        for variables in (node.inputs, node.outputs)
+def _funcify(
+    op: Any, node: Apply, portable: Run, shapes_of: Callable[..., Shapes | None]
+) -> Callable[..., Any]:
+    variables = [*node.inputs, *node.outputs]
+    if not all(map(is_numeric, variables)):  # generators of random numbers, on the CPU only
+        return beside_tensors(node, op.perform)
+    given, dtypes = (
+        [torch_dtype(variable.type.dtype) for variable in some]
+        for some in (node.inputs, node.outputs)
     )
-    return given, made
-
-
-def _funcify(op: Any, node: Apply, portable: Run, shapes: Any) -> Callable[..., Any]:
-    given, dtypes = _check_types(op, node)
     flags = config.scanlib__perform, config.scanlib__cuda
     numbers = [constant_integer(variable) for variable in node.inputs]
-    types = [variable.type for variable in [*node.inputs, *node.outputs]]
+    types = [variable.type for variable in variables]
     entry = add_entry(
         _content(op, node),
         (op, types, numbers, flags),
         run=on_any_device(op, node, portable),
-        shapes=shapes,
+        shapes=shapes_of(op, node),
         dtypes=dtypes,
         given=given,
     )
@@ -121,13 +92,13 @@ def _funcify(op: Any, node: Apply, portable: Run, shapes: Any) -> Callable[..., 
 @pytorch_funcify.register(ElemwiseScan)
 def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a loop's inputs, tensors, to its results."""
-    return _funcify(op, node, elemwise_runner(op), shapes_of_loop(op, node))
+    return _funcify(op, node, elemwise_runner(op), shapes_of_loop)
 
 
 @pytorch_funcify.register(LinearScan)
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a matrix recurrence."""
-    return _funcify(op, node, linear_rows(op), shapes_of_linear(op, node))
+    return _funcify(op, node, linear_rows(op), shapes_of_linear)
 
 
 @pytorch_funcify.register(CheckedLinearScan)

@@ -25,18 +25,15 @@ from typing import Any
 import torch
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
-from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar import basic as ps
 
 from scanlib._compat import thaw_graph
+from scanlib.backends.torch.elementwise import on_items
 from scanlib.backends.torch.operator import Run
 from scanlib.backends.torch.portable import Rows, TorchLoop, doubled, torch_dtype
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
 from scanlib.ops.positions import has_positions
 from scanlib.ops.python_loop import count_steps
 from scanlib.ops.scan import Scan
-
-_ARITHMETIC = ps.Add | ps.Sub | ps.Mul | ps.TrueDiv
 
 Env = dict[Variable, torch.Tensor]
 
@@ -316,11 +313,8 @@ def evaluate(outputs: Sequence[Variable], env: Env) -> list[torch.Tensor]:
         return values[variable]
 
     for node in toposort(list(outputs), blockers=list(env)):
-        function = pytorch_funcify(node.op, node=node)
-        arguments = [read(inp) for inp in node.inputs]
-        if isinstance(node.op, _ARITHMETIC):  # torch does not subtract truth values
-            arguments = [x.to(torch_dtype(node.outputs[0].type.dtype)) for x in arguments]
-        result = function(*arguments)
+        function = on_items(node.op, tuple(inp.type.dtype for inp in node.inputs))
+        result = function(*(read(inp) for inp in node.inputs))
         results = result if isinstance(result, tuple | list) else [result]
         for out, value in zip(node.outputs, results, strict=True):
             values[out] = value.to(torch_dtype(out.type.dtype))

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.backends.torch.operator import Shapes
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_integer
+from scanlib.ops.graph import constant_integer, is_numeric
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
@@ -100,23 +101,32 @@ def _output_rows(scan: Scan, node: Apply) -> list[list[Size]] | None:
     outputs = signature.split_body_outputs(scan.body.outputs).outputs
     try:
         rows = output_row_shapes(scan.body.inputs, outputs, shapes, values)
-        return [[_size(dim, inputs) for dim in row] for row in rows]
-    except _UnknownSizeError:
+        return [[size_of(dim, inputs) for dim in row] for row in rows]
+    except UnknownSizeError:
         return None
 
 
-class _UnknownSizeError(Exception):
+class UnknownSizeError(Exception):
     """A size is not a function of the inputs' shapes that is known here."""
 
 
 _SIZES: dict[type, Callable[..., Any]] = {
     ps.Add: lambda *sizes: sum(sizes),
-    ps.Mul: lambda a, *rest: a * _product(rest),
+    ps.Mul: lambda *sizes: _product(sizes),
     ps.Sub: lambda a, b: a - b,
     ps.Neg: lambda a: -a,
+    ps.IntDiv: lambda a, b: a // b,
+    ps.Mod: lambda a, b: a % b,
     ps.Cast: lambda a: a,
     ps.ScalarMaximum: lambda a, *rest: torch.sym_max(a, rest[0]),
     ps.ScalarMinimum: lambda a, *rest: torch.sym_min(a, rest[0]),
+    ps.Switch: lambda condition, a, b: a if condition else b,
+    ps.EQ: lambda a, b: a == b,
+    ps.NEQ: lambda a, b: a != b,
+    ps.LT: lambda a, b: a < b,
+    ps.LE: lambda a, b: a <= b,
+    ps.GT: lambda a, b: a > b,
+    ps.GE: lambda a, b: a >= b,
 }
 
 
@@ -127,33 +137,73 @@ def _product(sizes: Sequence[Any]) -> Any:
     return result
 
 
-def _size(dim: Variable | None, inputs: list[Variable]) -> Size:
-    """Return the function of the inputs' shapes that a size is."""
-    if dim is None:
-        raise _UnknownSizeError
-    if isinstance(dim, Constant):
-        return _fixed(int(dim.data))
-    node = dim.owner
+def size_of(size: Variable | None, inputs: list[Variable]) -> Size:
+    """Return the function of the inputs' shapes that a size is, or a tuple of several sizes.
+
+    Raises
+    ------
+    UnknownSizeError
+        If something else decides it.
+    """
+    if size is None:
+        raise UnknownSizeError
+    known = constant_integer(size) if size.type.ndim == 0 else None
+    if known is not None:
+        return _fixed(known)
+    node = size.owner
     if node is None:
-        raise _UnknownSizeError
-    if isinstance(node.op, Shape_i) and node.inputs[0] in inputs:
-        return _dim(inputs.index(node.inputs[0]), node.op.i)
+        raise UnknownSizeError
+    read = _shape_read(size)
+    if read is not None and read[0] in inputs:
+        return _dim(inputs.index(read[0]), read[1])
+    rule = _rule(node)
+    parts = [size_of(inp, inputs) for inp in node.inputs]
+    return lambda values: rule(*(part(values) for part in parts))
+
+
+def shapes_read(size: Variable) -> list[Variable]:
+    """Return the arrays whose shapes decide a size, or a vector of sizes.
+
+    Raises
+    ------
+    UnknownSizeError
+        If something else decides it.
+    """
+    if not is_numeric(size):
+        raise UnknownSizeError
+    if size.type.ndim == 0 and constant_integer(size) is not None:
+        return []
+    node = size.owner
+    if node is None:
+        raise UnknownSizeError
+    read = _shape_read(size)
+    if read is not None:
+        return [read[0]]
+    _rule(node)
+    return list(dict.fromkeys(array for inp in node.inputs for array in shapes_read(inp)))
+
+
+def _rule(node: Apply) -> Callable[..., Any]:
+    """Return how a size is computed from others."""
     if isinstance(node.op, ScalarFromTensor | TensorFromScalar):
-        return _size(node.inputs[0], inputs)
+        return lambda a: a
+    if isinstance(node.op, MakeVector):
+        return lambda *sizes: sizes
     scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else node.op
-    known = _SIZES.get(type(scalar))
-    axis = _axis_of_shape(dim)
-    if axis is not None and axis[0] in inputs:
-        return _dim(inputs.index(axis[0]), axis[1])
-    if known is None:
-        raise _UnknownSizeError
-    parts = [_size(inp, inputs) for inp in node.inputs]
-    return lambda values: known(*(part(values) for part in parts))
+    rule = _SIZES.get(type(scalar))
+    out = node.outputs[0].type
+    if rule is None or out.ndim or np.dtype(out.dtype).kind not in "iub":
+        raise UnknownSizeError
+    if isinstance(scalar, ps.IntDiv | ps.Mod) and not constant_integer(node.inputs[1]):
+        raise UnknownSizeError  # may be zero
+    return rule
 
 
-def _axis_of_shape(dim: Variable) -> tuple[Variable, int] | None:
-    """Recognize ``shape(x)[i]``."""
-    node = dim.owner
+def _shape_read(size: Variable) -> tuple[Variable, int] | None:
+    """Recognize ``shape(x)[i]``: the array, and which axis."""
+    node = size.owner
+    if isinstance(node.op, Shape_i):
+        return node.inputs[0], node.op.i
     if not (isinstance(node.op, Subtensor) and node.inputs[0].owner):
         return None
     if not isinstance(node.inputs[0].owner.op, Shape):

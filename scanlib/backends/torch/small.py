@@ -9,26 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.link.pytorch.dispatch.basic import pytorch_funcify, pytorch_typify
-from pytensor.scalar.basic import EQ, Mod, Sub, Switch
+from pytensor.ifelse import IfElse
+from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
+from pytensor.scalar.basic import EQ, Conj, Mod, Sign, Sub, Switch
+from pytensor.scalar.math import Softplus
 
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
-
-
-@pytorch_typify.register(np.random.Generator)
-def typify_generator(data: np.random.Generator, **kwargs: Any) -> Any:
-    """Say that there are no random draws: PyTensor has no tensor that a generator could be."""
-    raise NotImplementedError(
-        "PyTensor's PyTorch linker has no generators of random numbers: draw outside of the "
-        "function and pass what was drawn as a sequence, or compile in another mode"
-    )
 
 
 @pytorch_funcify.register(OneRow)
@@ -73,10 +65,30 @@ def funcify_sub(op: Sub, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     return lambda x, y: torch.sub(torch.as_tensor(x).to(dtype), torch.as_tensor(y).to(dtype))
 
 
+@pytorch_funcify.register(Sign)
+def funcify_sign(op: Sign, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the sign, which is NaN of NaN and not zero."""
+    if not node.inputs[0].type.dtype.startswith("float"):
+        return torch.sgn
+    return lambda x: torch.where(torch.isnan(x), x, torch.sign(x))
+
+
 @pytorch_funcify.register(Mod)
 def funcify_mod(op: Mod, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the remainder, which has another name in torch than in NumPy."""
     return torch.remainder
+
+
+@pytorch_funcify.register(Conj)
+def funcify_conj(op: Conj, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the conjugate as a tensor of its own: torch marks a view, which NumPy cannot read."""
+    return torch.conj_physical
+
+
+@pytorch_funcify.register(Softplus)
+def funcify_softplus(op: Softplus, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return ``log(1 + exp(x))``: beyond 20 torch's default is `x`, which is not near enough."""
+    return lambda x: torch.nn.functional.softplus(x, threshold=40)
 
 
 @pytorch_funcify.register(Switch)
@@ -89,6 +101,18 @@ def funcify_switch(op: Switch, node: Apply, **kwargs: Any) -> Callable[..., Any]
         return torch.where(torch.as_tensor(condition) != 0, *values)
 
     return switch
+
+
+@pytorch_funcify.register(IfElse)
+def funcify_if_else(op: IfElse, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the chosen values; PyTensor returns a tuple also where there is one."""
+    n = op.n_outs
+
+    def if_else(condition: Any, *values: Any) -> Any:
+        chosen = values[:n] if condition else values[n:]
+        return chosen[0] if n == 1 else chosen
+
+    return if_else
 
 
 @pytorch_funcify.register(CheckedRows)

@@ -1,0 +1,210 @@
+"""What PyTensor computes without torch: Ops that its PyTorch linker does not convert.
+
+A step may hold any Op, because numba compiles it. What does not need the steps one after the other
+leaves the loop, and is then a node that torch has to run. Where torch has nothing for it, it runs
+on the CPU as under PyTensor's other linkers, on the memory of the tensors: as an operator in the
+graph that `torch.compile` sees if its inputs and results are arrays, and between two such graphs
+if they are not. Random generators travel as `Held` objects.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor
+import torch
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.link.pytorch.dispatch.basic import pytorch_funcify, pytorch_typify
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.type import DenseTensorType
+
+from scanlib.backends.torch.operator import Entry, Run, Shapes, add_entry, caller, device_of
+from scanlib.backends.torch.portable import torch_dtype
+from scanlib.ops.graph import is_numeric
+
+Perform = Callable[[Apply, Sequence[Any], list[list[Any]]], None]
+
+refuse = pytorch_funcify.dispatch(object)
+
+
+class Held:
+    """A random generator beside tensors, with the methods that PyTensor's linker calls."""
+
+    def __init__(self, value: np.random.Generator) -> None:
+        self.value = value
+
+    def cpu(self) -> Held:
+        return self
+
+    def clone(self) -> Held:
+        return Held(copy.deepcopy(self.value))
+
+    def numpy(self) -> np.random.Generator:
+        return self.value
+
+
+@pytorch_typify.register(np.random.Generator)
+@pytorch_typify.register(Held)
+def typify_generator(data: Any, **kwargs: Any) -> Held:
+    """Return a generator as the linker's functions hand it on."""
+    return data if isinstance(data, Held) else Held(data)
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return an array that shares the memory of a tensor on the CPU."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+
+
+def to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return a result as a tensor of its own: torch takes operators at their word on that."""
+    array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
+    shared = any(np.may_share_memory(array, other) for other in others)
+    return torch.from_numpy(array.copy() if shared else array)
+
+
+def performed(node: Apply, perform: Perform) -> Run:
+    """Return what `perform` computes as a function of tensors on the CPU."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = [to_array(tensor) for tensor in inputs]
+        storage: list[list[Any]] = [[None] for _ in node.outputs]
+        perform(node, values, storage)
+        results: list[torch.Tensor] = []
+        for (value,) in storage:
+            results.append(to_tensor(value, [*values, *(r.numpy() for r in results)]))
+        return results
+
+    return run
+
+
+def beside_tensors(node: Apply, perform: Perform) -> Callable[..., Any]:
+    """Return the function of a node that has inputs or results which are no arrays.
+
+    Torch knows no operators of those, so that it runs between two graphs.
+    """
+
+    def run(*inputs: Any) -> Any:
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        values = [x.value if isinstance(x, Held) else x for x in inputs]
+        values = [to_array(x) if isinstance(x, torch.Tensor) else x for x in values]
+        storage: list[list[Any]] = [[None] for _ in node.outputs]
+        perform(node, values, storage)
+        device = device_of(tensors) if tensors else torch.device("cpu")
+        results = tuple(
+            to_tensor(value, [x for x in values if isinstance(x, np.ndarray)]).to(device)
+            if is_numeric(out)
+            else Held(value)
+            for out, (value,) in zip(node.outputs, storage, strict=True)
+        )
+        return results[0] if len(results) == 1 else results
+
+    return torch.compiler.disable(run)
+
+
+def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that runs a node as PyTensor's other linkers do.
+
+    Raises
+    ------
+    NotImplementedError
+        If it has inputs or results that have no counterpart beside tensors, sparse matrices say.
+    """
+    perform = _performer(op)
+    variables = [*node.inputs, *node.outputs]
+    if all(map(_is_array, variables)) and node.inputs:
+        return caller(_entry(op, node, performed(node, perform)), len(node.outputs) == 1)
+    if not all(_is_array(v) or _is_beside(v) for v in variables):
+        return refuse(op, node=node, **kwargs)
+    return beside_tensors(node, perform)
+
+
+def _is_array(variable: Variable) -> bool:
+    return is_numeric(variable) and (
+        isinstance(variable.type, DenseTensorType) or not hasattr(variable.type, "format")
+    )
+
+
+def _is_beside(variable: Variable) -> bool:
+    """Whether a variable is a generator, or a constant that torch hands on: an axis, a slice."""
+    return isinstance(variable.type, RandomType) or isinstance(variable, Constant)
+
+
+def _entry(op: Any, node: Apply, run: Run) -> Entry:
+    types = [variable.type for variable in (*node.inputs, *node.outputs)]
+
+    def anywhere(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        results, device = run(inputs), device_of(inputs)
+        return [x.to(device, dtype) for x, dtype in zip(results, dtypes, strict=True)]
+
+    given, dtypes = (
+        [torch_dtype(variable.type.dtype) for variable in variables]
+        for variables in (node.inputs, node.outputs)
+    )
+    return add_entry(
+        "\n".join(["PyTensor", repr(op), *map(str, types)]),
+        (op, types),
+        run=anywhere,
+        shapes=_broadcast(node) if isinstance(op, Elemwise) else None,
+        dtypes=dtypes,
+        given=given,
+    )
+
+
+def _broadcast(node: Apply) -> Shapes:
+    """Return the rule for the results of an elementwise Op."""
+
+    def shapes(inputs: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+        shape = tuple(torch.broadcast_shapes(*(x.shape for x in inputs)))
+        return [shape] * len(node.outputs)
+
+    return shapes
+
+
+def _performer(op: Any) -> Perform:
+    """Return what computes a node's values.
+
+    Elementwise Ops without a function of NumPy or SciPy would run in Python for each item: numba
+    compiles those.
+    """
+    if not isinstance(op, Elemwise):
+        return op.perform
+    if getattr(op, "nfunc_spec", None) or config.scanlib__perform == "python":
+        return _perform_elementwise
+    return _Compiled(op)
+
+
+def _perform_elementwise(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
+    node.op.prepare_node(node, None, None, "py")
+    node.op.perform(node, values, storage)
+
+
+class _Compiled:
+    """Runs an elementwise Op as numba compiles it, from the first call on, if numba can."""
+
+    def __init__(self, op: Elemwise) -> None:
+        self.op = op
+        self.perform: Perform | None = None
+
+    def __call__(self, node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
+        if self.perform is None:
+            try:
+                self.perform = self._compiled(node)
+                return self.perform(node, values, storage)
+            except Exception:  # such as of dtypes that numba does not know
+                self.perform = _perform_elementwise
+        return self.perform(node, values, storage)
+
+    def _compiled(self, node: Apply) -> Perform:
+        inputs = [variable.type() for variable in node.inputs]
+        function = pytensor.function(inputs, self.op.make_node(*inputs).outputs, mode="NUMBA")
+
+        def perform(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
+            for cell, value in zip(storage, function(*values), strict=True):
+                cell[0] = value
+
+        return perform
