@@ -222,6 +222,67 @@ def check_integers_of_32_bits():
 
 
 @pytest.mark.slow
+def test_wide_matrices_without_numbers_of_64_bits():
+    """Matrix recurrences of 64-bit numbers have kernels with ``floatX=float32``, too."""
+    code = (
+        "import numpy as np, pytensor, pytensor.tensor as pt, scanlib\n"
+        "from tests.test_jax_functions import check_wide_matrices\n"
+        "check_wide_matrices()"
+    )
+    run_python(code, floatX="float32")
+
+
+def check_wide_matrices():
+    from scanlib.backends.jax.kernels import kernel_for
+
+    A, x, h0, n = pt.dmatrix("A"), pt.dmatrix("x"), pt.dvector("h0"), pt.lscalar("n")
+    w, P, z = pt.dmatrix("w"), pt.dtensor3("P"), pt.zvector("z")
+    fixed = scan(lambda x, h, A: A @ h + x, x, h0, non_sequences=A)
+    turned = scan(lambda h, A: A @ h, None, h0, non_sequences=A, n_steps=n)
+    products = scan(lambda P, H: P @ H, P, pt.eye(3, dtype="float64"))
+    checked = scan(lambda x, w, h, A: (A @ h) * w + x, [x, w], h0, non_sequences=A)
+    best = scan(lambda x, h, A: (A + h).max(axis=1) + x, x, h0, non_sequences=A)
+    waves = scan(lambda z, A: A.astype("complex128") @ z, None, z, non_sequences=A, n_steps=n)
+    traces = [fixed, turned, products, checked, best, waves]
+    inputs = [A, x, w, h0, P, z, n]
+    cost = (fixed**2).sum() + turned.sum() + (products**2).sum() + checked.sum() + best.sum()
+    function = compiled(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
+    expected = plain(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
+    nodes = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, LinearScan)]
+    kernels = [kernel_for(getattr(n.op, "plain", lambda n: n)(n).op, n) for n in nodes]
+    assert not pytensor.config.cxx or (len(nodes) >= 6 and None not in kernels), nodes
+    rows = rng.normal(size=(2, 9, 3))
+    for steps in (9, 1, 0):
+        values = [0.5 * rng.normal(size=(3, 3)), *rows[:, :steps], rng.normal(size=3)]
+        values += [rng.normal(size=(steps, 3, 3)), 1j * rng.normal(size=3), steps]
+        found = [np.asarray(value) for value in function(*values)]
+        assert {value.dtype.name for value in found} == {"float32", "complex64"}
+        _check_against_loops(found[:6], *values)
+        for value, wanted in zip(found, expected(*values), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-4)
+
+
+def _check_against_loops(found, A, x, w, h0, P, z, steps):
+    """Compare traces with loops of NumPy's in single precision."""
+    A, x, w, h0, P = (np.float32(value) for value in (A, x, w, h0, P))
+    z = np.complex64(z)
+    fixed, turned, products, checked, best, waves = found
+    runs = [
+        (fixed, h0, lambda t, h: A @ h + x[t]),
+        (turned, h0, lambda t, h: A @ h),
+        (products, np.eye(3, dtype="f4"), lambda t, H: P[t] @ H),
+        (checked, h0, lambda t, h: (A @ h) * w[t] + x[t]),
+        (best, h0, lambda t, h: (A + h).max(axis=1) + x[t]),
+        (waves, z, lambda t, z: A @ z),
+    ]
+    for trace, h, step in runs:
+        assert len(trace) == steps
+        for t, row in enumerate(trace):
+            h = step(t, h)
+            np.testing.assert_allclose(row, h, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
 def test_devices_that_share_a_loop():
     """In `jax.shard_map`, where JAX keeps track of what differs between devices."""
     code = (

@@ -202,3 +202,23 @@ class TestOtherLoops:
         h = scanlib.scan(lambda x, h: h + pt.tanh(x), x, h0, return_updates=False)
         with pytest.raises(ValueError):  # noqa: PT011 -- a StepShapeError or XLA's
             compiled([x, h0], h)(np.ones((3, 2)), np.ones(1))
+
+
+def test_items_of_rows_in_a_step():
+    """PyTensor compares the sizes of index arrays side by side; JAX must know the result."""
+    x, y, w = pt.dtensor3("x"), pt.lmatrix("y"), pt.dmatrix("w")
+
+    def step(x, y, total, w):
+        scores = pt.special.log_softmax(x @ w, axis=1)
+        return total + scores[pt.arange(x.shape[0]), y].sum()
+
+    total = scanlib.scan(step, [x, y], pt.constant(0.0), w, return_updates=False)[-1]
+    function = compiled([x, y, w], [total, *pytensor.grad(total, [x, w])])
+    values = rng.normal(size=(4, 3, 2)), rng.integers(0, 5, (4, 3)), rng.normal(size=(2, 5))
+    scores = values[0] @ values[2]
+    scores = scores - np.log(np.exp(scores).sum(axis=2, keepdims=True))
+    chosen = np.eye(5)[values[1]]
+    owed = chosen - np.exp(scores)
+    expected = [(scores * chosen).sum(), owed @ values[2].T]
+    expected.append(np.einsum("tbi,tbj->ij", values[0], owed))
+    assert_same([np.asarray(value) for value in function(*values)], expected)

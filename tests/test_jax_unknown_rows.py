@@ -4,6 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.ifelse import ifelse
 
 import scanlib
 from tests.checks import assert_same
@@ -27,6 +28,10 @@ def roots(x):
         return 0.5 * (x + 2 / x), scanlib.until(pt.abs(x * x - 2).max() < 1e-3)
 
     return scan(step, outputs_info=x, n_steps=60)
+
+
+def counts_in(y):
+    return pt.clip(y[:, 0].astype("int64"), 0, 4)
 
 
 ROWS = {
@@ -61,7 +66,37 @@ ROWS = {
     "positions": lambda y, w: pt.arange(y.shape[0]) * y[:, 0],
     "a row in the middle": lambda y, w: y[y.shape[0] // 2],
     "a column replaced": lambda y, w: pt.set_subtensor(y[:, 1], y[:, 0] + 1),
+    "a column set": lambda y, w: pt.set_subtensor(y[:, 1], 0.5),
+    "a part of a column": lambda y, w: pt.inc_subtensor(y[1:, 1], y[:-1, 0]),
+    "columns at places": lambda y, w: pt.inc_subtensor(y[:, [0, 2]], y[:, [1, 0]]),
+    "items of rows": lambda y, w: y[pt.arange(y.shape[0]), y.argmax(axis=1)],
+    "repeated": lambda y, w: pt.repeat(y, 2, axis=0),
+    "repeated columns": lambda y, w: pt.repeat(y, [2, 0, 1], axis=1),
+    "repeated at most so often": lambda y, w: pt.repeat(y, counts_in(y), axis=0),
+    "chosen": lambda y, w: pt.repeat(pt.arange(1, 1 + y.shape[0]), (y[:, 0] < 1.6).astype("int64")),
+    "backwards": lambda y, w: pt.arange(y.shape[0] - 1, -1, -1) * y[:, 0],
+    "searched": lambda y, w: pt.searchsorted(pt.sort(y[:, 0]), PLACES),
+    "searched from the right": lambda y, w: pt.searchsorted(pt.sort(y[:, 0]), PLACES, "right"),
+    "searched integers": lambda y, w: pt.searchsorted(pt.sort(y[:, 0].astype("int8")), PLACES),
+    "searched for": lambda y, w: pt.searchsorted(pt.arange(4.0), y),
+    "searched in order": lambda y, w: pt.searchsorted(y[:, 2], w, sorter=pt.argsort(y[:, 2])),
+    "median": lambda y, w: pt.median(y),
+    "median of columns": lambda y, w: pt.median(y, axis=0),
+    "median of rows": lambda y, w: pt.median(y, axis=1),
+    "quantile": lambda y, w: pt.sort(y[:, 0])[(0.3 * (y.shape[0] - 1)).astype("int64")],
+    "transposed sums": lambda y, w: y.T.sum(axis=1) + y.T[:, -1] + y.T.max(axis=1),
+    "transposed places": lambda y, w: y.T.argmax(axis=0) + y.T[2:0:-1].argmax(axis=0),
+    "transposed running sums": lambda y, w: pt.cumsum(y.T, axis=1)[:, 1:],
+    "transposed and cut": lambda y, w: (
+        y.T.reshape((3, -1, 1)) + pt.repeat(y.T, 2, axis=1)[:, ::2, None]
+    ),
+    "an axis dropped": lambda y, w: y.dimshuffle("x", 0, 1).reshape((y.shape[0], 1, 3)).sum(axis=1),
+    "transposed and joined": lambda y, w: pt.concatenate([y.T, 2 * y.T], axis=1),
+    "transposed and set": lambda y, w: pt.set_subtensor(y.T[1:, 0], 5.0),
+    "more axes": lambda y, w: pt.median(y[:, :, None] * w[None], axis=(0, 2)),
+    "one of two": lambda y, w: ifelse(y[-1, 0] > 5, y[1:], 2 * y),
 }
+PLACES = np.array([-1.0, 0, 1.5, 100, np.inf, np.nan])
 COSTS = {
     "readout": lambda y, w: ((y @ w) ** 2).sum(),
     "a column": lambda y, w: (y[:, 0] ** 2).sum() + y[:, 1].max() + w.sum(),
@@ -70,6 +105,10 @@ COSTS = {
     "joined": lambda y, w: (pt.concatenate([y[:1] * w.sum(), y]) ** 2).sum(),
     "sorted": lambda y, w: (pt.sort(y[:, 0]) * pt.arange(y.shape[0])).sum() + w.sum(),
     "table": lambda y, w: (w[(y[:, 0] * 0).astype("int64")] ** 2).sum() + y.sum(),
+    "median": lambda y, w: pt.median(y[1:, 0]) + pt.median(y, axis=0).sum() + w.sum(),
+    "repeated": lambda y, w: (pt.repeat(y, counts_in(y), axis=0) ** 2).sum() + w.sum(),
+    "transposed": lambda y, w: (pt.cumsum(y.T, axis=1)[[0, 2]] ** 2).sum() + w.sum(),
+    "items of rows": lambda y, w: (y[pt.arange(y.shape[0]), y.argmax(axis=1)] ** 2).sum() + w.sum(),
     "differences": lambda y, w: (pt.diff(y, axis=0) ** 2).sum() + w.sum(),
 }
 
@@ -82,11 +121,11 @@ def check(inputs, outputs, values):
 
 
 class TestTracesOfUntil:
-    @pytest.mark.parametrize("part", range(4))
+    @pytest.mark.parametrize("part", range(6))
     def test_rows(self, part):
         x, w = pt.dvector("x"), pt.dmatrix("w")
         y = roots(x)
-        check([x, w], [function(y, w) for function in list(ROWS.values())[part::4]], (X, W))
+        check([x, w], [function(y, w) for function in list(ROWS.values())[part::6]], (X, W))
 
     @pytest.mark.parametrize("name", COSTS)
     def test_gradients(self, name):
@@ -106,24 +145,41 @@ class TestTracesOfUntil:
         for values in ([2.0, 2, 4, 0], [0.0, 5, 0]):
             check([x], results, (np.array(values),))
 
+    def test_rows_that_another_loop_starts_from(self):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        y = roots(x)
+        lags = {"initial": y[-2:], "taps": [-2, -1]}
+        z = scan(lambda a, b: 0.5 * a + pt.sin(b), outputs_info=lags, n_steps=3)
+        turned = scan(lambda h, w: w @ h, None, y[-1], w, n_steps=3)
+        check([x, w], [y.sum(), z, turned], (X, W @ W.T))
+
     def test_no_rows(self):
         x = pt.dvector("x")
         y = scan(lambda x, h: (0.5 * h + x, scanlib.until(h > 3)), x, pt.constant(0.0))
         results = [y.sum(), y.prod(), pt.cumsum(y), pt.sort(y), pt.concatenate([y, 2 * y])]
+        results += [pt.repeat(y, 2), pt.searchsorted(y, [0.0, np.nan])]
         check([x], results, (np.zeros(0),))
 
     def test_what_cannot_be_compiled(self):
         x = pt.dvector("x")
+        y = roots(x)
         with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
-            compiled([x], pt.searchsorted(roots(x)[::-1, 0], 2.0))(X)
+            compiled([x], y.T.flatten())(X)
+        with pytest.raises(UnknownLengthError, match="Say how often that can be at most"):
+            compiled([x], pt.repeat(y, y[:, 0].astype("int64"), axis=0))(X)
 
 
 LENGTHS = {
     "slices": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[:k], pt.constant(0.0)).sum(),
     "last rows": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[: k + 1], pt.constant(0.0))[-1],
     "steps": lambda x, k: scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0), n_steps=k).sum(),
+    "last of some": lambda x, k: pt.concatenate(
+        [pt.zeros(1), scan(lambda x, h: pt.tanh(h) + x, x[:k], pt.constant(0.0))]
+    )[-1],
     "places": lambda x, k: scan(lambda x: x**2, x[: k + 1]).argmax(),
     "no loop": lambda x, k: x[k : k + 1].sum(),
+    "columns": lambda x, k: (x.reshape((2, 3))[:, :k] ** 2).sum(),
+    "repeated": lambda x, k: (pt.repeat(x[:2], pt.minimum(pt.stack([k, k + 1]), 4)) ** 2).sum(),
 }
 
 

@@ -79,6 +79,16 @@ class Bounded:
     def capacity(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def time(self) -> int:
+        """The axis whose length is not known; another one of `Across` (`across`)."""
+        return 0
+
+    @property
+    def first(self) -> Bounded:
+        """The array with time as its first axis."""
+        return self
+
     def valid(self) -> Any:
         """Return, for each row of the buffer, whether it counts; shape (capacity, 1 …)."""
         counts = jnp.arange(self.capacity) < self.length
@@ -87,6 +97,10 @@ class Bounded:
     def filled(self, value: Any = 0) -> Any:
         """Return the buffer with `value` in the rows that do not count."""
         return jnp.where(self.valid(), self.rows, jnp.asarray(value, self.rows.dtype))
+
+    def whole(self) -> Any:
+        """Return the buffer with its axes in the order of the array's."""
+        return self.rows
 
     def __jax_array__(self) -> Any:
         raise UnknownLengthError(
@@ -150,24 +164,6 @@ class Bounded:
         return Bounded(rows, jnp.maximum(number, 0), self.origin)
 
 
-class Across:
-    """The transpose of a matrix of unknown length: time is its second axis.
-
-    It can be transposed again, or be a factor of a product.
-
-    Parameters
-    ----------
-    columns : Bounded
-        The matrix.
-    """
-
-    def __init__(self, columns: Bounded) -> None:
-        self.columns = columns
-
-    def __jax_array__(self) -> Any:
-        return self.columns.__jax_array__()
-
-
 def bound_of(bound: Any, length: Any, down: int = 0) -> Any:
     """Return the place of a slice's bound in an array of some length."""
     known, of = static_int(bound), static_int(length)
@@ -211,6 +207,11 @@ def rows_of(array: Any) -> Any:
     return array.rows if isinstance(array, Bounded) else array
 
 
+def first_rows(array: Any, count: int) -> Any:
+    """Return an array; of one of unknown length, so many rows, which must be all of it."""
+    return array.rows[:count] if isinstance(array, Bounded) else array
+
+
 def _flatten(value: Bounded) -> tuple[tuple[Any, Any], str]:
     return (value.rows, value.length), value.origin
 
@@ -224,18 +225,11 @@ def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     return Bounded(rows, length, origin)
 
 
-def _across(columns: Any) -> Any:
-    return columns.T if isinstance(columns, np.ndarray) else Across(columns)
-
-
 def _has_value(array: Any) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
 jax.tree_util.register_pytree_node(Bounded, _flatten, _unflatten)
-jax.tree_util.register_pytree_node(
-    Across, lambda across: ((across.columns,), None), lambda _, parts: _across(parts[0])
-)
 # A length that leaves compiled code, or enters a loop, is an ordinary number.
 jax.tree_util.register_pytree_node(
     Length, lambda length: ((length.value,), None), lambda _, parts: parts[0]

@@ -104,16 +104,10 @@ def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any
 
 
 def _are_wanted(node: Apply) -> bool:
-    """Whether the flags allow kernels, and a matrix recurrence has dtypes that JAX keeps."""
+    """Whether the flags allow kernels, and everything is an array."""
     if not config.scanlib__cuda or config.scanlib__perform != "auto":
         return False
-    for variable in arrays_of(node):
-        if not isinstance(variable.type, TensorType):
-            return False
-        dtype = variable.type.dtype
-        if isinstance(node.op, LinearScan) and kept_dtype(dtype) != dtype:
-            return False
-    return True
+    return all(isinstance(variable.type, TensorType) for variable in arrays_of(node))
 
 
 def _are_ready(kernels: KernelLoop | Kernels) -> bool:

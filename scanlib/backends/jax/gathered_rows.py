@@ -13,7 +13,7 @@ from pytensor.graph.basic import Apply, Constant
 from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import join_of
-from scanlib.backends.jax.along_time import Plain
+from scanlib.backends.jax.across import UNKNOWN, Plain, common_time, like, with_time
 from scanlib.backends.jax.bounded import (
     Bounded,
     UnknownLengthError,
@@ -23,16 +23,9 @@ from scanlib.backends.jax.bounded import (
 )
 
 
-def first_bounded(inputs: tuple[Any, ...]) -> Bounded | None:
-    """Return the first array of unknown length, None if there is none."""
-    return next((value for value in inputs if isinstance(value, Bounded)), None)
-
-
 def join(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     """Return arrays behind one another in time."""
-    first = first_bounded(inputs)
-    if first is None:
-        return plain(*inputs)
+    first = next(value for value in inputs if isinstance(value, Bounded))
     parts = list(inputs[len(inputs) - len(join_of(node)[1]) :])
     dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
     buffers = [jnp.asarray(p.rows if isinstance(p, Bounded) else p, dtype) for p in parts]
@@ -48,18 +41,24 @@ def join(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
 def reshape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     """Return an array with other axes behind time, or with rows that are cut along time."""
     value, shape = inputs
-    if not isinstance(value, Bounded):
+    if not isinstance(value, UNKNOWN):
         return plain(value, shape)
     given = node.inputs[1]
-    sizes = list(given.data) if isinstance(given, Constant) else list(shape)
-    row = [static_int(number_of(size)) for size in sizes[1:]]
-    first = static_int(number_of(sizes[0])) if sizes else 0
-    if first not in (None, -1) or not all(size is not None and size > 0 for size in row):
+    listed = given.data if isinstance(given, Constant) else shape
+    sizes = [static_int(number_of(size)) for size in listed]
+    whole, first = value.whole(), value.first
+    new = next((k for k, size in enumerate(sizes) if size in (None, -1)), len(sizes))
+    others = [-1 if size is None else size for size in sizes]
+    lead, row = others[:new], others[new + 1 :]
+    fits = new < len(sizes) and prod(lead) == prod(whole.shape[: value.time]) > 0
+    if not fits or min([*lead, *row], default=1) < 1:
         value.__jax_array__()
-    count, old = prod(size or 1 for size in row), prod(value.rows.shape[1:])
-    items = value.rows.reshape(-1)
-    rows = items[: len(items) // count * count].reshape(-1, *row)
-    return Bounded(rows, value.length * old // count, value.origin)
+    # The axes before time stay before it, those behind it and time itself are cut anew.
+    count, old = prod(row), prod(whole.shape[value.time + 1 :])
+    room = first.capacity * old // count
+    items = whole.reshape(prod(lead), -1)[:, : room * count]
+    rows = jnp.moveaxis(items.reshape(*lead, room, *row), new, 0)
+    return with_time(Bounded(rows, first.length * old // count, first.origin), new)
 
 
 def split(array: Any, sizes: Sequence[Any]) -> list[Any]:
@@ -77,53 +76,113 @@ def split(array: Any, sizes: Sequence[Any]) -> list[Any]:
 
 
 def read(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Items at an array of places: ``x[places]``, where either may be of unknown length."""
-    if first_bounded(inputs) is None:
+    """Items at arrays of places: ``x[places]``, where either may be of unknown length."""
+    if not any(isinstance(value, UNKNOWN) for value in inputs):
         return plain(*inputs)
-    value, places = inputs[0], _only_places(node, inputs, 1)
-    if isinstance(value, Bounded):
-        known = places.rows if isinstance(places, Bounded) else places
-        found = value.rows[jnp.where(known < 0, value.length + known, known)]
-    else:
-        found = plain(value, places.rows)
-    return Bounded(found, places.length, places.origin) if isinstance(places, Bounded) else found
+    value, places = inputs[0], _places(node, inputs, 1)
+    time = _time_after(value, places)
+    if time is not None:
+        return like(value, value.whole()[tuple(places)], time)
+    found = _whole(value)[tuple(_from_start(value, places))]
+    sized = _sized(places)
+    return found if sized is None else like(sized, found)
 
 
 def write(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Items added to, or set at, an array of places."""
-    if first_bounded(inputs) is None:
+    """Items added to, or set at, arrays of places."""
+    if not any(isinstance(value, UNKNOWN) for value in inputs):
         return plain(*inputs)
-    (target, values), places = inputs[:2], _only_places(node, inputs, 2)
-    whole = target.rows if isinstance(target, Bounded) else jnp.asarray(target)
-    length = target.length if isinstance(target, Bounded) else len(whole)
-    index = places.rows if isinstance(places, Bounded) else jnp.asarray(places)
-    index = jnp.where(index < 0, length + index, index)
-    rows = values.rows if isinstance(values, Bounded) else jnp.asarray(values)
-    if isinstance(places, Bounded):
-        index = jnp.where(places.valid().reshape(-1), index, len(whole))
-        if isinstance(values, Bounded):
-            count = min(len(index), len(rows))
-            index, rows = index[:count], rows[:count]
-    elif isinstance(values, Bounded):
-        rows = rows[: len(index)]
-    at = whole.at[index]
-    changed = (
-        at.set(rows, mode="drop")
-        if node.op.set_instead_of_inc
-        else at.add(rows.astype(whole.dtype), mode="drop")
-    )
-    return (
-        Bounded(changed, target.length, target.origin) if isinstance(target, Bounded) else changed
-    )
+    (target, values), places = inputs[:2], _places(node, inputs, 2)
+    whole = jnp.asarray(_whole(target))
+    rows = jnp.asarray(_whole(values))
+    time = _time_after(target, places)
+    if time is not None:
+        at = whole.at[tuple(places)]
+        axis = time - (jax.eval_shape(lambda: whole[tuple(places)]).ndim - rows.ndim)
+        if axis >= 0:
+            rows = _fitted(rows, target.first.capacity, axis)
+    else:
+        index = _from_start(target, places)
+        sized = _sized(places)
+        if sized is not None:
+            # What stands at places that do not count goes nowhere.
+            counts = jnp.moveaxis(sized.first.valid(), 0, sized.time)
+            index[0] = jnp.where(counts, index[0], len(whole))
+        sizes = np.broadcast_shapes(*(np.shape(part) for part in index))
+        timed = sized if sized is not None else values
+        if isinstance(timed, UNKNOWN) and rows.ndim >= len(sizes) > timed.time:
+            rows = _fitted(rows, sizes[timed.time], timed.time)
+        at = whole.at[tuple(index)]
+    if node.op.set_instead_of_inc:
+        changed = at.set(rows, mode="drop")
+    else:
+        changed = at.add(rows.astype(whole.dtype), mode="drop")
+    return like(target, changed) if isinstance(target, UNKNOWN) else changed
 
 
-def _only_places(node: Apply, inputs: tuple[Any, ...], lead: int) -> Any:
-    """Return the one array of integers that an index consists of."""
-    found = indices_from_subtensor(list(inputs[lead:]), node.op.idx_list)
-    kinds = np.dtype(getattr(found[0], "dtype", object)).kind
-    if len(found) != 1 or kinds not in "iu" or np.ndim(found[0]) != 1:
-        raise UnknownLengthError(
-            "JAX compiles one array of integers as the index of an array of unknown length, "
-            "nothing else"
-        )
-    return found[0]
+def _whole(array: Any) -> Any:
+    return array.whole() if isinstance(array, UNKNOWN) else array
+
+
+def _time_after(array: Any, places: list[Any]) -> int | None:
+    """Return where time is in what an index takes of all rows, None if it takes some of them."""
+    if not isinstance(array, UNKNOWN) or _sized(places) is not None:
+        return None
+    time = array.time
+    if time < len(places):
+        return time if isinstance(places[time], slice) else None
+    arrays = [part for part in places if not isinstance(part, slice)]
+    return time - len(arrays) + max(np.ndim(part) for part in arrays)
+
+
+def _sized(places: list[Any]) -> Any:
+    """Return the first of some places that has an unknown length, None if none has."""
+    common_time(tuple(places))
+    return next((part for part in places if isinstance(part, UNKNOWN)), None)
+
+
+def _from_start(array: Any, places: list[Any]) -> list[Any]:
+    """Return places as plain arrays; those in time are counted from its start."""
+    if any(isinstance(part, slice) for part in places):
+        _refuse_index()
+    index = [jnp.asarray(_whole(part)) for part in places]
+    if isinstance(array, UNKNOWN):
+        if array.time >= len(index):
+            _refuse_index()
+        own = index[array.time]
+        index[array.time] = jnp.where(own < 0, array.first.length + own, own)
+    else:
+        index = [
+            jnp.where(part < 0, size + part, part)
+            for part, size in zip(index, np.shape(array), strict=False)
+        ]
+    return index
+
+
+def _fitted(rows: Any, count: int, axis: int) -> Any:
+    """Return an array with another number of rows; of those that do not count more or less."""
+    if rows.shape[axis] in (1, count):
+        return rows
+    rows = jax.lax.slice_in_dim(rows, 0, min(count, rows.shape[axis]), axis=axis)
+    missing = count - rows.shape[axis]
+    return jnp.pad(rows, [(0, missing if k == axis else 0) for k in range(rows.ndim)])
+
+
+def _places(node: Apply, inputs: tuple[Any, ...], lead: int) -> list[Any]:
+    """Return the arrays of integers and the full slices that an index consists of."""
+    found = list(indices_from_subtensor(list(inputs[lead:]), node.op.idx_list))
+    arrays = [part for part in found if not isinstance(part, slice)]
+    kinds = {np.dtype(getattr(part, "dtype", type(part))).kind for part in arrays}
+    slices = [part for part in found if isinstance(part, slice)]
+    if not kinds <= set("iu") or any(part != slice(None) for part in slices):
+        _refuse_index()
+    if any(not isinstance(part, slice) for part in found[: len(slices)]):
+        _refuse_index()
+    return found
+
+
+def _refuse_index() -> None:
+    raise UnknownLengthError(
+        "JAX compiles arrays of integers as the index of an array of unknown length, and full "
+        "slices before them, nothing else"
+    )

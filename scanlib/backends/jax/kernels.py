@@ -34,7 +34,7 @@ from scanlib.backends.c.printer import print_loop
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import kept_dtype, narrowed
+from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
 from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
 from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -53,7 +53,7 @@ def code_for(op: ElemwiseScan | LinearScan, node: Apply) -> CCode | None:
         return None  # XLA's results have a length that is known beforehand
     try:
         if isinstance(op, LinearScan):
-            return print_linear(op, node)
+            return print_linear(op, narrowed_linear(node))
         if can_fail(thaw_graph(op.body)):
             return None  # what raises needs Python; positions, which the shim knows, do not count
         return print_loop(narrowed(op))
@@ -82,16 +82,13 @@ def arrays_of(node: Apply) -> list[Variable]:
 def _has_plain_types(node: Apply) -> bool:
     """Whether all arrays have dtypes that the shim knows.
 
-    Elementwise loops are `narrowed` to those that JAX keeps. A number of steps is given as
-    `words_of` it.
+    Loops are `narrowed` to those that JAX keeps. A number of steps is given as `words_of` it.
     """
     for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
             return False
         dtype = np.dtype(variable.type.dtype)
         if dtype.kind not in KINDS or dtype == np.float16:
-            return False
-        if isinstance(node.op, LinearScan) and kept_dtype(dtype) != dtype.name:
             return False
     return True
 

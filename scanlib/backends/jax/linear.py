@@ -22,6 +22,7 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
+    first_rows,
     number_of,
     rows_of,
     static_int,
@@ -55,10 +56,11 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             value if isinstance(value, Bounded) else array_of(value, variable)
             for value, variable in zip(inputs, node.inputs, strict=True)
         ]
-        parts = op.parts(values)
         if op.has_n_steps:
-            parts = parts._replace(n_steps=inputs[0])
-            values = [inputs[0], *values[1:]]
+            values[0] = inputs[0]
+        place = next(k for k, v in enumerate(node.inputs) if v is op.parts(node.inputs).initial)
+        values[place] = first_rows(values[place], 1)
+        parts = op.parts(values)
         known = count_steps(op, parts)[1]
         if not (target or has_kernels) or not known or any(isinstance(v, Bounded) for v in values):
             return run(op, parts)

@@ -28,6 +28,7 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
+    first_rows,
     number_of,
     rows_of,
     static_int,
@@ -123,8 +124,10 @@ class JAXLoop:
         return outer._replace(
             sequences=[array(*pair) for pair in zip(outer.sequences, self.inner.rows, strict=True)],
             initials=[
-                array_of(rows_of(initial), taps[0])
-                for initial, taps in zip(outer.initials, self.inner.taps, strict=True)
+                array_of(first_rows(initial, depth), taps[0])
+                for initial, taps, depth in zip(
+                    outer.initials, self.inner.taps, self.signature.depths, strict=True
+                )
             ],
             carries=[
                 array_of(value, variable)

@@ -1,9 +1,9 @@
-"""Elementwise loops in the dtypes that JAX keeps.
+"""Loops in the dtypes that JAX keeps.
 
 Where JAX has no numbers of 64 bits, which it has not with ``floatX=float32``, it computes with
 half as many instead: a table of ``int64`` comes as ``int32``. A kernel of the loop has to do so,
-too. Every value of a step gets the dtype that JAX gives it, by a cast where the operation makes
-another one.
+too. Every value of an elementwise step gets the dtype that JAX gives it, by a cast where the
+operation makes another one. A matrix recurrence has one dtype, that of its arrays.
 """
 
 from __future__ import annotations
@@ -34,6 +34,18 @@ def narrowed(op: ElemwiseScan) -> ElemwiseScan:
         return op
     recurrences = tuple(replace(r, elements=_narrow(r.elements)) for r in op.recurrences)
     return ElemwiseScan(op.scan, _narrow(op.body), op.layout, recurrences, op.notes)
+
+
+def narrowed_linear(node: Apply) -> Apply:
+    """Return a matrix recurrence of arrays with the dtypes that JAX keeps.
+
+    A number of steps stays as it is: kernels are given all of its bits.
+    """
+    arrays = [
+        variable.type.clone(dtype=kept_dtype(variable.type.dtype))()
+        for variable in node.inputs[int(node.op.has_n_steps) :]
+    ]
+    return node.op.make_node(*node.inputs[: int(node.op.has_n_steps)], *arrays)
 
 
 def _narrow(body: FrozenFunctionGraph) -> FrozenFunctionGraph:

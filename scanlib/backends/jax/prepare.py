@@ -19,16 +19,18 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
+from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import (
     Alloc,
+    AllocEmpty,
     ARange,
     MakeVector,
     Split,
 )
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.shape import Reshape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import freeze_graph, split_of
@@ -40,7 +42,7 @@ from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.ops.whole_loops import countable_scalars, data_in
+from scanlib.ops.whole_loops import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in
 
 REASON = "scanlib_prepare_for_jax"
 
@@ -51,12 +53,15 @@ def prepare(fgraph: FunctionGraph) -> None:
     data = data_in(fgraph)
     countable = countable_scalars(fgraph, data)
     _make_static(fgraph, countable)
+    _make_bounded(fgraph, countable)
     _make_ranges(fgraph)
     _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
-    bound_steps(fgraph, lengths_in(fgraph, data))
-    _wrap(fgraph, lengths_in(fgraph, data).unknown)
+    lengths = lengths_in(fgraph, data)
+    if bound_steps(fgraph, lengths):
+        lengths = lengths_in(fgraph, data)
+    _wrap(fgraph, lengths.unknown)
     read_in_place(fgraph)
 
 
@@ -77,20 +82,37 @@ def _make_static(fgraph: FunctionGraph, countable: set[Variable]) -> None:
             _replace(fgraph, variable, [variable], countable)
 
 
+def _make_bounded(fgraph: FunctionGraph, countable: set[Variable]) -> None:
+    """Have sizes that data decide computed in one piece, which may know what they are at most."""
+    for node in fgraph.toposort():
+        sizes: list[Variable] = []
+        if isinstance(node.op, Alloc | AllocEmpty):
+            sizes = node.inputs[int(isinstance(node.op, Alloc)) :]
+        elif isinstance(node.op, Split):
+            vector = split_of(node)[2].owner
+            sizes = (
+                vector.inputs if vector is not None and isinstance(vector.op, MakeVector) else []
+            )
+        for size in sizes:
+            computed = size.owner is not None and isinstance(size.owner.op, COMPUTE)
+            if computed and size not in countable:
+                _replace(fgraph, size, _leaves(size, countable), countable)
+
+
 def _continues(client: Apply, countable: set[Variable]) -> bool:
     """Whether a reader of a number computes another such number."""
     return bool(client.outputs) and all(out in countable for out in client.outputs)
 
 
 def _leaves(variable: Variable, countable: set[Variable]) -> list[Variable]:
-    """Return the sizes and integer inputs that a number is computed from."""
+    """Return the sizes and other integers that a number is computed from."""
     found: dict[Variable, None] = {}
     pending = [variable]
     while pending:
         value = pending.pop()
         if isinstance(value, Constant):
             continue
-        if value.owner is None or isinstance(value.owner.op, Shape_i):
+        if value.owner is None or not isinstance(value.owner.op, (*COMPUTE, *SIDE_BY_SIDE)):
             found[value] = None
         else:
             pending += value.owner.inputs
@@ -188,10 +210,20 @@ def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
         if not isinstance(node.op, KNOWN):
             continue
         if _writes_rows(node) or any(v in unknown for v in [*node.inputs, *node.outputs]):
-            new = Apply(OnRows(node.op), list(node.inputs), [out.type() for out in node.outputs])
+            inputs = _shape_as_tuple(node) if isinstance(node.op, Reshape) else list(node.inputs)
+            new = Apply(OnRows(node.op), inputs, [out.type() for out in node.outputs])
             pairs = list(zip(node.outputs, new.outputs, strict=True))
             unknown.update(out for old, out in pairs if old in unknown)
             fgraph.replace_all(pairs, reason=REASON)
+
+
+def _shape_as_tuple(node: Apply) -> list[Variable]:
+    """Return the inputs of a `Reshape`, with sizes side by side; PyTensor does it where it sees the
+    Op."""
+    value, shape = node.inputs
+    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
+        return [value, shape]
+    return [value, JAXShapeTuple()(*shape.owner.inputs)]
 
 
 def _writes_rows(node: Apply) -> bool:

@@ -14,17 +14,15 @@ it has to compile for. Where an input is not known after all, the computation is
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple
-from pytensor.scalar.basic import IntDiv, Mod, ScalarType, TrueDiv
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
@@ -36,6 +34,8 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.gathered_rows import split
+from scanlib.backends.jax.scalar_ranges import evaluate, greatest
+from scanlib.ops.whole_loops import is_scalar
 
 
 class StaticNumber(JAXShapeTuple):
@@ -66,6 +66,7 @@ class StaticNumber(JAXShapeTuple):
 def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function that computes the number in Python, or by JAX where it has to."""
     in_jax: list[Callable[..., tuple]] = []
+    has_scalars_only = all(is_scalar(out) for n in op.body.toposort() for out in n.outputs)
 
     def static_number(*inputs: Any) -> Any:
         known = [static_int(value) for value in inputs]
@@ -75,10 +76,11 @@ def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Calla
         if not in_jax:
             in_jax.append(jax_funcify(thaw_graph(op.body)))
         (number,) = in_jax[0](*numbers)
-        ranges = [(0, v.bound) if isinstance(v, Length) else (static_int(v),) * 2 for v in inputs]
-        if any(None in given for given in ranges):
-            return number
-        return Length(number, max(greatest(op.body, ranges), 0))
+        most = None
+        if has_scalars_only:
+            ends = [(0, v.bound) if isinstance(v, Length) else (static_int(v),) * 2 for v in inputs]
+            most = greatest(op.body, [None if None in e else e for e in ends])
+        return number if most is None else Length(number, max(most, 0))
 
     return static_number
 
@@ -112,11 +114,19 @@ def funcify_static_range(op: StaticRange, node: Apply, **kwargs: Any) -> Callabl
 
     def static_range(*ends: Any) -> Any:
         start, stop, step = map(static_int, ends)
-        if start == 0 and step == 1 and isinstance(ends[1], Length):
-            return Bounded(jnp.arange(ends[1].bound, dtype=op.dtype), ends[1].value, "a range")
-        if start is None or stop is None or step is None:
+        if start is not None and stop is not None and step is not None:
+            return jnp.arange(start, stop, step, dtype=op.dtype)
+        first, last = ends[:2]
+        # The most numbers that there can be: from the least first one to the greatest last one.
+        if step and step > 0 and start is not None and isinstance(last, Length):
+            room = last.bound - start
+        elif step and step < 0 and stop is not None and isinstance(first, Length):
+            room = first.bound - stop
+        else:
             raise UnknownLengthError("JAX must know where a range of integers ends")
-        return jnp.arange(start, stop, step, dtype=op.dtype)
+        count = -((number_of(first) - number_of(last)) // step)
+        numbers = number_of(first) + step * jnp.arange(max(-(-room // abs(step)), 0))
+        return Bounded(numbers.astype(op.dtype), jnp.maximum(count, 0), "a range")
 
     return static_range
 
@@ -195,74 +205,3 @@ def funcify_at_most(op: AtMost, node: Apply, **kwargs: Any) -> Callable[..., Any
         return Length(jnp.minimum(jnp.asarray(number), known), known)
 
     return at_most
-
-
-def evaluate(body: FrozenFunctionGraph, values: list[Any]) -> Any:
-    """Return the value of a graph of scalars, by the `perform` of its Ops."""
-    known: dict[Variable, Any] = {}
-
-    def read(variable: Variable) -> Any:
-        return variable.data if isinstance(variable, Constant) else known[variable]
-
-    for variable, value in zip(body.inputs, values, strict=True):
-        known[variable] = _typed(variable, value)
-    for node in body.toposort():
-        known.update(zip(node.outputs, _computed(node, list(map(read, node.inputs))), strict=True))
-    return read(body.outputs[0])
-
-
-def greatest(body: FrozenFunctionGraph, ranges: list[tuple[Any, Any]]) -> int:
-    """Return a number that the value of a graph of scalars does not exceed.
-
-    An operation has its least and its greatest value where what it is given has: true of sums,
-    differences, products, extremes, and quotients of lengths by positive numbers.
-
-    Parameters
-    ----------
-    body : FrozenFunctionGraph
-    ranges : list of tuple
-        The least and the greatest value of each input.
-    """
-    known: dict[Variable, tuple[Any, ...]] = {}
-
-    def read(variable: Variable) -> tuple[Any, ...]:
-        return (variable.data,) if isinstance(variable, Constant) else known[variable]
-
-    for variable, ends in zip(body.inputs, ranges, strict=True):
-        known[variable] = tuple(_typed(variable, value) for value in dict.fromkeys(ends))
-    for node in body.toposort():
-        given = list(map(read, node.inputs))
-        found = [_computed(node, list(values)) for values in product(*given)]
-        for out, values in zip(node.outputs, zip(*found, strict=True), strict=True):
-            known[out] = _ends(node, out, given, values)
-    return int(max(read(body.outputs[0])))
-
-
-def _ends(
-    node: Apply, out: Variable, given: list[tuple[Any, ...]], values: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Return the least and the greatest value of a result, from those at the ends of ranges."""
-    low, high = min(values), max(values)
-    if all(len(value) == 1 for value in given):
-        return values
-    if out.type.dtype == "bool":
-        return _typed(out, False), _typed(out, True)
-    op = getattr(node.op, "scalar_op", node.op)
-    if isinstance(op, Mod):
-        low, high = min(0, *given[1]), max(0, *given[1])
-    elif isinstance(op, IntDiv | TrueDiv) and len(given[1]) > 1:  # by one, where it is not zero
-        high = max(abs(value) for value in given[0])
-        low = -high
-    return tuple(_typed(out, end) for end in ((low,) if low == high else (low, high)))
-
-
-def _typed(variable: Variable, value: Any) -> Any:
-    value = np.asarray(value, dtype=variable.type.dtype)
-    return value[()] if isinstance(variable.type, ScalarType) else value
-
-
-def _computed(node: Apply, values: list[Any]) -> list[Any]:
-    """Return what an operation makes of values."""
-    storage: list[list[Any]] = [[None] for _ in node.outputs]
-    node.op.perform(node, values, storage)
-    return [_typed(out, value) for out, (value,) in zip(node.outputs, storage, strict=True)]

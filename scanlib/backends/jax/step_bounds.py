@@ -23,8 +23,9 @@ from scanlib.ops.padded_rows import PaddedRows
 REASON = "scanlib_bound_steps"
 
 
-def bound_steps(fgraph: FunctionGraph, lengths: Lengths) -> None:
-    """Bound the numbers of steps that nothing else bounds."""
+def bound_steps(fgraph: FunctionGraph, lengths: Lengths) -> bool:
+    """Bound the numbers of steps that nothing else bounds; return whether there were some."""
+    found = False
     for node in fgraph.toposort():
         if node not in lengths.loops:
             continue
@@ -33,6 +34,7 @@ def bound_steps(fgraph: FunctionGraph, lengths: Lengths) -> None:
         bound = None if None in filled else _bound_of_readers(fgraph, node, lengths)
         if bound is None:
             continue
+        found = True
         if n_steps is not None:
             fgraph.change_node_input(node, 0, AtMost()(n_steps, bound), reason=REASON)
         for alloc in filter(None, filled):
@@ -40,6 +42,7 @@ def bound_steps(fgraph: FunctionGraph, lengths: Lengths) -> None:
             rows = alloc.op.make_node(alloc.inputs[0], size, *alloc.inputs[2:]).outputs[0]
             rows = alloc.outputs[0].type.filter_variable(rows)
             fgraph.replace(alloc.outputs[0], rows, reason=REASON)
+    return found
 
 
 def _filled(sequence: Variable, lengths: Lengths) -> Apply | None:

@@ -14,12 +14,13 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, AllocEmpty, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import CAReduce
+from pytensor.tensor.elemwise import CAReduce, DimShuffle
+from pytensor.tensor.extra_ops import Repeat, SearchsortedOp
 from pytensor.tensor.math import Argmax
-from pytensor.tensor.shape import Shape_i
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.shape import Reshape, Shape_i
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib.backends.jax.along_time import takes_time
+from scanlib.backends.jax.along_time import time_after
 from scanlib.backends.jax.rows import KNOWN
 from scanlib.backends.jax.static import AtMost, StaticNumber, StaticRange, StaticSplit
 from scanlib.ops.associative_scan import AssociativeScan
@@ -81,6 +82,7 @@ def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Lengths:
     """
     found = Lengths(countable_scalars(fgraph, data, (StaticNumber,)), set(), set())
     unknown, loops = found.unknown, found.loops
+    times: dict[Variable, int] = {}  # of arrays that have time as another axis than the first
     for node in fgraph.toposort():
         op = getattr(node.op, "core", node.op)
         follows = any(inp in unknown for inp in node.inputs)
@@ -93,11 +95,12 @@ def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Lengths:
         elif isinstance(op, AtMost):
             unknown.update(node.outputs)
         elif follows and isinstance(op, Shape_i):
-            unknown.update(node.outputs if op.i == 0 else [])
-        elif follows and _leaves_time(op, node):
-            continue
-        elif (follows and isinstance(op, FOLLOWED)) or _makes_unknown(op, node, found.known):
-            unknown.update(node.outputs)
+            unknown.update(node.outputs if op.i == times.get(node.inputs[0], 0) else [])
+        elif (follows and isinstance(op, FOLLOWED)) or _makes_unknown(op, node, found):
+            time = _time_of(op, node, found, times)
+            if time is not None:
+                unknown.update(node.outputs)
+                times.update(dict.fromkeys(node.outputs, time) if time else {})
     return found
 
 
@@ -118,24 +121,61 @@ def steps_and_sequences(node: Apply) -> tuple[Variable | None, list[Variable]]:
     return parts.n_steps, [part for part in timed if part is not None]
 
 
-def _leaves_time(op: Any, node: Apply) -> bool:
-    """Whether what an Op makes of rows has no row for each of them."""
+def _time_of(op: Any, node: Apply, found: Lengths, times: dict[Variable, int]) -> int | None:
+    """Return which axis of an Op's results has an unknown length, None if none has."""
+    time = next((times.get(inp, 0) for inp in node.inputs if inp in found.unknown), 0)
     if isinstance(op, CAReduce | Argmax):
-        return takes_time(op.axis, node.inputs[0].type.ndim)
-    return isinstance(op, Subtensor) and bool(op.idx_list) and not isinstance(op.idx_list[0], slice)
+        return time_after(op.axis, node.inputs[0].type.ndim, time)
+    if isinstance(op, DimShuffle):
+        return op.new_order.index(time) if time in op.new_order else None
+    if isinstance(op, Alloc):
+        value, *sizes = node.inputs
+        if value in found.unknown:
+            return times.get(value, 0) + len(sizes) - value.type.ndim
+        return next((k for k, size in enumerate(sizes) if size in found.unknown), 0)
+    if isinstance(op, Reshape):
+        shape = node.inputs[1]
+        sizes = shape.owner.inputs if shape.owner is not None else list(getattr(shape, "data", []))
+        unknown = [k for k, size in enumerate(sizes) if _is_open(size, found)]
+        return unknown[0] if unknown else time
+    if isinstance(op, Repeat):
+        return op.axis
+    if isinstance(op, SearchsortedOp):
+        return times.get(node.inputs[1], 0) if node.inputs[1] in found.unknown else None
+    if isinstance(op, Subtensor):
+        indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        if node.inputs[0] not in found.unknown:
+            time = _sliced_axis(indices, found) or 0
+        if not all(isinstance(index, slice) for index in indices[time : time + 1]):
+            return None
+        return sum(isinstance(index, slice) for index in indices[:time])
+    return time
 
 
-def _makes_unknown(op: Any, node: Apply, known: set[Variable]) -> bool:
+def _is_open(size: Any, found: Lengths) -> bool:
+    """Whether an axis gets its size from the others, or has one that is not known."""
+    if isinstance(size, Constant):
+        size = size.data
+    return size in found.unknown if isinstance(size, Variable) else int(size) == -1
+
+
+def _makes_unknown(op: Any, node: Apply, found: Lengths) -> bool:
     """Whether an Op fills, reads or writes rows whose number JAX cannot know."""
     if isinstance(op, Alloc | AllocEmpty):
         sizes = node.inputs[int(isinstance(op, Alloc)) :]
-        return any(not isinstance(size, Constant) and size not in known for size in sizes[:1])
-    if not isinstance(op, Subtensor | IncSubtensor) or not op.idx_list:
-        return False
-    first = op.idx_list[0]
-    if not isinstance(first, slice):
+        return any(not isinstance(size, Constant) and size not in found.known for size in sizes[:1])
+    if isinstance(op, Repeat):
+        return not isinstance(node.inputs[1], Constant)
+    if not isinstance(op, Subtensor | IncSubtensor):
         return False
     lead = 2 if isinstance(op, IncSubtensor) else 1
-    count = sum(bound is not None for bound in (first.start, first.stop, first.step))
-    bounds = node.inputs[lead : lead + count]
-    return any(not isinstance(b, Constant) and b not in known for b in bounds)
+    return _sliced_axis(indices_from_subtensor(node.inputs[lead:], op.idx_list), found) is not None
+
+
+def _sliced_axis(indices: Sequence[Any], found: Lengths) -> int | None:
+    """Return the first axis that is sliced by bounds that are not known, None if none is."""
+    for axis, index in enumerate(indices):
+        bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else []
+        if not all(map(found.has, bounds)):
+            return axis
+    return None
