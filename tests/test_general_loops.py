@@ -329,3 +329,32 @@ def test_generated_bodies(picks, chosen, size, steps, taps):
     values = [x, a["initial"] if taps else a, b, w]
     results = function(*(value.copy() for value in values))
     assert_same(results, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_steps_read_what_others_wrote(size):
+    """Compilers write few items out one by one, and may then move reads past other steps' writes.
+
+    What memory held before must not look like the right rows: each call has other values.
+    """
+    h0 = pt.tensor("h0", shape=(size,), dtype="float64")
+    lags = {"initial": pt.stack([h0, h0 + 1]), "taps": [-2, -1]}
+    steps = [
+        (lambda h: 0.5 * h + 1, [h0]),
+        (lambda h: 0.5 * h[::-1] + 1, [h0]),
+        (lambda h: pt.set_subtensor(h[1:], 0.5 * h[:-1]), [h0]),
+        (lambda a, b: (b, 0.5 * a + 1), [h0, 2 * h0]),
+        (lambda a, b: 0.5 * a + b, [lags]),
+    ]
+    traces = []
+    for step, states in steps:
+        traces += scanlib.scan(
+            step, outputs_info=states, n_steps=6, return_list=True, return_updates=False
+        )
+    gradient = pytensor.grad((traces[0] ** 2).sum() + (traces[-1] ** 3).sum(), h0)
+    function = pytensor.function([h0], [*traces, gradient], mode="FAST_COMPILE")
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = pytensor.function([h0], [*traces, gradient], mode="FAST_COMPILE")
+    for _ in range(5):
+        values = rng.normal(size=size)
+        assert_same(function(values), expected(values))

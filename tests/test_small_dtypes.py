@@ -231,3 +231,16 @@ def test_sums_over_channels_that_wrap_around(dtype, mode):
     traces = scanlib.scan(lambda *a: step(pt, *a), x, info, return_updates=False)
     function = pytensor.function([x], traces, mode=MODES[mode])
     assert_same(function(values), reference_scan(lambda *a: step(np, *a), [values], info))
+
+
+@pytest.mark.parametrize("mode", ["c", "numba"])
+def test_reciprocals_of_integers(mode):
+    """PyTensor's numba function divides 1.0 in float32, whatever the integer."""
+    i = pt.lvector("i")
+    values = np.arange(1, 8)
+    trace = scanlib.scan(lambda i, h: 0.5 * h + 1 / i, i, np.float64(0.5), return_updates=False)
+    inverse = scanlib.map(lambda i: pt.exp(1 / i), i, return_updates=False)
+    found, other = pytensor.function([i], [trace, inverse], mode=MODES[mode])(values)
+    expected = reference_scan(lambda i, h: [0.5 * h + 1 / i], [values], [np.float64(0.5)])
+    np.testing.assert_allclose(found, expected[0], rtol=1e-14)
+    np.testing.assert_allclose(other, np.exp(1 / values), rtol=1e-14)

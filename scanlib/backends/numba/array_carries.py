@@ -8,6 +8,8 @@ assumption, which is compiled then.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import DenseTensorType
 
@@ -62,7 +64,7 @@ class CarryWriter(LoopWriter):
         sizes = [
             f"c{i}_{axis}" if known is None else str(known) for axis, known in enumerate(shape)
         ]
-        return Place(start, tuple(sizes), self.sizes.contiguous_strides(sizes))
+        return Place(start, tuple(sizes), self.sizes.contiguous_strides(sizes), memory=f"c{i}")
 
     def next_carry(self, i: int, value: Variable, held: dict[Variable, str]) -> str:
         """Return what a carry becomes by assignment; arrays are written where they belong."""
@@ -157,4 +159,4 @@ class CarryDestination(Destination):
             with writer.source.block(f"if {' or '.join(f'{a} != {b}' for a, b in changed)}:"):
                 writer.write_spare(i, sizes)
         kept = tuple(map(writer.sizes.same, sizes))
-        return Place(f"dp{i}", kept, writer.sizes.contiguous_strides(kept))
+        return replace(self.place, sizes=kept, strides=writer.sizes.contiguous_strides(kept))

@@ -8,6 +8,7 @@ other Op is a call of the function that PyTensor's numba dispatch makes for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import singledispatchmethod
 
 import numpy as np
@@ -34,6 +35,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib.backends.numba import pointers
+from scanlib.backends.numba.array_indices import is_simple
 from scanlib.backends.numba.array_linalg import ArrayLinalg
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.places import Place
@@ -111,7 +113,12 @@ class Emitter(ArrayLinalg):
 
     @_emit.register
     def _shape_i(self, op: Shape_i, node: Apply) -> None:
-        size = self.sizes.same(self.place(node.inputs[0]).sizes[op.i])
+        inp = node.inputs[0]
+        if isinstance(inp.type, DenseTensorType):
+            size = self.sizes.same(self.place(inp).sizes[op.i])
+        else:  # a sparse matrix has no place
+            name = self.array(inp)
+            size = self.sizes.define(f"{name}.shape[{op.i}]", name)
         self.bind_scalar(node.outputs[0], self.sizes.define(f"np.int64({size})", size, prefix="s"))
 
     @_emit.register
@@ -167,9 +174,8 @@ class Emitter(ArrayLinalg):
     def bind_view(
         self, out: Variable, place: Place, start: str, sizes: list[str], strides: list[str]
     ) -> None:
-        self.bind_place(
-            out, Place(start, tuple(sizes), tuple(strides), place.workspace, place.fixed)
-        )
+        view = replace(place, start=start, sizes=tuple(sizes), strides=tuple(strides))
+        self.bind_place(out, view)
 
     @_emit.register
     def _specify_shape(self, op: SpecifyShape, node: Apply) -> None:
@@ -214,7 +220,7 @@ class Emitter(ArrayLinalg):
     @_emit.register
     def _subtensor(self, op: Subtensor, node: Apply) -> None:
         indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
-        if not all(self._is_simple(index) for index in indices):
+        if not all(is_simple(index) for index in indices):
             self.call(op, node)
             return
         place = self.place(node.inputs[0])
@@ -227,95 +233,13 @@ class Emitter(ArrayLinalg):
         else:
             self.bind_place(out, view)
 
-    def _is_simple(self, index: slice | Variable | int) -> bool:
-        if not isinstance(index, slice):
-            return True
-        step = index.step
-        if step is None:
-            return True
-        if not isinstance(step, Constant | int):
-            return False
-        number = _integer(step)
-        return number == 1 or (number == -1 and index.start is None and index.stop is None)
-
-    def indexed(self, place: Place, indices: tuple | list) -> Place:
-        """Return the part of an array that basic indices select."""
-        sizes, strides, moves = [], [], []
-        for axis, size in enumerate(map(self.sizes.same, place.sizes)):
-            stride = place.strides[axis]
-            index = indices[axis] if axis < len(indices) else slice(None)
-            if isinstance(index, slice):
-                first, count, step = self._span(index, size)
-                sizes.append(count)
-                strides.append(stride if step == 1 else self.sizes.define(f"-{stride}", stride))
-            else:
-                first = self._checked_index(index, size)
-            if first != "0":
-                moves.append((first, stride))
-        start = place.start
-        if moves:
-            text = " + ".join(f"{first} * {stride}" for first, stride in moves)
-            start = self.source.name("p")
-            moved = f"{start} = shift({place.start}, {text})"
-            if place.fixed and self.sizes.is_static(*(part for move in moves for part in move)):
-                self.source.before_loop(moved)
-                return Place(start, tuple(sizes), tuple(strides), place.workspace, True)
-            self.source.line(moved)
-            return Place(start, tuple(sizes), tuple(strides), place.workspace)
-        return Place(start, tuple(sizes), tuple(strides), place.workspace, place.fixed)
-
-    def _checked_index(self, index: Variable | int, size: str) -> str:
-        if isinstance(index, int | Constant):
-            number = _integer(index)
-            known = self.sizes.is_static(size)
-            if not size.isdigit() or not -int(size) <= number < int(size):
-                condition = f"{size} <= {number if number >= 0 else -number - 1}"
-                raising = "raise IndexError('index out of bounds')"
-                if known:
-                    self.source.check_before_loop(condition, raising)
-                else:
-                    self.source.line(f"if {condition}: {raising}")
-            return str(number) if number >= 0 else self.sizes.define(f"{size} - {-number}", size)
-        name = self.source.name("i")
-        self.source.line(f"{name} = np.int64({self.scalar(index)})")
-        self.source.line(f"{name} = {name} + {size} if {name} < 0 else {name}")
-        with self.source.block(f"if {name} < 0 or {name} >= {size}:"):
-            self.source.line("raise IndexError('index out of bounds')")
-        return name
-
-    def _span(self, index: slice, size: str) -> tuple[str, str, int]:
-        """Return the first index of a slice, how many there are, and the step."""
-        if index.step is not None and _integer(index.step) == -1:
-            return self.sizes.define(f"{size} - 1", size), size, -1
-        start = "0" if index.start is None else self._bound(index.start, size)
-        stop = size if index.stop is None else self._bound(index.stop, size)
-        if start == "0":
-            return start, stop, 1
-        if start.isdigit() and stop.isdigit():
-            return start, str(max(int(stop) - int(start), 0)), 1
-        return start, self.sizes.define(f"max({stop} - {start}, 0)", start, stop), 1
-
-    def _bound(self, bound: Variable | int, size: str) -> str:
-        if isinstance(bound, int | Constant):
-            number = _integer(bound)
-            if size.isdigit():
-                return str(slice(number, None).indices(int(size))[0])
-            if number >= 0:
-                return "0" if number == 0 else self.sizes.define(f"min({number}, {size})", size)
-            return self.sizes.define(f"max({size} - {-number}, 0)", size)
-        name = self.source.name("i")
-        self.source.line(f"{name} = np.int64({self.scalar(bound)})")
-        self.source.line(f"{name} = {name} + {size} if {name} < 0 else {name}")
-        self.source.line(f"{name} = min(max({name}, 0), {size})")
-        return name
-
     @_emit.register
     def _inc_subtensor(self, op: IncSubtensor, node: Apply) -> None:
         base, value, *rest = node.inputs
         out = node.outputs[0]
         indices = indices_from_subtensor(rest, op.idx_list)
         kinds = {inp.type.dtype for inp in (base, value)}
-        if not all(self._is_simple(index) for index in indices) or len(kinds) > 1:
+        if not all(is_simple(index) for index in indices) or len(kinds) > 1:
             self.call(op, node)
             return
         joined = out in self.joined
@@ -347,7 +271,7 @@ class Emitter(ArrayLinalg):
             failure = "raise ValueError('cannot assign an array of another shape to a slice')"
             self.sizes.require_equal(size, part.sizes[lead + axis], failure)
             strides.append(stride)
-        return Place(place.start, part.sizes, tuple(strides), place.workspace)
+        return replace(place, sizes=part.sizes, strides=tuple(strides), fixed=False)
 
     @_emit.register
     def _alloc(self, op: Alloc, node: Apply) -> None:
@@ -400,7 +324,3 @@ class Emitter(ArrayLinalg):
             self.write_reduction(op, node)
         else:
             self.call(op, node)
-
-
-def _integer(index: Variable | int) -> int:
-    return int(np.asarray(index.data)) if isinstance(index, Constant) else int(index)

@@ -18,7 +18,7 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib.backends.numba.array_loops import ArrayLoops
+from scanlib.backends.numba.array_indices import ArrayIndices, integer_of
 from scanlib.backends.numba.array_values import Destination
 from scanlib.backends.numba.places import Place
 
@@ -82,8 +82,8 @@ def _span(node: Apply) -> tuple[int, float, float] | None:
         for bound, default in ((index.start, 0), (index.stop, float("inf"))):
             if bound is None:
                 numbers.append(default)
-            elif isinstance(bound, Constant | int) and _number(bound) >= 0:
-                numbers.append(_number(bound))
+            elif isinstance(bound, Constant | int) and integer_of(bound) >= 0:
+                numbers.append(integer_of(bound))
             else:
                 return None
         if chosen is not None:
@@ -92,11 +92,7 @@ def _span(node: Apply) -> tuple[int, float, float] | None:
     return chosen
 
 
-def _number(bound: Constant | int) -> int:
-    return int(np.asarray(bound.data)) if isinstance(bound, Constant) else bound
-
-
-class ArrayJoins(ArrayLoops):
+class ArrayJoins(ArrayIndices):
     """Knows which values of a step are zeros with parts written into them."""
 
     def plan_joins(self, fgraph: FunctionGraph, nodes: list[Apply]) -> list[Apply]:
@@ -135,6 +131,3 @@ class ArrayJoins(ArrayLoops):
             place = self.indexed(whole, indices)
             self.destinations[part] = Destination(place, lambda *_: (SHAPES, SHAPES))
             self.parts[part] = place
-
-    def indexed(self, place: Place, indices: tuple | list) -> Place:
-        raise NotImplementedError

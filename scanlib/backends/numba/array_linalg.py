@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,9 @@ class ArrayLinalg(ArrayJoins):
             return
         a, b = self.place(left), self.place(right)
         if a.ndim == 1:
-            a = Place(a.start, ("1", *a.sizes), ("0", *a.strides), a.workspace, a.fixed)
+            a = replace(a, sizes=("1", *a.sizes), strides=("0", *a.strides))
         if b.ndim == 1:
-            b = Place(b.start, (*b.sizes, "1"), (*b.strides, "0"), b.workspace, b.fixed)
+            b = replace(b, sizes=(*b.sizes, "1"), strides=(*b.strides, "0"))
         failure = "raise ValueError('incompatible array sizes for a matrix product inside a scan')"
         depth = self.sizes.require_equal(a.sizes[1], b.sizes[0], failure)
         rows, columns = self.sizes.same(a.sizes[0]), self.sizes.same(b.sizes[1])
@@ -222,4 +223,4 @@ class ArrayLinalg(ArrayJoins):
 
 
 def _transposed(place: Place) -> Place:
-    return Place(place.start, place.sizes[::-1], place.strides[::-1], place.workspace, place.fixed)
+    return replace(place, sizes=place.sizes[::-1], strides=place.strides[::-1])

@@ -35,7 +35,7 @@ from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.pointers import address
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-array-loop-3"
+VERSION = "scanlib-array-loop-4"
 
 
 class ArrayLoopWriter(CarryWriter):
@@ -136,7 +136,7 @@ class ArrayLoopWriter(CarryWriter):
 
     def row_place(self, array: str, start: str) -> Place:
         sizes = tuple(map(self.sizes.same, self.rows[array]))
-        return Place(start, sizes, self.sizes.contiguous_strides(sizes))
+        return Place(start, sizes, self.sizes.contiguous_strides(sizes), memory=array)
 
     def row_items(self, array: str) -> str:
         return self.sizes.product(*self.rows[array])

@@ -4,7 +4,9 @@
 
 Each loop is written in place. Axes along which all arrays lie one behind the other are walked as
 one; the innermost loop then has unit strides, and what it writes is told apart from what it reads
-(`scanlib.backends.numba.pointers.apart`), so that compilers vectorize it. A result goes straight
+(`scanlib.backends.numba.pointers.apart`), so that compilers vectorize it. They are told so of all
+steps at once: a row of a history is not told apart from the row that the step writes, since other
+steps read that one. A result goes straight
 into the row that will hold it, or over an argument that nobody reads any more, or into a workspace.
 """
 
@@ -33,6 +35,11 @@ class Walked:
     start: str
     strides: list[str]
     written: int = -1
+    memory: str = ""
+
+    def meets(self, other: Walked) -> bool:
+        """Whether an array may lie where another one does, in this step or in another one."""
+        return self.start == other.start or (self.memory != "" and self.memory == other.memory)
 
     def offset(self, indices: Sequence[str]) -> str:
         terms = [
@@ -68,7 +75,8 @@ class ArrayLoops(ArrayValues):
             else:
                 place = self.place(inp)
                 places.append((inp, place))
-                operands.append(Walked(place.start, list(self._walked_strides(inp, place))))
+                strides = list(self._walked_strides(inp, place))
+                operands.append(Walked(place.start, strides, memory=place.memory))
         sizes = self._loop_sizes(node, places)
         targets = [self.target(out, sizes, places) for out in node.outputs]
         walked = [
@@ -76,13 +84,14 @@ class ArrayLoops(ArrayValues):
                 place.start,
                 [self._stride(*pair) for pair in zip(sizes, place.strides, strict=True)],
                 number,
+                place.memory,
             )
             for number, place in enumerate(targets)
         ]
         for operand in operands:
             if isinstance(operand, Walked):
                 for out in walked:
-                    if operand.start == out.start:
+                    if operand.meets(out):
                         operand.written = out.written
         self._write_nest(op, scalar_node, operands, walked, list(sizes))
         for out, place in zip(node.outputs, targets, strict=True):
@@ -186,18 +195,20 @@ class ArrayLoops(ArrayValues):
 
     def write_copy(self, source: Place | str, target: Place, add: bool = False) -> None:
         """Write that an array of the target's sizes, or a scalar, is copied or added."""
-        walked = Walked(target.start, list(target.strides))
+        walked = Walked(target.start, list(target.strides), 0, target.memory)
         sizes = list(target.sizes)
         arrays = [walked]
         if isinstance(source, Place):
-            arrays.append(Walked(source.start, list(source.strides)))
+            read = Walked(source.start, list(source.strides), -1, source.memory)
+            read.written = 0 if read.meets(walked) else -1
+            arrays.append(read)
         sizes = self._collapse(arrays, sizes)
         loop, self._loops = self._loops, self._loops + 1
         with ExitStack() as stack:
             indices = self._open(stack, sizes)
             if isinstance(source, Place):
-                load = self._apart("load", loop, -1)
-                item = f"{load}({arrays[1].start}, {arrays[1].offset(indices)})"
+                load = self._apart("load", loop, read.written)
+                item = f"{load}({read.start}, {read.offset(indices)})"
             else:
                 item = source
             place = walked.offset(indices)
@@ -238,7 +249,7 @@ class ArrayLoops(ArrayValues):
         sign = {Add: "+", Mul: "*", AND: "&"}[type(op.scalar_op)]
         kept = [axis for axis in range(ndim) if axis not in axes]
         sizes = [place.sizes[axis] for axis in kept]
-        source = Walked(place.start, list(place.strides))
+        source = Walked(place.start, list(place.strides), -1, place.memory)
         with ExitStack() as stack:
             if not kept:
                 total = self.source.name("a")
@@ -258,9 +269,10 @@ class ArrayLoops(ArrayValues):
             strides = ["0"] * ndim
             for axis, stride in zip(kept, sums.strides, strict=True):
                 strides[axis] = stride
-            walked = Walked(sums.start, strides)
+            walked = Walked(sums.start, strides, 0, sums.memory)
             loop, self._loops = self._loops, self._loops + 1
-            load, add = self._apart("load", loop, -1), self._apart("load", loop, 0)
+            load = self._apart("load", loop, 0 if source.meets(walked) else -1)
+            add = self._apart("load", loop, 0)
             store = self._apart("store", loop, 0)
             indices = self._open(stack, list(place.sizes))
             item = f"{load}({source.start}, {source.offset(indices)})"

@@ -115,7 +115,7 @@ class GatherEmitter(PlaceEmitter):
         if not indices or not all(map(_is_integers, indices)):
             return None
         lead = max(index.type.ndim for index in indices)
-        if len(indices) == 1:
+        if all(index is indices[0] for index in indices):  # of a diagonal, too
             array = self.array(indices[0])
             sizes = [
                 f"{array}.shape[{axis}]" if known is None else str(known)

@@ -37,7 +37,8 @@ class Workspace:
 class Place:
     """An array in memory. Strides count items.
 
-    `fixed` says that it is the same at all steps.
+    `fixed` says that it is the same at all steps. `memory` names what other steps read and write
+    other parts of: the history of a state, the two buffers of a carry.
     """
 
     start: str
@@ -45,6 +46,7 @@ class Place:
     strides: tuple[str, ...]
     workspace: Workspace | None = None
     fixed: bool = False
+    memory: str = ""
 
     @property
     def ndim(self) -> int:

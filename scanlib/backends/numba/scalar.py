@@ -30,6 +30,7 @@ from pytensor.scalar.basic import (
     TrueDiv,
 )
 
+from scanlib.backends.numba.small_batches import batch_function
 from scanlib.backends.numba.source import Source
 from scanlib.backends.vector_names import vector_name
 from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
@@ -84,11 +85,16 @@ class ScalarCode:
         self.source = source
 
     def _function(self, op: Op, node: Apply) -> str:
-        """Register the function of PyTensor's numba dispatch for a node and return its name.
+        """Register the function of a node and return its name.
+
+        It is that of PyTensor's numba dispatch, but for batches of small matrices.
 
         The dispatch may use the number and the static types of inputs, which its own keys
         leave out.
         """
+        small = batch_function(op, node)
+        if small is not None:
+            return self.source.function(*small)
         function, key = numba_funcify_ensure_cache(op, node=node)
         if key is not None:
             key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
@@ -145,10 +151,13 @@ class ScalarCode:
             return f"({items[1]} if {items[0]} else {items[2]})"
         if type(op) in _SIGNS and {np.dtype(dtype).kind for dtype in dtypes} <= {"i", "f"}:
             return f"({items[0]} {_SIGNS[type(op)]} {items[1]})"
-        dtypes.add(node.outputs[0].type.dtype)
-        if dtypes in ({"float32"}, {"float64"}) and isinstance(op, TrueDiv | Reciprocal):
-            if isinstance(op, Reciprocal):
-                items = [f"{self._dtype(node.outputs[0])}(1)", *items]
+        made = node.outputs[0].type.dtype
+        if isinstance(op, Reciprocal) and made in ("float32", "float64"):
+            # PyTensor's function divides 1 in float32, also by int64.
+            kind = self._dtype(node.outputs[0])
+            return f"{self.source.object('divide', divide)}({kind}(1), {kind}({items[0]}))"
+        dtypes.add(made)
+        if dtypes in ({"float32"}, {"float64"}) and isinstance(op, TrueDiv):
             return f"{self.source.object('divide', divide)}({', '.join(items)})"
         return None
 

@@ -2,7 +2,7 @@ r"""Factorizations and solves of the small matrices of a step, as plain loops ov
 
 * Cholesky's factor, row by row: ``L[i, j] = (A[i, j] - Σ_k L[i, k] L[j, k]) / L[j, j]``;
 * substitution forwards and backwards, all right-hand sides of a row at once;
-* elimination with the largest pivot of each column, for general matrices and inverses
+* elimination with the largest pivot of each column, for general matrices, inverses and factors
   (G. Golub and C. Van Loan, "Matrix Computations", 4th ed. 2013, sections 3.1, 3.4 and 4.2).
 
 A matrix of a Kalman filter has a few rows; what a library does before it starts takes longer than
@@ -24,7 +24,7 @@ from numba.np.linalg import ensure_lapack
 from scanlib.backends.numba.pointers import load, shift, store
 from scanlib.backends.numba.products import OPTIONS, SUMS, zero_of
 
-VERSION = "scanlib-small-linalg-2"
+VERSION = "scanlib-small-linalg-3"
 LARGE = 48
 # Not literals, for which functions are compiled once more.
 _NO, _YES = np.int64(0), np.int64(1)
@@ -226,3 +226,62 @@ def inverse(a: Any, row: int, column: int, n: int, out: Any, spare: Any) -> None
         store(out, i * n + i, 1)
     if not eliminate(spare, n, out, n):
         raise np.linalg.LinAlgError("Matrix is singular to machine precision.")
+
+
+@njit(**OPTIONS)
+def lu_factor(a: Any, row: int, column: int, n: int, out: Any, pivots: Any) -> None:
+    """Write both triangular factors into one matrix, and with which row each row was exchanged."""
+    _copy(a, row, column, n, n, out)
+    singular = False
+    for k in range(n):
+        best, largest = k, abs(load(out, k * n + k))
+        for i in range(k + 1, n):
+            size = abs(load(out, i * n + k))
+            if size > largest:
+                best, largest = i, size
+        store(pivots, k, np.int32(best))
+        if largest == 0:
+            singular = True
+            continue
+        if best != k:
+            _exchange(shift(out, k * n), shift(out, best * n), n)
+        pivot = load(out, k * n + k)
+        for i in range(k + 1, n):
+            ratio = load(out, i * n + k) / pivot
+            store(out, i * n + k, ratio)
+            _subtract(shift(out, i * n + k + 1), shift(out, k * n + k + 1), ratio, n - k - 1)
+    if singular:
+        fill(out, n * n, np.nan)
+
+
+@njit(**OPTIONS)
+def permutation(pivots: Any, step: int, n: int, inverse: int, out: Any) -> None:
+    """Write the permutation of rows that exchanges make, or the one that undoes it."""
+    for i in range(n):
+        store(out, i, i)
+    for done in range(n):
+        i = done if inverse != 0 else n - 1 - done
+        other = load(pivots, i * step)
+        kept = load(out, i)
+        store(out, i, load(out, other))
+        store(out, other, kept)
+
+
+@njit(**OPTIONS)
+def inverse_permutation(places: Any, step: int, n: int, out: Any) -> None:
+    """Write which place each number of a permutation has."""
+    for i in range(n):
+        store(out, load(places, i * step), i)
+
+
+@njit(**OPTIONS)
+def rows_at(x: Any, row: int, column: int, n: int, m: int, places: Any, step: int, k: int,
+            out: Any) -> None:  # fmt: skip
+    """Write the rows of a matrix at some places, which may be counted from its end."""
+    for i in range(k):
+        place = load(places, i * step)
+        if place < 0:
+            place += n
+        if place < 0 or place >= n:
+            raise IndexError("index out of bounds")
+        _copy(shift(x, place * row), row, column, _YES, m, shift(out, i * m))

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from scanlib.backends.numba.elemwise.vectors import LINE
+from scanlib.backends.numba.elemwise.vectors import LINE, fetch_line
 
 DISTANCE = 4096  # how many bytes ahead
 LONGEST_ROW = 8192  # bytes
@@ -73,13 +73,10 @@ def fetch_row(typingctx: Any, array: Any, row: Any, part: Any, parts: Any) -> An
             ir.Constant(word, LINE),
         )
         place = builder.add(builder.mul(row, size), start)
-        function = _prefetch(builder.module)
-        options = [ir.Constant(ir.IntType(32), value) for value in (0, 3, 1)]
         with cgutils.for_range(builder, lines, intp=word) as loop:
             offset = builder.add(place, builder.mul(loop.index, ir.Constant(word, LINE)))
             # No number is made of the pointer: compilers would think it known elsewhere.
-            address = builder.gep(builder.bitcast(data, byte), [offset])
-            builder.call(function, [address, *options])
+            fetch_line(builder, builder.gep(builder.bitcast(data, byte), [offset]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp, types.intp), codegen
@@ -88,9 +85,3 @@ def fetch_row(typingctx: Any, array: Any, row: Any, part: Any, parts: Any) -> An
 def _row_bytes(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
     fields = context.make_array(array_type)(context, builder, array)
     return builder.extract_value(fields.strides, 0)
-
-
-def _prefetch(module: Any) -> Any:
-    bits = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), bits, bits, bits])
-    return cgutils.get_or_insert_function(module, kind, "llvm.prefetch.p0")

@@ -48,15 +48,20 @@ def fetch(builder: Any, addresses: list[Any], place: Any, items: int, size: int)
 
     `addresses` are those of the arrays, which need not exist.
     """
-    pointer, bits, word = ir.IntType(8).as_pointer(), ir.IntType(32), place.type
-    kind = ir.FunctionType(ir.VoidType(), [pointer, bits, bits, bits])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    options = [ir.Constant(bits, value) for value in (0, 3, 1)]  # to read, in that cache, data
+    pointer, word = ir.IntType(8).as_pointer(), place.type
     for address in addresses:
         start = builder.add(address, builder.mul(place, ir.Constant(word, size)))
         for line in range(0, items * size, LINE):
             where = builder.inttoptr(builder.add(start, ir.Constant(word, line)), pointer)
-            builder.call(function, [where, *options])
+            fetch_line(builder, where)
+
+
+def fetch_line(builder: Any, pointer: Any) -> None:
+    """Ask for the `LINE` bytes that an address is one of, which need not exist."""
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, INDEX, INDEX, INDEX])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    options = [ir.Constant(INDEX, value) for value in (0, 3, 1)]  # to read, first level, data
+    builder.call(function, [pointer, *options])
 
 
 class Vectors:
