@@ -12,11 +12,15 @@ from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special, subtensor
+from pytensor.tensor.rewriting import ofg
 
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
 # are plain graphs.
 LOG_ADD_EXP = getattr(special, "LogAddExp", None)
 LOG_SUM_EXP = getattr(special, "LogSumExp", None)
+
+# The graph of an `OpFromGraph` over the inputs of a node; defined elsewhere in later releases.
+inline_ofg_node = ofg.inline_ofg_node
 
 # What reads items of an array by index, and what writes some. Releases before 3.3 have Ops of their
 # own for one vector of indices.

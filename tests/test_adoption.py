@@ -295,14 +295,29 @@ def test_generator_as_a_state():
     assert last == expected.uniform()
 
 
-def test_shared_variable_with_update():
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_shared_variable_with_update(differentiated):
+    """A loop of no steps leaves it what it was; a gradient reads all that it was meanwhile."""
     total = pytensor.shared(np.array(1.0), name="total")
     x = pt.dvector("x")
     y, updates = pytensor.scan(lambda x: (x * total, {total: total + x}), x)
-    f = pytensor.function([x], y, updates=updates, mode=ADOPTING["py"])
+    results = [y, updates[total] * 2]
+    if differentiated:
+        results.append(pytensor.grad((y**2).sum(), x))
+    f = pytensor.function([x], results, updates=updates, mode=ADOPTING["py"])
     assert_all_adopted(f.maker.fgraph)
-    np.testing.assert_array_equal(f([1.0, 2.0]), [1.0, 4.0])
-    assert total.get_value() == 4.0
+    held = 1.0
+    for row in ([1.0, 2.0], [], [3.0]):
+        before = held + np.cumsum([0.0, *row])
+        y = row * before[:-1]
+        found = f(row)
+        np.testing.assert_array_equal(found[0], y)
+        assert found[1] == 2 * before[-1] == 2 * total.get_value()
+        if differentiated:
+            later = np.cumsum((2 * y * row)[::-1])[::-1]
+            wanted = 2 * y * before[:-1] + [*later[1:], 0.0][: len(row)]
+            np.testing.assert_allclose(found[2], wanted)
+        held = before[-1]
 
 
 @pytest.mark.parametrize("taps", [1, 2])
@@ -420,6 +435,20 @@ def test_loops_that_stay():
     assert "left to PyTensor: kept, because it was built with profile=True" in text
     assert "adopted from pytensor.scan: taken" in explanation._repr_html_()
     assert {"name": "taken", "reason": None} in explanation.to_dict()["adoption"]
+
+
+def test_batch_of_loops():
+    """What PyTensor vectorized is no loop any more; that is said, and it works."""
+    x, a = pt.dmatrix("x"), pt.dvector("a")
+    y = pt.vectorize(
+        lambda x, a: scan(lambda x, y, a: a * y + x, x, [pt.zeros(())], a, name="one")[0],
+        signature="(t),()->(t)",
+    )(x, a)
+    f = pytensor.function([x, a], y, mode=ADOPTING["py"])
+    ((name, reason),) = adoption_record(f.maker.fgraph).loops
+    assert name == "one"
+    assert reason.startswith("vectorize made a batch of it")
+    np.testing.assert_allclose(f([[1.0, 2.0], [3.0, 4.0]], [0.5, 2.0]), [[1, 2.5], [3, 10]])
 
 
 def test_loops_that_pytensor_rewrote():

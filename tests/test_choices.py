@@ -4,6 +4,8 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import EQ
 
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -160,6 +162,14 @@ def test_backwards_function(mode):
         assert_equal(stored(*given), compared(*given))
 
 
+def compares_the_extreme():
+    """Whether PyTensor's derivative of an extreme compares it: newer ones compare the operands."""
+    x, y = pt.dvectors("x", "y")
+    derivative = pytensor.grad(pt.sum(pt.maximum(x, y)), x)
+    nodes = [value.owner for value in ancestors([derivative]) if value.owner is not None]
+    return any(isinstance(getattr(node.op, "scalar_op", None), EQ) for node in nodes)
+
+
 @BOTH
 def test_computed_rows(mode):
     """The state may be compared with itself; what is computed anew may be rounded otherwise."""
@@ -169,7 +179,7 @@ def test_computed_rows(mode):
         stored = compiled(inputs, outputs, mode)
         compared = compiled(inputs, outputs, mode, "scanlib_choices")
         found = any(out.type.dtype == "bool" for out in loops(stored)[0].outputs)
-        assert moved or not found  # whether it can be moved depends on how PyTensor writes it
+        assert found == (moved and compares_the_extreme())
         given = values(513)
         for one, other in zip(stored(*given), compared(*given), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)

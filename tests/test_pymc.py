@@ -92,6 +92,27 @@ def test_draws_of_a_loop_of_scanlibs():
         np.testing.assert_allclose(drawn[0][name], drawn[1][name], rtol=1e-12)
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+def test_check_of_a_parameter_in_a_step(adopted):
+    """A scale that is not positive has no density; it is no error, as outside of loops."""
+    scan = pytensor.scan if adopted else scanlib.scan
+    y = np.array([0.3, -0.2, 0.5])
+    with scanlib.enabled(adopted), pm.Model() as model:
+        scale = pm.Normal("scale")
+        total = scan(
+            lambda y, total, scale: total + pm.logp(pm.Normal.dist(0, scale), y),
+            sequences=pt.as_tensor(y),
+            outputs_info=[pt.zeros(())],
+            non_sequences=scale,
+            return_updates=False,
+        )
+        pm.Potential("total", total[-1])
+        density = model.compile_logp()
+    own = -0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(density({"scale": 1.0}), 4 * own - 0.5 - 0.5 * np.sum(y**2))
+    assert density({"scale": -1.0}) == -np.inf
+
+
 def test_sampling_on_two_processes():
     """Loops are compiled for one thread each, and processes get what they need to run them."""
     assert pytensor.config.scanlib__threads == 1

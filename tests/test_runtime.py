@@ -13,6 +13,7 @@ import scipy.sparse
 
 import scanlib
 from tests.checks import evaluate
+from tests.modes import MODES
 
 
 class TestSharedVariables:
@@ -119,6 +120,22 @@ class TestOtherTypes:
         )
         dense = value.toarray()
         np.testing.assert_allclose(gradient[:, 0], (dense @ dense).sum(axis=0), rtol=1e-12)
+
+    def test_sizes_of_a_sparse_matrix(self):
+        """A column's gradient is put into zeros with as many rows as the matrix has."""
+        A, x0 = pytensor.sparse.csr_matrix("A"), pt.vector("x0")
+        x, _ = scanlib.scan(
+            lambda x, A: pytensor.sparse.structured_dot(A, x[:, None])[:, 0],
+            outputs_info=x0,
+            non_sequences=A,
+            n_steps=2,
+        )
+        value = scipy.sparse.csr_matrix(np.array([[0.0, 2.0], [1.0, 3.0]]))
+        gradient = evaluate(
+            pytensor.grad(x[-1].sum(), x0), {A: value, x0: np.ones(2)}, MODES["numba"]
+        )
+        dense = value.toarray()
+        np.testing.assert_allclose(gradient, (dense @ dense).sum(axis=0), rtol=1e-12)
 
     def test_complex_state(self, mode):
         z = pt.zvector("z")

@@ -99,7 +99,7 @@ def _diagonal(weight: Any, axis: int, matrix: Variable, state: Variable) -> Vari
     others = [k for k in range(weight.type.ndim) if k != axis]
     # A choice, not a product: what is not finite stays where it is.
     zero = pt.zeros((), state.type.dtype)
-    return pt.switch(pt.neq(eye, 0), weight.dimshuffle(*others, axis, "x"), zero)
+    return pt.switch(eye, weight.dimshuffle(*others, axis, "x"), zero)
 
 
 def _in_other_semiring(

@@ -279,8 +279,7 @@ class SystemForms(PartRules):
             scaled = apply(value, spread)
             if not self.structure and (block.value is None or value is self.bases.get(k)):
                 # Of a state by itself, what is not finite must stay where it is.
-                here = pt.neq(value, 0)
-                scaled = pt.switch(here, apply(pt.ones_like(spread), spread), pt.zeros_like(value))
+                scaled = pt.switch(value, apply(pt.ones_like(spread), spread), pt.zeros_like(value))
             blocks[k] = block.moved(scaled)
         return Affine(blocks, None if form.offset is None else apply(form.offset, factor))
 

@@ -34,6 +34,11 @@ def zeros_like(variable: Variable) -> Variable:
     return pt.zeros_like(variable) if is_tensor(variable) else variable.zeros_like()
 
 
+def is_linear_algebra(op: object) -> bool:
+    """Whether an Op factorizes, inverts or solves."""
+    return type(op).__module__.startswith("pytensor.tensor.linalg")
+
+
 def is_differentiable(variable: Variable) -> bool:
     """Whether a variable holds real or complex numbers that a derivative can flow through."""
     dtype = getattr(variable.type, "dtype", None)

@@ -7,12 +7,13 @@ from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 COMPUTE = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
+SIDE_BY_SIDE = (CAReduce, DimShuffle, MakeVector)  # sizes in a vector, and what is made of one
 
 
 class NeedsKnownLengths(Feature):
@@ -65,6 +66,8 @@ def countable_scalars(
 ) -> set[Variable]:
     """Return the scalars that are computed from sizes, integer inputs and constants alone.
 
+    Sizes may be put side by side in between, as where PyTensor compares those of several arrays.
+
     Parameters
     ----------
     fgraph : FunctionGraph
@@ -76,13 +79,18 @@ def countable_scalars(
     inputs = (v for v in fgraph.inputs if is_scalar(v) and v.type.dtype in integer_dtypes)
     found = set(inputs).difference(data)
 
+    vectors: set[Variable] = set()
+
     def is_known(variable: Variable) -> bool:
-        return is_scalar(variable) and (isinstance(variable, Constant) or variable in found)
+        if isinstance(variable, Constant):
+            return is_scalar(variable) or isinstance(variable.type, TensorType)
+        return variable in found or variable in vectors
 
     for node in fgraph.toposort():
-        computes = isinstance(node.op, (*COMPUTE, *others))
+        computes = isinstance(node.op, (*COMPUTE, *SIDE_BY_SIDE, *others))
         if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
-            found.update(node.outputs)
+            for out in node.outputs:
+                (found if is_scalar(out) else vectors).add(out)
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Add, Second
 from pytensor.tensor.basic import Alloc, AllocEmpty
@@ -82,6 +83,27 @@ def first_row(buffer: Variable) -> Variable:
         if value.type.ndim < buffer.type.ndim:
             return pt.alloc(value, *sizes) if sizes else value
     return buffer[0]
+
+
+def _lifted_row(rows: Variable) -> Variable | None:
+    """Return the row that was made into an array of one row; None if there is none."""
+    node = rows.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        source = node.inputs[0]
+        if node.op.new_order == ("x", *range(source.type.ndim)):
+            return source
+    return None
+
+
+def only_row(rows: Variable, buffer: Variable) -> Variable:
+    """Return the row that was made into a buffer's only initial row."""
+    row = _lifted_row(rows)
+    return first_row(buffer) if row is None else row
+
+
+def is_shared(rows: Variable) -> bool:
+    """Whether a state starts from what a shared variable holds."""
+    return isinstance(_lifted_row(rows), SharedVariable)
 
 
 def zero_row(buffer: Variable) -> Variable:
@@ -209,7 +231,7 @@ def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Ente
             result.sequences.append(_cut(placed.value, number(0), steps))
             result.tail.append(_cut(placed.value, steps, end))
         elif at_start and placed.rows == number(1):
-            result.first.append(_only_row(placed.value))
+            result.first.append(only_row(placed.value, placed.value))
         elif placed.start == steps and placed.rows == number(depth):
             result.tail.append(placed.value)
         elif not end.at_most(placed.start):
@@ -223,12 +245,3 @@ def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Ente
 def _cut(variable: Variable, start: Form, stop: Form) -> Variable:
     first = None if start.is_zero else start.variable()
     return variable[first : stop.variable()]
-
-
-def _only_row(variable: Variable) -> Variable:
-    node = variable.owner
-    if node is not None and isinstance(node.op, DimShuffle):
-        source = node.inputs[0]
-        if node.op.new_order == ("x", *range(source.type.ndim)):
-            return source
-    return variable[0]

@@ -25,17 +25,19 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.graph import constant_index, constant_integer
+from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.rewrites.adopt_buffers import first_row, initial_rows
+from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt_forms import Form, Symbol, number
-from scanlib.rewrites.adopt_rows import Rows, flipped, slice_of
+from scanlib.rewrites.adopt_reads import last_reads, readings
+from scanlib.rewrites.adopt_rows import Rows, flipped
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
 from scanlib.rewrites.edit import results_by_part
+
+# From the results of a loop's parts, by the identity of the part.
+Maker = Callable[[dict[int, Variable]], Variable]
 
 
 class NotAdoptableError(Exception):
@@ -105,9 +107,11 @@ class _Adoption:
             name=loop_name(self.op.name),
         )
         # For each output of the node, what makes it from the results of the loop's parts.
-        self.outputs: list[Callable[[dict[int, Variable]], Variable]] = []
-        # Outputs of which only the last row is read, and the carries that hold it.
-        self.finals: dict[Variable, Carry] = {}
+        self.outputs: list[Maker] = []
+        # Reads of last rows that are no rows of the results, and what makes them.
+        self.last_rows: dict[Variable, Maker] = {}
+        # Outputs of which only the last row is read.
+        self.finals: set[Variable] = set()
         self.replaced: dict[Variable, Variable] = {}
 
     def check_op(self) -> None:
@@ -138,27 +142,15 @@ class _Adoption:
         ]
         for out in histories:
             if not self.is_final_only(out):
-                score += sum(self.readings(out))
+                score += sum(readings(self.fgraph, out))
         for out in self.op.outer_nitsot_outs(self.node.outputs):
-            score += sum(self.readings(out))
+            score += sum(readings(self.fgraph, out))
         return score > 0
-
-    def readings(self, variable: Variable, sign: int = -1) -> list[int]:
-        """Return 1 for each reader that reverses the rows, -1 for each that does not."""
-        found = []
-        for client, position in self.fgraph.clients.get(variable, ()):
-            index = slice_of(client) if isinstance(client.op, Subtensor) else None
-            if index is None or position != 0:
-                found.append(sign)
-            else:
-                step = 1 if index.step is None else constant_index(index.step)
-                found += self.readings(client.outputs[0], -sign if step == -1 else sign)
-        return found
 
     def is_final_only(self, out: Variable) -> bool:
         """Whether nothing but the last row of a buffer is read."""
-        clients = self.fgraph.clients.get(out, ())
-        return bool(clients) and all(_final_row(*client) is not None for client in clients)
+        reads, only = last_reads(self.fgraph, out)
+        return bool(reads) and only
 
     def orient(self, variable: Variable) -> Variable:
         """Return rows in the order of the steps as the loop reads them, one for each step."""
@@ -195,12 +187,7 @@ class _Adoption:
             for old, make in zip(self.node.outputs, self.outputs, strict=True)
             if self.fgraph.clients.get(old) and old not in self.finals
         }
-        for old, carry in self.finals.items():
-            for client, position in self.fgraph.clients[old]:
-                rest = _final_row(client, position)
-                last = results[id(carry)]
-                found[client.outputs[0]] = last[rest] if rest else last
-        return found
+        return found | {old: make(results) for old, make in self.last_rows.items()}
 
     def add_inputs(self) -> None:
         op, inputs = self.op, self.node.inputs
@@ -241,7 +228,7 @@ class _Adoption:
             self.replaced |= replaced
             self.outputs.append(self.from_window(window, slid))
 
-    def from_window(self, window: Window, slid: Slid) -> Callable[[dict[int, Variable]], Variable]:
+    def from_window(self, window: Window, slid: Slid) -> Maker:
         return lambda results: whole_buffer(
             window, slid, results, self.steps, self.rows, self.reverse
         )
@@ -264,17 +251,29 @@ class _Adoption:
             if not initial.fits:
                 raise NotAdoptableError(_misfit("a state"))
             name = _name(initial.rows)
-            if depth == 1 and self.is_final_only(out):
-                start = _only_row(initial.rows, buffer)
+            reads, only = last_reads(self.fgraph, out, depth == 1 and is_shared(initial.rows))
+            if depth == 1 and reads and only:
+                start = only_row(initial.rows, buffer)
                 carry = Carry(start, variables[0], result, name)
                 self.loop.carries.append(carry)
-                self.finals[out] = carry
+                self.finals.add(out)
                 self.outputs.append(_unread)
+                self.add_last_rows(reads, _result_of(carry))
                 continue
             rows = flipped(initial.rows) if self.reverse and depth > 1 else initial.rows
             state = State(rows, dict(zip(own, variables, strict=True)), result, name=name)
             self.loop.states.append(state)
             self.outputs.append(self.in_order(state))
+            self.add_last_rows(reads, _last_of(self.outputs[-1]))
+
+    def add_last_rows(
+        self,
+        reads: dict[Variable, tuple],
+        make: Maker,
+    ) -> None:
+        """Say what becomes of reads of a last row, given what makes that row."""
+        for old, rest in reads.items():
+            self.last_rows[old] = _part_of(make, rest) if rest else make
 
     def add_outputs(self) -> None:
         sizes = self.op.outer_nitsot(self.node.inputs)
@@ -301,13 +300,13 @@ class _Adoption:
             self.loop.carries.append(carry)
             self.outputs.append(_result_of(carry))
 
-    def in_order(self, part: State | Output) -> Callable[[dict[int, Variable]], Variable]:
+    def in_order(self, part: State | Output) -> Maker:
         """Return a stacked result in the order of the steps."""
         if self.reverse:
             return lambda results: results[id(part)][::-1]
         return lambda results: results[id(part)]
 
-    def padded(self, part: Output, length: Form) -> Callable[[dict[int, Variable]], Variable]:
+    def padded(self, part: Output, length: Form) -> Maker:
         """Return an output with zeros behind its rows: a truncated gradient's."""
         missing = length - self.steps
 
@@ -338,8 +337,16 @@ class _Adoption:
         )
 
 
-def _result_of(part: Carry) -> Callable[[dict[int, Variable]], Variable]:
+def _result_of(part: Carry) -> Maker:
     return lambda results: results[id(part)]
+
+
+def _last_of(make: Maker) -> Maker:
+    return lambda results: make(results)[-1]
+
+
+def _part_of(make: Maker, index: tuple) -> Maker:
+    return lambda results: make(results)[index]
 
 
 def _unread(results: dict[int, Variable]) -> Variable:
@@ -358,23 +365,3 @@ def _name(variable: Variable) -> str | None:
     while variable.name is None and variable.owner is not None and len(variable.owner.inputs) == 1:
         variable = variable.owner.inputs[0]
     return variable.name.split("[")[0] if variable.name else None
-
-
-def _final_row(node: Apply, position: int) -> tuple | None:
-    """Return what follows the index of a node that reads the last row; None for other nodes."""
-    if position != 0 or not isinstance(node.op, Subtensor):
-        return None
-    first, *rest = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-    if isinstance(first, slice) or constant_index(first) != -1:
-        return None
-    return tuple(rest)
-
-
-def _only_row(rows: Variable, buffer: Variable) -> Variable:
-    """Return the row that was made into a buffer's only initial row."""
-    node = rows.owner
-    if node is not None and isinstance(node.op, DimShuffle):
-        source = node.inputs[0]
-        if node.op.new_order == ("x", *range(source.type.ndim)):
-            return source
-    return first_row(buffer)

@@ -16,6 +16,7 @@ from scanlib._compat import freeze_graph
 from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.inline import write_out_graphs
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -47,6 +48,7 @@ def canonicalize_body(edit: LoopEdit) -> None:
     before = freeze_graph(loop.body_inputs(), loop.body_outputs())
     inputs = loop.body_inputs()
     fgraph = FunctionGraph(inputs, loop.body_outputs(), clone=False)
+    write_out_graphs.rewrite(fgraph)
     optdb.query(_CANONICAL).rewrite(fgraph)
     after = freeze_graph(inputs, fgraph.outputs)
     outputs = list(fgraph.outputs)

@@ -26,9 +26,10 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scanlib.analysis.scalar_body import NotElementwiseError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import depends_on, merge_equal, substitute
-from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
+from scanlib.ops.loop import Carry, Loop, Sequence, State
+from scanlib.rewrites.edit import Part
 from scanlib.rewrites.lower import lower_elementwise
-from scanlib.rewrites.reuse import same_rows
+from scanlib.rewrites.reuse import output_of, same_rows, serve_readers
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split import replace_outer
 
@@ -49,18 +50,12 @@ class StoreChoices(GraphRewriter):
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
         loops = [node for node in fgraph.toposort() if isinstance(node.op, ElemwiseScan)]
-        for reader in loops[1:]:
-            above = set(ancestors(reader.inputs))
-            for place, maker in enumerate(loops[: loops.index(reader)]):
-                if above.intersection(maker.outputs) and _keeps_extremes(maker.op):
-                    made = _store(fgraph, maker, reader)
-                    if made is not None:
-                        loops[place] = made
-                        break
+        serve_readers(fgraph, loops, _keeps_extremes, _store)
 
 
-def _keeps_extremes(op: ElemwiseScan) -> bool:
+def _keeps_extremes(node: Apply) -> bool:
     """Whether a loop has running extremes, all steps of which run, and is not to run again."""
+    op = node.op
     return bool(_extremes(op)) and not op.signature.has_stop and not op.scan.recompute
 
 
@@ -79,30 +74,32 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     unread = _unread(target, chosen)
     if not _is_worth_it(source, chosen, unread):
         return None
-    stored = {}
-    for value, twin in chosen.items():
-        known = [k for k, part in enumerate(source.outputs) if part.value is twin]
-        if not known:
-            source.outputs.append(Output(twin))
-        stored[value] = known[0] if known else len(source.outputs) - 1
+    parts: list[Part] = [*source.states, *source.carries, *source.outputs]
+    stored = {value: output_of(source, twin) for value, twin in chosen.items()}
     _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
     try:
         made = lower_elementwise(source)
     except NotElementwiseError:
         return None
-    first = len(source.states) + len(source.carries)  # of the outputs
-    replace(fgraph, dict(zip(maker.outputs, made, strict=False)), "scanlib_choices")
+    _replace(fgraph, maker, parts, made)
     replace_outer(target, dict(zip(target.outer_inputs(), reader.inputs, strict=True)))
     rows = {value: value.type() for value in chosen}
     target.substitute(rows)
     target.sequences = [part for part in target.sequences if part not in unread]
     for value, row in rows.items():
-        target.sequences.append(Sequence(made[first + stored[value]], row))
+        target.sequences.append(Sequence(made[id(stored[value])], row))
     read = set(ancestors(target.body_outputs()))
     target.non_sequences = [part for part in target.non_sequences if part.inner in read]
-    new = lower_elementwise(target)
-    replace(fgraph, dict(zip(reader.outputs, new, strict=True)), "scanlib_choices")
-    return made[_extremes(maker.op)[0]].owner
+    last: list[Part] = [*target.states, *target.carries, *target.outputs]
+    _replace(fgraph, reader, last, lower_elementwise(target))
+    return made[id(parts[_extremes(maker.op)[0]])].owner
+
+
+def _replace(
+    fgraph: FunctionGraph, node: Apply, parts: list[Part], made: dict[int, Variable]
+) -> None:
+    pairs = zip(parts, node.outputs, strict=True)
+    replace(fgraph, {old: made[id(part)] for part, old in pairs}, "scanlib_choices")
 
 
 def _chosen(

@@ -6,6 +6,9 @@ position  rewrite                          why there
 0.04      ``scanlib_adopt``,               before PyTensor's own rewrites of scans, at 0.05
           ``scanlib_adopt_if_enabled``
 0.045     ``scanlib_batched_lengths``      before all that reads how loops' sequences are cut
+0.047     ``scanlib_inline``               nodes that hold graphs hide them from all that follows
+0.05      ``scanlib_`` and the name of   before canonicalization, which does the same to the
+          PyMC's rewrite of checks         rest of the graph
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
@@ -41,9 +44,11 @@ from scanlib.rewrites.associative import AssociativeToLoop
 from scanlib.rewrites.batched_lengths import SliceWholeBatches
 from scanlib.rewrites.choices import StoreChoices
 from scanlib.rewrites.compile_time import AllowStepProducts, prepare_inputs
+from scanlib.rewrites.inline import WriteOutGraphs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
+from scanlib.rewrites.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.reuse import ReuseForwardValues
 from scanlib.rewrites.segments import expand_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
@@ -69,6 +74,10 @@ optdb.register(
     "scanlib",
     position=0.045,
 )
+optdb.register("scanlib_inline", WriteOutGraphs(), "fast_run", "scanlib", position=0.047)
+for name in NAMES:
+    # The name of PyMC's rewrite is the only tag: functions that ask for it get this one, too.
+    optdb.register(f"scanlib_{name}", ChecksInSteps(name), name, position=0.05)
 optdb.register(
     "scanlib_associative_to_loop",
     AssociativeToLoop(),

@@ -44,15 +44,18 @@ class LowerElementwiseLoops(GraphRewriter):
         if not config.scanlib__lower:
             return False
         try:
-            new = lower_elementwise(absorb_producers(fgraph, node))
+            loop = absorb_producers(fgraph, node)
+            parts = [*loop.states, *loop.carries, *loop.outputs]
+            new = lower_elementwise(loop)
         except NotElementwiseError:
             return False
-        replace(fgraph, dict(zip(node.outputs, new, strict=True)), "scanlib_elementwise")
+        pairs = zip(parts, node.outputs, strict=True)
+        replace(fgraph, {old: new[id(part)] for part, old in pairs}, "scanlib_elementwise")
         return True
 
 
-def lower_elementwise(loop: Loop) -> list[Variable]:
-    """Return the results of a loop, which is edited on the way, from `ElemwiseScan` nodes.
+def lower_elementwise(loop: Loop) -> dict[int, Variable]:
+    """Return the results of a loop, which is edited on the way, by the `id` of their part.
 
     Raises
     ------
@@ -60,12 +63,11 @@ def lower_elementwise(loop: Loop) -> list[Variable]:
         If its body is not elementwise.
     """
     specialize_body(loop)
-    parts = [*loop.states, *loop.carries, *loop.outputs]
     apart = take_sums_apart(loop)
     results = _lowered(loop)
     if apart is not None:
         results |= _lowered(apart.loop(results))
-    return [results[id(part)] for part in parts]
+    return results
 
 
 def _lowered(loop: Loop) -> dict[int, Variable]:

@@ -14,6 +14,8 @@ function of stored rows alone, is computed again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import ReplaceValidate
@@ -45,14 +47,27 @@ class ReuseForwardValues(GraphRewriter):
         if keeps_loops_whole(fgraph):
             return
         loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
-        for reader in loops[1:]:
-            above = set(ancestors(reader.inputs))
-            for maker in loops[: loops.index(reader)]:
-                if above.intersection(maker.outputs) and not maker.op.signature.has_stop:
-                    made = _reuse(fgraph, maker, reader)
-                    if made is not None:
-                        loops[loops.index(maker)] = made
-                        break
+        serve_readers(fgraph, loops, lambda node: not node.op.signature.has_stop, _reuse)
+
+
+def serve_readers(
+    fgraph: FunctionGraph,
+    loops: list[Apply],
+    can_serve: Callable[[Apply], bool],
+    serve: Callable[[FunctionGraph, Apply, Apply], Apply | None],
+) -> None:
+    """Let each of some loops, in order, be served by the first one above it that has what it needs.
+
+    `serve` is given a loop that `can_serve` and its reader, and returns the first one's new node.
+    """
+    for reader in loops[1:]:
+        above = set(ancestors(reader.inputs))
+        for place, maker in enumerate(loops[: loops.index(reader)]):
+            if above.intersection(maker.outputs) and can_serve(maker):
+                made = serve(fgraph, maker, reader)
+                if made is not None:
+                    loops[place] = made
+                    break
 
 
 def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
@@ -63,7 +78,7 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     if not chosen:
         return None
     parts = [*source.states, *source.carries, *source.outputs]
-    stored = {value: _output_of(source, value) for value in chosen.values()}
+    stored = {value: output_of(source, value) for value in chosen.values()}
     sizes_from_outside(source)  # so that the shapes of what is stored can be told without a step
     results = source.apply()
     new = results_by_part(source, results)
@@ -87,7 +102,8 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     return results.node
 
 
-def _output_of(loop: Loop, value: Variable) -> Output:
+def output_of(loop: Loop, value: Variable) -> Output:
+    """Return the output of a loop that holds a value, which becomes one if it is none."""
     for part in loop.outputs:
         if part.value is value:
             return part

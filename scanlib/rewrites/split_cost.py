@@ -72,7 +72,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
 
 from scanlib._compat import INDEXED_BY_VECTOR, LOG_SUM_EXP
-from scanlib.ops.graph import is_tensor
+from scanlib.ops.graph import is_linear_algebra, is_tensor
 from scanlib.rewrites.gathers import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
@@ -134,11 +134,6 @@ def core(node: Apply) -> object:
 def batch_rank(node: Apply) -> int:
     """Return how many axes of a node's result belong to a batch around its Op."""
     return node.op.batch_ndim(node) if isinstance(node.op, Blockwise) else 0
-
-
-def is_linear_algebra(op: object) -> bool:
-    """Whether an Op factorizes, inverts or solves."""
-    return type(op).__module__.startswith("pytensor.tensor.linalg")
 
 
 def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:

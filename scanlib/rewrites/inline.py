@@ -1,0 +1,49 @@
+"""Graphs in the place of nodes that hold them.
+
+The derivative of PyTensor's own composite functions (of a diagonal matrix, say) is an
+`OpFromGraph`. Some releases compile it as a function of its own, whose nodes know no more than that
+they have inputs: the two of a diagonal matrix take longer than many a loop. Written out, they are
+simplified with everything around them, and in a step they hide nothing from the analysis.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter, dfs_rewriter, node_rewriter
+from pytensor.tensor.elemwise import Elemwise
+
+from scanlib._compat import inline_ofg_node
+from scanlib.ops.scan import Scan
+
+
+@node_rewriter([OpFromGraph])
+def write_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Put the graph of a node in its place; subclasses are Ops that other rewrites know."""
+    if type(node.op) is not OpFromGraph or node.op.destroy_map:
+        return None
+    if any(_computes(inner) for inner in node.op.fgraph.apply_nodes):
+        return None
+    return list(inline_ofg_node(node))
+
+
+def _computes(node: Apply) -> bool:
+    """Whether a node makes other numbers than it is given; places of numbers are integers."""
+    return isinstance(node.op, Elemwise) and np.dtype(node.outputs[0].type.dtype).kind in "fc"
+
+
+write_out_graphs = dfs_rewriter(write_out)
+
+
+class WriteOutGraphs(GraphRewriter):
+    """The same everywhere in a graph that has loops."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if any(isinstance(node.op, Scan) for node in fgraph.apply_nodes):
+            write_out_graphs.rewrite(fgraph)

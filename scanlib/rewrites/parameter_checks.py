@@ -1,0 +1,64 @@
+"""Checks of parameters inside steps, where PyMC makes minus infinity of them.
+
+Densities of PyMC check their parameters and raise. What PyMC compiles turns these checks into
+choices, or leaves them out if the model says so: rewrites of PyMC's own, which its functions ask
+for by name, and which do not look into loops. Here they are run on steps. So a proposal with a
+negative scale has no density instead of ending a sampler's run.
+"""
+
+from __future__ import annotations
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.raise_op import CheckAndRaise
+
+from scanlib.ops.loop import Loop
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.simplify import replace
+
+# The names under which PyMC registers its rewrites.
+NAMES = "local_check_parameter_to_ninf_switch", "local_remove_check_parameter"
+
+
+class ChecksInSteps(GraphRewriter):
+    """Run a rewrite of checks on the steps of loops, and on those of loops inside of them.
+
+    Parameters
+    ----------
+    rewrite : str
+        The name of the rewrite, which stands beside PyTensor's canonicalization.
+    """
+
+    def __init__(self, rewrite: str) -> None:
+        self.rewrite = rewrite
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        for node in list(fgraph.toposort()):
+            if not (isinstance(node.op, Scan) and _has_checks(node.op.body)):
+                continue
+            loop = Loop.from_node(node)
+            parts = [*loop.states, *loop.carries, *loop.outputs]
+            body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+            # This rewrite is registered under the same name: it finds the loops in the step.
+            query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.rewrite])
+            optdb.query(query).rewrite(body)
+            loop.set_body_outputs(list(body.outputs))
+            results = results_by_part(loop, loop.apply())
+            found = {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}
+            replace(fgraph, found, "scanlib_parameter_checks")
+
+
+def _has_checks(body: FunctionGraph) -> bool:
+    """Whether a step, or a loop in it, checks parameters of densities."""
+    return any(
+        (isinstance(node.op, CheckAndRaise) and hasattr(node.op, "can_be_replaced_by_ninf"))
+        or (isinstance(node.op, Scan) and _has_checks(node.op.body))
+        for node in body.apply_nodes
+    )
