@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 
-from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
@@ -22,20 +21,11 @@ from scanlib.ops.execution import register_loader
 from scanlib.ops.whole_loops import (
     CompilesStepProducts,
     NeedsKnownLengths,
+    holds_scanlib_ops,
     needs_known_lengths,
 )
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
-
-
-def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
-    """Whether an Op of scanlib stands in a graph, or in the graph of an `OpFromGraph` in it."""
-    return any(
-        holds_scanlib_ops(node.op.fgraph)
-        if isinstance(node.op, OpFromGraph)
-        else type(node.op).__module__.startswith("scanlib.")
-        for node in fgraph.apply_nodes
-    )
 
 
 class LoadJAX(GraphRewriter):

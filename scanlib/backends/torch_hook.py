@@ -17,8 +17,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.link.pytorch.linker import PytorchLinker
 
-from scanlib.backends.jax_hook import holds_scanlib_ops
 from scanlib.ops.execution import register_loader
+from scanlib.ops.whole_loops import holds_scanlib_ops
 
 DISPATCH = "pytensor.link.pytorch.dispatch.basic"
 

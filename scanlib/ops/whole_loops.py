@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
@@ -41,6 +42,16 @@ class CompilesStepProducts(Feature):
     Numba mode compiles it faster than PyTensor's own products, and for JAX no size of theirs has to
     be made known. In other graphs they are PyTensor's, which its rewrites and all linkers know.
     """
+
+
+def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
+    """Whether an Op of scanlib stands in a graph, or in the graph of an `OpFromGraph` in it."""
+    return any(
+        holds_scanlib_ops(node.op.fgraph)
+        if isinstance(node.op, OpFromGraph)
+        else type(node.op).__module__.startswith("scanlib.")
+        for node in fgraph.apply_nodes
+    )
 
 
 def needs_known_lengths(fgraph: FunctionGraph) -> bool:

@@ -266,11 +266,7 @@ class _Adoption:
             self.outputs.append(self.in_order(state))
             self.add_last_rows(reads, _last_of(self.outputs[-1]))
 
-    def add_last_rows(
-        self,
-        reads: dict[Variable, tuple],
-        make: Maker,
-    ) -> None:
+    def add_last_rows(self, reads: dict[Variable, tuple], make: Maker) -> None:
         """Say what becomes of reads of a last row, given what makes that row."""
         for old, rest in reads.items():
             self.last_rows[old] = _part_of(make, rest) if rest else make

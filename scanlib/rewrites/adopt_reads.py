@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.graph import constant_index
 from scanlib.rewrites.adopt_rows import slice_of
-from scanlib.rewrites.last_rows import is_trace
+from scanlib.rewrites.last_rows import last_row_reads
 
 
 def readings(fgraph: FunctionGraph, variable: Variable, sign: int = -1) -> list[int]:
@@ -34,30 +34,10 @@ def last_reads(
     updated PyTensor reads so what it holds after the loop: if there were no steps, what it
     held before.
     """
-    reads: dict[Variable, tuple] = {}
-    only = True
-    for client, position in fgraph.clients.get(out, ()):
-        rest = _final_row(client, position)
-        if rest is not None:
-            reads[client.outputs[0]] = rest
-        elif is_updated and position == 0 and is_trace(client, 1):
-            trace = client.outputs[0]
-            for reader, place in fgraph.clients.get(trace, ()):
-                rest = _final_row(reader, place)
-                if rest is None:
-                    only = False
-                else:
-                    reads[reader.outputs[0]] = rest
-        else:
-            only = False
-    return reads, only
-
-
-def _final_row(node: Apply, position: int) -> tuple | None:
-    """Return what follows the index of a node that reads the last row; None for other nodes."""
-    if position != 0 or not isinstance(node.op, Subtensor):
-        return None
-    first, *rest = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-    if isinstance(first, slice) or constant_index(first) != -1:
-        return None
-    return tuple(rest)
+    found, only = last_row_reads(fgraph, out, 1)
+    reads = {
+        read.old: tuple(read.rest)
+        for read in found
+        if read.back == 1 and not read.several and (is_updated or not read.needs_step)
+    }
+    return reads, only and len(reads) == len(found)

@@ -220,12 +220,13 @@ def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     rows, length = parts
     # What compiled code returns: the length has a value now, and the rows are cut to it. NumPy does
     # it, since JAX's compiled calls crash where what they return runs JAX while it is put together.
-    if _has_value(rows) and _has_value(length) and not length.ndim:
+    if has_value(rows) and has_value(length) and not length.ndim:
         return np.array(np.asarray(rows)[: int(length)])
     return Bounded(rows, length, origin)
 
 
-def _has_value(array: Any) -> bool:
+def has_value(array: Any) -> bool:
+    """Whether an array is JAX's and no tracer."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 

@@ -42,6 +42,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
     """Return the JAX function of a matrix recurrence."""
     target = kernel_for(op, node)
     has_kernels = has_linear_kernels(op, node)
+    start = op.parts(range(len(node.inputs))).initial
 
     def with_steps(inputs: tuple[Any, ...]) -> Any:
         steps = static_int(inputs[0])
@@ -58,8 +59,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         ]
         if op.has_n_steps:
             values[0] = inputs[0]
-        place = next(k for k, v in enumerate(node.inputs) if v is op.parts(node.inputs).initial)
-        values[place] = first_rows(values[place], 1)
+        values[start] = first_rows(values[start], 1)
         parts = op.parts(values)
         known = count_steps(op, parts)[1]
         if not (target or has_kernels) or not known or any(isinstance(v, Bounded) for v in values):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytensor.scalar as ps
@@ -21,7 +20,7 @@ from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_READS, join_of
 from scanlib.backends.jax.across import UNKNOWN, Plain, like, with_time
-from scanlib.backends.jax.bounded import Bounded, UnknownLengthError
+from scanlib.backends.jax.bounded import Bounded, UnknownLengthError, has_value
 
 Known = dict[Variable, int | None]
 SELECTING = (Alloc, DimShuffle, SpecifyShape, Subtensor, *INDEX_READS)
@@ -66,9 +65,7 @@ def _repeated(value: Any, numbers: Any, axis: int, most: int | None) -> Any:
 
 
 def _is_known(numbers: Any) -> bool:
-    if isinstance(numbers, np.ndarray):
-        return True
-    return isinstance(numbers, jax.Array) and not isinstance(numbers, jax.core.Tracer)
+    return isinstance(numbers, np.ndarray) or has_value(numbers)
 
 
 def greatest_item(variable: Variable, known: Known | None = None) -> int | None:

@@ -24,7 +24,7 @@ from numba.np.linalg import ensure_lapack
 from scanlib.backends.numba.pointers import load, shift, store
 from scanlib.backends.numba.products import OPTIONS, SUMS, zero_of
 
-VERSION = "scanlib-small-linalg-3"
+VERSION = "scanlib-small-linalg-4"
 LARGE = 48
 # Not literals, for which functions are compiled once more.
 _NO, _YES = np.int64(0), np.int64(1)
@@ -121,14 +121,21 @@ def substitute(t: Any, row: int, column: int, n: int, lower: int, unit: int, x: 
 
 
 @njit(**OPTIONS)
+def _pivot(f: Any, n: int, k: int) -> Any:
+    """Return the row of the largest item of a column from its diagonal down, and its size."""
+    best, largest = k, abs(load(f, k * n + k))
+    for i in range(k + 1, n):
+        size = abs(load(f, i * n + k))
+        if size > largest:
+            best, largest = i, size
+    return best, largest
+
+
+@njit(**OPTIONS)
 def eliminate(f: Any, n: int, x: Any, m: int) -> bool:
     """Solve ``F X = X`` in place, overwriting both; say if F is not singular."""
     for k in range(n):
-        best, largest = k, abs(load(f, k * n + k))
-        for i in range(k + 1, n):
-            size = abs(load(f, i * n + k))
-            if size > largest:
-                best, largest = i, size
+        best, largest = _pivot(f, n, k)
         if largest == 0:
             return False
         if best != k:
@@ -234,11 +241,7 @@ def lu_factor(a: Any, row: int, column: int, n: int, out: Any, pivots: Any) -> N
     _copy(a, row, column, n, n, out)
     singular = False
     for k in range(n):
-        best, largest = k, abs(load(out, k * n + k))
-        for i in range(k + 1, n):
-            size = abs(load(out, i * n + k))
-            if size > largest:
-                best, largest = i, size
+        best, largest = _pivot(out, n, k)
         store(pivots, k, np.int32(best))
         if largest == 0:
             singular = True

@@ -48,7 +48,7 @@ def funcify_elemwise(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., 
     converted = _converted(plain, node)
     if _computes(converted, node):
         return converted
-    return plain if _computes(plain, node) else on_host(op, node, **kwargs)
+    return plain if not alike and _computes(plain, node) else on_host(op, node, **kwargs)
 
 
 @cache
