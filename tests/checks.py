@@ -22,6 +22,20 @@ def evaluate(outputs: Any, inputs: dict | None = None, mode: Any = None, **kwarg
     return function(*inputs.values())
 
 
+def in_python(inputs: Sequence, outputs: Any) -> Callable:
+    """Return a function whose loops run in plain Python: nothing to compile, for few steps."""
+    function = pytensor.function(
+        list(inputs), outputs, mode="FAST_COMPILE", on_unused_input="ignore"
+    )
+
+    def call(*values: Any) -> Any:
+        # A loop is compiled, or not, when it runs for the first time.
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            return function(*values)
+
+    return call
+
+
 def assert_same(actual: Sequence, expected: Sequence, rtol: float = 1e-9, atol: float = 1e-11):
     """Compare lists of arrays: number, dtype, shape and values."""
     assert len(actual) == len(expected)

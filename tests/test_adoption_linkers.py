@@ -1,4 +1,10 @@
-"""Loops of `pytensor.scan`, adopted, under the JAX and PyTorch linkers: values and gradients."""
+"""Loops of `pytensor.scan`, adopted, under the JAX and PyTorch linkers: values and gradients.
+
+Of `torch.compile`, all loops go through what reads the function and makes one graph of it and of
+its shapes. Torch's own compiler, which takes up to two minutes for a loop, runs for a few.
+"""
+
+import functools
 
 import numpy as np
 import pytensor
@@ -13,13 +19,17 @@ from tests.test_adoption import assert_all_adopted, variables
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 # As many rows as steps were taken, in a place of a longer array: an error that says so.
 VALUES_ALONE = {("JAX", "outputs_until"), ("JAX", "outputs_until_that_never_comes")}
+COMPILED_BY_TORCH = {"garch", "two_taps", "outputs_until"}
 
 
 @pytest.fixture(params=[("JAX", "jax"), ("PYTORCH", "torch")], ids=lambda pair: pair[0])
-def linker(request):
-    name, package = request.param
-    pytest.importorskip(package)
-    return name
+def linker(request, monkeypatch):
+    linker, package = request.param
+    imported = pytest.importorskip(package)
+    if linker == "PYTORCH" and request.getfixturevalue("name") not in COMPILED_BY_TORCH:
+        graphs = functools.partial(imported.compile, backend="aot_eager")
+        monkeypatch.setattr(imported, "compile", graphs)
+    return linker
 
 
 def cost_of(outputs):

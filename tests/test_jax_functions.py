@@ -10,7 +10,7 @@ from pytensor.graph.replace import vectorize_graph
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
-from tests.checks import assert_same
+from tests.checks import assert_same, in_python
 from tests.jax_loops import compiled, run_python
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
@@ -23,11 +23,6 @@ def scan(step, *arguments, **options):
     return scanlib.scan(step, *arguments, return_updates=False, **options)
 
 
-def plain(inputs, outputs):
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        return pytensor.function(inputs, outputs, mode="FAST_COMPILE", on_unused_input="ignore")
-
-
 class TestIntegerInputs:
     """JAX compiles anew for every value of an input that it must know: sizes alone are."""
 
@@ -36,7 +31,7 @@ class TestIntegerInputs:
     def known(self, outputs):
         """Return whether JAX must know `k`; the function must give what the plain one does."""
         function = compiled([self.x, self.k], outputs)
-        expected = plain([self.x, self.k], outputs)
+        expected = in_python([self.x, self.k], outputs)
         for k in (1, 2):
             values = np.arange(1.0, 5.0), k
             assert_same([np.asarray(v) for v in function(*values)], expected(*values), 1e-12)
@@ -94,7 +89,7 @@ def test_batch_of_two_sequences_of_unknown_length():
     h = scan(lambda x, y, h: 0.5 * h + x * y, [x, y], pt.constant(0.0))
     outputs = [h, *pytensor.grad((h**2).sum(), [x, y])]
     function = compiled([rows, y], vectorize_graph(outputs, {x: rows}))
-    one = plain([x, y], outputs)
+    one = in_python([x, y], outputs)
     for m, n in ((5, 4), (3, 6), (2, 0)):
         data = rng.normal(size=(3, m)), rng.normal(size=n)
         found = function(*data)
@@ -165,7 +160,7 @@ def check_single_precision():
     nonlinear = scan(lambda x, h: pt.tanh(h) + x, x, h0, n_steps=n)
     linear = scan(lambda h, A: A @ h, None, h0, non_sequences=A, n_steps=n)
     outputs = [nonlinear, linear, *pytensor.grad((nonlinear**2).sum() + linear.sum(), [x, h0, A])]
-    function, expected = compiled([x, h0, A, n], outputs), plain([x, h0, A, n], outputs)
+    function, expected = compiled([x, h0, A, n], outputs), in_python([x, h0, A, n], outputs)
     values = [rng.normal(size=s).astype("float32") for s in ((6, 3), (3,), (3, 3))]
     for steps in (0, 1, 4):
         found = [np.asarray(value) for value in function(*values, steps)]
@@ -203,7 +198,7 @@ def check_integers_of_32_bits():
     counts = scan(lambda x, n: n + (x > 0), x, pt.constant(np.uint64(7)))
     inputs = [table, symbols, x]
     outputs = [path, half, wide, capped, counts, pytensor.grad(half.sum() + wide[-1], x)]
-    function, expected = compiled(inputs, outputs), plain(inputs, outputs)
+    function, expected = compiled(inputs, outputs), in_python(inputs, outputs)
     values = rng.integers(0, 5, (5, 3)), rng.integers(0, 3, 40), rng.normal(size=40).astype("f4")
     for steps in (1, 40):
         given = values[0], values[1][:steps], values[2][:steps]
@@ -247,7 +242,7 @@ def check_wide_matrices():
     inputs = [A, x, w, h0, P, z, n]
     cost = (fixed**2).sum() + turned.sum() + (products**2).sum() + checked.sum() + best.sum()
     function = compiled(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
-    expected = plain(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
+    expected = in_python(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
     nodes = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, LinearScan)]
     kernels = [kernel_for(getattr(n.op, "plain", lambda n: n)(n).op, n) for n in nodes]
     assert not pytensor.config.cxx or (len(nodes) >= 6 and None not in kernels), nodes
