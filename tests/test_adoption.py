@@ -437,20 +437,6 @@ def test_loops_that_stay():
     assert {"name": "taken", "reason": None} in explanation.to_dict()["adoption"]
 
 
-def test_batch_of_loops():
-    """What PyTensor vectorized is no loop any more; that is said, and it works."""
-    x, a = pt.dmatrix("x"), pt.dvector("a")
-    y = pt.vectorize(
-        lambda x, a: scan(lambda x, y, a: a * y + x, x, [pt.zeros(())], a, name="one")[0],
-        signature="(t),()->(t)",
-    )(x, a)
-    f = pytensor.function([x, a], y, mode=ADOPTING["py"])
-    ((name, reason),) = adoption_record(f.maker.fgraph).loops
-    assert name == "one"
-    assert reason.startswith("vectorize made a batch of it")
-    np.testing.assert_allclose(f([[1.0, 2.0], [3.0, 4.0]], [0.5, 2.0]), [[1, 2.5], [3, 10]])
-
-
 def test_loops_that_pytensor_rewrote():
     """After PyTensor's own rewrites buffers are shorter than the loop; they are left alone."""
     x = pt.dvector("x")

@@ -3,7 +3,8 @@
 The length of an array is one number; that of a batch of arrays is, for `vectorize_graph`, a batch
 of equal numbers. A loop takes one number of steps for the whole batch. `common` finds the number
 that such a batch is made of; `steps_of_batch` compares the numbers when they are known, where it
-finds none. `whole_batch` makes one slice of those of all members, where their ends are the same.
+finds none. `whole_batch` makes one slice, or one shape, of those of all members, where their
+numbers are the same.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, Join, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib._compat import join_of
 from scanlib.ops.errors import StepCountError
 
 DIFFERENT_STEPS = (
@@ -29,7 +32,7 @@ DIFFERENT_STEPS = (
 )
 
 Known = Mapping[Variable, Variable]
-SIZED = Alloc | IncSubtensor | Subtensor
+SIZED = Alloc | IncSubtensor | Reshape | Subtensor
 
 
 def common(variable: Variable, rank: int, known: Known | None = None) -> Variable | None:
@@ -60,6 +63,10 @@ def common(variable: Variable, rank: int, known: Known | None = None) -> Variabl
         return None if None in parts else Elemwise(node.op.scalar_op)(*parts)
     if isinstance(node.op, Alloc):
         return _common_fill(*node.inputs, rank=rank)
+    if isinstance(node.op, Join):
+        axis, joined = join_of(node)
+        parts = [common(part, rank, known) for part in joined]
+        return None if axis is None or axis < rank or None in parts else join(axis - rank, *parts)
     if isinstance(node.op, DimShuffle) and node.op.new_order[:rank] == tuple(range(rank)):
         part = common(node.inputs[0], rank, known)
         order = [axis if axis == "x" else axis - rank for axis in node.op.new_order[rank:]]
@@ -128,10 +135,10 @@ def steps_of_batch(
 
 
 def whole_batch(variable: Variable, known: Known | None = None) -> Variable | None:
-    """Return slices of a batch, or writes into them, as one of the whole batch.
+    """Return slices or shapes of a batch, or writes into slices, as one of the whole batch.
 
-    `vectorize_graph` makes a slice for each member of the batch where the ends are a batch of
-    numbers. None if the ends may differ, or if this is no batch of slices.
+    `vectorize_graph` makes one for each member of the batch where the ends are a batch of numbers.
+    None if the ends may differ, or if this is no batch of slices or shapes.
     """
     node = variable.owner
     if node is None or not isinstance(node.op, Blockwise):
@@ -145,8 +152,8 @@ def whole_batch(variable: Variable, known: Known | None = None) -> Variable | No
     for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
         if all(value.type.broadcastable[:rank]):
             value = value.squeeze(tuple(range(rank)))
-        elif k >= first and not core:
-            number = common(value, value.type.ndim, known)
+        elif k >= first and (not core or isinstance(op.core_op, Reshape)):
+            number = common(value, rank, known)
             if number is None:
                 return None
             value, found = number, True

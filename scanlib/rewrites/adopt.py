@@ -16,16 +16,15 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.basic import join
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import is_legacy_scan
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
+from scanlib.rewrites.adopt_batches import adopt_batches, is_batch
 from scanlib.rewrites.adopt_forms import Symbol
 from scanlib.rewrites.adopt_lengths import learn_lengths
 from scanlib.rewrites.adopt_loop import NotAdoptableError, adopt_node, loop_name
@@ -100,6 +99,8 @@ def adopt_all(fgraph: FunctionGraph, record: AdoptionRecord) -> None:
             body.attach_feature(ReplaceValidate())
             adopt_all(body, record)
 
+    for found in adopt_batches(fgraph, inside):
+        replace(fgraph, found, "scanlib_adopt")
     known: dict[Symbol, int] = {}
     visited: set[Apply] = set()
     for node in fgraph.toposort():
@@ -114,12 +115,6 @@ def adopt_all(fgraph: FunctionGraph, record: AdoptionRecord) -> None:
                 continue
             record.note(node.op)
             replace(fgraph, replacements, "scanlib_adopt")
-        elif _is_batch(node.op):
-            record.note(
-                node.op.core_op,
-                "vectorize made a batch of it, which PyTensor runs one loop after the other; a "
-                "loop of scanlib.scan is batched as a whole",
-            )
         elif isinstance(node.op, Scan) and _holds_legacy(node.op.body):
             replace(fgraph, _adopt_inside(node, inside), "scanlib_adopt")
     tidy(fgraph)
@@ -129,15 +124,10 @@ def _holds_legacy(graph: FunctionGraph) -> bool:
     """Whether there are loops of `pytensor.scan` in a graph, or in the steps of its loops."""
     return any(
         is_legacy_scan(node.op)
-        or _is_batch(node.op)
+        or is_batch(node.op)
         or (isinstance(node.op, Scan) and _holds_legacy(node.op.body))
         for node in graph.apply_nodes
     )
-
-
-def _is_batch(op: Op) -> bool:
-    """Whether an Op runs a loop of `pytensor.scan` for each item of a batch."""
-    return isinstance(op, Blockwise) and is_legacy_scan(op.core_op)
 
 
 def _adopt_inside(node: Apply, inside: Callable[[FunctionGraph], None]) -> dict[Variable, Variable]:

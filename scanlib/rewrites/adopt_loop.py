@@ -24,7 +24,9 @@ from collections.abc import Callable
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.graph import constant_integer
@@ -81,6 +83,24 @@ def loop_name(name: str | None) -> str | None:
     return name
 
 
+def undo_in_place(body: FunctionGraph) -> None:
+    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
+
+    It compiles the very graph that the loop holds, which other functions may share.
+    """
+    for node in body.toposort():
+        if not node.op.destroy_map:
+            continue
+        properties = node.op._props_dict()
+        if isinstance(node.op, Elemwise):
+            op: Op = Elemwise(node.op.scalar_op)
+        elif "inplace" in properties:
+            op = type(node.op)(**properties | {"inplace": False})
+        else:
+            continue
+        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
+
+
 class _Adoption:
     """A loop of PyTensor's, taken apart into the parts of a canonical one."""
 
@@ -95,6 +115,7 @@ class _Adoption:
         self.info = node.op.info
         self.check_op()
         body = thaw_graph(node.op.fgraph)
+        undo_in_place(body)
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)

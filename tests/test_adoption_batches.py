@@ -1,0 +1,159 @@
+"""Batches that `vectorize_graph` made of loops of `pytensor.scan`, adopted as a whole."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+from pytensor.graph.replace import vectorize_graph
+
+import scanlib
+from scanlib.rewrites.adopt import adoption_record
+from scanlib.rewrites.adopt_batches import is_batch
+from tests.checks import assert_same
+from tests.derivatives import central_gradient
+from tests.legacy_loops import LOOPS, scan
+from tests.test_adoption import ADOPTING, assert_all_adopted, variables
+
+rng = np.random.default_rng(31)
+# PyTensor itself cannot compute the batch: it adds zeros of too few rows.
+VALUES_ALONE = {"parts_of_a_trace"}
+# The loop over segments in the gradient stays a batch of PyTensor's: its length is another
+# expression than that of its rows, which are reshaped.
+LEFT = {"checkpoints"}
+
+
+def assert_adopted(function):
+    fgraph = function.maker.fgraph
+    assert_all_adopted(fgraph)
+    assert not any(is_batch(node.op) for node in fgraph.apply_nodes)
+
+
+def cost_of(outputs):
+    return sum((value * value).sum() + value.sum() for value in outputs)
+
+
+def batch_of(value):
+    """Return two members, which differ where they are numbers to compute with."""
+    other = value if value.dtype.kind in "iub" else value * value.dtype.type(1.03)
+    return np.stack([value, other])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_values_and_gradients(name):
+    case = LOOPS[name]
+    inputs = variables(case)
+    outputs = case.build(*inputs)
+    gradients = []
+    if case.order and name not in VALUES_ALONE:
+        gradients = pytensor.grad(cost_of(outputs), inputs, disconnected_inputs="ignore")
+    arrays = [batch_of(value) for value in case.values]
+    batches = [pt.tensor(dtype=a.dtype, shape=(None,) * a.ndim) for a in arrays]
+    results = vectorize_graph([*outputs, *gradients], dict(zip(inputs, batches, strict=True)))
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        f = pytensor.function(batches, results, mode=ADOPTING["c"], on_unused_input="ignore")
+        if name not in LEFT:
+            assert_adopted(f)
+        found = f(*arrays)
+    rtol = 1e-5 if case.values[0].dtype == "float32" else 1e-9
+
+    def plain(*values):
+        return cost_of([np.asarray(value) for value in case.plain(*values)])
+
+    for member in range(2):
+        values = [array[member] for array in arrays]
+        expected = [np.asarray(value) for value in case.plain(*values)]
+        own = [
+            value[member] if value.ndim > known.ndim else value
+            for value, known in zip(found, expected, strict=False)
+        ]
+        assert_same(own, expected, rtol=rtol)
+        if gradients:
+            for value, known in zip(
+                found[len(outputs) :], central_gradient(plain, values), strict=True
+            ):
+                np.testing.assert_allclose(value[member], known, rtol=1e-5, atol=1e-6)
+
+
+def volatility(x, theta):
+    """The logarithm of a density, whose variances follow a recurrence."""
+    (v,) = scan(lambda x, v, t: t[0] + t[1] * x**2 + t[2] * v, x[:-1], [pt.ones(())], theta)
+    return -0.5 * (pt.log(v) + x[1:] ** 2 / v).sum()
+
+
+def plain_volatility(x, theta):
+    v, total = 1.0, 0.0
+    for last, x_ in pairwise(x):
+        v = theta[0] + theta[1] * last**2 + theta[2] * v
+        total -= 0.5 * (np.log(v) + x_**2 / v)
+    return total
+
+
+class TestParametersAlone:
+    """As samplers ask for many densities of the same data."""
+
+    x, theta = pt.dvector("x"), pt.dvector("theta")
+    values = rng.normal(size=9), rng.uniform(0.1, 0.4, size=(2, 3, 3))
+
+    def check(self, function):
+        found, gradient = function(*self.values)
+        assert found.shape == (2, 3)
+        for i in np.ndindex(2, 3):
+            own = self.values[1][i]
+            np.testing.assert_allclose(found[i], plain_volatility(self.values[0], own), rtol=1e-12)
+            (known,) = central_gradient(lambda t: plain_volatility(self.values[0], t), [own])
+            np.testing.assert_allclose(gradient[i], known, rtol=1e-6, atol=1e-9)
+
+    def outputs(self, thetas):
+        cost = volatility(self.x, self.theta)
+        return vectorize_graph([cost, pytensor.grad(cost, self.theta)], {self.theta: thetas})
+
+    @pytest.mark.parametrize("linker", ["NUMBA", "CVM"])
+    def test_two_axes(self, linker):
+        thetas = pt.dtensor3("thetas")
+        mode = get_mode(linker).including("scanlib_adopt")
+        function = pytensor.function([self.x, thetas], self.outputs(thetas), mode=mode)
+        assert_adopted(function)
+        names = [loop.op for loop in scanlib.explain(function).loops]
+        assert names == ["ElemwiseScan", "ElemwiseScan"]
+        self.check(function)
+
+    def test_compiled_without_adoption_before(self):
+        """PyTensor lets the step of the loop that it compiles overwrite its inputs."""
+        thetas = pt.dtensor3("thetas")
+        outputs = self.outputs(thetas)
+        pytensor.function([self.x, thetas], outputs, mode="CVM")(*self.values)
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([self.x, thetas], outputs, mode=ADOPTING["c"])
+            assert_adopted(function)
+            self.check(function)
+
+    def test_members_of_one_batch_in_another(self):
+        """The result of a batch of one axis is a batch of two for the next loop."""
+        x, h0 = pt.dmatrix("x"), pt.dscalar("h0")
+        rows = pt.dvector("row")
+        (one,) = scan(lambda x, h: 0.5 * h + x, rows, [pt.zeros(())])
+        first = vectorize_graph(one, {rows: x})
+        (two,) = scan(lambda h: pt.sin(h), None, [h0], n_steps=3)
+        second = vectorize_graph(two[-1], {h0: first})
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([x], second, mode=ADOPTING["c"])
+            assert_adopted(function)
+            found = function([[1.0, 2.0], [3.0, -1.0]])
+        expected = np.array([[1.0, 2.5], [3.0, 0.5]])
+        np.testing.assert_allclose(found, np.sin(np.sin(np.sin(expected))))
+
+    def test_what_cannot_be_adopted_stays_a_batch(self):
+        x = pt.dvector("x")
+        y = pytensor.scan(
+            lambda x, y: 0.5 * y + x, x, [pt.zeros(())], return_updates=False, profile=True
+        )
+        batch = pt.dmatrix("batch")
+        outputs = vectorize_graph(y, {x: batch})
+        function = pytensor.function([batch], outputs, mode=ADOPTING["py"])
+        (loop,) = adoption_record(function.maker.fgraph).loops
+        assert "profile" in loop.reason
+        np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
