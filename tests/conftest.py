@@ -1,5 +1,6 @@
 """Fixtures for compilation modes, and Hypothesis profiles."""
 
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -95,27 +96,22 @@ def jax_on_device(request, monkeypatch):
         yield
 
 
-# Modules whose tests run on every linker. Outside numba mode a loop is the same compiled function,
-# without the function around it; compiling that takes most of their time.
+# Tests that run on every linker, in every mode: outside numba mode a loop is the same compiled
+# function, without the function around it, and compiling that takes most of their time. Of those of
+# the `mode` fixture, and of these modules, a share runs in numba mode.
 SAMPLED = {
-    "test_associative",
     "test_associative_op",
-    "test_batching",
-    "test_cumulative",
-    "test_direct_functions",
-    "test_direct_matrices",
     "test_elemwise_scan",
     "test_extreme_values",
     "test_families",
-    "test_gradients",
-    "test_interface",
-    "test_lfilter",
-    "test_linear_lowering",
     "test_linear_scan",
     "test_logaddexp",
     "test_more_families",
 }
 SHARE = 4
+# Functions of which one test took longer than three seconds when all were timed, by
+# `pytest --durations=0 --durations-min=3`. They are marked as slow.
+SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text().split())
 
 
 def pytest_configure(config):
@@ -140,21 +136,27 @@ def pytest_addoption(parser):
         metavar="K/N",
         help="run the Kth of N parts of the tests, drawn by name, and all of PyMC's",
     )
+    parser.addoption(
+        "--slow-part",
+        metavar="K/N",
+        help="run all tests but those that are marked as slow, and the Kth of N parts of these",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out most numba-mode repetitions, and tests of other parts if one is asked for."""
-    part = config.getoption("--part")
-    position, parts = map(int, part.split("/")) if part else (1, 1)
-    if not 1 <= position <= parts:
-        raise pytest.UsageError(f"--part: K/N with K from 1 to N, got {part}")
+    """Mark slow tests; leave out most in numba mode, and other parts than the one asked for."""
+    for item in items:
+        if item.nodeid.split("[")[0] in SLOW:
+            item.add_marker("slow")
+    part, slow_part = part_of(config, "--part"), part_of(config, "--slow-part")
 
     def is_left_out(item):
         if not config.getoption("--all-modes") and is_repetition(item):
             return True
-        # Not the remainder: the sampling of repetitions has used it.
-        place = crc32(item.nodeid.encode()) // SHARE % parts
-        return place != position - 1 and module_of(item) != "test_pymc"
+        is_slow = item.get_closest_marker("slow") is not None
+        return (is_slow and not is_in(slow_part, item)) or (
+            not is_in(part, item) and module_of(item) != "test_pymc"
+        )
 
     left_out = [item for item in items if is_left_out(item)]
     if left_out:
@@ -163,14 +165,30 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
 
 
+def part_of(config, option):
+    """Return which part of the tests an option asks for, and of how many: one of one by default."""
+    text = config.getoption(option) or "1/1"
+    position, parts = map(int, text.split("/"))
+    if not 1 <= position <= parts:
+        raise pytest.UsageError(f"{option}: K/N with K from 1 to N, got {text}")
+    return position, parts
+
+
+def is_in(part, item):
+    """Whether a test is drawn for a part."""
+    position, parts = part
+    # Not the remainder: the sampling of repetitions has used it.
+    return crc32(item.nodeid.encode()) // SHARE % parts == position - 1
+
+
 def module_of(item):
     return item.nodeid.split("::")[0].rsplit("/")[-1].removesuffix(".py")
 
 
 def is_repetition(item):
     """Whether a test in numba mode is one of the many that run on other linkers as well."""
-    parameters = getattr(item, "callspec", None)
-    if module_of(item) not in SAMPLED or parameters is None:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    in_numba = {name for name, value in parameters.items() if str(value) == "numba"}
+    if not in_numba or (in_numba != {"mode"} and module_of(item) not in SAMPLED):
         return False
-    in_numba = "numba" in map(str, parameters.params.values())
-    return in_numba and crc32(item.nodeid.encode()) % SHARE != 0
+    return crc32(item.nodeid.encode()) % SHARE != 0

@@ -131,6 +131,23 @@ class TestParametersAlone:
             assert_adopted(function)
             self.check(function)
 
+    def test_shared_and_drawn_rows(self):
+        """What is the same for all members stays what it is."""
+        data, rng = pytensor.shared(self.values[0]), pytensor.shared(np.random.default_rng(3))
+        noise = pt.random.normal(rng=rng, size=(9,), return_next_rng=False)
+        cost = volatility(data + 0.1 * noise, self.theta)
+        thetas = pt.dmatrix("thetas")
+        outputs = vectorize_graph(
+            [cost, pytensor.grad(cost, self.theta), noise], {self.theta: thetas}
+        )
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([thetas], outputs, mode=ADOPTING["c"])
+            assert_adopted(function)
+            found, _, drawn = function(self.values[1][0])
+        rows = self.values[0] + 0.1 * drawn
+        expected = [plain_volatility(rows, theta) for theta in self.values[1][0]]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
     def test_members_of_one_batch_in_another(self):
         """The result of a batch of one axis is a batch of two for the next loop."""
         x, h0 = pt.dmatrix("x"), pt.dscalar("h0")

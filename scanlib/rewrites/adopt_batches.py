@@ -15,7 +15,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.basic import Alloc, Join, join
@@ -38,7 +38,9 @@ from scanlib.ops.common_steps import common
 from scanlib.ops.graph import constant_index
 
 # What one member's part of a result is computed by, from its parts of the inputs.
-STRUCTURE = Blockwise | CAReduce | DimShuffle | Elemwise | IncSubtensor | SpecifyShape | Subtensor
+STRUCTURE = (
+    Blockwise | CAReduce | DimShuffle | Elemwise | IncSubtensor | Join | SpecifyShape | Subtensor
+)
 
 # Batches of no axes, and numbers that are made arrays and numbers again.
 _leave_out_what_does_nothing = dfs_rewriter(
@@ -87,10 +89,11 @@ def _adopt_rank(
     adopt(one)
     if _count_legacy(one) == count:
         return {}
-    batched = {
-        new: member.batches.get(root, root) for root, new in zip(roots, one.inputs, strict=True)
-    }
-    return dict(zip(read, vectorize_graph(one.outputs, batched), strict=True))
+    copies = dict(zip(one.inputs, roots, strict=True))
+    shared = {new: root for new, root in copies.items() if root not in member.batches}
+    batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
+    made = vectorize_graph(graph_replace(one.outputs, shared), batches)
+    return dict(zip(read, made, strict=True))
 
 
 def _count_legacy(fgraph: FunctionGraph) -> int:
