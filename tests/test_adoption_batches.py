@@ -11,10 +11,11 @@ from pytensor.graph.replace import vectorize_graph
 
 import scanlib
 from scanlib.rewrites.adopt import adoption_record
-from scanlib.rewrites.adopt_batches import is_batch
+from scanlib.rewrites.adopt_batches import Member, is_batch
 from tests.checks import assert_same
 from tests.derivatives import central_gradient
 from tests.legacy_loops import LOOPS, scan
+from tests.modes import MODES
 from tests.test_adoption import ADOPTING, assert_all_adopted, variables
 
 rng = np.random.default_rng(31)
@@ -76,6 +77,46 @@ def test_values_and_gradients(name):
                 found[len(outputs) :], central_gradient(plain, values), strict=True
             ):
                 np.testing.assert_allclose(value[member], known, rtol=1e-5, atol=1e-6)
+
+
+# Of b (3, 4, 2), a batch of three; v (2,), w (3, 2) and u (3, 3, 2), of which only the last is one.
+EXPRESSIONS = {
+    "elementwise": lambda b, v, w, u: pt.exp(b) + v,
+    "rows": lambda b, v, w, u: b[:, 1:, 0],
+    "a member": lambda b, v, w, u: b[1:] + b[0],
+    "rows set": lambda b, v, w, u: pt.set_subtensor(b[:, 1:], u),
+    "rows set to equal ones": lambda b, v, w, u: pt.set_subtensor(b[:, 1:], v),
+    "rows set to the same": lambda b, v, w, u: pt.inc_subtensor(b[:, 1:], w),
+    "members set": lambda b, v, w, u: pt.set_subtensor(b[1:], 0.0),
+    "sum of rows": lambda b, v, w, u: b.sum(axis=1),
+    "sum of members": lambda b, v, w, u: b.sum(axis=(0, 2)),
+    "sum of all": lambda b, v, w, u: b.sum() + u.sum(axis=()),
+    "axes": lambda b, v, w, u: b.dimshuffle(0, 2, "x", 1),
+    "axes of the batch": lambda b, v, w, u: b.dimshuffle(2, 0, 1),
+    "joined rows": lambda b, v, w, u: pt.concatenate([b, u, b[:, :1]], axis=1),
+    "joined members": lambda b, v, w, u: pt.concatenate([b, b[:1]]),
+    "sizes": lambda b, v, w, u: pt.alloc(b.shape[1:], b.shape[0], 2),
+    "other sizes": lambda b, v, w, u: pt.alloc(b.shape[:2], b.shape[0], 2),
+    "known sizes": lambda b, v, w, u: pt.specify_shape(b, (None, 4, 2)),
+    "a known number of members": lambda b, v, w, u: pt.specify_shape(b, (3, None, None)),
+    "products": lambda b, v, w, u: b @ u.dimshuffle(0, 2, 1),
+    "the same for all": lambda b, v, w, u: pt.zeros((3, 2)) + pt.exp(v)[None],
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_one_member(name):
+    """What one member computes, made a batch again, is what the batch computes."""
+    variables = pt.dtensor3("b"), pt.dvector("v"), pt.dmatrix("w"), pt.dtensor3("u")
+    values = [rng.normal(size=size) for size in [(3, 4, 2), (2,), (3, 2), (3, 3, 2)]]
+    batch = EXPRESSIONS[name](*variables)
+    member = Member(1)
+    one = member.of(batch)
+    assert one.type.ndim == batch.type.ndim - 1
+    again = vectorize_graph(one, member.batches) if member.batches else one
+    f = pytensor.function(variables, [batch, again], mode=MODES["py"], on_unused_input="ignore")
+    expected, found = f(*values)
+    np.testing.assert_array_equal(*np.broadcast_arrays(found, expected))
 
 
 def volatility(x, theta):

@@ -255,8 +255,13 @@ class Member:
     def _written(self, node: Apply) -> Variable | None:
         """Return one member of which some rows are written."""
         rest = _indices_of_members(node, 2, self.rank)
-        if not rest or node.inputs[1].type.ndim < self.rank:
+        if not rest:
             return None
-        rows, value = self.of(node.inputs[0])[rest], self.of(node.inputs[1])
+        rows, value = self.of(node.inputs[0])[rest], node.inputs[1]
+        axes = value.type.ndim - rows.type.ndim
+        if axes == self.rank:
+            value = self.of(value)
+        elif axes > 0:  # it has some of the axes of the batch, but not all
+            return None
         write = set_subtensor if node.op.set_instead_of_inc else inc_subtensor
         return write(rows, value)
