@@ -22,6 +22,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import join_of
 from scanlib.ops.errors import StepCountError
@@ -51,13 +52,29 @@ def common(variable: Variable, rank: int, known: Known | None = None) -> Variabl
         return known[variable]
     if not rank:
         return variable
-    if all(variable.type.broadcastable[:rank]):
-        return variable.dimshuffle(*range(rank, variable.type.ndim))
+    is_one = all(variable.type.broadcastable[:rank])
+    if is_one and variable.type.dtype not in integer_dtypes:
+        return without_axes(variable, rank)
+    # Of numbers of steps and sizes not even an axis of one member is left anywhere: where sizes
+    # are put side by side, PyTensor takes numbers of two axes for matrices.
     if isinstance(variable, Constant):
         return _common_constant(variable, rank)
+    found = None if variable.owner is None else _common_result(variable.owner, rank, known)
+    return without_axes(variable, rank) if found is None and is_one else found
+
+
+def without_axes(variable: Variable, rank: int) -> Variable:
+    """Return what `rank` axes of size one stand in front of."""
     node = variable.owner
-    if node is None:
-        return None
+    if node is not None and isinstance(node.op, DimShuffle):
+        order = node.op.new_order
+        if order[:rank] == ("x",) * rank:
+            return node.inputs[0].dimshuffle(*order[rank:])
+    return variable.squeeze(tuple(range(rank)))
+
+
+def _common_result(node: Apply, rank: int, known: Known) -> Variable | None:
+    """Return what all members have in common of what a node computes, if that can be told."""
     if isinstance(node.op, Elemwise) and len(node.outputs) == 1:
         parts = [common(inp, rank, known) for inp in node.inputs]
         return None if None in parts else Elemwise(node.op.scalar_op)(*parts)
@@ -73,7 +90,7 @@ def common(variable: Variable, rank: int, known: Known | None = None) -> Variabl
         return None if part is None else part.dimshuffle(*order)
     if isinstance(node.op, Subtensor):
         indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-        if any(index != slice(None) for index in indices[:rank]):
+        if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
             return None
         part = common(node.inputs[0], rank, known)
         return None if part is None else part[tuple(indices[rank:])]
@@ -150,13 +167,15 @@ def whole_batch(variable: Variable, known: Known | None = None) -> Variable | No
     first = 2 if isinstance(op.core_op, IncSubtensor) else 1  # of the sizes and bounds
     inputs, found = [], False
     for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
-        if all(value.type.broadcastable[:rank]):
-            value = value.squeeze(tuple(range(rank)))
-        elif k >= first and (not core or isinstance(op.core_op, Reshape)):
+        is_one = all(value.type.broadcastable[:rank])
+        if k >= first and (not core or isinstance(op.core_op, Reshape)):
             number = common(value, rank, known)
             if number is None:
                 return None
-            value, found = number, True
+            # PyTensor makes no other slices where an end is one for all, but other shapes.
+            value, found = number, found or not is_one or bool(core)
+        elif is_one:
+            value = without_axes(value, rank)
         inputs.append(value)
     if not found:
         return None

@@ -34,7 +34,7 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import is_legacy_scan, join_of
-from scanlib.ops.common_steps import common
+from scanlib.ops.common_steps import common, without_axes
 from scanlib.ops.graph import constant_index
 
 # What one member's part of a result is computed by, from its parts of the inputs.
@@ -133,16 +133,6 @@ def _is_size(variable: Variable) -> bool:
     return isinstance(variable.type, TensorType)
 
 
-def _without_axes(variable: Variable, rank: int) -> Variable:
-    """Return what axes of size one stand in front of."""
-    node = variable.owner
-    if node is None or not isinstance(node.op, DimShuffle):
-        return variable.squeeze(tuple(range(rank)))
-    if node.op.new_order[:rank] != ("x",) * rank:
-        return variable.squeeze(tuple(range(rank)))
-    return node.inputs[0].dimshuffle(*node.op.new_order[rank:])
-
-
 class Member:
     """What is computed for one member of a batch.
 
@@ -200,7 +190,7 @@ class Member:
         """Return it as an expression, None where it can only be given."""
         rank = self.rank
         if all(variable.type.broadcastable[:rank]):
-            return _without_axes(variable, rank)
+            return without_axes(variable, rank)
         node = variable.owner
         found = None if node is None else self._of_result(node, node.outputs.index(variable))
         return common(variable, rank) if found is None else found

@@ -155,6 +155,12 @@ class OverTime:
             made = node.clone_with_new_inputs(values, strict=False).outputs
             self.fixed.update(zip(node.outputs, made, strict=True))
             return
+        if isinstance(node.op, Shape | Shape_i):
+            sizes = values[0].shape  # the same at every step
+            self.fixed[node.outputs[0]] = (
+                sizes[1:] if isinstance(node.op, Shape) else sizes[node.op.i + 1]
+            )
+            return
         if isinstance(node.op, Dot) and all(value.type.ndim >= 2 for value in values):
             ranks = [inp.type.ndim for inp in node.inputs]
             if ranks == [2, 2]:
