@@ -8,7 +8,6 @@ others. A loop that cannot be adopted stays as it is, and `AdoptionRecord` remem
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,14 +21,13 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import is_legacy_scan
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_batches import adopt_batches, is_batch
 from scanlib.rewrites.adopt_forms import Symbol
 from scanlib.rewrites.adopt_lengths import learn_lengths
 from scanlib.rewrites.adopt_loop import NotAdoptableError, adopt_node, loop_name
 from scanlib.rewrites.adopt_rows import Rows, joined_parts, slice_of
-from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.edit import rewrite_step
 from scanlib.rewrites.simplify import replace
 
 
@@ -116,7 +114,7 @@ def adopt_all(fgraph: FunctionGraph, record: AdoptionRecord) -> None:
             record.note(node.op)
             replace(fgraph, replacements, "scanlib_adopt")
         elif isinstance(node.op, Scan) and _holds_legacy(node.op.body):
-            replace(fgraph, _adopt_inside(node, inside), "scanlib_adopt")
+            replace(fgraph, rewrite_step(node, inside), "scanlib_adopt")
     tidy(fgraph)
 
 
@@ -128,17 +126,6 @@ def _holds_legacy(graph: FunctionGraph) -> bool:
         or (isinstance(node.op, Scan) and _holds_legacy(node.op.body))
         for node in graph.apply_nodes
     )
-
-
-def _adopt_inside(node: Apply, inside: Callable[[FunctionGraph], None]) -> dict[Variable, Variable]:
-    """Return a canonical loop's results with the loops in its step adopted."""
-    loop = Loop.from_node(node)
-    parts = [*loop.states, *loop.carries, *loop.outputs]
-    body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-    inside(body)
-    loop.set_body_outputs(list(body.outputs))
-    results = results_by_part(loop, loop.apply())
-    return {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}
 
 
 def tidy(fgraph: FunctionGraph) -> None:

@@ -80,3 +80,16 @@ def results_by_part(loop: Loop, results: Results) -> dict[int, Variable]:
     parts: list[Any] = [*loop.states, *loop.carries, *loop.outputs]
     values = [*results.histories, *results.carries, *results.outputs]
     return {id(part): value for part, value in zip(parts, values, strict=True)}
+
+
+def rewrite_step(
+    node: Apply, rewrite: Callable[[FunctionGraph], object]
+) -> dict[Variable, Variable]:
+    """Return what replaces the outputs of a loop when the graph of its step is rewritten."""
+    loop = Loop.from_node(node)
+    parts = [*loop.states, *loop.carries, *loop.outputs]
+    body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+    rewrite(body)
+    loop.set_body_outputs(list(body.outputs))
+    results = results_by_part(loop, loop.apply())
+    return {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}

@@ -15,9 +15,8 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.edit import rewrite_step
 from scanlib.rewrites.simplify import replace
 
 # The names under which PyMC registers its rewrites.
@@ -40,19 +39,12 @@ class ChecksInSteps(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
+        # This rewrite is registered under the same name: it finds the loops in the step.
+        query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.rewrite])
         for node in list(fgraph.toposort()):
-            if not (isinstance(node.op, Scan) and _has_checks(node.op.body)):
-                continue
-            loop = Loop.from_node(node)
-            parts = [*loop.states, *loop.carries, *loop.outputs]
-            body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-            # This rewrite is registered under the same name: it finds the loops in the step.
-            query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.rewrite])
-            optdb.query(query).rewrite(body)
-            loop.set_body_outputs(list(body.outputs))
-            results = results_by_part(loop, loop.apply())
-            found = {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}
-            replace(fgraph, found, "scanlib_parameter_checks")
+            if isinstance(node.op, Scan) and _has_checks(node.op.body):
+                found = rewrite_step(node, lambda body: optdb.query(query).rewrite(body))
+                replace(fgraph, found, "scanlib_parameter_checks")
 
 
 def _has_checks(body: FunctionGraph) -> bool:
