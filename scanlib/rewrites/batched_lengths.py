@@ -9,13 +9,11 @@ is found again (`scanlib.ops.common_steps`), and the slice is that of all member
 from __future__ import annotations
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.ops.common_steps import whole_batch
-from scanlib.ops.scan import Scan
 
 
 @node_rewriter([Blockwise])
@@ -25,15 +23,4 @@ def slice_whole_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     return None if new is None else [new]
 
 
-_slice_whole_batches = dfs_rewriter(slice_whole_batch)
-
-
-class SliceWholeBatches(GraphRewriter):
-    """The same everywhere in a graph that has loops."""
-
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
-        if any(isinstance(node.op, Scan) for node in fgraph.apply_nodes):
-            _slice_whole_batches.rewrite(fgraph)
+slice_whole_batches = dfs_rewriter(slice_whole_batch)

@@ -41,10 +41,11 @@ from pytensor.compile.mode import optdb
 
 from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
-from scanlib.rewrites.batched_lengths import SliceWholeBatches
+from scanlib.rewrites.batched_lengths import slice_whole_batches
 from scanlib.rewrites.choices import StoreChoices
 from scanlib.rewrites.compile_time import AllowStepProducts, prepare_inputs
-from scanlib.rewrites.inline import WriteOutGraphs
+from scanlib.rewrites.edit import WhereLoopsAre
+from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
 from scanlib.rewrites.padding import pad_rows
@@ -68,13 +69,15 @@ optdb.register(
 )
 optdb.register(
     "scanlib_batched_lengths",
-    SliceWholeBatches(),
+    WhereLoopsAre(slice_whole_batches),
     "fast_run",
     "fast_compile",
     "scanlib",
     position=0.045,
 )
-optdb.register("scanlib_inline", WriteOutGraphs(), "fast_run", "scanlib", position=0.047)
+optdb.register(
+    "scanlib_inline", WhereLoopsAre(write_out_graphs), "fast_run", "scanlib", position=0.047
+)
 for name in NAMES:
     # The name of PyMC's rewrite is the only tag: functions that ask for it get this one, too.
     optdb.register(f"scanlib_{name}", ChecksInSteps(name), name, position=0.05)

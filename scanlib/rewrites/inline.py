@@ -11,13 +11,11 @@ from __future__ import annotations
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import inline_ofg_node
-from scanlib.ops.scan import Scan
 
 
 @node_rewriter([OpFromGraph])
@@ -36,14 +34,3 @@ def _computes(node: Apply) -> bool:
 
 
 write_out_graphs = dfs_rewriter(write_out)
-
-
-class WriteOutGraphs(GraphRewriter):
-    """The same everywhere in a graph that has loops."""
-
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
-        if any(isinstance(node.op, Scan) for node in fgraph.apply_nodes):
-            write_out_graphs.rewrite(fgraph)
