@@ -9,7 +9,7 @@ numbers are the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def common(variable: Variable, rank: int, known: Known | None = None) -> Variabl
     # are put side by side, PyTensor takes numbers of two axes for matrices.
     if isinstance(variable, Constant):
         return _common_constant(variable, rank)
-    found = None if variable.owner is None else _common_result(variable.owner, rank, known)
+    found = _common_result(variable, rank, known)
     return without_axes(variable, rank) if found is None and is_one else found
 
 
@@ -73,28 +73,66 @@ def without_axes(variable: Variable, rank: int) -> Variable:
     return variable.squeeze(tuple(range(rank)))
 
 
-def _common_result(node: Apply, rank: int, known: Known) -> Variable | None:
+def _common_result(variable: Variable, rank: int, known: Known) -> Variable | None:
     """Return what all members have in common of what a node computes, if that can be told."""
-    if isinstance(node.op, Elemwise) and len(node.outputs) == 1:
-        parts = [common(inp, rank, known) for inp in node.inputs]
-        return None if None in parts else Elemwise(node.op.scalar_op)(*parts)
+    node = variable.owner
+    if node is None:
+        return None
     if isinstance(node.op, Alloc):
         return _common_fill(*node.inputs, rank=rank)
-    if isinstance(node.op, Join):
+    found = of_one_member(node, rank, lambda part: common(part, rank, known))
+    return None if found is None else found[node.outputs.index(variable)]
+
+
+def of_one_member(
+    node: Apply, rank: int, part_of: Callable[[Variable], Variable | None]
+) -> list[Variable] | None:
+    """Return what a node computes for one member of a batch, None if that cannot be told.
+
+    Parameters
+    ----------
+    node : Apply
+    rank : int
+        Number of axes of the batch, the first ones of the inputs and outputs.
+    part_of : callable
+        From an input to that of one member, None if it is not known.
+    """
+    op = node.op
+    if isinstance(op, Elemwise):
+        parts = [part_of(inp) for inp in node.inputs]
+        return None if None in parts else Elemwise(op.scalar_op).make_node(*parts).outputs
+    if isinstance(op, Join):
         axis, joined = join_of(node)
-        parts = [common(part, rank, known) for part in joined]
-        return None if axis is None or axis < rank or None in parts else join(axis - rank, *parts)
-    if isinstance(node.op, DimShuffle) and node.op.new_order[:rank] == tuple(range(rank)):
-        part = common(node.inputs[0], rank, known)
-        order = [axis if axis == "x" else axis - rank for axis in node.op.new_order[rank:]]
-        return None if part is None else part.dimshuffle(*order)
-    if isinstance(node.op, Subtensor):
-        indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-        if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
+        if axis is None or axis < rank:
             return None
-        part = common(node.inputs[0], rank, known)
-        return None if part is None else part[tuple(indices[rank:])]
+        parts = [part_of(inp) for inp in joined]
+        return None if None in parts else [join(axis - rank, *parts)]
+    if isinstance(op, DimShuffle) and op.new_order[:rank] == tuple(range(rank)):
+        part = part_of(node.inputs[0])
+        order = [axis if axis == "x" else axis - rank for axis in op.new_order[rank:]]
+        return None if part is None else [part.dimshuffle(*order)]
+    if isinstance(op, Subtensor):
+        rest = behind_the_batch(node, 1, rank)
+        part = None if rest is None else part_of(node.inputs[0])
+        return None if part is None else [part[rest]]
     return None
+
+
+def behind_the_batch(node: Apply, first: int, rank: int) -> tuple[Any, ...] | None:
+    """Return the index behind the axes of the batch, None if it does not take those whole.
+
+    Parameters
+    ----------
+    node : Apply
+        A node of `Subtensor` or `IncSubtensor`.
+    first : int
+        The place of the first input that is a part of the index.
+    rank : int
+    """
+    indices = indices_from_subtensor(node.inputs[first:], node.op.idx_list)
+    if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
+        return None
+    return tuple(indices[rank:])
 
 
 def _common_constant(variable: Constant, rank: int) -> Variable | None:

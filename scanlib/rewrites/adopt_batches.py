@@ -10,7 +10,6 @@ takes the steps of all members at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -18,7 +17,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter
 from pytensor.graph.traversal import graph_inputs
-from pytensor.tensor.basic import Alloc, Join, join
+from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.rewriting.basic import local_scalar_tensor_scalar, local_tensor_scalar_tensor
@@ -33,8 +32,8 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import is_legacy_scan, join_of
-from scanlib.ops.common_steps import common, without_axes
+from scanlib._compat import is_legacy_scan
+from scanlib.ops.common_steps import behind_the_batch, common, of_one_member, without_axes
 from scanlib.ops.graph import constant_index
 
 # What one member's part of a result is computed by, from its parts of the inputs.
@@ -117,15 +116,7 @@ def _slices_rows(node: Apply, rank: int) -> bool:
     op = node.op
     if isinstance(op, Blockwise):
         return isinstance(op.core_op, Subtensor) and op.batch_ndim(node) == rank
-    return isinstance(op, Subtensor) and _indices_of_members(node, 1, rank) is not None
-
-
-def _indices_of_members(node: Apply, first: int, rank: int) -> tuple[Any, ...] | None:
-    """Return the index behind the axes of the batch, None if it does not take those whole."""
-    indices = indices_from_subtensor(node.inputs[first:], node.op.idx_list)
-    if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
-        return None
-    return tuple(indices[rank:])
+    return isinstance(op, Subtensor) and behind_the_batch(node, 1, rank) is not None
 
 
 def _is_size(variable: Variable) -> bool:
@@ -203,29 +194,17 @@ class Member:
             if node not in self._nodes:
                 self._nodes[node] = op.core_op.make_node(*map(self.of, node.inputs))
             return self._nodes[node].outputs[position]
-        if isinstance(op, Elemwise):
-            return Elemwise(op.scalar_op).make_node(*map(self.of, node.inputs)).outputs[position]
         if isinstance(op, Alloc):
             return self._shape(node)
-        if isinstance(op, Subtensor):
-            rest = _indices_of_members(node, 1, rank)
-            return None if rest is None else self.of(node.inputs[0])[rest]
         if isinstance(op, IncSubtensor):
             return self._written(node)
-        if isinstance(op, Join):
-            axis, parts = join_of(node)
-            if axis is None or axis < rank:
-                return None
-            return join(axis - rank, *map(self.of, parts))
         if isinstance(op, SpecifyShape) and not any(map(_is_size, node.inputs[1 : rank + 1])):
             sizes = [each if _is_size(each) else None for each in node.inputs[rank + 1 :]]
             return specify_shape(self.of(node.inputs[0]), sizes)
-        if isinstance(op, DimShuffle) and op.new_order[:rank] == tuple(range(rank)):
-            order = [axis if axis == "x" else axis - rank for axis in op.new_order[rank:]]
-            return self.of(node.inputs[0]).dimshuffle(*order)
         if isinstance(op, CAReduce) and op.axis is not None and min(op.axis, default=rank) >= rank:
             return op.clone(axis=[axis - rank for axis in op.axis])(self.of(node.inputs[0]))
-        return None
+        made = of_one_member(node, rank, self.of)
+        return None if made is None else made[position]
 
     def _shape(self, node: Apply) -> Variable | None:
         """Return the shape of a member, which `vectorize_graph` repeats for all of them."""
@@ -244,7 +223,7 @@ class Member:
 
     def _written(self, node: Apply) -> Variable | None:
         """Return one member of which some rows are written."""
-        rest = _indices_of_members(node, 2, self.rank)
+        rest = behind_the_batch(node, 2, self.rank)
         if not rest:
             return None
         rows, value = self.of(node.inputs[0])[rest], node.inputs[1]
