@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_index
+from scanlib.ops.graph import index_text
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 
@@ -85,7 +85,7 @@ def describe_outer(variable: Variable, depth: int = MAX_DEPTH) -> str | None:
     if inner is None:
         return None
     if isinstance(node.op, Subtensor):
-        return _indexed(inner, node)
+        return f"{inner}[{index_text(node)}]"
     if len(node.inputs) > 1:
         return None
     op = str(node.op).split("{")[0]
@@ -105,22 +105,3 @@ def _result_of(op: Scan | ElemwiseScan, position: int) -> str:
     names += [label or f"output {i}" for i, label in enumerate(labels.outputs)]
     kind = "history of " if position < signature.n_states else ""
     return f"{kind}{names[position]} of {scan.name or 'loop'}"
-
-
-def _indexed(inner: str, node: Apply) -> str:
-    """Return the text of an index into something that has a text."""
-    texts = []
-    for index in indices_from_subtensor(node.inputs[1:], node.op.idx_list):
-        if isinstance(index, slice):
-            ends = [
-                "" if end is None else _number(end) for end in (index.start, index.stop, index.step)
-            ]
-            texts.append(f"{ends[0]}:{ends[1]}" + (f":{ends[2]}" if ends[2] else ""))
-        else:
-            texts.append(_number(index))
-    return f"{inner}[{', '.join(texts)}]"
-
-
-def _number(index: Any) -> str:
-    known = constant_index(index)
-    return "…" if known is None else str(known)

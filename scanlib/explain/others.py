@@ -91,7 +91,7 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     matrix = "one matrix for all steps" if op.coefficient == "fixed" else "a matrix for each step"
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
-        name=getattr(op, "name", None) or "linear recurrence",
+        name=op.name or "linear recurrence",
         op="LinearScan",
         steps=steps,
         reverse=op.reverse,

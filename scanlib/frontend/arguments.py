@@ -31,6 +31,7 @@ class SequenceArgument:
     variable: Variable
     taps: list[int]
     name: str | None
+    argument: str
 
     @property
     def span(self) -> tuple[int, int]:
@@ -65,6 +66,7 @@ class OutputArgument:
     initial: Variable | None
     taps: list[int]
     name: str | None
+    argument: str
     tap_type: TensorType | None = None
     is_weak: bool = False
 
@@ -119,9 +121,14 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         if isinstance(given, dict):
             unknown = set(given) - {"input", "taps"}
             if unknown:
-                raise ValueError(f"{argument} has unknown keys {sorted(unknown)}")
+                raise ValueError(
+                    f"{argument} has unknown keys {sorted(unknown, key=str)}; "
+                    "the keys are 'input' and 'taps'"
+                )
             if given.get("input") is None:
-                raise ValueError(f"{argument} is a dict without the key 'input'")
+                raise ValueError(
+                    f"{argument} is a dict without the key 'input', the variable to walk over"
+                )
             if given.get("taps") is not None:
                 taps = _tap_list(given["taps"], argument)
             given = given["input"]
@@ -129,9 +136,12 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         if not is_tensor(variable):
             raise TypeError(f"{argument} must be a tensor, got {variable.type}")
         if variable.type.ndim == 0:
-            raise ValueError(f"{argument} is a scalar; a sequence needs at least one dimension")
+            raise ValueError(
+                f"{argument} is a scalar; a sequence needs at least one dimension, and what every "
+                "step sees whole belongs to non_sequences"
+            )
         if taps:
-            result.append(SequenceArgument(variable, taps, variable.name))
+            result.append(SequenceArgument(variable, taps, variable.name, argument))
     return result
 
 
@@ -160,11 +170,16 @@ def _float_dtype(values: Sequence[Any]) -> str:
 def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
     if not isinstance(given, dict):
         given = {} if given is None else {"initial": given}
-    unknown = set(given) - {"initial", "taps", "inplace"}
+    unknown = set(given) - {"initial", "taps", "name", "inplace"}
     if unknown:
         raise ValueError(
             f"{argument} has unknown keys {sorted(unknown, key=str)}; "
-            "the keys are 'initial' and 'taps'"
+            "the keys are 'initial', 'taps' and 'name'"
+        )
+    name = given.get("name")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(
+            f"the name of {argument} must be a string, got {name!r} of type {type(name).__name__}"
         )
     taps = given.get("taps")
     if given.get("initial") is None:
@@ -173,7 +188,7 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
                 f"{argument} asks for taps {taps} but has no initial value; "
                 "add 'initial', or leave out 'taps' for an output that no step reads"
             )
-        return OutputArgument(None, [], None)
+        return OutputArgument(None, [], name, argument)
     initial = given["initial"]
     # A Python number has no dtype of its own. PyTensor takes the smallest one that holds it:
     # a counter would overflow after 127 steps, and 1.0 would mean single precision.
@@ -184,8 +199,9 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
         initial = np.asarray(initial, dtype=float_dtype)
     initial = as_variable(initial, f"the initial value of {argument}")
     listed = [-1] if taps is None else _tap_list(taps, argument)
+    name = name or initial.name
     if not listed:
-        return OutputArgument(None, [], None)
+        return OutputArgument(None, [], name, argument)
     for tap in listed:
         if tap >= 0:
             raise ValueError(
@@ -193,13 +209,12 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
                 "a step can only read the values of earlier steps"
             )
     if len(set(listed)) < len(listed):
-        raise ValueError(f"{argument} has duplicate taps {listed}")
-    name = initial.name
+        raise ValueError(f"{argument} has duplicate taps {listed}; give each once")
     if not is_tensor(initial):
         _check_carry(initial, listed, argument)
-        return OutputArgument(initial, listed, name)
+        return OutputArgument(initial, listed, name, argument)
     if listed == [-1]:
-        return OutputArgument(pt.expand_dims(initial, 0), listed, name, is_weak=is_weak)
+        return OutputArgument(pt.expand_dims(initial, 0), listed, name, argument, is_weak=is_weak)
     depth = -min(listed)
     if initial.type.ndim == 0:
         raise ValueError(
@@ -210,12 +225,14 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
         raise ValueError(
             f"{argument} has taps {listed}, so its initial value needs {depth} rows, got {rows}"
         )
-    return OutputArgument(initial if rows == depth else initial[:depth], listed, name)
+    return OutputArgument(initial if rows == depth else initial[:depth], listed, name, argument)
 
 
 def _check_carry(initial: Variable, taps: list[int], argument: str) -> None:
     if taps != [-1]:
-        raise ValueError(f"{argument} is no tensor ({initial.type}); its only tap can be -1")
+        raise ValueError(
+            f"{argument} is no tensor ({initial.type}); its only tap can be -1, got {taps}"
+        )
     if not isinstance(initial.type, RandomType):
         warnings.warn(
             f"{argument} has type {initial.type}, which cannot be stacked over time: "

@@ -20,20 +20,33 @@ from scanlib.frontend.arguments import (
     read_truncation,
 )
 from scanlib.frontend.checkpoints import check_carries, read_checkpoint
-from scanlib.frontend.states import adapt_initial, joint_type, value_sizes
+from scanlib.frontend.states import adapt_initial, joint_type, type_text, value_sizes
 from scanlib.frontend.step import (
     StepResult,
     call_step,
     captured_variables,
     check_strict,
+    errors_of,
     read_updates,
+    step_name,
 )
-from scanlib.frontend.trace import Trace, tap_name
+from scanlib.frontend.trace import (
+    Trace,
+    describe_row,
+    describe_state,
+    describe_whole,
+    name_result,
+    tap_name,
+)
 from scanlib.ops.checkpoints import Schedule
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 
 MAX_TRACES = 8
+
+
+def _title(name: str | None) -> str:
+    return f"scan `{name}`" if name else "scan"
 
 
 class _Builder:
@@ -58,11 +71,11 @@ class _Builder:
         self.go_backwards = go_backwards
         self.strict = strict
         self.name = name
-        self.title = f"scan `{name}`" if name else "scan"
+        self.title = _title(name)
 
     def state_title(self, i: int) -> str:
         name = self.outputs[i].name
-        label = f"state `{name}`" if name else f"the state of outputs_info[{i}]"
+        label = f"state `{name}`" if name else f"the state of {self.outputs[i].argument}"
         return f"{self.title}: {label}"
 
     # Sequences
@@ -89,29 +102,36 @@ class _Builder:
             trace = self.trace_once()
             if not self.adapt_states(trace):
                 return trace
-        raise TypeError(f"{self.title}: the type of a state changes with every step")
+        raise TypeError(
+            f"{self.title}: the step returns a state of another type each time it is called with "
+            "what it returned before; return values of one dtype and shape"
+        )
 
     def trace_once(self) -> Trace:
         trace = Trace()
-        arguments: list[Variable] = []
+        arguments: list[tuple[Variable, str]] = []
         for argument, tap, outer in self.outer_rows():
             row = row_type(outer)(name=tap_name(argument.name, tap))
             trace.rows.append(Sequence(outer, row, argument.name))
-            arguments.append(row)
+            arguments.append((row, describe_row(argument, tap)))
         for i, output in enumerate(self.outputs):
             if output.initial is None:
                 continue
             if output.is_carry:
                 value = output.initial.type(name=tap_name(output.name, -1))
                 trace.carries[i] = Carry(output.initial, value, value, output.name)
-                arguments.append(value)
+                arguments.append((value, describe_state(output, -1)))
                 continue
             tap_type = output.tap_type or row_type(output.initial)
             taps = {tap: tap_type(name=tap_name(output.name, tap)) for tap in output.taps}
             first = next(iter(taps.values()))
             trace.states[i] = State(output.initial, taps, first, name=output.name)
-            arguments.extend(taps.values())
-        trace.result = call_step(self.fn, [*arguments, *self.non_sequences])
+            arguments += [(value, describe_state(output, tap)) for tap, value in taps.items()]
+        arguments += [
+            (value, describe_whole(value.name, f"non_sequences[{i}]"))
+            for i, value in enumerate(self.non_sequences)
+        ]
+        trace.result = call_step(self.fn, arguments, self.title)
         self.check_count(trace.result)
         for i, state in trace.states.items():
             state.next = trace.result.outputs[i]
@@ -122,17 +142,18 @@ class _Builder:
 
     def check_count(self, result: StepResult) -> None:
         if self.outputs and len(result.outputs) != len(self.outputs):
+            described = ", ".join(describe_whole(x.name, x.argument) for x in self.outputs)
             raise ValueError(
-                f"{self.title}: outputs_info describes {len(self.outputs)} outputs, but the step "
-                f"function returned {len(result.outputs)}; give one entry per output, None for "
-                "those that no step reads"
+                f"{self.title}: outputs_info describes {len(self.outputs)} outputs, {described}; "
+                f"{step_name(self.fn)} returned {len(result.outputs)}; give one entry per output, "
+                "None for those that no step reads"
             )
 
     def check_carry(self, i: int, carry: Carry) -> None:
         if not carry.value.type.is_super(carry.next.type):
             raise TypeError(
-                f"{self.state_title(i)}: its initial value has type {carry.value.type}, "
-                f"but the step returned {carry.next.type}"
+                f"{self.state_title(i)} starts as {type_text(carry.value.type)}, the step returns "
+                f"{type_text(carry.next.type)}; return the next value of what it is given"
             )
 
     def adapt_states(self, trace: Trace) -> bool:
@@ -183,7 +204,7 @@ class _Builder:
             sequences=trace.rows,
             states=list(trace.states.values()),
             carries=list(trace.carries.values()),
-            outputs=[Output(result.outputs[i], result.outputs[i].name) for i in stacked],
+            outputs=[Output(result.outputs[i], self.result_name(i, result)) for i in stacked],
             stop=None
             if result.stop is None
             else pt.neq(result.stop, 0)
@@ -206,13 +227,21 @@ class _Builder:
             values[i] = history[state.depth :]
         values.update(zip(trace.carries, results.carries, strict=False))
         values.update(zip(stacked, results.outputs, strict=True))
+        for i, value in values.items():
+            name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
+            name_result(value, self.result_name(i, result) or name)
         updates = dict(zip(trace.shared, results.carries[len(trace.carries) :], strict=True))
         return [values[i] for i in range(len(result.outputs))], updates
+
+    def result_name(self, i: int, result: StepResult) -> str | None:
+        """Return what an output is called: by the user, or in the step."""
+        return (self.outputs[i].name if self.outputs else None) or result.outputs[i].name
 
     def add_updates(self, loop: Loop, trace: Trace) -> None:
         """Turn the shared variables that change from step to step into carries."""
         assert trace.result is not None
-        updates = read_updates(trace.result, loop.body_outputs())
+        with errors_of(self.title):
+            updates = read_updates(trace.result, loop.body_outputs())
         for shared, update in updates.items():
             carry = Carry(shared, shared.type(), update, shared.name)
             trace.shared[shared] = carry
@@ -230,7 +259,8 @@ class _Builder:
         """Make what the step reads from outside an input of the loop."""
         captured = captured_variables(loop.body_outputs(), loop.body_inputs())
         if self.strict:
-            check_strict(captured, self.non_sequences)
+            with errors_of(self.title):
+                check_strict(captured, self.non_sequences)
         given = {variable: i for i, variable in enumerate(self.non_sequences)}
         captured.sort(key=lambda variable: given.get(variable, len(given)))
         replacements = {}
@@ -350,25 +380,23 @@ def scan(
     array([ 0.,  1.,  8., 27.])
     """
     del mode, profile, allow_gc
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    given = [
-        as_variable(value, f"non_sequences[{i}]") for i, value in enumerate(as_list(non_sequences))
-    ]
-    walked = read_sequences(sequences)
-    builder = _Builder(
-        fn,
-        walked,
-        read_outputs_info(outputs_info, [*(argument.variable for argument in walked), *given]),
-        given,
-        read_n_steps(n_steps),
-        bool(go_backwards),
-        bool(strict),
-        name,
-    )
-    outputs, updates = builder.build(
-        read_truncation(truncate_gradient), read_checkpoint(checkpoint)
-    )
+    title = _title(name)
+    with errors_of(title):
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        given = [
+            as_variable(value, f"non_sequences[{i}]")
+            for i, value in enumerate(as_list(non_sequences))
+        ]
+        walked = read_sequences(sequences)
+        described = read_outputs_info(
+            outputs_info, [*(argument.variable for argument in walked), *given]
+        )
+        steps = read_n_steps(n_steps)
+        truncation = read_truncation(truncate_gradient)
+        schedule = read_checkpoint(checkpoint)
+    builder = _Builder(fn, walked, described, given, steps, bool(go_backwards), bool(strict), name)
+    outputs, updates = builder.build(truncation, schedule)
     result: Any = outputs
     if not outputs:
         result = None
@@ -378,7 +406,7 @@ def scan(
         return result, updates
     if updates:
         raise ValueError(
-            f"return_updates=False, but the loop updates {list(updates)}; pass "
+            f"{title}: return_updates=False, but the loop updates {list(updates)}; pass "
             "return_updates=True, or carry these values through outputs_info"
         )
     return result

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.graph.type import Type
 from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.arguments import OutputArgument
@@ -31,52 +32,49 @@ def joint_type(state: TensorType, value: Variable, where: str, is_weak: bool = F
     TypeError
         If there is none: another rank, sizes that differ, dtypes without a safe cast.
     """
-    if not is_tensor(value):
-        raise TypeError(f"{where}: the step must return a tensor of type {state}, got {value.type}")
-    if value.type.ndim != state.ndim:
-        raise TypeError(
-            f"{where}: its initial value has {state.ndim} dimensions ({state}), but the step "
-            f"returned {value.type.ndim} ({value.type}); give an initial value with the shape "
-            "of what the step returns"
-        )
+    came = f"{where} starts as {type_text(state)}, the step returns {type_text(value.type)}"
+    if not is_tensor(value) or value.type.ndim != state.ndim:
+        raise TypeError(f"{came}; give an initial value of the shape that the step returns")
     return TensorType(
         value.type.dtype
         if is_weak and np.dtype(value.type.dtype).kind in "fc"
-        else _joint_dtype(state, value, where),
+        else _joint_dtype(state, value, came),
         shape=[
-            _joint_size(axis, mine, theirs, where)
-            for axis, (mine, theirs) in enumerate(zip(state.shape, value.type.shape, strict=True))
+            _joint_size(mine, theirs, came)
+            for mine, theirs in zip(state.shape, value.type.shape, strict=True)
         ],
     )
 
 
-def _joint_dtype(state: TensorType, value: Variable, where: str) -> str:
+def type_text(type: Type) -> str:
+    """Return a type as messages show it: ``(4, ?) float64``, ``scalar int64``."""
+    if not isinstance(type, TensorType):
+        return str(type)
+    sizes = ["?" if size is None else str(size) for size in type.shape]
+    shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})" if sizes else "scalar"
+    return f"{shape} {type.dtype}"
+
+
+def _joint_dtype(state: TensorType, value: Variable, came: str) -> str:
     mine, theirs = np.dtype(state.dtype), np.dtype(value.type.dtype)
     if np.can_cast(theirs, mine, "safe"):
         return state.dtype
     if np.can_cast(mine, theirs, "safe"):
         return value.type.dtype
     raise TypeError(
-        f"{where}: expected a value of dtype {mine}, as its initial value has, but the step "
-        f"returned dtype {theirs}, and neither can be cast to the other without loss; cast the "
-        f"initial value or return pytensor.tensor.cast(value, {state.dtype!r})"
+        f"{came}, and neither dtype holds all values of the other; cast the initial value or "
+        f"return pytensor.tensor.cast(value, {state.dtype!r})"
     )
 
 
-def _joint_size(axis: int, mine: int | None, theirs: int | None, where: str) -> int | None:
+def _joint_size(mine: int | None, theirs: int | None, came: str) -> int | None:
     if mine is None or mine == theirs:
         return mine
     if mine == 1 or theirs is None:
         return theirs
     if theirs == 1:
-        raise TypeError(
-            f"{where}: axis {axis} of its initial value has size {mine}, but the step returned "
-            "size 1; broadcast the returned value"
-        )
-    raise TypeError(
-        f"{where}: axis {axis} of its initial value has size {mine}, but the step returned "
-        f"size {theirs}; give an initial value with the shape of what the step returns"
-    )
+        raise TypeError(f"{came}; broadcast the returned value")
+    raise TypeError(f"{came}; give an initial value of the shape that the step returns")
 
 
 def adapt_initial(
@@ -101,9 +99,9 @@ def adapt_initial(
             size = wanted.shape[axis] if wanted.shape[axis] is not None else sizes[axis]
             if size is None:
                 raise TypeError(
-                    f"{where}: axis {axis} of its initial value has size 1, but the step "
-                    "returned another size that depends on what a step computes; give an "
-                    "initial value with the shape of what the step returns"
+                    f"{where}: axis {axis} of its initial value has size 1, the step returns a "
+                    "size that it computes; give an initial value of the shape that the step "
+                    "returns"
                 )
             shape.append(size)
         initial = pt.broadcast_to(initial, shape)

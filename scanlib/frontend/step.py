@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +68,87 @@ class StepResult:
     new_shared: list[SharedVariable]
 
 
-def call_step(fn: Callable[..., Any], arguments: Sequence[Variable]) -> StepResult:
-    """Call a step function and sort what it returns."""
+@contextmanager
+def errors_of(title: str) -> Iterator[None]:
+    """Have errors about the arguments and results of a loop begin with the loop's title."""
+    try:
+        yield
+    except (TypeError, ValueError, MissingInputError) as error:
+        if not str(error).startswith(title):
+            error.args = (f"{title}: {error}",)
+        raise
+
+
+def call_step(
+    fn: Callable[..., Any], arguments: Sequence[tuple[Variable, str]], title: str
+) -> StepResult:
+    """Call a step function and sort what it returns.
+
+    `arguments` are the variables to call it with, and what each of them is for messages.
+
+    Raises
+    ------
+    TypeError
+        If the function takes another number of arguments, or returns no variables.
+    """
+    variables = [variable for variable, _ in arguments]
+    fits = _takes(fn, variables)
     with collect_new_shareds() as new_shared:
-        returned = fn(*arguments)
-    outputs, updates, stop = _sort_returned(returned)
+        try:
+            returned = fn(*variables)
+        except TypeError as error:
+            if fits or _was_entered(fn, error):
+                raise
+            texts = [text for _, text in arguments]
+            raise TypeError(f"{title}: {_misfit(fn, texts)}") from error
+    with errors_of(title):
+        outputs, updates, stop = _sort_returned(returned)
     return StepResult(outputs, updates, stop, list(new_shared))
+
+
+def _takes(fn: Callable[..., Any], variables: Sequence[Variable]) -> bool:
+    """Whether a function can be called with these arguments; yes where it does not tell."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*variables)
+    except TypeError:
+        return False
+    return True
+
+
+def _was_entered(fn: Callable[..., Any], error: TypeError) -> bool:
+    """Whether an error comes from inside a function, whatever its signature says."""
+    code = getattr(inspect.unwrap(getattr(fn, "func", fn)), "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def step_name(fn: Callable[..., Any]) -> str:
+    """Return the name that a step function was defined with, or that of its class."""
+    fn = getattr(fn, "func", fn)  # of functools.partial
+    return f"`{getattr(fn, '__name__', None) or type(fn).__name__}`"
+
+
+def _misfit(fn: Callable[..., Any], texts: Sequence[str]) -> str:
+    """Say what a step is called with, what it takes instead, and what to write."""
+    parameters = inspect.signature(fn).parameters.values()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in places)
+    takes = f"takes {needed}"
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        takes += " or more"
+    elif len(places) > needed:
+        takes += f" to {len(places)}"
+    advice = "write one parameter for each, in this order"
+    keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if keywords:
+        takes += f", and needs the keywords {', '.join(keywords)}"
+        advice += ", and give keywords a value, as functools.partial does"
+    count = "1 argument" if len(texts) == 1 else f"{len(texts)} arguments"
+    called = ": ".join(filter(None, [count, ", ".join(texts)]))
+    return f"the step is called with {called}; {step_name(fn)} {takes}; {advice}"
 
 
 def _is_condition(value: Any) -> bool:

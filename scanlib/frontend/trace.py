@@ -1,13 +1,18 @@
-"""One call of a step function, and the names of what it is called with."""
+"""One call of a step function, and names: of what it is called with, and of what comes out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.variable import TensorVariable
 
+from scanlib.frontend.arguments import OutputArgument, SequenceArgument
 from scanlib.frontend.step import StepResult
+from scanlib.ops.graph import index_text, is_tensor
 from scanlib.ops.loop import Carry, Sequence, State
 
 
@@ -32,6 +37,53 @@ class Trace:
 
 def tap_name(name: str | None, tap: int) -> str | None:
     """Return the name of the row that a tap of a variable reads."""
-    if name is None:
-        return None
-    return f"{name}[t]" if tap == 0 else f"{name}[t{tap:+d}]"
+    return None if name is None else f"{name}{_at(tap)}"
+
+
+def _at(tap: int) -> str:
+    return "[t]" if tap == 0 else f"[t{tap:+d}]"
+
+
+def describe_row(sequence: SequenceArgument, tap: int) -> str:
+    """Return what a step is given of a sequence, for messages."""
+    if sequence.taps != [0]:
+        return f"{sequence.name or 'row'}{_at(tap)} (tap {tap} of {sequence.argument})"
+    row = f"row of {sequence.argument}"
+    return f"{sequence.name} ({row})" if sequence.name else row
+
+
+def describe_state(output: OutputArgument, tap: int) -> str:
+    """Return what a step is given of an output, for messages."""
+    if output.name is None:
+        return f"{output.argument} at t{tap:+d}"
+    return f"{output.name}{_at(tap)} ({output.argument})"
+
+
+def describe_whole(name: str | None, argument: str) -> str:
+    """Return the name of an argument and the caller's name for it, for messages."""
+    return f"{name} ({argument})" if name else argument
+
+
+class LoopResult(TensorVariable):
+    """What comes out of a loop. Rows that are read of it are named after it: ``balance[-1]``."""
+
+    def __getitem__(self, index: Any) -> Variable:
+        rows = super().__getitem__(index)
+        node = rows.owner
+        is_part = node is not None and isinstance(node.op, Subtensor) and node.inputs[0] is self
+        if self.name and is_part and rows.name is None:
+            name_result(rows, f"{self.name}[{index_text(node)}]")
+        return rows
+
+    def __str__(self) -> str:
+        node = self.owner
+        if self.name is None and node is not None and isinstance(node.op, Subtensor):
+            return str(node.inputs[0])
+        return super().__str__()
+
+
+def name_result(result: Variable, name: str | None) -> None:
+    """Name a result of a loop that was just built."""
+    if is_tensor(result):
+        result.__class__ = LoopResult
+    result.name = name

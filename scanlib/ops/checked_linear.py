@@ -76,8 +76,7 @@ class CheckedLinearScan(LinearScan):
 
     def plain(self, node: Apply) -> Apply:
         """Return the recurrence of a node alone, without the loop."""
-        options = {name: getattr(self, name) for name in LinearScan.__props__}
-        return LinearScan(**options).make_node(*node.inputs[: self.n_own()])
+        return LinearScan(**self.options()).make_node(*node.inputs[: self.n_own()])
 
     def _runner(self, choice: str, node: Apply) -> Runner:
         if choice != "python":

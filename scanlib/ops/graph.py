@@ -16,6 +16,7 @@ from pytensor.tensor.basic import (
 )
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
 
@@ -145,3 +146,27 @@ def constant_index(index: Any) -> int | None:
     if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
         return constant_index(owner.inputs[0])
     return None
+
+
+def index_text(node: Apply) -> str:
+    """Return the index of a `Subtensor` node as it is written: ``1:, -1``."""
+    texts = []
+    for index in indices_from_subtensor(node.inputs[1:], node.op.idx_list):
+        if isinstance(index, slice):
+            ends = [
+                "" if end is None else _number(end) for end in (index.start, index.stop, index.step)
+            ]
+            texts.append(f"{ends[0]}:{ends[1]}" + (f":{ends[2]}" if ends[2] else ""))
+        else:
+            texts.append(_number(index))
+    return ", ".join(texts)
+
+
+def _number(index: Any) -> str:
+    known = constant_index(index)
+    if known is not None:
+        return str(known)
+    node = getattr(index, "owner", None)
+    if node is not None and isinstance(node.op, ScalarFromTensor):
+        index = node.inputs[0]
+    return getattr(index, "name", None) or "…"

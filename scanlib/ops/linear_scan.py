@@ -105,6 +105,8 @@ class LinearScan(PrintedNodeOp):
     has_mask : bool
         Whether there is a last input, boolean ``(d, d)``, false where the matrix has no item: such
         terms are left out of the sums, so that ``0 · ∞`` does not arise from them.
+    name : str, optional
+        That of the loop, for printing. It does not take part in equality.
 
     Raises
     ------
@@ -146,16 +148,17 @@ class LinearScan(PrintedNodeOp):
         untraced: bool = False,
         required_steps: int = 0,
         has_mask: bool = False,
+        name: str | None = None,
     ) -> None:
         if has_mask and semiring != "real":
             raise ValueError(f"LinearScan: a mask is for real products, got semiring {semiring!r}")
-        for name, value, allowed in (
+        for option, value, allowed in (
             ("semiring", semiring, SEMIRINGS),
             ("coefficient", coefficient, ("steps", "fixed")),
             ("side", side, ("left", "right", "both")),
         ):
             if value not in allowed:
-                raise ValueError(f"LinearScan: {name} must be one of {allowed}, got {value!r}")
+                raise ValueError(f"LinearScan: {option} must be one of {allowed}, got {value!r}")
         if coefficient == "fixed" and not has_offset and not has_n_steps:
             raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
         if side == "both" and (semiring != "real" or vector or has_mask):
@@ -173,6 +176,7 @@ class LinearScan(PrintedNodeOp):
         self.untraced = untraced
         self.required_steps = required_steps
         self.has_mask = has_mask
+        self.name = name
         self._runners: dict[str, Runner] = {}
         load_backends()
 
@@ -185,11 +189,16 @@ class LinearScan(PrintedNodeOp):
 
     def __str__(self) -> str:
         flags = ["reverse"] * self.reverse + ["untraced"] * self.untraced
-        return f"LinearScan{{{', '.join([self.semiring, self.coefficient, self.side, *flags])}}}"
+        texts = [self.name, self.semiring, self.coefficient, self.side, *flags]
+        return f"LinearScan{{{', '.join(filter(None, texts))}}}"
 
     def with_options(self, **changes: Any) -> LinearScan:
         """Return the same recurrence with some options changed."""
-        return LinearScan(**({name: getattr(self, name) for name in self.__props__} | changes))
+        return LinearScan(**(self.options() | changes))
+
+    def options(self) -> dict[str, Any]:
+        """Return what the recurrence was made with."""
+        return {option: getattr(self, option) for option in (*LinearScan.__props__, "name")}
 
     def parts(self, inputs: Sequence[Any]) -> Parts:
         """Name the inputs (or their shapes, or values) by role."""

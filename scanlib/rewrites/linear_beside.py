@@ -95,6 +95,5 @@ class BesideLoop:
         )
         exact = alone.apply().node
         factors = [self.over_time.value(factor)[0] for factor in self.parts.factors]
-        options = {name: getattr(op, name) for name in op.__props__}
-        made = CheckedLinearScan(exact.op, len(factors), **options)
+        made = CheckedLinearScan(exact.op, len(factors), **op.options())
         return made(*inputs, *factors, *exact.inputs)

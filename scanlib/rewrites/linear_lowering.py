@@ -229,6 +229,7 @@ class LinearLowering:
             untraced=not traced,
             required_steps=self.loop.required_steps,
             has_mask=operands.mask is not None,
+            name=self.loop.name,
         )
 
     def mask(self, side: str) -> Variable | None:

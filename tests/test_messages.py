@@ -1,0 +1,270 @@
+"""Messages that say what a step is called with, and names of what comes out of a loop."""
+
+import functools
+import io
+import pickle
+
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.ops.scan import Scan
+
+payment, amounts = pt.dvector("payment"), pt.dvector("amounts")
+balance, rate = pt.dscalar("balance"), pt.dscalar("rate")
+CALLED = "the step is called with 2 arguments: payment (row of sequences[0]), "
+CALLED += "balance[t-1] (outputs_info[0]); "
+IN_ORDER = "write one parameter for each, in this order"
+
+
+class Steps:
+    """Callables of several kinds that take one argument, or what they are given."""
+
+    def method(self, a):
+        return a
+
+    @classmethod
+    def of_class(cls, a):
+        return a
+
+    @staticmethod
+    def static(a):
+        return a
+
+    def __call__(self, a):
+        return a
+
+
+def keyword(a, b, *, factor):
+    return a * b * factor
+
+
+TAKES = {
+    "few": (lambda b: b, "`<lambda>` takes 1"),
+    "many": (lambda p, b, c: b, "`<lambda>` takes 3"),
+    "none": (lambda: balance, "`<lambda>` takes 0"),
+    "partial": (functools.partial(lambda p, b: b, 1.0), "`<lambda>` takes 1"),
+    "method": (Steps().method, "`method` takes 1"),
+    "class method": (Steps.of_class, "`of_class` takes 1"),
+    "static method": (Steps.static, "`static` takes 1"),
+    "instance": (Steps(), "`Steps` takes 1"),
+    "default": (lambda p, b, c, d=1: b, "`<lambda>` takes 3 to 4"),
+    "star": (lambda p, b, c, *rest: b, "`<lambda>` takes 3 or more"),
+    "keyword": (keyword, "`keyword` takes 2, and needs the keywords factor"),
+}
+
+
+@pytest.mark.parametrize("kind", TAKES)
+def test_wrong_number_of_arguments(kind):
+    step, takes = TAKES[kind]
+    with pytest.raises(TypeError) as error:
+        scanlib.scan(step, payment, balance, name="balance")
+    assert str(error.value).startswith(f"scan `balance`: {CALLED}{takes}; {IN_ORDER}")
+
+
+RIGHT = {
+    "default": lambda p, b, c=2.0: p + b * c,
+    "star": lambda *rows: sum(rows),
+    "partial": functools.partial(keyword, factor=2.0),
+    "keyword": lambda p, b, *, c=2.0: p + b * c,
+    "no signature": pt.add,
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_steps_that_fit(kind):
+    step = RIGHT[kind]
+    trace = scanlib.scan(step, payment, balance, return_updates=False)
+    after = float(step(2.0, 3.0).eval()) if kind == "no signature" else step(2.0, 3.0)
+    assert trace.eval({payment: [2.0], balance: 3.0}).tolist() == [after]
+
+
+def test_all_that_a_step_receives():
+    with pytest.raises(TypeError) as error:
+        scanlib.scan(
+            lambda a: a,
+            [{"input": payment, "taps": [-1, 0]}, pt.dvector()],
+            [None, {"initial": pt.dvector("h"), "taps": [-2, -1]}, 0.0],
+            [rate, 1.0],
+        )
+    given = [
+        "payment[t-1] (tap -1 of sequences[0])",
+        "payment[t] (tap 0 of sequences[0])",
+        "row of sequences[1]",
+        "h[t-2] (outputs_info[1])",
+        "h[t-1] (outputs_info[1])",
+        "outputs_info[2] at t-1",
+        "rate (non_sequences[0])",
+        "non_sequences[1]",
+    ]
+    assert f"scan: the step is called with 8 arguments: {', '.join(given)}; " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step: scanlib.map(step, payment),
+        lambda step: scanlib.filter(step, payment),
+        lambda step: scanlib.reduce(step, payment, balance),
+        lambda step: scanlib.foldl(step, payment, balance),
+        lambda step: scanlib.foldr(step, payment, balance),
+        lambda step: scanlib.scan_checkpoints(step, payment, balance),
+    ],
+    ids=["map", "filter", "reduce", "foldl", "foldr", "scan_checkpoints"],
+)
+def test_other_loops_say_it_too(call):
+    with pytest.raises(TypeError, match=r"called with . arguments?: payment .*takes 3; write one"):
+        call(lambda a, b, c: a)
+
+
+def test_an_error_of_the_step_stays_what_it_is():
+    def broken(p, b):
+        return (lambda: p)(b)
+
+    with pytest.raises(TypeError, match=r"takes 0 positional arguments but 1 was given"):
+        scanlib.scan(broken, payment, balance)
+
+
+def with_factor(step):
+    """Return a step that passes on more than it is given, as decorators do."""
+
+    @functools.wraps(step)
+    def wrapped(*rows):
+        return step(2.0, *rows)
+
+    return wrapped
+
+
+def test_decorated_steps():
+    doubled = scanlib.map(with_factor(lambda k, p: k * p), payment, return_updates=False)
+    assert doubled.eval({payment: [1.0, 3.0]}).tolist() == [2.0, 6.0]
+    with pytest.raises(TypeError, match="not callable"):
+        scanlib.map(with_factor(lambda k, p: p(k)), payment)
+
+
+def test_number_of_results():
+    with pytest.raises(ValueError, match="returned 3") as error:
+        scanlib.scan(lambda p, b, c: (b, c, p), payment, [balance, 0.0], name="loan")
+    assert str(error.value) == (
+        "scan `loan`: outputs_info describes 2 outputs, balance (outputs_info[0]), "
+        "outputs_info[1]; `<lambda>` returned 3; give one entry per output, None for those that "
+        "no step reads"
+    )
+
+
+@pytest.mark.parametrize(
+    "step, came",
+    [
+        (lambda P: P[:, :3], r"\(4, 3\) float64; give an initial value of the shape"),
+        (lambda P: P.sum(), "scalar float64; give an initial value of the shape"),
+        (lambda P: P[:1], r"\(1, 4\) float64; broadcast the returned value"),
+        (lambda P: P.astype("complex64"), r"\(4, 4\) complex64, and neither .*, 'float64'\)"),
+    ],
+    ids=["size", "rank", "one", "dtype"],
+)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda step, P: scanlib.scan(step, outputs_info=P, n_steps=3, name="Riccati"),
+        lambda step, P: scanlib.reduce(lambda x, P: step(P), payment, P, name="Riccati"),
+        lambda step, P: scanlib.foldr(lambda x, P: step(P), payment, P, name="Riccati"),
+        lambda step, P: scanlib.scan_checkpoints(step, None, P, n_steps=3, name="Riccati"),
+    ],
+    ids=["scan", "reduce", "foldr", "scan_checkpoints"],
+)
+def test_results_that_do_not_fit_their_state(step, came, loop):
+    P = pt.tensor("P", shape=(4, 4), dtype="float64")
+    starts = r"scan `Riccati`: state `P` starts as \(4, 4\) float64, the step returns "
+    with pytest.raises(TypeError, match=f"^{starts}{came}"):
+        loop(step, P)
+
+
+# Names
+
+
+def trace_of(initial, name=None, step=lambda p, b: b * 1.5 + p):
+    return scanlib.scan(step, payment, initial, name=name, return_updates=False)
+
+
+def printed(graph):
+    file = io.StringIO()
+    pytensor.dprint(graph, file=file)
+    return file.getvalue()
+
+
+NAMED = {
+    "key": (trace_of({"initial": pt.dscalar("start"), "name": "balance"}, "loan"), "balance"),
+    "initial value": (trace_of(balance, "loan"), "balance"),
+    "loop": (trace_of(0.0, "balance"), "balance"),
+    "map": (scanlib.map(lambda p: p + 1, payment, name="later", return_updates=False), "later"),
+}
+
+
+@pytest.mark.parametrize("source", NAMED)
+def test_a_result_prints_as_what_it_is(source):
+    trace, name = NAMED[source]
+    day = pt.lscalar("day")
+    texts = [str(part) for part in (trace, trace[-1], trace[::2], trace[1:][0], trace[day])]
+    assert texts == [name, *(f"{name}[{i}]" for i in ("-1", "::2", "1:][0", "day"))]
+    assert f"'{name}[-1]'" in printed(trace[-1])
+
+
+def test_several_results():
+    def step(p, b):
+        interest = b * rate
+        interest.name = "interest"
+        return b + p, interest, p * 2, b * 2
+
+    results = trace_of([0.0, None, None, {"name": "twice"}], "loan", step)
+    assert [str(result) for result in results] == ["loan.0", "interest", "loan.2", "twice"]
+    nameless = scanlib.scan(lambda p, b: b + p, payment, 0.0, return_updates=False)
+    assert (str(nameless), nameless.name) == ("Scan{loop}.0", None)
+    last = scanlib.reduce(lambda p, b: b + p, payment, balance, return_updates=False)
+    assert str(last) == "balance[-1]"
+
+
+def test_names_of_the_user_stay():
+    trace = trace_of(balance)
+    trace.name = "mine"
+    assert (str(trace[-1]), str(balance)) == ("mine[-1]", "balance")
+    last = trace[-1]
+    last.name = "last"
+    assert (str(last), str(trace)) == ("last", "mine")
+    assert isinstance(trace.owner.inputs[0].owner.op, Scan), "the whole history"
+    assert trace.owner.inputs[0].name is None
+    assert str(pickle.loads(pickle.dumps(trace))[-1]) == "mine[-1]"
+    assert trace.clone().name == "mine"
+
+
+def test_names_do_not_count():
+    ours = trace_of({"initial": balance, "name": "first"}, "first")
+    theirs = trace_of({"initial": balance, "name": "second"}, "second")
+    assert ours.owner.inputs[0].owner.op == theirs.owner.inputs[0].owner.op
+    function = pytensor.function([payment, balance], [ours, theirs], mode="FAST_COMPILE")
+    assert sum(isinstance(node.op, Scan) for node in function.maker.fgraph.toposort()) == 1
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "CVM"])
+def test_names_reach_what_is_compiled(mode):
+    trace = trace_of(balance, "loan", lambda p, b: pt.sin(b) + p)
+    function = pytensor.function([payment, balance], [trace, trace[-1]], mode=mode)
+    for name in ("Scan{loan}", "'balance'", "'balance[-1]'"):
+        assert name in printed(function)
+    assert "balance" in str(scanlib.explain(function))
+
+
+def test_names_of_matrix_recurrences():
+    a, b = pt.dmatrix("a"), pt.dmatrix("b")
+    trace = scanlib.scan(
+        lambda b, h, a: a @ h + b, b, pt.zeros(3), a, name="filtered", return_updates=False
+    )
+    (loop,) = scanlib.explain(trace, mode="CVM").loops
+    assert (loop.op, loop.name) == ("LinearScan", "filtered")
+    function = pytensor.function([a, b], trace[-1], mode="CVM")
+    assert "LinearScan{filtered, " in printed(function)
+
+
+def test_name_that_is_no_string():
+    with pytest.raises(TypeError, match=r"the name of outputs_info\[0\] must be a string, got 5"):
+        trace_of({"initial": balance, "name": 5})
