@@ -20,7 +20,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import freeze_graph
-from scanlib.frontend.step import captured_variables
+from scanlib.frontend.axes import read_flag
+from scanlib.frontend.step import call_function, captured_variables
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import conform, is_tensor, row_type, substitute
 
@@ -289,10 +290,12 @@ def _combined(
     """Call the function once and return what it makes of two elements, checked."""
     if not callable(fn):
         raise TypeError(f"{title}: the function must be callable, got {type(fn).__name__}")
+    elements = (earlier[0], later[0]) if rows.kind is None else (tuple(earlier), tuple(later))
+    texts = ["the earlier element", "the later element"]
+    returned = call_function(fn, elements, texts, f"{title}: the function")
     if rows.kind is None:
-        returned = [fn(earlier[0], later[0])]
+        returned = [returned]
     else:
-        returned = fn(tuple(earlier), tuple(later))
         if not isinstance(returned, list | tuple) or len(returned) != len(earlier):
             n = len(returned) if isinstance(returned, list | tuple) else None
             given = f"got {n}" if n is not None else f"got {type(returned).__name__}"
@@ -355,15 +358,9 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
     return op.make_node(*rows.arrays, *captured).outputs
 
 
-def _read_reverse(title: str, reverse: Any) -> bool:
-    if not isinstance(reverse, bool | np.bool_):
-        raise TypeError(f"{title}: reverse must be True or False, got {reverse!r}")
-    return bool(reverse)
-
-
 def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
     rows = _read_elems(names, elems, axis)
-    outputs = _build(names.function, fn, rows, _read_reverse(names.function, reverse))
+    outputs = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
     return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in outputs])
 
 
@@ -374,7 +371,7 @@ def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
             f"{names.function}: {rows.labels[0]} has length 0 along {names.axis}={axis}; there is "
             "nothing to combine, and no identity to return"
         )
-    if _read_reverse(names.function, reverse):
+    if read_flag(names.function, "reverse", reverse):
         # Only loops that run forward do without their history.
         rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
     return _as_given(rows, [y[-1] for y in _build(names.function, fn, rows, False)])

@@ -124,8 +124,11 @@ def _check_kind(variable: Variable, kinds: str, where: str) -> None:
         return
     names = list(dict.fromkeys(KINDS[letter] for letter in kinds))
     expected = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    article = "an" if expected[0] in "aeiou" else "a"
     hint = "; cast it, for example with x.astype('float64')" if kind in "biu" else ""
-    raise TypeError(f"{where} must have a {expected} dtype, got dtype {variable.type.dtype}{hint}")
+    raise TypeError(
+        f"{where} must have {article} {expected} dtype, got dtype {variable.type.dtype}{hint}"
+    )
 
 
 def read_axis(function: str, axis: Any, ndim: int, of: str) -> int:

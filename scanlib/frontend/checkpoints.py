@@ -137,9 +137,9 @@ def scan_checkpoints(
 
     del padding
     if not isinstance(save_every_N, int | np.integer) or isinstance(save_every_N, bool):
-        raise TypeError(f"save_every_N must be an integer, got {save_every_N!r}")
+        raise TypeError(f"scan_checkpoints: save_every_N must be an integer, got {save_every_N!r}")
     if save_every_N < 1:
-        raise ValueError(f"save_every_N must be at least 1, got {save_every_N}")
+        raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
     return scan(
         fn,
         sequences=sequences,

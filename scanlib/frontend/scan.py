@@ -41,12 +41,9 @@ from scanlib.frontend.trace import (
 from scanlib.ops.checkpoints import Schedule
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+from scanlib.ops.messages import loop_title
 
 MAX_TRACES = 8
-
-
-def _title(name: str | None) -> str:
-    return f"scan `{name}`" if name else "scan"
 
 
 class _Builder:
@@ -71,7 +68,7 @@ class _Builder:
         self.go_backwards = go_backwards
         self.strict = strict
         self.name = name
-        self.title = _title(name)
+        self.title = loop_title(name)
 
     def state_title(self, i: int) -> str:
         name = self.outputs[i].name
@@ -380,7 +377,7 @@ def scan(
     array([ 0.,  1.,  8., 27.])
     """
     del mode, profile, allow_gc
-    title = _title(name)
+    title = loop_title(name)
     with errors_of(title):
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")

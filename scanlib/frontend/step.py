@@ -91,29 +91,45 @@ def call_step(
     TypeError
         If the function takes another number of arguments, or returns no variables.
     """
-    variables = [variable for variable, _ in arguments]
-    fits = _takes(fn, variables)
     with collect_new_shareds() as new_shared:
-        try:
-            returned = fn(*variables)
-        except TypeError as error:
-            if fits or _was_entered(fn, error):
-                raise
-            texts = [text for _, text in arguments]
-            raise TypeError(f"{title}: {_misfit(fn, texts)}") from error
+        returned = call_function(
+            fn,
+            [variable for variable, _ in arguments],
+            [text for _, text in arguments],
+            f"{title}: the step",
+        )
     with errors_of(title):
         outputs, updates, stop = _sort_returned(returned)
     return StepResult(outputs, updates, stop, list(new_shared))
 
 
-def _takes(fn: Callable[..., Any], variables: Sequence[Variable]) -> bool:
+def call_function(
+    fn: Callable[..., Any], arguments: Sequence[Any], texts: Sequence[str], where: str
+) -> Any:
+    """Call a function that a user wrote; `texts` say what each argument is.
+
+    Raises
+    ------
+    TypeError
+        If the function takes another number of arguments.
+    """
+    fits = _takes(fn, arguments)
+    try:
+        return fn(*arguments)
+    except TypeError as error:
+        if fits or _was_entered(fn, error):
+            raise
+        raise TypeError(f"{where} is called with {_misfit(fn, texts)}") from None
+
+
+def _takes(fn: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     """Whether a function can be called with these arguments; yes where it does not tell."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return True
     try:
-        signature.bind(*variables)
+        signature.bind(*arguments)
     except TypeError:
         return False
     return True
@@ -132,7 +148,7 @@ def step_name(fn: Callable[..., Any]) -> str:
 
 
 def _misfit(fn: Callable[..., Any], texts: Sequence[str]) -> str:
-    """Say what a step is called with, what it takes instead, and what to write."""
+    """Say what a function is called with, what it takes instead, and what to write."""
     parameters = inspect.signature(fn).parameters.values()
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(p.default is p.empty for p in places)
@@ -148,7 +164,7 @@ def _misfit(fn: Callable[..., Any], texts: Sequence[str]) -> str:
         advice += ", and give keywords a value, as functools.partial does"
     count = "1 argument" if len(texts) == 1 else f"{len(texts)} arguments"
     called = ": ".join(filter(None, [count, ", ".join(texts)]))
-    return f"the step is called with {called}; {step_name(fn)} {takes}; {advice}"
+    return f"{called}; {step_name(fn)} {takes}; {advice}"
 
 
 def _is_condition(value: Any) -> bool:

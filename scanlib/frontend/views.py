@@ -9,7 +9,9 @@ from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import as_list
 from scanlib.frontend.scan import scan
-from scanlib.ops.graph import is_tensor
+from scanlib.frontend.states import type_text
+from scanlib.ops.graph import is_tensor, row_type
+from scanlib.ops.messages import loop_title
 
 
 def map(
@@ -112,7 +114,8 @@ def reduce(
     )
     if not return_updates and updates:
         raise ValueError(
-            f"return_updates=False, but the loop updates {list(updates)}; pass return_updates=True"
+            f"{loop_title(name, 'reduce')}: return_updates=False, but the loop updates "
+            f"{list(updates)}; pass return_updates=True"
         )
     if isinstance(outputs, list):
         result: Any = [_last(output) for output in outputs]
@@ -241,24 +244,33 @@ def filter(
         name=name,
         return_list=True,
     )
+    title = loop_title(name, "filter")
     if updates:
-        raise ValueError("the predicate of `filter` must not update shared variables")
+        raise ValueError(
+            f"{title}: the predicate must not update shared variables, got updates of "
+            f"{list(updates)}"
+        )
     single = not isinstance(sequences, list | tuple)
     rows: list[Variable] = []
     for given in as_list(sequences):
         if isinstance(given, dict):
-            raise ValueError("`filter` takes plain sequences, without taps")
+            raise ValueError(
+                f"{title}: sequences are given plain, without taps, got {given!r}; pass slices of "
+                "one variable instead"
+            )
         variable = _as_sequence(given)
         rows.append(variable[::-1] if go_backwards else variable)
     if len(masks) not in (1, len(rows)):
         raise ValueError(
-            f"`filter` has {len(rows)} sequences, but the predicate returned {len(masks)} masks; "
-            "return one for all sequences or one for each"
+            f"{title}: there are {len(rows)} sequences, but the predicate returned {len(masks)} "
+            "masks; return one for all sequences or one for each"
         )
     for mask in masks:
         if mask.type.dtype != "bool" or mask.type.ndim != 1:
+            came = type_text(row_type(mask))
             raise TypeError(
-                f"the predicate of `filter` must return boolean scalars, got {mask.type}"
+                f"{title}: the predicate must return boolean scalars, got {came}; compare, as in "
+                "x > 0, and take .all() or .any() of a row"
             )
     masks = masks * len(rows) if len(masks) == 1 else masks
     kept = [row[: mask.shape[0]][mask] for row, mask in zip(rows, masks, strict=True)]

@@ -26,6 +26,7 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
+from scanlib.ops.messages import loop_title
 
 if TYPE_CHECKING:
     from scanlib.ops.loop import Loop
@@ -170,8 +171,9 @@ class Memory(Schedule):
         lengths = _balanced(float(start), float(step), steps, free)
         if lengths is None:
             raise ValueError(
-                f"checkpoint=Memory({self.bytes}) is too little for {steps} steps that store "
-                f"{step} bytes each, from starts of {start} bytes; give more bytes"
+                f"{loop_title(loop.name)}: checkpoint=Memory({self.bytes}) is too little for "
+                f"{steps} steps that store {step} bytes each, from starts of {start} bytes; give "
+                "more bytes"
             )
         return _length(lengths[0]), Lengths(lengths[1:]) if lengths[1:] else None
 

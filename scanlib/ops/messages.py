@@ -4,6 +4,11 @@ from scanlib.ops.loop import Labels
 from scanlib.ops.signature import Signature
 
 
+def loop_title(name: str | None, function: str = "scan") -> str:
+    """Return what messages call a loop: the function that builds it, and its name if it has one."""
+    return f"{function} `{name}`" if name else function
+
+
 def _title(kind: str, position: int, name: str | None) -> str:
     return f"{kind} `{_escaped(name)}`" if name else f"{kind} number {position} (counted from 0)"
 
@@ -19,7 +24,7 @@ class Messages:
     def __init__(self, signature: Signature, labels: Labels, name: str | None) -> None:
         self.signature = signature
         self.labels = labels
-        self.title = f"scan `{name}`: " if name else "scan: "
+        self.title = f"{loop_title(name)}: "
         self.prefix = _escaped(self.title)
 
     def negative_steps(self) -> str:
