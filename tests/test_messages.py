@@ -224,6 +224,12 @@ def test_several_results():
     assert str(last) == "balance[-1]"
 
 
+def test_direct_functions_are_printed_by_their_names():
+    matrix = pt.dmatrix("matrix")
+    assert str(scanlib.linear_scan(0.5, matrix)[-1]) == "linear_scan[-1]"
+    assert str(scanlib.cummax(matrix, axis=1)[:, 0]) == "cummax[:, 0]"
+
+
 def test_names_of_the_user_stay():
     trace = trace_of(balance)
     trace.name = "mine"

@@ -28,6 +28,7 @@ from pytensor.graph.basic import Variable
 from pytensor.scalar import upcast
 from pytensor.tensor.type import TensorType
 
+from scanlib.frontend.trace import name_result
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence, State
 from scanlib.ops.loop import Sequence as LoopSequence
@@ -302,7 +303,7 @@ def recurrence(
     Parameters
     ----------
     name : str
-        Name of the loop.
+        Name of the loop, and of its trace.
     step : callable
         Takes the state, then a row of each argument; returns the next state.
     arguments : sequence of Argument
@@ -322,7 +323,9 @@ def recurrence(
     loop.states.append(State(first, {-1: state}, step(state, *rows), name="h"))
     (history,) = loop.apply().histories
     trace = history[:-1] if reverse else history[1:]
-    return pt.moveaxis(trace, 0, axis) if axis else trace
+    result = pt.moveaxis(trace, 0, axis) if axis else trace
+    name_result(result, name)
+    return result
 
 
 def add_argument(loop: Loop, argument: Argument) -> Variable:

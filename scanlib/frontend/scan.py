@@ -28,10 +28,10 @@ from scanlib.frontend.step import (
     check_strict,
     errors_of,
     read_updates,
-    step_name,
 )
 from scanlib.frontend.trace import (
     Trace,
+    check_count,
     describe_row,
     describe_state,
     describe_whole,
@@ -129,22 +129,13 @@ class _Builder:
             for i, value in enumerate(self.non_sequences)
         ]
         trace.result = call_step(self.fn, arguments, self.title)
-        self.check_count(trace.result)
+        check_count(self.fn, trace.result, self.outputs, self.title)
         for i, state in trace.states.items():
             state.next = trace.result.outputs[i]
         for i, carry in trace.carries.items():
             carry.next = trace.result.outputs[i]
             self.check_carry(i, carry)
         return trace
-
-    def check_count(self, result: StepResult) -> None:
-        if self.outputs and len(result.outputs) != len(self.outputs):
-            described = ", ".join(describe_whole(x.name, x.argument) for x in self.outputs)
-            raise ValueError(
-                f"{self.title}: outputs_info describes {len(self.outputs)} outputs, {described}; "
-                f"{step_name(self.fn)} returned {len(result.outputs)}; give one entry per output, "
-                "None for those that no step reads"
-            )
 
     def check_carry(self, i: int, carry: Carry) -> None:
         if not carry.value.type.is_super(carry.next.type):
@@ -304,9 +295,10 @@ def scan(
         One entry per output of `fn`, or None where no output is read by later steps. An
         initial value makes the output a state whose value one step before is passed to `fn`.
         ``dict(initial=y0, taps=[-3, -1])`` passes ``y[t-3], y[t-1]``; `y0` then has one row
-        for each of the three steps before the first. None (or an empty dict) marks an output
-        that is only stacked. A value that is not a tensor, such as the state of a random
-        generator, is carried, and its last value is returned.
+        for each of the three steps before the first. The key `name` names the output in messages
+        and where it is printed; without it an initial value's own name does. None (or an empty
+        dict) marks an output that is only stacked. A value that is not a tensor, such as the
+        state of a random generator, is carried, and its last value is returned.
     non_sequences : variable, array_like, or list of these, optional
         Passed to `fn` whole at every step, as the very variables given here. What `fn` uses
         without being given it becomes an input of the loop as well.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
 from scanlib.frontend.arguments import OutputArgument, SequenceArgument
-from scanlib.frontend.step import StepResult
+from scanlib.frontend.step import StepResult, step_name
 from scanlib.ops.graph import index_text, is_tensor
 from scanlib.ops.loop import Carry, Sequence, State
 
@@ -62,6 +63,19 @@ def describe_state(output: OutputArgument, tap: int) -> str:
 def describe_whole(name: str | None, argument: str) -> str:
     """Return the name of an argument and the caller's name for it, for messages."""
     return f"{name} ({argument})" if name else argument
+
+
+def check_count(
+    fn: Callable[..., Any], result: StepResult, outputs: list[OutputArgument], title: str
+) -> None:
+    """Raise if a step returns another number of outputs than `outputs_info` describes."""
+    if outputs and len(result.outputs) != len(outputs):
+        described = ", ".join(describe_whole(output.name, output.argument) for output in outputs)
+        raise ValueError(
+            f"{title}: outputs_info describes {len(outputs)} outputs, {described}; "
+            f"{step_name(fn)} returned {len(result.outputs)}; give one entry per output, None for "
+            "those that no step reads"
+        )
 
 
 class LoopResult(TensorVariable):
