@@ -201,6 +201,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", UNKNOWN)
 def test_what_jax_does_not_know(part):
     pytest.importorskip("jax")

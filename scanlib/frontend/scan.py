@@ -160,13 +160,8 @@ class _Builder:
 
     def sizes(self, trace: Trace, value: Variable) -> list[Variable | None]:
         placeholders = trace.placeholders()
-        examples = [
-            *(list(part.outer.shape)[1:] for part in trace.rows),
-            *(list(state.initial.shape)[1:] for state in trace.states.values() for _ in state.taps),
-            *(None for _ in trace.carries),
-        ]
         captured = captured_variables([value], placeholders)
-        return value_sizes(value, placeholders, examples, captured)
+        return value_sizes(value, placeholders, trace.row_shapes(), captured)
 
     # Building
 

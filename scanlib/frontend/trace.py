@@ -35,6 +35,14 @@ class Trace:
             *(carry.value for carry in self.shared.values()),
         ]
 
+    def row_shapes(self) -> list[list[Variable] | None]:
+        """Return the sizes of what the step was called with, None for what has none."""
+        return [
+            *(list(part.outer.shape)[1:] for part in self.rows),
+            *(list(state.initial.shape)[1:] for state in self.states.values() for _ in state.taps),
+            *(None for _ in self.carries),
+        ]
+
 
 def tap_name(name: str | None, tap: int) -> str | None:
     """Return the name of the row that a tap of a variable reads."""
