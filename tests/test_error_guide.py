@@ -105,13 +105,14 @@ def texts_of(nodes):
 def messages():
     """Return class, place and pattern of every message that has to be in the guide."""
     walked = walked_modules()
-    return [
+    found = [
         (kind, f"{path.relative_to(SOURCE)}:{line}", pattern)
         for path in sorted(SOURCE.rglob("*.py"))
         if path in walked or "raise UnknownLengthError" in path.read_text(encoding="utf-8")
         for kind, line, pattern in Messages(path).raised()
         if kind == "UnknownLengthError" or (path in walked and kind not in INTERNAL)
     ]
+    return list(dict.fromkeys(found))  # functions inside functions are met twice
 
 
 def test_every_message_is_in_the_guide():

@@ -260,6 +260,15 @@ def test_names_reach_what_is_compiled(mode):
     assert "balance" in str(scanlib.explain(function))
 
 
+def test_names_reach_profiles():
+    trace = trace_of(balance, "loan", lambda p, b: pt.sin(b) + p)
+    function = pytensor.function([payment, balance], trace, mode="FAST_COMPILE", profile=True)
+    function([1.0], 1.0)
+    summary = io.StringIO()
+    function.profile.summary(file=summary)
+    assert "Scan{loan}" in summary.getvalue()
+
+
 def test_names_of_matrix_recurrences():
     a, b = pt.dmatrix("a"), pt.dmatrix("b")
     trace = scanlib.scan(
