@@ -1,5 +1,9 @@
 """scanlib's flags, set like all of PyTensor's through ``pytensor.config`` or PYTENSOR_FLAGS."""
 
+import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from pytensor.configdefaults import config
 from pytensor.configparser import BoolParam, EnumStr, IntParam
 
@@ -102,3 +106,33 @@ config.add(
     BoolParam(True),
     in_c_key=False,
 )
+
+
+def _unknown_flags(names: Iterable[str]) -> str:
+    """Say which of these names look like scanlib's flags and are none."""
+    unknown = sorted(name for name in names if name.startswith("scanlib__"))
+    flags = [name for name in dir(type(config)) if name.startswith("scanlib__")] if unknown else []
+    lines = []
+    for name in unknown:
+        close = get_close_matches(name, flags, 1)
+        lines.append(f"{name} is no flag of scanlib" + (f"; write {close[0]}" if close else ""))
+    return ", ".join(lines)
+
+
+def check_flags() -> None:
+    """Raise if `pytensor.config`, which takes any name, was given one of a flag that is none.
+
+    Raises
+    ------
+    ValueError
+        With the name that is closest.
+    """
+    unknown = _unknown_flags(vars(config))
+    if unknown:
+        raise ValueError(f"pytensor.config: {unknown}, and del the attribute")
+
+
+# What is left of PYTENSOR_FLAGS; PyTensor warns of all that scanlib had not defined yet.
+_unknown = _unknown_flags(config._flags_dict)
+if _unknown:
+    warnings.warn(f"PYTENSOR_FLAGS: {_unknown}", UserWarning, stacklevel=2)

@@ -215,8 +215,18 @@ class TestErrors:
         [
             (None, X, TypeError, "function must be callable, got NoneType"),
             (pt.add, (), ValueError, "nothing to scan, elems is an empty tuple"),
-            (pt.add, {"a": X}, TypeError, "elems must be a tensor or array, got .* of type dict"),
-            (affine, (X, "no"), TypeError, r"elems\[1\] must be a tensor or array, got 'no'"),
+            (
+                pt.add,
+                {"a": X},
+                TypeError,
+                "elems must be a PyTensor variable or .*, got .* of type dict",
+            ),
+            (
+                affine,
+                (X, "no"),
+                TypeError,
+                r"elems\[1\] must be a PyTensor variable or .*, got 'no'",
+            ),
             (lambda a, b: None, X, TypeError, r"for x the function must return a tensor .* NoneTy"),
             (lambda a, b: (a, b), X, TypeError, "for x the function must return a tensor"),
             (

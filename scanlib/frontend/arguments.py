@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.mode import Mode, get_mode, predefined_modes
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType, integer_dtypes
 
+from scanlib.frontend.values import (
+    as_tensor,
+    as_variable,
+    brief,
+    is_list_of_numbers,
+    is_plain_integer,
+    warn,
+)
+from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import constant_integer, is_tensor
 
 
@@ -22,6 +32,15 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def list_sequences(sequences: Any) -> tuple[list[Any], bool]:
+    """Return the sequences in a list, and whether there was one that was in none.
+
+    Numbers are no sequences, so a list of numbers is one sequence.
+    """
+    is_one = not isinstance(sequences, list | tuple) or is_list_of_numbers(sequences)
+    return ([sequences] if is_one and sequences is not None else as_list(sequences)), is_one
 
 
 @dataclass
@@ -44,6 +63,22 @@ class SequenceArgument:
         rows = self.variable.shape[0]
         return rows if lowest == highest else pt.maximum(rows - (highest - lowest), 0)
 
+    @property
+    def rows(self) -> int | None:
+        """The number of rows, None if it is not known."""
+        return self.variable.type.shape[0]
+
+    def static_length(self) -> int | None:
+        """Return the number of steps this sequence is known to allow."""
+        lowest, highest = self.span
+        return None if self.rows is None else max(self.rows - (highest - lowest), 0)
+
+    def describe(self) -> str:
+        """Return name and known length, for messages."""
+        label, steps = f"`{self.name}`" if self.name else self.argument, self.static_length()
+        enough = "" if self.rows == steps else f", enough for {steps} steps with taps {self.taps}"
+        return f"{label} has {self.rows} row{'' if self.rows == 1 else 's'}{enough}"
+
     def tap(self, offset: int) -> Variable:
         """Return the rows that tap `offset` reads, one per step."""
         lowest, highest = self.span
@@ -60,7 +95,8 @@ class OutputArgument:
     `initial` is None for an output that no step reads. For a tensor state it holds the
     initial rows, shape (K, …), with K the farthest tap. `tap_type` is the type in which the
     step reads them, where it is wider than that of the initial rows. A weak initial
-    value takes the dtype of what the step returns.
+    value, an integer without a dtype that means something, takes the dtype of what the step
+    returns, and int64 where that is an integer.
     """
 
     initial: Variable | None
@@ -73,31 +109,6 @@ class OutputArgument:
     @property
     def is_carry(self) -> bool:
         return self.initial is not None and not is_tensor(self.initial)
-
-
-def as_variable(value: Any, argument: str) -> Variable:
-    """Return what the user gave as a variable.
-
-    Raises
-    ------
-    TypeError
-        Naming the argument, if it cannot be one.
-    """
-    if isinstance(value, Variable):
-        return value
-    if isinstance(value, bool):
-        # PyTensor takes none: it may come from comparing two variables.
-        raise TypeError(
-            f"{argument} is the Python value {value}; give np.array({value}) for a constant, and "
-            "compare variables with pt.eq, not =="
-        )
-    try:
-        return pt.as_tensor_variable(value)
-    except Exception as error:
-        raise TypeError(
-            f"{argument} must be a PyTensor variable or something NumPy can turn into an "
-            f"array, got {value!r} of type {type(value).__name__}"
-        ) from error
 
 
 def _tap_list(taps: Any, argument: str) -> list[int]:
@@ -115,7 +126,7 @@ def _tap_list(taps: Any, argument: str) -> list[int]:
 def read_sequences(sequences: Any) -> list[SequenceArgument]:
     """Return the sequences given to `scan`."""
     result = []
-    for i, given in enumerate(as_list(sequences)):
+    for i, given in enumerate(list_sequences(sequences)[0]):
         argument = f"sequences[{i}]"
         taps: list[int] = [0]
         if isinstance(given, dict):
@@ -132,9 +143,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
             if given.get("taps") is not None:
                 taps = _tap_list(given["taps"], argument)
             given = given["input"]
-        variable = as_variable(given, argument)
-        if not is_tensor(variable):
-            raise TypeError(f"{argument} must be a tensor, got {variable.type}")
+        variable = as_tensor(given, argument)
         if variable.type.ndim == 0:
             raise ValueError(
                 f"{argument} is a scalar; a sequence needs at least one dimension, and what every "
@@ -147,19 +156,32 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
 
 def read_outputs_info(outputs_info: Any, inputs: Sequence[Variable]) -> list[OutputArgument]:
     """Return what the user told about each output; `inputs` are the loop's other arguments."""
-    listed = as_list(outputs_info)
-    float_dtype = _float_dtype([*inputs, *listed])
-    return [
-        _read_output(given, f"outputs_info[{i}]", float_dtype) for i, given in enumerate(listed)
-    ]
+    entries = [x if isinstance(x, dict) else {"initial": x} for x in as_list(outputs_info)]
+    initials = []
+    for i, entry in enumerate(entries):
+        initial = entry.get("initial")
+        # A Python number has no dtype of its own. PyTensor takes the smallest one that holds it:
+        # a counter would overflow after 127 steps, and 1.0 would mean single precision.
+        if type(initial) is int:
+            initial = pt.constant(initial, dtype="int64")
+        elif initial is not None and type(initial) is not float:
+            initial = as_variable(initial, f"the initial value of outputs_info[{i}]")
+        initials.append(initial)
+    float_dtype = _float_dtype([*inputs, *initials])
+    result = []
+    for i, (entry, initial) in enumerate(zip(entries, initials, strict=True)):
+        if isinstance(initial, float):
+            initial = pt.constant(initial, dtype=float_dtype)
+        argument = _read_output({**entry, "initial": initial}, f"outputs_info[{i}]")
+        argument.is_weak = is_plain_integer(entry.get("initial"))
+        result.append(argument)
+    return result
 
 
 def _float_dtype(values: Sequence[Any]) -> str:
     """Return the dtype of a Python float among these values: the widest of theirs, or floatX."""
     dtypes = []
     for value in values:
-        if isinstance(value, dict):
-            value = value.get("initial")
         is_number = isinstance(value, int | float | Constant) and not getattr(value, "ndim", 0)
         dtype = None if is_number else getattr(value, "dtype", None)
         if dtype is not None and np.dtype(dtype).kind == "f":
@@ -167,9 +189,7 @@ def _float_dtype(values: Sequence[Any]) -> str:
     return str(np.result_type(*dtypes)) if dtypes else config.floatX
 
 
-def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
-    if not isinstance(given, dict):
-        given = {} if given is None else {"initial": given}
+def _read_output(given: dict[str, Any], argument: str) -> OutputArgument:
     unknown = set(given) - {"initial", "taps", "name", "inplace"}
     if unknown:
         raise ValueError(
@@ -190,14 +210,6 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
             )
         return OutputArgument(None, [], name, argument)
     initial = given["initial"]
-    # A Python number has no dtype of its own. PyTensor takes the smallest one that holds it:
-    # a counter would overflow after 127 steps, and 1.0 would mean single precision.
-    is_weak = isinstance(initial, int) and not isinstance(initial, bool)
-    if is_weak:
-        initial = np.asarray(initial, dtype="int64")
-    elif isinstance(initial, float) and not isinstance(initial, np.generic):
-        initial = np.asarray(initial, dtype=float_dtype)
-    initial = as_variable(initial, f"the initial value of {argument}")
     listed = [-1] if taps is None else _tap_list(taps, argument)
     name = name or initial.name
     if not listed:
@@ -214,7 +226,7 @@ def _read_output(given: Any, argument: str, float_dtype: str) -> OutputArgument:
         _check_carry(initial, listed, argument)
         return OutputArgument(initial, listed, name, argument)
     if listed == [-1]:
-        return OutputArgument(pt.expand_dims(initial, 0), listed, name, argument, is_weak=is_weak)
+        return OutputArgument(pt.expand_dims(initial, 0), listed, name, argument)
     depth = -min(listed)
     if initial.type.ndim == 0:
         raise ValueError(
@@ -234,11 +246,9 @@ def _check_carry(initial: Variable, taps: list[int], argument: str) -> None:
             f"{argument} is no tensor ({initial.type}); its only tap can be -1, got {taps}"
         )
     if not isinstance(initial.type, RandomType):
-        warnings.warn(
+        warn(
             f"{argument} has type {initial.type}, which cannot be stacked over time: "
-            "only its last value is returned",
-            UserWarning,
-            stacklevel=5,
+            "only its last value is returned"
         )
 
 
@@ -246,15 +256,15 @@ def read_n_steps(n_steps: Any) -> Variable | None:
     """Return the number of steps as an int64 scalar, or None where the sequences give it."""
     if n_steps is None:
         return None
-    if isinstance(n_steps, Variable):
-        variable = n_steps
-    elif isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer | np.ndarray):
+    try:
+        number = n_steps if isinstance(n_steps, Variable) else operator.index(n_steps)
+    except TypeError:
+        number = None
+    if number is None or isinstance(n_steps, bool):
         raise TypeError(
-            f"n_steps must be an integer, got {n_steps!r} of type {type(n_steps).__name__}"
+            f"n_steps must be an integer, got {brief(n_steps)} of type {type(n_steps).__name__}"
         )
-    else:
-        variable = pt.as_tensor_variable(n_steps)
-    variable = pt.as_tensor_variable(variable)
+    variable = pt.as_tensor_variable(number)
     if variable.type.dtype not in integer_dtypes:
         raise TypeError(f"n_steps must be an integer, got dtype {variable.type.dtype}")
     if variable.type.ndim != 0:
@@ -265,6 +275,27 @@ def read_n_steps(n_steps: Any) -> Variable | None:
     return pt.constant(known, dtype="int64") if known is not None else pt.cast(variable, "int64")
 
 
+def read_name(name: Any) -> str | None:
+    """Return the name of a loop."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {brief(name)} of type {type(name).__name__}")
+    return name
+
+
+def check_mode(mode: Any) -> None:
+    """Raise if what is accepted for compatibility is no mode of PyTensor's."""
+    try:
+        if mode is None or isinstance(get_mode(mode), Mode):
+            return
+    except Exception:
+        pass
+    raise (ValueError if isinstance(mode, str) else TypeError)(
+        f"mode must be None, a pytensor.compile.mode.Mode or the name of one "
+        f"({', '.join(sorted(predefined_modes))}), got {brief(mode)}; leave it out: a loop is "
+        "compiled in the mode of the function that contains it"
+    )
+
+
 def read_truncation(truncate_gradient: Any) -> int:
     """Return the number of steps a gradient walks back, -1 for all of them."""
     if isinstance(truncate_gradient, bool) or not isinstance(truncate_gradient, int | np.integer):
@@ -272,6 +303,56 @@ def read_truncation(truncate_gradient: Any) -> int:
     if truncate_gradient < -1:
         raise ValueError(f"truncate_gradient must be -1 or more, got {truncate_gradient}")
     return int(truncate_gradient)
+
+
+def check_lengths(
+    title: str,
+    sequences: Sequence[SequenceArgument],
+    n_steps: Variable | None,
+    backwards: bool,
+    strict: bool,
+) -> None:
+    """Compare the lengths of sequences that are known, with `n_steps` or with each other.
+
+    Where `n_steps` leaves it to the sequences, it is a warning if one is longer than the loop,
+    and an error with `strict`. Rows that are left over for the taps of another sequence as long
+    are none to warn of.
+
+    Raises
+    ------
+    SequenceLengthError
+        If a sequence is shorter than `n_steps`.
+    ValueError
+        With `strict`, if sequences have different lengths.
+    """
+    known = [(x, rows) for x in sequences if (rows := x.static_length()) is not None]
+    if n_steps is not None:
+        wanted = constant_integer(n_steps)
+        for argument, rows in known:
+            if wanted is not None and rows < wanted:
+                raise SequenceLengthError(
+                    f"{title}: {'sequence ' if argument.name else ''}{argument.describe()}, but "
+                    f"the loop takes n_steps={wanted} steps; pass a longer sequence or fewer steps"
+                )
+        return
+    steps = min((rows for _, rows in known), default=0)
+    shortest = [x for x, rows in known if rows == steps]
+    longer = [x for x, rows in known if rows > steps and x.rows not in {y.rows for y in shortest}]
+    if not longer:
+        return
+    lowest, highest = longer[0].span
+    needed = steps + highest - lowest
+    cut = f"{longer[0].name or longer[0].argument}[{f'-{needed}:' if backwards else f':{needed}'}]"
+    all_known = len(known) == len(sequences)
+    message = (
+        f"{title}: the sequences have different lengths: {shortest[0].describe()}, "
+        f"{' and '.join(x.describe() for x in longer)}; the loop takes "
+        f"{'' if all_known else 'at most '}{steps} steps and leaves rows unread. If you mean that, "
+        f"{f'give n_steps={steps}, or ' if all_known else ''}cut what is longer: {cut}"
+    )
+    if strict:
+        raise ValueError(message)
+    warn(message)
 
 
 def common_length(sequences: Sequence[SequenceArgument]) -> Variable | None:
@@ -284,9 +365,7 @@ def common_length(sequences: Sequence[SequenceArgument]) -> Variable | None:
         if key in seen:
             continue
         seen.add(key)
-        lowest, highest = argument.span
-        rows = argument.variable.type.shape[0]
-        static.add(None if rows is None else max(rows - (highest - lowest), 0))
+        static.add(argument.static_length())
         lengths.append(argument.length())
     if len(lengths) < 2 or (len(static) == 1 and None not in static):
         return None

@@ -20,8 +20,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import freeze_graph
-from scanlib.frontend.axes import read_flag
 from scanlib.frontend.step import call_function, captured_variables
+from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import conform, is_tensor, row_type, substitute
 
@@ -232,7 +232,9 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
     labels = [names.elems]
     if kind is not None:
         labels = [f"{names.elems}[{i}]" for i in range(len(given))]
-    tensors = [_as_tensor(title, *pair) for pair in zip(given, labels, strict=True)]
+    tensors = [
+        as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
+    ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
     position = _read_axis(names, axis, tensors, labels)
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
@@ -247,19 +249,6 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
             f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
         )
     return _Elems(arrays, labels, position, kind)
-
-
-def _as_tensor(title: str, value: Any, label: str) -> Variable:
-    problem: Exception | None = None
-    try:
-        variable = pt.as_tensor_variable(value)
-        if is_tensor(variable):
-            return variable
-    except (TypeError, ValueError, NotImplementedError) as error:
-        problem = error
-    raise TypeError(
-        f"{title}: {label} must be a tensor or array, got {value!r} of type {type(value).__name__}"
-    ) from problem
 
 
 def _read_axis(names: _Names, axis: Any, tensors: Sequence[Variable], labels: Sequence[str]) -> int:

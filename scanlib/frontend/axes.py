@@ -29,7 +29,7 @@ from pytensor.scalar import upcast
 from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.trace import name_result
-from scanlib.ops.graph import is_tensor
+from scanlib.frontend.values import as_tensor
 from scanlib.ops.loop import Loop, NonSequence, State
 from scanlib.ops.loop import Sequence as LoopSequence
 
@@ -45,28 +45,6 @@ def _is_weak(value: Any) -> bool:
     if isinstance(value, bool | np.generic):
         return False
     return isinstance(value, int | float | complex)
-
-
-def _as_tensor(value: Any, where: str) -> Variable:
-    problem = None
-    try:
-        variable = value if isinstance(value, Variable) else np.asarray(value)
-    except (TypeError, ValueError):
-        # Lists that mix arrays and variables are joined by PyTensor.
-        variable = value
-    if isinstance(variable, np.ndarray) and variable.dtype.kind == "O":
-        variable = value
-    try:
-        result = pt.as_tensor_variable(variable)
-    except Exception as error:
-        problem = error
-    else:
-        if is_tensor(result):
-            return result
-    raise TypeError(
-        f"{where} must be a PyTensor tensor or something NumPy can turn into an array of "
-        f"numbers, got {value!r} of type {type(value).__name__}"
-    ) from problem
 
 
 def read_numbers(function: str, kinds: str, **given: Any) -> dict[str, Any]:
@@ -92,7 +70,9 @@ def read_numbers(function: str, kinds: str, **given: Any) -> dict[str, Any]:
     result: dict[str, Any] = dict.fromkeys(given)
     for name, value in given.items():
         if (value is not None or name not in OPTIONAL) and not _is_weak(value):
-            result[name] = _as_tensor(value, f"{function}: {name}")
+            # A truth value is refused for its dtype, where it is.
+            value = np.asarray(value) if isinstance(value, bool) else value
+            result[name] = as_tensor(value, f"{function}: {name}")
     strong = [variable.type.dtype for variable in result.values() if variable is not None]
     common = upcast(*strong) if strong else None
     for name, value in given.items():
@@ -158,16 +138,6 @@ def read_axis(function: str, axis: Any, ndim: int, of: str) -> int:
             f"expected {-ndim} to {ndim - 1}"
         )
     return position % ndim
-
-
-def read_flag(function: str, name: str, value: Any) -> bool:
-    """Return a Python or NumPy truth value; symbolic ones are a `TypeError`."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(
-            f"{function}: {name} must be True or False, got {value!r} of type "
-            f"{type(value).__name__}"
-        )
-    return bool(value)
 
 
 # Time axes

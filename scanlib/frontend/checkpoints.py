@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pytensor.tensor.random.type import RandomType
 
+from scanlib.frontend.values import read_flag
 from scanlib.ops.checkpoints import Lengths, Levels, Schedule
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
@@ -42,25 +43,32 @@ def read_checkpoint(checkpoint: Any) -> Schedule | None:
         if not isinstance(length, int | np.integer) or isinstance(length, bool):
             raise TypeError(f"{_EXPECTED}, got {checkpoint!r}")
         if length < 1:
-            raise ValueError(f"the length of a segment is at least 1, got {checkpoint!r}")
+            raise ValueError(
+                f"checkpoint must be a length of at least 1 step, got {checkpoint!r}; leave it out "
+                "to store every step"
+            )
     lengths = tuple(int(length) for length in given)
     if any(inner >= outer for outer, inner in pairwise(lengths)):
         raise ValueError(
-            f"nested segments get shorter from the outermost to the innermost, got {checkpoint!r}"
+            f"checkpoint={checkpoint!r}: nested segments get shorter from the outermost to the "
+            "innermost"
         )
     return Lengths(lengths)
 
 
-def check_carries(loop: Loop, title: str) -> None:
-    """Raise if a checkpointed loop carries what cannot be stored where a segment starts.
+def check_checkpoint(loop: Loop, title: str) -> None:
+    """Raise if a loop cannot be checkpointed as its user asks for.
 
     Raises
     ------
     TypeError
-        Naming the value.
+        If it carries what cannot be stored where a segment starts, naming the value.
+    ValueError
+        If there are sure to be too few bytes.
     """
     if loop.checkpoint is None:
         return
+    loop.checkpoint.check(loop)
     for carry in loop.carries:
         if not is_tensor(carry.value) and not isinstance(carry.value.type, RandomType):
             raise TypeError(
@@ -135,7 +143,7 @@ def scan_checkpoints(
     """
     from scanlib.frontend.scan import scan
 
-    del padding
+    read_flag("scan_checkpoints", "padding", padding)
     if not isinstance(save_every_N, int | np.integer) or isinstance(save_every_N, bool):
         raise TypeError(f"scan_checkpoints: save_every_N must be an integer, got {save_every_N!r}")
     if save_every_N < 1:

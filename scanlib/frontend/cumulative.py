@@ -22,10 +22,10 @@ from pytensor.graph.basic import Variable
 from scanlib.frontend.axes import (
     read_arguments,
     read_axis,
-    read_flag,
     read_numbers,
     recurrence,
 )
+from scanlib.frontend.values import read_flag
 from scanlib.ops.logaddexp import logaddexp
 
 

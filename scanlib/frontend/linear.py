@@ -27,10 +27,10 @@ from scanlib.frontend.axes import (
     check_lengths,
     read_arguments,
     read_axis,
-    read_flag,
     read_numbers,
     recurrence,
 )
+from scanlib.frontend.values import read_flag
 
 
 def linear_scan(

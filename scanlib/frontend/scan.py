@@ -7,20 +7,31 @@ from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.tensor.type import TensorType
 
+from scanlib.config import check_flags
 from scanlib.frontend.arguments import (
     OutputArgument,
     SequenceArgument,
     as_list,
-    as_variable,
+    check_lengths,
+    check_mode,
     common_length,
     read_n_steps,
+    read_name,
     read_outputs_info,
     read_sequences,
     read_truncation,
 )
-from scanlib.frontend.checkpoints import check_carries, read_checkpoint
-from scanlib.frontend.states import adapt_initial, joint_type, type_text, value_sizes
+from scanlib.frontend.checkpoints import check_checkpoint, read_checkpoint
+from scanlib.frontend.generators import check_generators
+from scanlib.frontend.states import (
+    adapt_initial,
+    joint_type,
+    stays_integer,
+    type_text,
+    value_sizes,
+)
 from scanlib.frontend.step import (
     StepResult,
     call_step,
@@ -38,6 +49,7 @@ from scanlib.frontend.trace import (
     name_result,
     tap_name,
 )
+from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.checkpoints import Schedule
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
@@ -144,19 +156,26 @@ class _Builder:
                 f"{type_text(carry.next.type)}; return the next value of what it is given"
             )
 
-    def adapt_states(self, trace: Trace) -> bool:
-        """Widen initial values where the step returned something wider; say whether any was."""
+    def adapt_states(self, trace: Trace, weak_integers: bool = False) -> bool:
+        """Widen initial values where the step returned something wider; say whether any was.
+
+        Weak integers come last: other states may yet make floats of them.
+        """
         changed = False
         for i, state in trace.states.items():
-            tap_type = next(iter(state.taps.values())).type
-            wanted = joint_type(tap_type, state.next, self.state_title(i), self.outputs[i].is_weak)
+            tap_type = mine = next(iter(state.taps.values())).type
+            if self.outputs[i].is_weak and stays_integer(tap_type, state.next):
+                if not weak_integers:
+                    continue
+                mine = TensorType("int64", tap_type.shape)
+            wanted = joint_type(mine, state.next, self.state_title(i), self.outputs[i].is_weak)
             if wanted == tap_type:
                 continue
             changed = True
             grown = wanted.shape != tap_type.shape
             sizes = self.sizes(trace, state.next) if grown else [None] * wanted.ndim
             adapt_initial(self.outputs[i], wanted, sizes, self.state_title(i))
-        return changed
+        return changed or (not weak_integers and self.adapt_states(trace, True))
 
     def sizes(self, trace: Trace, value: Variable) -> list[Variable | None]:
         placeholders = trace.placeholders()
@@ -203,7 +222,7 @@ class _Builder:
             )
         self.add_updates(loop, trace)
         self.add_captured(loop)
-        check_carries(loop, self.title)
+        check_checkpoint(loop, self.title)
         results = loop.apply()
         values: dict[int, Variable] = {}
         for history, state, i in zip(results.histories, loop.states, trace.states, strict=True):
@@ -225,6 +244,8 @@ class _Builder:
         assert trace.result is not None
         with errors_of(self.title):
             updates = read_updates(trace.result, loop.body_outputs())
+        values = [*loop.body_outputs(), *updates.values()]
+        check_generators(values, trace, updates, self.non_sequences, self.title)
         for shared, update in updates.items():
             carry = Carry(shared, shared.type(), update, shared.name)
             trace.shared[shared] = carry
@@ -285,7 +306,8 @@ def scan(
     sequences : variable, array_like, dict, or list of these, optional
         What the loop walks over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
         ``x[t-1], x[t], x[t+2]``; the lowest negative tap is read from row 0. Without
-        `n_steps` the shortest sequence sets the number of steps.
+        `n_steps` the shortest sequence sets the number of steps; where lengths are known when
+        the loop is built, and differ, there is a warning.
     outputs_info : variable, array_like, dict, None, or list of these, optional
         One entry per output of `fn`, or None where no output is read by later steps. An
         initial value makes the output a state whose value one step before is passed to `fn`.
@@ -307,7 +329,8 @@ def scan(
     name : str, optional
         Name of the loop, for printing and messages.
     strict : bool, optional
-        Raise if `fn` uses outer variables that are not among `non_sequences`.
+        Raise if `fn` uses outer variables that are not among `non_sequences`, or if sequences
+        are known to have different lengths and `n_steps` is not given.
     return_list : bool, optional
         Return a list even for a single output.
     return_updates : bool, optional
@@ -321,7 +344,7 @@ def scan(
         gradients stay the same. Without it, gradients read what the loop stored.
     mode, profile, allow_gc : optional
         Accepted for compatibility. They have no meaning here: a loop is compiled as a part of
-        the function that contains it.
+        the function that contains it. `mode` must be a mode all the same.
 
     Returns
     -------
@@ -337,7 +360,8 @@ def scan(
         If an argument or a value that `fn` returns has a type that cannot be used, or a state
         cannot be given one stable type.
     ValueError
-        If taps, initial values, the number of steps or the number of outputs are wrong.
+        If taps, initial values, the number of steps or the number of outputs are wrong, or if
+        `fn` draws from a random generator and does not return the one that follows.
     MissingInputError
         With `strict`, if `fn` captures a variable.
 
@@ -363,9 +387,15 @@ def scan(
     >>> f([0, 1, 2, 3], 3)
     array([ 0.,  1.,  8., 27.])
     """
-    del mode, profile, allow_gc
-    title = loop_title(name)
+    del profile, allow_gc
+    check_flags()
+    title = loop_title(read_name(name))
     with errors_of(title):
+        check_mode(mode)
+        go_backwards = read_flag(title, "go_backwards", go_backwards)
+        strict = read_flag(title, "strict", strict)
+        return_list = read_flag(title, "return_list", return_list)
+        return_updates = read_flag(title, "return_updates", return_updates)
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         given = [
@@ -377,9 +407,10 @@ def scan(
             outputs_info, [*(argument.variable for argument in walked), *given]
         )
         steps = read_n_steps(n_steps)
+        check_lengths(title, walked, steps, go_backwards, strict)
         truncation = read_truncation(truncate_gradient)
         schedule = read_checkpoint(checkpoint)
-    builder = _Builder(fn, walked, described, given, steps, bool(go_backwards), bool(strict), name)
+    builder = _Builder(fn, walked, described, given, steps, go_backwards, strict, name)
     outputs, updates = builder.build(truncation, schedule)
     result: Any = outputs
     if not outputs:

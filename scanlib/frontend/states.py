@@ -25,7 +25,8 @@ from scanlib.ops.shapes import output_row_shapes
 def joint_type(state: TensorType, value: Variable, where: str, is_weak: bool = False) -> TensorType:
     """Return the smallest type that holds both a state and the value a step returns for it.
 
-    A weak state, a Python integer, takes the dtype of the value if that is no integer.
+    A weak state, a Python integer or a constant made of one, takes the dtype of the value if that
+    is no integer.
 
     Raises
     ------
@@ -53,6 +54,12 @@ def type_text(type: Type) -> str:
     sizes = ["?" if size is None else str(size) for size in type.shape]
     shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})" if sizes else "scalar"
     return f"{shape} {type.dtype}"
+
+
+def stays_integer(state: TensorType, value: Variable) -> bool:
+    """Whether a state and the value a step returns for it are both integers or truth values."""
+    dtypes = [state.dtype, getattr(value.type, "dtype", "object")]
+    return all(np.dtype(dtype).kind in "biu" for dtype in dtypes)
 
 
 def _joint_dtype(state: TensorType, value: Variable, came: str) -> str:

@@ -17,6 +17,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
 
+from scanlib.frontend.values import as_variable
 from scanlib.ops.graph import depends_on, is_tensor
 
 
@@ -53,19 +54,28 @@ class until:  # noqa: N801
     """
 
     def __init__(self, condition: Any) -> None:
-        self.condition = pt.as_tensor_variable(condition)
-        if self.condition.type.ndim != 0:
+        self.condition = as_variable(condition, "the condition of `until`")
+        if not is_tensor(self.condition) or self.condition.type.ndim != 0:
             raise TypeError(f"the condition of `until` must be a scalar, got {self.condition.type}")
 
 
 @dataclass
 class StepResult:
-    """What one call of a step function returned."""
+    """What one call of a step function returned.
+
+    Variables made in the call, or after it, have a `variable_number` of at least `first`.
+    """
 
     outputs: list[Variable]
     updates: dict[SharedVariable, Any]
     stop: Variable | None
     new_shared: list[SharedVariable]
+    first: int
+
+
+def variable_number(variable: Variable) -> int:
+    """Return a number that is higher for variables that PyTensor has made later."""
+    return int(variable.auto_name.removeprefix("auto_"))
 
 
 @contextmanager
@@ -91,6 +101,7 @@ def call_step(
     TypeError
         If the function takes another number of arguments, or returns no variables.
     """
+    first = variable_number(pt.scalar())
     with collect_new_shareds() as new_shared:
         returned = call_function(
             fn,
@@ -100,7 +111,7 @@ def call_step(
         )
     with errors_of(title):
         outputs, updates, stop = _sort_returned(returned)
-    return StepResult(outputs, updates, stop, list(new_shared))
+    return StepResult(outputs, updates, stop, list(new_shared), first)
 
 
 def call_function(
@@ -189,7 +200,10 @@ def _is_updates(value: Any) -> bool:
 def _sort_returned(returned: Any) -> tuple[list[Variable], dict[Any, Any], Variable | None]:
     """Split a step's return value into outputs, updates and condition."""
     if returned is None:
-        return [], {}, None
+        raise TypeError(
+            "the step function returned None: it has no `return`, or a path without one; return "
+            "the outputs, or {} if there are none"
+        )
     if _is_updates(returned) or _is_condition(returned) or isinstance(returned, Variable):
         returned = [returned]
     if not isinstance(returned, list | tuple):

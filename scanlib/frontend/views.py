@@ -7,9 +7,10 @@ from typing import Any
 
 from pytensor.graph.basic import Variable
 
-from scanlib.frontend.arguments import as_list
+from scanlib.frontend.arguments import list_sequences
 from scanlib.frontend.scan import scan
 from scanlib.frontend.states import type_text
+from scanlib.frontend.values import as_variable
 from scanlib.ops.graph import is_tensor, row_type
 from scanlib.ops.messages import loop_title
 
@@ -250,15 +251,15 @@ def filter(
             f"{title}: the predicate must not update shared variables, got updates of "
             f"{list(updates)}"
         )
-    single = not isinstance(sequences, list | tuple)
+    listed, single = list_sequences(sequences)
     rows: list[Variable] = []
-    for given in as_list(sequences):
+    for i, given in enumerate(listed):
         if isinstance(given, dict):
             raise ValueError(
                 f"{title}: sequences are given plain, without taps, got {given!r}; pass slices of "
                 "one variable instead"
             )
-        variable = _as_sequence(given)
+        variable = as_variable(given, f"sequences[{i}]")
         rows.append(variable[::-1] if go_backwards else variable)
     if len(masks) not in (1, len(rows)):
         raise ValueError(
@@ -275,9 +276,3 @@ def filter(
     masks = masks * len(rows) if len(masks) == 1 else masks
     kept = [row[: mask.shape[0]][mask] for row, mask in zip(rows, masks, strict=True)]
     return kept[0] if single else kept
-
-
-def _as_sequence(value: Any) -> Variable:
-    import pytensor.tensor as pt
-
-    return value if isinstance(value, Variable) else pt.as_tensor_variable(value)

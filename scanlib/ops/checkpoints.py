@@ -39,6 +39,10 @@ class Schedule(ABC):
     def first(self, loop: Loop) -> tuple[Variable, Schedule | None]:
         """Return the length of a loop's segments, and the schedule inside a segment."""
 
+    def check(self, loop: Loop) -> None:
+        """Raise a `ValueError` if no gradient of the loop can follow this schedule."""
+        return
+
 
 @dataclass(frozen=True)
 class Lengths(Schedule):
@@ -134,8 +138,8 @@ class Memory(Schedule):
     Raises
     ------
     TypeError, ValueError
-        If `bytes` is no positive integer. A gradient raises `ValueError` if the bytes are too
-        few, when it is built or when it runs.
+        If `bytes` is no positive integer. `scanlib.scan` raises `ValueError` if the bytes are
+        sure to be too few, and a gradient where that shows when it runs.
 
     Examples
     --------
@@ -176,6 +180,19 @@ class Memory(Schedule):
                 "more bytes"
             )
         return _length(lengths[0]), Lengths(lengths[1:]) if lengths[1:] else None
+
+    def check(self, loop: Loop) -> None:
+        steps = constant_integer(loop.length())
+        if steps is not None and not any(isinstance(x, Variable) for x in _sizes_in_bytes(loop)):
+            self.first(loop)
+            return
+        start, step = _sizes_in_bytes(loop, least=True)
+        if start and self.bytes <= _WORKING_ROWS * step:
+            raise ValueError(
+                f"{loop_title(loop.name)}: checkpoint=Memory({self.bytes}) is too little: a "
+                f"gradient holds {_WORKING_ROWS} steps of at least {step} bytes each; give more "
+                "bytes"
+            )
 
 
 # What a step and the gradient of a step hold besides what is stored.
@@ -232,23 +249,23 @@ def _as_float(size: Any) -> Variable:
     return pt.cast(pt.as_tensor_variable(size), "float64")
 
 
-def _sizes_in_bytes(loop: Loop) -> tuple[Any, Any]:
+def _sizes_in_bytes(loop: Loop, least: bool = False) -> tuple[Any, Any]:
     """Return the bytes of one start of a segment and of one stored step, as numbers if known.
 
     A stored step holds a row of every state and output, and the cotangent of a row of
-    every sequence that has one.
+    every sequence that has one. With `least`, sizes that are not known count as 1.
     """
     start: Any = 0
     step: Any = 0
     for state in loop.states:
-        row = _bytes(state.initial, 1)
+        row = _bytes(state.initial, 1, least)
         start, step = start + state.depth * row, step + row
     for carry in loop.carries:
-        row = _bytes(carry.initial, 0) if is_tensor(carry.value) else _GENERATOR
+        row = _bytes(carry.initial, 0, least) if is_tensor(carry.value) else _GENERATOR
         start, step = start + row, step + row
     for sequence in loop.sequences:
         if is_differentiable(sequence.row):
-            step = step + _bytes(sequence.outer, 1)
+            step = step + _bytes(sequence.outer, 1, least)
     for output in loop.outputs:
         known = output.value.type.shape
         if None not in known:
@@ -259,10 +276,12 @@ def _sizes_in_bytes(loop: Loop) -> tuple[Any, Any]:
 _GENERATOR = 64  # of a generator of the default kind
 
 
-def _bytes(variable: Variable, first: int) -> Any:
+def _bytes(variable: Variable, first: int, least: bool) -> Any:
     """Return the bytes of what lies behind the axes from `first` on."""
     size: Any = np.dtype(variable.type.dtype).itemsize
     for axis in range(first, variable.type.ndim):
         known = variable.type.shape[axis]
-        size = size * (variable.shape[axis] if known is None else known)
+        if known is None:
+            known = 1 if least else variable.shape[axis]
+        size = size * known
     return size
