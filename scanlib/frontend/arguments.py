@@ -355,7 +355,7 @@ def check_lengths(
     warn(message)
 
 
-def common_length(sequences: Sequence[SequenceArgument]) -> Variable | None:
+def _common_length(sequences: Sequence[SequenceArgument]) -> Variable | None:
     """Return the length of the shortest sequence, or None where all are sure to be equal."""
     lengths: list[Variable] = []
     seen: set[tuple[Variable, tuple[int, int]]] = set()
@@ -373,3 +373,20 @@ def common_length(sequences: Sequence[SequenceArgument]) -> Variable | None:
     for length in lengths[1:]:
         shortest = pt.minimum(shortest, length)
     return shortest
+
+
+def read_rows(
+    sequences: Sequence[SequenceArgument], n_steps: Variable | None, go_backwards: bool
+) -> list[tuple[SequenceArgument, int, Variable]]:
+    """Return the rows of every tap of every sequence, cut to the steps of the loop."""
+    length = n_steps if n_steps is not None else _common_length(sequences)
+    rows = []
+    for argument in sequences:
+        for tap in argument.taps:
+            outer = argument.tap(tap)
+            if go_backwards:
+                outer = outer[::-1]
+            if length is not None:
+                outer = outer[:length]
+            rows.append((argument, tap, outer))
+    return rows

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
-from pytensor.tensor.type import TensorType
 
 from scanlib.config import check_flags
 from scanlib.frontend.arguments import (
@@ -16,22 +15,16 @@ from scanlib.frontend.arguments import (
     as_list,
     check_lengths,
     check_mode,
-    common_length,
     read_n_steps,
     read_name,
     read_outputs_info,
+    read_rows,
     read_sequences,
     read_truncation,
 )
 from scanlib.frontend.checkpoints import check_checkpoint, read_checkpoint
 from scanlib.frontend.generators import check_generators
-from scanlib.frontend.states import (
-    adapt_initial,
-    joint_type,
-    stays_integer,
-    type_text,
-    value_sizes,
-)
+from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
 from scanlib.frontend.step import (
     StepResult,
     call_step,
@@ -87,24 +80,6 @@ class _Builder:
         label = f"state `{name}`" if name else f"the state of {self.outputs[i].argument}"
         return f"{self.title}: {label}"
 
-    # Sequences
-
-    def outer_rows(self) -> list[tuple[SequenceArgument, int, Variable]]:
-        """Return the rows of every tap of every sequence, cut to the steps of the loop."""
-        length = self.n_steps if self.n_steps is not None else common_length(self.sequences)
-        rows = []
-        for argument in self.sequences:
-            for tap in argument.taps:
-                outer = argument.tap(tap)
-                if self.go_backwards:
-                    outer = outer[::-1]
-                if length is not None:
-                    outer = outer[:length]
-                rows.append((argument, tap, outer))
-        return rows
-
-    # Tracing
-
     def trace(self) -> Trace:
         """Call the step function until the types of all states are stable."""
         for _ in range(MAX_TRACES):
@@ -119,7 +94,7 @@ class _Builder:
     def trace_once(self) -> Trace:
         trace = Trace()
         arguments: list[tuple[Variable, str]] = []
-        for argument, tap, outer in self.outer_rows():
+        for argument, tap, outer in read_rows(self.sequences, self.n_steps, self.go_backwards):
             row = row_type(outer)(name=tap_name(argument.name, tap))
             trace.rows.append(Sequence(outer, row, argument.name))
             arguments.append((row, describe_row(argument, tap)))
@@ -163,12 +138,9 @@ class _Builder:
         """
         changed = False
         for i, state in trace.states.items():
-            tap_type = mine = next(iter(state.taps.values())).type
-            if self.outputs[i].is_weak and stays_integer(tap_type, state.next):
-                if not weak_integers:
-                    continue
-                mine = TensorType("int64", tap_type.shape)
-            wanted = joint_type(mine, state.next, self.state_title(i), self.outputs[i].is_weak)
+            tap_type = next(iter(state.taps.values())).type
+            is_weak, title = self.outputs[i].is_weak, self.state_title(i)
+            wanted = wanted_type(tap_type, state.next, title, is_weak, weak_integers)
             if wanted == tap_type:
                 continue
             changed = True
@@ -306,8 +278,8 @@ def scan(
     sequences : variable, array_like, dict, or list of these, optional
         What the loop walks over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
         ``x[t-1], x[t], x[t+2]``; the lowest negative tap is read from row 0. Without
-        `n_steps` the shortest sequence sets the number of steps; where lengths are known when
-        the loop is built, and differ, there is a warning.
+        `n_steps` the shortest sequence sets the number of steps; if known lengths differ, there
+        is a warning.
     outputs_info : variable, array_like, dict, None, or list of these, optional
         One entry per output of `fn`, or None where no output is read by later steps. An
         initial value makes the output a state whose value one step before is passed to `fn`.
@@ -329,8 +301,8 @@ def scan(
     name : str, optional
         Name of the loop, for printing and messages.
     strict : bool, optional
-        Raise if `fn` uses outer variables that are not among `non_sequences`, or if sequences
-        are known to have different lengths and `n_steps` is not given.
+        Raise if `fn` uses outer variables that are not among `non_sequences`, or if known lengths
+        of sequences differ and `n_steps` is not given.
     return_list : bool, optional
         Return a list even for a single output.
     return_updates : bool, optional
@@ -343,8 +315,8 @@ def scan(
         several nested levels, `Memory` for what fits into a number of bytes. Values and
         gradients stay the same. Without it, gradients read what the loop stored.
     mode, profile, allow_gc : optional
-        Accepted for compatibility. They have no meaning here: a loop is compiled as a part of
-        the function that contains it. `mode` must be a mode all the same.
+        Accepted for compatibility, without a meaning: a loop is compiled as a part of the
+        function that contains it. `mode` must be a mode all the same.
 
     Returns
     -------

@@ -47,6 +47,21 @@ def joint_type(state: TensorType, value: Variable, where: str, is_weak: bool = F
     )
 
 
+def wanted_type(
+    state: TensorType, value: Variable, where: str, is_weak: bool, weak_integers: bool
+) -> TensorType:
+    """Return the `joint_type` of a state; that of a weak integer is int64 if it stays one.
+
+    While other states may yet make a float of it, without `weak_integers`, it is left as it is.
+    """
+    dtypes = [state.dtype, getattr(value.type, "dtype", "object")]
+    if is_weak and all(np.dtype(dtype).kind in "biu" for dtype in dtypes):
+        if not weak_integers:
+            return state
+        state = TensorType("int64", state.shape)
+    return joint_type(state, value, where, is_weak)
+
+
 def type_text(type: Type) -> str:
     """Return a type as messages show it: ``(4, ?) float64``, ``scalar int64``."""
     if not isinstance(type, TensorType):
@@ -54,12 +69,6 @@ def type_text(type: Type) -> str:
     sizes = ["?" if size is None else str(size) for size in type.shape]
     shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})" if sizes else "scalar"
     return f"{shape} {type.dtype}"
-
-
-def stays_integer(state: TensorType, value: Variable) -> bool:
-    """Whether a state and the value a step returns for it are both integers or truth values."""
-    dtypes = [state.dtype, getattr(value.type, "dtype", "object")]
-    return all(np.dtype(dtype).kind in "biu" for dtype in dtypes)
 
 
 def _joint_dtype(state: TensorType, value: Variable, came: str) -> str:
