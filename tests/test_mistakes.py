@@ -120,6 +120,26 @@ class TestGenerators:
         assert np.ptp(np.diff(drawn_once, prepend=0.0)) < 1e-12
         assert counted.tolist() == [1, 2, 3]
 
+    @pytest.mark.parametrize("checkpoint", [None, 2])
+    def test_gradients_inside_a_step(self, checkpoint):
+        """They take a loop that draws once more, with the generator that it had."""
+        z = pt.dvector("z")
+
+        def scale(h, rng):
+            rng, draw = rng.normal(size=2)
+            return h * draw, rng
+
+        y, _ = scanlib.scan(
+            scale, None, [z, self.rng], n_steps=3, return_updates=False, checkpoint=checkpoint
+        )
+        jacobian = scanlib.map(
+            lambda i, y, z: pytensor.grad(y[i], z), pt.arange(2), [y[-1], z], return_updates=False
+        )
+        function = in_python([z, self.rng], jacobian)
+        draws = np.random.default_rng(1).normal(size=(3, 2))
+        found = function(np.array([1.0, 2.0]), np.random.default_rng(1))
+        np.testing.assert_allclose(found, np.diag(draws.prod(0)))
+
 
 class TestConstantsAsStates:
     """The dtype of a constant integer is an accident: it counts as a Python integer."""

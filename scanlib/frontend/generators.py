@@ -7,15 +7,16 @@ the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.step import variable_number
 from scanlib.frontend.trace import Trace
+from scanlib.ops.scan import Scan
 
 
 def check_generators(
@@ -48,23 +49,27 @@ def check_generators(
     places = {value: f"non_sequences[{i}]" for i, value in enumerate(non_sequences)}
     places |= {part.value: f"outputs_info[{i}]" for i, part in trace.carries.items()}
     first = trace.result.first
-    for value in ancestors(values):
-        if value.owner is None or variable_number(value) < first:
+    for node in dict.fromkeys(value.owner for value in ancestors(values)):
+        if node is None or not _draws(node, first):
             continue
-        for generator in _generators(value, first):
-            if after.get(generator, generator) is generator:
-                raise ValueError(f"{title}: {_same_numbers(generator, places)}")
+        for given in node.inputs:
+            is_outside = given.owner is None or variable_number(given) < first
+            stays = isinstance(given.type, RandomType) and after.get(given, given) is given
+            if is_outside and stays:
+                raise ValueError(f"{title}: {_same_numbers(given, places)}")
 
 
-def _generators(value: Variable, first: int) -> Iterator[Variable]:
-    """Yield the generators outside of a step that a node of the step draws from."""
-    assert value.owner is not None
-    for inp in value.owner.inputs:
-        if isinstance(inp.type, RandomType):
-            if inp.owner is None or variable_number(inp) < first:
-                yield inp
-            else:
-                yield from _generators(inp, first)
+def mark_written(node: Apply) -> None:
+    """Note that a loop is one that a user wrote. A gradient is none: it draws the same again."""
+    node.tag.is_written = True
+
+
+def _draws(node: Apply, first: int) -> bool:
+    """Whether a node was made in a step, and a generator comes out of it."""
+    if not any(isinstance(x.type, RandomType) for x in node.outputs):
+        return False
+    is_written = not isinstance(node.op, Scan) or getattr(node.tag, "is_written", False)
+    return is_written and variable_number(node.outputs[0]) >= first
 
 
 def _same_numbers(generator: Variable, places: Mapping[Variable, str]) -> str:

@@ -23,7 +23,7 @@ from scanlib.frontend.arguments import (
     read_truncation,
 )
 from scanlib.frontend.checkpoints import check_checkpoint, read_checkpoint
-from scanlib.frontend.generators import check_generators
+from scanlib.frontend.generators import check_generators, mark_written
 from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
 from scanlib.frontend.step import (
     StepResult,
@@ -154,8 +154,6 @@ class _Builder:
         captured = captured_variables([value], placeholders)
         return value_sizes(value, placeholders, trace.row_shapes(), captured)
 
-    # Building
-
     def build(
         self, truncate_gradient: int, checkpoint: Schedule | None
     ) -> tuple[list[Variable], dict[Any, Variable]]:
@@ -196,6 +194,7 @@ class _Builder:
         self.add_captured(loop)
         check_checkpoint(loop, self.title)
         results = loop.apply()
+        mark_written(results.node)
         values: dict[int, Variable] = {}
         for history, state, i in zip(results.histories, loop.states, trace.states, strict=True):
             values[i] = history[state.depth :]
