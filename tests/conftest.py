@@ -1,6 +1,5 @@
 """Fixtures for compilation modes, and Hypothesis profiles."""
 
-from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -13,16 +12,17 @@ from tests.c_nodes import Switch, leave_c_code_to_scanlib
 from tests.modes import MODES
 from tests.precompiled import use_precompiled_headers
 
-# The examples of the default profile are the same at every run. The thorough profile draws new
-# ones at every run, ten times as many: `pytest --hypothesis-profile=thorough`.
+# The examples of a tier are the same at every run. `pytest --hypothesis-profile=new` draws new ones
+# at every run, many more.
 COMMON = {
     "deadline": None,
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-settings.register_profile("ci", derandomize=True, max_examples=100, **COMMON)
-settings.register_profile("thorough", derandomize=False, max_examples=1000, **COMMON)
-settings.load_profile("ci")
+settings.register_profile("default", derandomize=True, max_examples=20, **COMMON)
+settings.register_profile("thorough", derandomize=True, max_examples=100, **COMMON)
+settings.register_profile("new", derandomize=False, max_examples=1000, **COMMON)
+settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True)
@@ -96,26 +96,31 @@ def jax_on_device(request, monkeypatch):
         yield
 
 
-# Tests that run on every linker, in every mode: outside numba mode a loop is the same compiled
-# function, without the function around it, and compiling that takes most of their time. Of those of
-# the `mode` fixture, and of these modules, a share runs in numba mode.
-SAMPLED = {
-    "test_associative_op",
-    "test_elemwise_scan",
-    "test_extreme_values",
-    "test_families",
-    "test_linear_scan",
-    "test_logaddexp",
-    "test_more_families",
-}
-SHARE = 4
-# Functions of which one test took longer than three seconds when all were timed, by
-# `pytest --durations=0 --durations-min=3`. They are marked as slow.
-SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text().split())
+# The tests come in two tiers. The default one, `python -m pytest`, takes one form (set of
+# parameters) of each test function: one that does not wait for numba's compiler, where there is
+# one. Of functions marked `quick` it takes all forms, of those marked `slow` none, but at least one
+# test of each module. `--thorough` takes everything. Names and marks alone decide.
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="run all tests, slow ones too, on all linkers, with all parameters and more random "
+        "loops (a test that is named, MODULE::TEST, has all its forms without this flag)",
+    )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        default="1/1",
+        help="run the Kth of N parts of these tests, drawn by name",
+    )
 
 
 def pytest_configure(config):
     """Before the worker processes start, which find what this process has made."""
+    if config.getoption("--thorough") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("thorough")
     use_precompiled_headers()
     leave_c_code_to_scanlib()
 
@@ -125,70 +130,44 @@ def pytest_runtest_setup(item):
     Switch.set_for(item.module.__name__)
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--all-modes",
-        action="store_true",
-        help=f"run all tests in numba mode; by default one in {SHARE} of the modules that are long",
-    )
-    parser.addoption(
-        "--part",
-        metavar="K/N",
-        help="run the Kth of N parts of the tests, drawn by name, and all of PyMC's",
-    )
-    parser.addoption(
-        "--slow-part",
-        metavar="K/N",
-        help="run all tests but those that are marked as slow, and the Kth of N parts of these",
-    )
-
-
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark slow tests; leave out most in numba mode, and other parts than the one asked for."""
-    for item in items:
-        if item.nodeid.split("[")[0] in SLOW:
-            item.add_marker("slow")
-    part, slow_part = part_of(config, "--part"), part_of(config, "--slow-part")
-
-    def is_left_out(item):
-        if not config.getoption("--all-modes") and is_repetition(item):
-            return True
-        is_slow = item.get_closest_marker("slow") is not None
-        return (is_slow and not is_in(slow_part, item)) or (
-            not is_in(part, item) and module_of(item) != "test_pymc"
-        )
-
-    left_out = [item for item in items if is_left_out(item)]
+    """Keep the tier and the part that are asked for, of what `-k` and `-m` have left."""
+    is_named = any("::" in argument for argument in config.args)
+    tier = items if config.getoption("--thorough") or is_named else default_tier(items)
+    part = config.getoption("--part")
+    kept = {item for item in tier if is_in_part(item.nodeid, part)}
+    left_out = [item for item in items if item not in kept]
     if left_out:
-        kept = set(items).difference(left_out)
         items[:] = [item for item in items if item in kept]
         config.hook.pytest_deselected(items=left_out)
 
 
-def part_of(config, option):
-    """Return which part of the tests an option asks for, and of how many: one of one by default."""
-    text = config.getoption(option) or "1/1"
-    position, parts = map(int, text.split("/"))
-    if not 1 <= position <= parts:
-        raise pytest.UsageError(f"{option}: K/N with K from 1 to N, got {text}")
-    return position, parts
+def default_tier(items):
+    """Return the tests that run without ``--thorough``, in any order."""
+    forms = {}
+    for item in sorted(items, key=lambda item: (is_marked(item, "slow"), waits_for_numba(item))):
+        is_quick = is_marked(item, "quick")
+        forms.setdefault(item.nodeid if is_quick else item.nodeid.split("[")[0], item)
+    modules = {}
+    for item in forms.values():  # the slow ones are the last
+        of_module = modules.setdefault(item.path, [])
+        if not (of_module and is_marked(item, "slow")):
+            of_module.append(item)
+    return [item for of_module in modules.values() for item in of_module]
 
 
-def is_in(part, item):
-    """Whether a test is drawn for a part."""
-    position, parts = part
-    # Not the remainder: the sampling of repetitions has used it.
-    return crc32(item.nodeid.encode()) // SHARE % parts == position - 1
+def is_marked(item, mark):
+    return item.get_closest_marker(mark) is not None
 
 
-def module_of(item):
-    return item.nodeid.split("::")[0].rsplit("/")[-1].removesuffix(".py")
+def waits_for_numba(item):
+    return "numba" in item.name.partition("[")[2].lower()
 
 
-def is_repetition(item):
-    """Whether a test in numba mode is one of the many that run on other linkers as well."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    in_numba = {name for name, value in parameters.items() if str(value) == "numba"}
-    if not in_numba or (in_numba != {"mode"} and module_of(item) not in SAMPLED):
-        return False
-    return crc32(item.nodeid.encode()) % SHARE != 0
+def is_in_part(name, part):
+    """Whether a test is drawn for a part, K/N."""
+    position, _, parts = part.partition("/")
+    if not (position.isdecimal() and parts.isdecimal() and 1 <= int(position) <= int(parts)):
+        raise pytest.UsageError(f"--part: K/N with K from 1 to N, got {part}")
+    return crc32(name.encode()) % int(parts) == int(position) - 1
