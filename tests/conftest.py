@@ -98,7 +98,7 @@ def jax_on_device(request, monkeypatch):
 
 # The tests come in two tiers. The default one, `python -m pytest`, takes one form (set of
 # parameters) of each test function: one that does not wait for numba's compiler, where there is
-# one. Of functions marked `quick` it takes all forms, of those marked `slow` none, but at least one
+# one. Of functions marked `all_forms` it takes all forms, of those marked `slow` none, but at least one
 # test of each module. `--thorough` takes everything. Names and marks alone decide.
 
 
@@ -147,8 +147,8 @@ def default_tier(items):
     """Return the tests that run without ``--thorough``, in any order."""
     forms = {}
     for item in sorted(items, key=lambda item: (is_marked(item, "slow"), waits_for_numba(item))):
-        is_quick = is_marked(item, "quick")
-        forms.setdefault(item.nodeid if is_quick else item.nodeid.split("[")[0], item)
+        takes_all = is_marked(item, "all_forms")
+        forms.setdefault(item.nodeid if takes_all else item.nodeid.split("[")[0], item)
     modules = {}
     for item in forms.values():  # the slow ones are the last
         of_module = modules.setdefault(item.path, [])

@@ -27,9 +27,9 @@ def test_one_form_that_does_not_wait_for_numba():
     assert chosen(*(Form("m", name) for name in names)) == {"test_a[c-1]", *names[3:]}
 
 
-def test_all_forms_of_a_quick_test_but_slow_ones():
-    forms = [Form("m", f"test_a[{k}]", "quick") for k in range(3)]
-    assert len(chosen(*forms, Form("m", "test_a[3]", "quick", "slow"))) == 3
+def test_all_forms_with_the_mark_but_slow_ones():
+    forms = [Form("m", f"test_a[{k}]", "all_forms") for k in range(3)]
+    assert len(chosen(*forms, Form("m", "test_a[3]", "all_forms", "slow"))) == 3
 
 
 def test_slow_forms_and_functions_wait():
