@@ -98,8 +98,8 @@ def jax_on_device(request, monkeypatch):
 
 # The tests come in two tiers. The default one, `python -m pytest`, takes one form (set of
 # parameters) of each test function: one that does not wait for numba's compiler, where there is
-# one. Of functions marked `all_forms` it takes all forms, of those marked `slow` none, but at least one
-# test of each module. `--thorough` takes everything. Names and marks alone decide.
+# one. Of functions marked `all_forms` it takes all forms, of those marked `slow` none, but at least
+# one test of each module. `--thorough` takes everything. Names and marks alone decide.
 
 
 def pytest_addoption(parser):
