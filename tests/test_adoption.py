@@ -87,6 +87,7 @@ def test_values(name, linker):
     assert_same(results, expected, rtol=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in LOOPS.items() if case.order])
 def test_derivatives(name):
     case = LOOPS[name]
@@ -109,6 +110,7 @@ def test_derivatives(name):
         assert_all_adopted(adopted(derivatives(cost, inputs, case.order)))
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("name", LOOPS)
 def test_known_shapes_are_no_obstacle(name):
     """PyTensor knows the length of some buffers as a number, and of the loop as an expression."""
@@ -197,6 +199,7 @@ def test_truncated_gradient(steps):
     assert_same(f(values, 0.7, 0.3), [gx, np.asarray(ga)])
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("length", [2, 3, 5])
 def test_slices_that_end_before_the_first_row(length):
     """``x[: rows - 3]`` counts from the end of an array of less than three rows."""

@@ -104,6 +104,7 @@ EXPRESSIONS = {
 }
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_one_member(name):
     """What one member computes, made a batch again, is what the batch computes."""

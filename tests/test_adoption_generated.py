@@ -106,11 +106,13 @@ def assert_gradients(case):
         np.testing.assert_allclose(np.sum(g * d), wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", half(500, 502))
 def test_values(shard):
     explore(loops(steps=STEPS), assert_values, shard, 24, *HealthCheck)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", half(510, 512))
 def test_gradients(shard):
     explore(loops(dtypes=DIFFERENTIABLE, steps=STEPS), assert_gradients, shard, 16, *HealthCheck)

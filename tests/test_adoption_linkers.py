@@ -37,6 +37,7 @@ def cost_of(outputs):
     return sum((value * value).sum() + value.sum() for value in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_values_and_gradients(name, linker):
     case = LOOPS[name]

@@ -27,6 +27,7 @@ from tests.modes import MODES
 
 
 class TestValues:
+    @pytest.mark.slow
     @pytest.mark.parametrize("reverse", [False, True])
     def test_every_length(self, mode, reverse):
         """One function for all lengths: products of matrices do not commute."""
@@ -69,6 +70,7 @@ class TestValues:
     def test_moebius(self, mode):
         check(normalized_product, [data(9, 2, 2)], mode)
 
+    @pytest.mark.slow
     def test_matrix_affine(self, mode):
         check(matrix_affine, [data(5, 3, 3), data(5, 3, seed=1)], mode)
 
@@ -95,6 +97,7 @@ class TestValues:
         (capture,) = y.owner.inputs[1:]
         assert capture.owner is not None  # exp(w) * k
 
+    @pytest.mark.slow
     def test_inside_a_step(self, mode):
         """A scan in the body of a loop, and one that combines with the help of another."""
         x = pt.matrix("x")
@@ -108,6 +111,7 @@ class TestValues:
         expected = [np.maximum.accumulate(values, axis=1), np.cumsum(values, axis=0)]
         assert_same(evaluate([inside, total], {x: values}, mode), expected)
 
+    @pytest.mark.slow
     @given(
         length=st.integers(0, 20),
         shape=st.lists(st.integers(1, 3), max_size=2),
@@ -145,6 +149,7 @@ class TestReduce:
         with pytest.raises(IndexError):
             f(np.zeros((0, 2, 2)))
 
+    @pytest.mark.slow
     def test_last_axis_of_a_list(self, mode):
         a, b = pt.matrices("a", "b")
         totals = scanlib.associative_reduce(affine, [a, b], axis=-1)
@@ -210,6 +215,7 @@ class TestTorchNames:
 class TestErrors:
     X, Y = pt.dmatrix("x"), pt.dvector("y")
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "fn, elems, error, message",
         [
@@ -285,6 +291,7 @@ class TestErrors:
         expected = [np.cumsum(v, axis=0) for v in values.values()]
         assert_same(evaluate([a, b], values, MODES["c"]), expected)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("axis", [1.0, "0", None, True])
     def test_axis_is_no_integer(self, axis):
         with pytest.raises(TypeError, match="axis must be an integer, got"):
@@ -294,6 +301,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="reverse must be True or False, got 1"):
             scanlib.associative_scan(pt.add, self.X, reverse=1)
 
+    @pytest.mark.slow
     def test_when_it_runs(self, mode):
         x, y = pt.dmatrix("x"), pt.dmatrix("y")
         outputs = scanlib.associative_scan(affine, (x, y))

@@ -25,6 +25,7 @@ from tests.modes import MODES
 
 
 class TestDerivatives:
+    @pytest.mark.slow
     @pytest.mark.parametrize("reverse", [False, True])
     def test_affine(self, mode, reverse):
         a, b = pt.dvector("a"), pt.dmatrix("b")
@@ -39,6 +40,7 @@ class TestDerivatives:
 
         assert_derivatives(pt.sum(weights * h**2), x, reference, mode)
 
+    @pytest.mark.slow
     def test_matrices_and_captured_variables(self, mode):
         x, w = pt.dtensor3("x"), pt.dmatrix("w")
         values = {x: data(4, 2, 2), w: data(2, 2, seed=1)}
@@ -49,6 +51,7 @@ class TestDerivatives:
 
         assert_derivatives(pt.sum(pt.sin(y)), values, reference, mode)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("reverse", [False, True])
     def test_reduction_and_scan_together(self, reverse, fast_mode):
         x = pt.tensor("x", dtype="float64", shape=(5, 2, 2))
@@ -147,6 +150,7 @@ class TestBatches:
                     actual[i] if actual.ndim > expected.ndim else actual, expected, rtol=1e-12
                 )
 
+    @pytest.mark.slow
     def test_two_dimensions_that_broadcast(self, mode):
         x, w = pt.tensor3("x"), pt.matrix("w")
         y = scanlib.associative_scan(lambda a, b: a @ w @ b, x)
@@ -180,6 +184,7 @@ def _has_op(variable, kind):
 
 
 class TestTree:
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("reverse", [False, True])
     @pytest.mark.parametrize("length", range(18))
     def test_equals_the_walk(self, length, reverse):

@@ -47,6 +47,7 @@ def two_taps():
     return traces, [x, h0, w]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 0, 1)])
 def test_some_inputs_are_batched(two_taps, which, fast_mode):
     outputs, inputs = two_taps
@@ -55,12 +56,14 @@ def test_some_inputs_are_batched(two_taps, which, fast_mode):
     check_rows(outputs, inputs, data, which, fast_mode)
 
 
+@pytest.mark.slow
 def test_under_every_linker(two_taps, mode):
     outputs, inputs = two_taps
     data = [rng.normal(size=shape) for shape in [(3, 5, 4), (3, 4), (4, 4)]]
     check_rows(outputs, inputs, data, (1, 1, 0), mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(1, 0), (0, 1), (1, 1), (2, 0)])
 def test_sequences_that_are_cut_to_the_shortest(ranks, fast_mode):
     """Lengths are the same for the whole batch: slices by them stay slices."""
@@ -78,6 +81,7 @@ def test_sequences_that_are_cut_to_the_shortest(ranks, fast_mode):
     assert not any(isinstance(n.op, Blockwise) for n in function.maker.fgraph.apply_nodes)
 
 
+@pytest.mark.slow
 def test_two_batch_dimensions_and_broadcasting(two_taps, fast_mode):
     outputs, (x, h0, w) = two_taps
     x2 = pt.TensorType("float64", shape=(2, 1, None, None))()
@@ -93,6 +97,7 @@ def test_two_batch_dimensions_and_broadcasting(two_taps, fast_mode):
         np.testing.assert_allclose(sums[i, j], expected[1])
 
 
+@pytest.mark.slow
 def test_backwards_echo_and_integers(fast_mode):
     x, n = pt.vector("x"), pt.lscalar("n")
     outputs = scanlib.scan(
@@ -106,6 +111,7 @@ def test_backwards_echo_and_integers(fast_mode):
     check_rows(outputs, [x, n], [rng.normal(size=(3, 5)), np.array([1, 2, 3])], (1, 1), fast_mode)
 
 
+@pytest.mark.slow
 def test_gradient_of_a_batch_is_a_batch_of_gradients(two_taps, fast_mode):
     (states, _), inputs = two_taps
     gradients = pytensor.grad((states**2).sum(), inputs)
@@ -151,6 +157,7 @@ class TestUntil:
         assert len(set(lengths)) > 1
         assert results[0].shape == (4, max(lengths))
 
+    @pytest.mark.slow
     def test_gradient_of_the_last_row(self, fast_mode):
         a, roots, _ = self.newton()
         many = pt.vector("many")
@@ -159,6 +166,7 @@ class TestUntil:
         values = np.array([2.0, 9.0, 1000.0])
         np.testing.assert_allclose(gradient(values), 0.5 / np.sqrt(values), rtol=1e-8)
 
+    @pytest.mark.slow
     def test_outputs_as_long_as_a_row_of_the_batch(self, mode):
         w, limit = pt.vector("w"), pt.scalar("limit")
         traces = scanlib.scan(
@@ -198,11 +206,13 @@ class TestGradientsUntil:
         )
         return traces, [x, start, a]
 
+    @pytest.mark.slow
     def test_of_last_rows(self, mode):
         (sizes, products), inputs = self.growth()
         gradients = pytensor.grad(sizes[-1] ** 2 * products[-1], inputs)
         check_rows(gradients, inputs, self.data, (1, 1, 1), mode)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
     def test_of_all_rows(self, which, fast_mode):
         (sizes, products), inputs = self.growth()
@@ -210,12 +220,14 @@ class TestGradientsUntil:
         data = [d if b else d[0] for b, d in zip(which, self.data, strict=True)]
         check_rows(gradients, inputs, data, which, fast_mode)
 
+    @pytest.mark.slow
     def test_second_order(self, python_kernels, fast_mode):
         (sizes, products), inputs = self.growth()
         gradients = pytensor.grad(sizes[-1] * products[-1], inputs)
         second = pytensor.grad(sum(pt.sum(g**2) for g in gradients), inputs)
         check_rows(second, inputs, self.data, (1, 1, 1), fast_mode)
 
+    @pytest.mark.slow
     def test_nothing_but_the_number_of_steps_is_read(self, fast_mode):
         start, limit = pt.scalar("start"), pt.scalar("limit")
         trace = scanlib.scan(
@@ -254,6 +266,7 @@ class TestGradientsUntil:
             vectorize_graph(gradient, {a: pt.vector("many")})
 
 
+@pytest.mark.slow
 def test_rows_that_a_matrix_recurrence_reads_beside_it(fast_mode):
     """A batch of ``table[place]`` reads of every table its own place: no gather of rows."""
     place, table, A, h = pt.lvector("place"), pt.vector("table"), pt.matrix("A"), pt.vector("h")
@@ -300,6 +313,7 @@ class TestNumbersOfSteps:
         )[-1]  # fmt: skip
         check_rows([last], [x, h], [rng.normal(size=(3, 5)), np.ones(3)], (1, 1), mode)
 
+    @pytest.mark.slow
     def test_two_axes_and_gradients(self, fast_mode):
         x, trace = self.smoothed(lambda x: x.shape[0] - 1)
         outputs = [trace, pytensor.grad((trace**2).sum(), x)]

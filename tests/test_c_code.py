@@ -39,6 +39,7 @@ class TestThreads:
         cost = pt.sum(y**2) + pt.sum(sums)
         return [x, start, w], [y, sums, *pytensor.grad(cost, [x, start, w])]
 
+    @pytest.mark.slow
     def test_slices(self, two_threads):
         inputs, outputs = self.build()
         call = compiled(inputs, outputs)
@@ -55,6 +56,7 @@ class TestThreads:
                 for one, other in zip(first, second, strict=True):
                     assert one.tobytes() == other.tobytes()
 
+    @pytest.mark.slow
     def test_flags_without_exceptions(self, two_threads):
         """PyMC sets such flags for all of PyTensor's code, and scanlib's catches exceptions."""
         flags = "-fno-exceptions -fno-unwind-tables -fno-asynchronous-unwind-tables"

@@ -117,6 +117,7 @@ class TestAffine:
         values = a, b, np.asarray(rng.uniform(), dtype), cotangent
         assert_within(affine(dtype)(*values), plain_affine(*values), dtype)
 
+    @pytest.mark.slow
     def test_second_order(self):
         a, b, start = pt.dvector("a"), pt.dvector("b"), pt.dscalar("start")
         h = trace(lambda a, b, h: a * h + b, sequences=[a, b], outputs_info=start)
@@ -132,6 +133,7 @@ class TestAffine:
         inputs = {a: uniform(21), b: uniform(21, seed=1), start: np.float64(0.7)}
         assert_derivatives((weights * h**2).sum(), inputs, reference, MODES["c"])
 
+    @pytest.mark.slow
     def test_complex_numbers(self):
         a, g = pt.zvector("a"), pt.zvector("g")
         h, s = scanlib.scan(
@@ -164,6 +166,7 @@ def sums(dtype, bits):
 class TestExtremeValues:
     """NaN and infinity are exactly where the plain loop has them."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("bits", [512, 256, 128])
     @settings(max_examples=60)
     @given(
@@ -208,6 +211,7 @@ def extreme(name, dtype, bits=512):
 
 
 class TestExtremes:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "name, dtype, bits",
         [
@@ -273,6 +277,7 @@ class TestProducts:
             assert_within(call(factors, cotangent), [history, by_x], dtype)
 
 
+@pytest.mark.slow
 def test_a_few_channels_take_turns():
     x, seed = pt.dmatrix("x"), pt.dmatrix("seed")
     h = trace(lambda x, h: x * h + 1, sequences=x, outputs_info=pt.ones((x.shape[1],)))
@@ -315,6 +320,7 @@ def test_truth_values_as_numbers():
             np.testing.assert_allclose(actual, np.array(wanted), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 4, 5, 8, 9])
 def test_far_taps(depth):
     """What is owed to a far tap moves through as many carries, one place at every step."""

@@ -78,6 +78,7 @@ ADDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADDED)
 def test_factors_of_accumulated_sums(name, mode):
     """Totals over time of what has factors at each step."""
@@ -109,6 +110,7 @@ def test_factors_that_are_states(mode):
             check(function, step, [rows, np.full(STEPS, 1.5)], [start, np.float64(factor), None])
 
 
+@pytest.mark.slow
 def test_factors_of_sums_over_some_channels(mode):
     step = lambda x, f, h: [x * h, h.sum(axis=1) * f, h.sum(axis=0) * 1e-200]  # noqa: E731
     inputs = [pt.tensor3("x"), pt.matrix("f")], [pt.matrix("h"), None, None], []

@@ -193,8 +193,8 @@ on_linux = pytest.mark.skipif(
 )
 
 
-@on_linux
 @pytest.mark.slow
+@on_linux
 def test_memory_of_schedules():
     """Rows of the state, above the baseline: about what the schedules promise."""
     steps, width = 4_096, 1_000
@@ -205,8 +205,8 @@ def test_memory_of_schedules():
     assert peak_rows("scanlib.Levels(3)", 8 * steps, width) < 3 * 32 + 60
 
 
-@on_linux
 @pytest.mark.slow
+@on_linux
 @pytest.mark.parametrize("rows, width", [(5_000, 1_000), (500, 1_000), (150, 10_000)])
 def test_a_budget_is_respected(rows, width):
     """Within ten percent, also where sizes are known at run time only.

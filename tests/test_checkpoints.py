@@ -38,6 +38,7 @@ COSTS = {
 }
 
 
+@pytest.mark.slow
 def test_derivatives_of_a_loop_with_taps(mode):
     """To second order, with a tail of one step."""
     steps = 7
@@ -60,6 +61,7 @@ def test_derivatives_of_a_loop_with_taps(mode):
     assert_derivatives(cost, inputs, reference, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("cost", COSTS)
 def test_schedules_change_no_value(python_kernels, cost, schedule):
@@ -76,6 +78,7 @@ def test_schedules_change_no_value(python_kernels, cost, schedule):
         close(actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", [3, "sqrt", pytest.param((4, 2), marks=pytest.mark.slow)], ids=str
 )
@@ -119,6 +122,7 @@ def swept(taps, until, backwards, whole, schedule):
     return pytensor.function([x, h, w, n], outputs, mode=PLAIN)
 
 
+@pytest.mark.slow
 @given(
     taps=st.sampled_from([(-1,), (-3, -1)]),
     until=st.booleans(),
@@ -141,6 +145,7 @@ def test_any_loop_any_schedule(taps, until, backwards, whole, schedule, steps, m
     close(values[half:], values[:half], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_no_step_at_all(python_kernels):
     """A loop of zero steps has gradients of the right shapes."""
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
@@ -154,6 +159,7 @@ def test_no_step_at_all(python_kernels):
         )
 
 
+@pytest.mark.slow
 def test_reading_the_last_of_no_rows_is_an_error(mode):
     h, n = pt.dvector("h"), pt.lscalar("n")
     trace = scanlib.scan(pt.tanh, outputs_info=h, n_steps=n, checkpoint=2, return_updates=False)
@@ -164,6 +170,7 @@ def test_reading_the_last_of_no_rows_is_an_error(mode):
         function([0.5], 0)
 
 
+@pytest.mark.slow
 def test_scan_checkpoints_has_none_of_the_classic_limits(mode):
     """No non-sequences, lengths that differ, taps, steps that 4 does not divide, all rows read."""
     x, z, h = pt.dvector("x"), pt.dvector("z"), pt.dvector("h")
@@ -190,6 +197,7 @@ def test_scan_checkpoints_has_none_of_the_classic_limits(mode):
     assert_derivatives(pt.sum(trace**2) + trace[-1], inputs, reference, mode, order=1)
 
 
+@pytest.mark.slow
 def test_truncated_gradients(python_kernels):
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
     for truncate in (0, 1, 4, 50):
@@ -219,6 +227,7 @@ def random_loop(checkpoint, h, w, n, seed=3):
     return trace, updates[generator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 def test_recomputed_steps_see_the_same_draws(mode, whole):
     h, w, n = pt.dvector("h"), pt.dvector("w"), pt.lscalar("n")
@@ -234,6 +243,7 @@ def test_recomputed_steps_see_the_same_draws(mode, whole):
         close(values[4:], values[:4])
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_words_restore_a_generator(kind):
     generator = np.random.Generator(getattr(np.random, kind)(5))
@@ -247,6 +257,7 @@ def test_words_restore_a_generator(kind):
 # Errors
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize(
     "checkpoint, error",
     [

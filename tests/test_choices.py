@@ -123,6 +123,7 @@ def test_ties(mode):
         assert compiled(inputs, outputs, mode)(*given)[1].tolist() == expected
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("dtype, ndim, back", [("float32", 1, True), ("float64", 2, False)])
 def test_kinds_of_loops(mode, dtype, ndim, back):
@@ -170,6 +171,7 @@ def compares_the_extreme():
     return any(isinstance(getattr(node.op, "scalar_op", None), EQ) for node in nodes)
 
 
+@pytest.mark.slow
 @BOTH
 def test_computed_rows(mode):
     """The state may be compared with itself; what is computed anew may be rounded otherwise."""
@@ -185,6 +187,7 @@ def test_computed_rows(mode):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @BOTH
 def test_loops_that_round_are_left_alone(mode):
     """A kernel composes these steps: what it stores is not equal to either operand."""
@@ -198,6 +201,7 @@ def test_loops_that_round_are_left_alone(mode):
             assert all(out.type.dtype != "bool" for out in node.outputs)
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     x = pt.dvector("x")
     cost = pt.sum(scanlib.cummax(x) ** 3)

@@ -81,8 +81,8 @@ def sources():
     }
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_instance_compiles(sources, architecture):
     found = find_nvrtc() or find_nvcc()
     if found is None:
@@ -158,8 +158,8 @@ LINEAR = [  # every template and semiring, at the largest sizes of each
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_instance_of_matrix_recurrences_compiles(architecture):
     found = find_nvrtc() or find_nvcc()
     if found is None:
@@ -170,6 +170,7 @@ def test_every_instance_of_matrix_recurrences_compiles(architecture):
         assert compile_kernels(kernels.source, architecture)[:4] == b"\x7fELF", (op, dtype, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("find", [find_nvrtc, find_nvcc])
 def test_compilers(sources, find):
     found = find()
@@ -283,6 +284,7 @@ class TestSchedule:
         assert self.choose(10_000, 1).kind == "rows"
         assert self.choose(20, 1).kind == "serial"
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("steps", [0, 1, 63, 64, 65, 4095, 4096, 4097, 99_991, 10**7])
     @pytest.mark.parametrize("processors", [1, 16, 132])
     def test_chunks_cover_all_steps(self, steps, processors):
@@ -298,6 +300,7 @@ class TestSchedule:
                 assert stretches == (1 if plan.kind == "look-back" else int(stretches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
 def test_explain_tells_of_kernels(mode):
     pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])

@@ -69,6 +69,7 @@ def test_sums_over_no_channels_under_jax(jax_on_device):
     check_calls(function, plain, NOTHING)
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("steps", [0, 100, 10**6])
 def test_no_channels_have_a_schedule(steps):
     assert choose(steps, 0, 132, True, 256, 16).kind == "serial"

@@ -156,6 +156,7 @@ def test_loops_and_gradients(jax_on_device):
             np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_back", [True, False])
 def test_long_series(jax_on_device, monkeypatch, look_back):
     """In one pass or in several, twice: the same bits at every run."""

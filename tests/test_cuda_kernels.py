@@ -59,6 +59,7 @@ COMPOSED = ("affine", "affine-complex", "affine-f32", "affine-fixed-f32", "affin
             "log-sum")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_families_that_compose(device):
     run_families(COMPOSED, device, (0, 1, 2, 17, 129, 1025, 4097))
 
@@ -67,6 +68,7 @@ def test_every_length(device):
     run_families(["affine"], device, LENGTHS)
 
 
+@pytest.mark.slow
 def test_families_that_do_not():
     names = [name for name in FAMILIES if name not in (*COMPOSED, *LATE)]
     with emulated() as (mode, _):
@@ -121,6 +123,7 @@ def test_channels_and_gradients(device):
             np.testing.assert_array_equal(value, copy)
 
 
+@pytest.mark.slow
 def test_nonlinear_steps():
     x, h0 = pt.fmatrix("x"), pt.fvector("h0")
     h = scanlib.scan(
@@ -151,6 +154,7 @@ def affine_of(dtype, mode):
     return pytensor.function([a, b, h0], h, mode=mode)
 
 
+@pytest.mark.all_forms
 def test_half_precision_is_kept_in_memory_only(device):
     function = affine_of("float16", device)
     rng = np.random.default_rng(0)
@@ -249,6 +253,7 @@ class TestExtremeValues:
         zeros = np.zeros_like(a)
         assert_same_kind(affine(a, zeros, h), *plain_affine(a, zeros, h))
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("place", [3, 40, 64, 100, 159, 160, 700])
     def test_overflow_that_a_later_step_would_undo(self, affine, place):
         a = np.ones(1000)
@@ -266,6 +271,7 @@ class TestExtremeValues:
             expected, allowed = plain_affine(a, b, np.float64(0.0))
             assert_same_kind(affine(a, b, 0.0), expected, allowed)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("place", [3, 40, 64, 100, 159, 160, 700])
     def test_overflow_inside_a_chunk_that_ends_in_ordinary_values(self, affine, place):
         """What the chunk does as a whole is ordinary, so the chunks after it start wrong."""
@@ -287,6 +293,7 @@ class TestExtremeValues:
             expected, allowed = plain_affine(a, b, np.float32(0))
             assert_same_kind(affine(a, b, np.float32(0)), expected, allowed)
 
+    @pytest.mark.all_forms
     def test_only_one_stretch_is_not_finite(self, affine):
         a, b = np.full(5000, 0.5), np.ones(5000)
         b[1500], a[2100] = np.nan, 0.0
@@ -295,6 +302,7 @@ class TestExtremeValues:
         assert_same_kind(affine(a, b, 0.0), expected, allowed)
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize(
     "start, noise, most",
     [(0.0, 0.0, 0), (1.0, 1.0, 0), (1e-3, 0.0, 12), (2.0**90, 0.0, 12), (np.nan, 1.0, 0)],

@@ -189,6 +189,7 @@ def test_wrong_arguments():
 
 
 class TestSupport:
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "dtype, size",
         [("float16", 64), ("float32", 64), ("float64", 64), ("complex64", 64), ("complex128", 32)],
@@ -228,6 +229,7 @@ class TestSchedule:
     def test_chunks_that_are_not_known(self):
         assert self.choose(10**6, 1, 0, 0).chunks == 1
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("steps", [0, 1, 511, 512, 513, 99_991, 10**7])
     def test_chunks_cover_all_steps(self, steps):
         for vectors, group, columns in itertools.product((0, 1, 7, 1000), (1, 64), (2, 65)):

@@ -15,6 +15,7 @@ from tests.test_linear_scan import make_values, reference
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("size", [3, 9])
 @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])

@@ -114,6 +114,7 @@ def test_states_of_other_channels():
 
 @pytest.mark.usefixtures("torch_on_device")
 class TestPyTorch:
+    @pytest.mark.all_forms
     @cases
     def test_loops(self, graph, data):
         function, plain = both(*graph(), "PYTORCH")

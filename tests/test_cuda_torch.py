@@ -78,12 +78,14 @@ def test_loops_and_gradients(torch_on_device):
             np.testing.assert_allclose(np.asarray(mine), expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_back", [True, False])
 def test_long_series(torch_on_device, monkeypatch, look_back):
     """In one pass or in several, twice: the same bits at every run."""
     check_long_series("PYTORCH", monkeypatch, look_back)
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize(
     "op",
     [

@@ -139,6 +139,7 @@ class TestPyTorch:
 
 
 class TestJAX:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "graph, data", cases(), ids=lambda value: getattr(value, "__name__", "")
     )

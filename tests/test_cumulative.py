@@ -111,6 +111,7 @@ class TestLogSumExp:
             mode,
         )
 
+    @pytest.mark.slow
     def test_derivatives_at_infinity_are_finite(self, mode):
         x = pt.vector("x")
         y = scanlib.cumlogsumexp(x)
@@ -176,6 +177,7 @@ class TestAll:
             assert_close(down, running(ufunc, value), f"{number}")
             assert_close(across, running(ufunc, value, 1, True), f"{number}")
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("name", FUNCTIONS)
     def test_static_shapes(self, name):
         function, _ = FUNCTIONS[name]

@@ -37,6 +37,7 @@ def tanh_reference(x, h0, a):
 class TestGradientsInsideTheStep:
     """Non-sequences reach the step as the variables they are, with their graph."""
 
+    @pytest.mark.slow
     def test_jacobian(self, mode):
         x = pt.vector("x")
         y = x**2 * x[0]
@@ -51,6 +52,7 @@ class TestGradientsInsideTheStep:
         expected[:, 0] += value**2
         np.testing.assert_allclose(evaluate(J, {x: value}, mode), expected, rtol=1e-12)
 
+    @pytest.mark.slow
     def test_jacobian_of_captured_variables(self, mode):
         x = pt.vector("x")
         y = pt.sin(x) * x[::-1]
@@ -59,6 +61,7 @@ class TestGradientsInsideTheStep:
         expected = np.diag(np.cos(value) * value[::-1]) + np.fliplr(np.diag(np.sin(value)))
         np.testing.assert_allclose(evaluate(J, {x: value}, mode), expected, rtol=1e-12)
 
+    @pytest.mark.slow
     def test_hessian(self, mode):
         x = pt.vector("x")
         gradient = pytensor.grad(pt.sum(x**3) * x[1], x)
@@ -90,6 +93,7 @@ class TestGradientsInsideTheStep:
             evaluate(J, values, mode), np.stack(columns, axis=1), rtol=1e-7, atol=1e-9
         )
 
+    @pytest.mark.slow
     def test_gradient_steps(self, mode):
         """Descend along a gradient taken inside the step, and differentiate the descent."""
         target, rate = pt.vector("target"), pt.scalar("rate")
@@ -127,6 +131,7 @@ class TestPushforward:
             rtol=1e-8,
         )
 
+    @pytest.mark.slow
     def test_of_a_gradient(self, mode, direct):
         inputs = [pt.vector("x"), pt.scalar("h0"), pt.scalar("a")]
         u, v = random_directions(self.VALUES, seed=3), random_directions(self.VALUES, seed=4)
@@ -247,6 +252,7 @@ class TestRandomDraws:
         assert after.normal() == unused.normal()
         assert given.normal() == noise[0][0], "the generator that was given must not advance"
 
+    @pytest.mark.slow
     def test_second_order(self, fast_mode):
         rng = pytensor.shared(np.random.default_rng(5))
         h0, a = pt.vector("h0"), pt.scalar("a")

@@ -17,6 +17,7 @@ REJECTED = (TypeError, ValueError)
 class TestErrors:
     x = pt.matrix("x")
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "function",
         [
@@ -39,6 +40,7 @@ class TestErrors:
         with pytest.raises(ValueError, match="is a scalar"):
             function(1.0)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "value",
         ["text", None, object(), [[1.0], [1.0, 2.0]]],
@@ -67,6 +69,7 @@ class TestErrors:
             with pytest.raises(TypeError, match="got dtype complex128"):
                 function(pt.zmatrix("x"))
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "a, b, init, message",
         [

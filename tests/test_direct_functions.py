@@ -151,6 +151,7 @@ class TestLinearScan:
             mode,
         )
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("shape", [(), (3,), (1, 3), (5, 1)], ids=str)
     def test_derivatives_of_broadcast_coefficients(self, shape):
         rng = np.random.default_rng(3)
@@ -240,6 +241,7 @@ class TestPscan:
 
 
 class TestDiscountedCumsum:
+    @pytest.mark.slow
     @given(
         shape=st.sampled_from([(5,), (0,), (2, 7), (3, 3), (2, 3, 4), (2, 1, 9)]),
         per=st.sampled_from(["number", "row", "element"]),
@@ -264,6 +266,7 @@ class TestDiscountedCumsum:
         with python_loops() as mode:
             assert_close(call(build, x, gamma, *init, mode=mode), expected)
 
+    @pytest.mark.slow
     def test_left_and_right(self, mode):
         x = np.arange(8.0).reshape(2, 4)
         gamma = np.array([0.5, 2.0])

@@ -52,6 +52,7 @@ class TestMatrices:
         values = [0.5 * rng.normal(size=shape) for shape in (A, b, init) if shape is not None]
         return values, axis
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("case", CASES, ids=str)
     @pytest.mark.parametrize("reverse", [False, True])
     def test_agrees_with_the_loop(self, case, reverse):
@@ -82,6 +83,7 @@ class TestMatrices:
             values = 0.4 * rng.normal(size=(length, 3, 3)), rng.normal(size=(length, 3))
             np.testing.assert_allclose(f(*values), matrix_loop(*values), rtol=1e-10, atol=1e-12)
 
+    @pytest.mark.slow
     def test_integers(self, mode):
         b = np.zeros((10, 2), dtype="int64")
         fibonacci = call(
@@ -143,6 +145,7 @@ class TestMatrices:
         wide = pt.tensor(shape=(2, None, None, 5))
         assert scanlib.linear_scan(A[0], wide, axis=1, matrix=True).type.shape == (2, None, 3, 5)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "A, b, message",
         [

@@ -106,6 +106,7 @@ def test_examples_of_a_page(page):
     check(examples, page_id(page))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC)
 def test_examples_of_a_docstring(name):
     docstring = inspect.getdoc(getattr(scanlib, name))
@@ -125,6 +126,7 @@ def without_blocks(page):
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("page", LINKING, ids=page_id)
 def test_links_of_a_page(page):
     for match in LINK.finditer(without_blocks(page)):
@@ -146,6 +148,7 @@ def plain_signature(name):
     return f"scanlib.{name}{inspect.Signature(parameters)}"
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_reference_has_the_signature(name):
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

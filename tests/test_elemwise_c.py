@@ -276,6 +276,7 @@ class TestChannels:
             expected = reference_scan(lambda x, y: [x * y + 1], [xv], [sv])
             assert_same(call(xv, sv), expected)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("name", ["x[::2]", "x[::-1]", "column"])
     def test_strides_of_one_channel(self, name):
         x = pt.dvector("x")

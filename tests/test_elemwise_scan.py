@@ -84,6 +84,7 @@ class TestChannels:
         data = [(draw(t, k, m, n), draw(n)) for t, k, m, n in ((4, 2, 3, 5), (1, 1, 1, 1))]
         check([x, w], [trace, rows, pytensor.grad((trace**2).sum() + rows.sum(), w)], data)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 1), (1, 3), (1, 4, 1)])
     def test_axes_of_length_one_in_the_types(self, shape):
         x = pt.tensor("x", dtype="float64", shape=(None, *shape))
@@ -139,6 +140,7 @@ class TestChannels:
         )  # fmt: skip
         check([x, y], traces, [(draw(4, m, n), draw(4, m)) for m, n in ((3, 5), (2, 1), (0, 2))])
 
+    @pytest.mark.slow
     def test_accumulators_over_some_axes(self):
         """Cotangents of non-sequences sum over time and over the axes that these lack."""
         x = pt.tensor3("x")
@@ -184,6 +186,7 @@ class TestChannels:
         ]  # fmt: skip
         check([x, h0], [trace, pytensor.grad((trace**2).sum(), x)], data, n_loops=2)
 
+    @pytest.mark.slow
     def test_in_numba_mode(self):
         x = pt.tensor("x", dtype="float64", shape=(None, 1, None))
         w, h0 = pt.vector("w"), pt.matrix("h0")
@@ -288,6 +291,7 @@ class TestStopping:
 
 
 class TestStates:
+    @pytest.mark.slow
     def test_taps_and_last_rows(self):
         x, h0 = pt.matrix("x"), pt.matrix("h0")
         trace, other = scanlib.scan(
@@ -343,6 +347,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [False, True], ids=["scalar", "vector"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradient_loops_are_lowered(name, channels):

@@ -27,6 +27,7 @@ class TestNumberOfSteps:
         with pytest.raises(ValueError, match="n_steps"):
             scanlib.scan(lambda h: h + 1, outputs_info=pt.scalar("h0"))
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("n_steps", [2.5, 3.0, np.float64(3.0), "3"], ids=repr)
     def test_not_an_integer(self, n_steps):
         with pytest.raises(REJECTED, match="n_steps"):
@@ -40,6 +41,7 @@ class TestNumberOfSteps:
         with pytest.raises(REJECTED, match="n_steps"):
             scanlib.scan(lambda h: h + 1, outputs_info=pt.scalar("h0"), n_steps=pt.lvector("n"))
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("n_steps", [-1, np.int64(-3), np.array(-2)], ids=repr)
     def test_negative(self, n_steps):
         with pytest.raises(ValueError, match=r"n_steps(.|\n)*-\d"):
@@ -74,6 +76,7 @@ class TestSequences:
             f(np.ones(30), np.ones(17), 18)
         names(error, "17", "18")
 
+    @pytest.mark.slow
     def test_names_with_braces_and_quotes(self, mode):
         rates, n = pt.vector('rates{0} "%s"'), pt.iscalar("n")
         h, _ = scanlib.scan(lambda r, h: h + r, rates, 0.0, n_steps=n, name="sum {of} \\ é")
@@ -140,6 +143,7 @@ class TestSequences:
         assert evaluate(y, {x: np.ones(3)}, mode).shape == (0,)
         assert evaluate(y, {x: np.ones(1)}, mode).shape == (0,)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("taps", [0.5, "ab", np.array(0.5), pt.lscalar("k")])
     def test_taps_that_are_no_integers(self, taps):
         with pytest.raises(TypeError, match=r"taps of sequences\[0\] must be integers"):
@@ -200,6 +204,7 @@ class TestInitialStates:
         with pytest.raises(REJECTED, match=STATE):
             scanlib.scan(lambda a: a + 1.0, outputs_info=info, n_steps=4)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("taps", [[0], [1], [-1, 0], [-2, 3]], ids=str)
     def test_tap_of_the_future(self, taps):
         with pytest.raises(ValueError, match="tap"):
@@ -337,6 +342,7 @@ class TestStepFunctions:
         with pytest.raises(REJECTED, match="counter"):
             scanlib.scan(lambda: {a: update(a)}, n_steps=3)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize(
         "value", ["text", object(), [["text"]]], ids=["text", "object", "nested"]
     )

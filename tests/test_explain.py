@@ -199,6 +199,7 @@ def test_until():
     assert stored.part("guess").stored == "last rows"
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize(
     "op, family", [(pt.maximum, "maximum"), (pt.minimum, "minimum"), (pt.mul, "affine")]
 )

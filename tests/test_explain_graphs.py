@@ -260,6 +260,7 @@ def test_names_that_are_long_or_equal():
         explanation.loops[0].part("y")
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize(
     "value, message",
     [

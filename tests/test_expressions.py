@@ -73,6 +73,7 @@ CASES = {
 NUMBERS = [0.5, -3, np.nan, np.inf, 2**40, True, np.float32(0.1), np.int8(100)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_the_same(name):
     plain, short, _ = functions(CASES[name])

@@ -212,6 +212,7 @@ class TestTraps:
             expected, allowed = plain_affine(a, b, np.float64(0.0))
             assert_same_kind(affine(a, b, 0.0)[0], expected, allowed)
 
+    @pytest.mark.all_forms
     @pytest.mark.parametrize("shift", range(9))
     def test_overflow_that_the_next_step_would_undo(self, affine, product, shift):
         a = np.ones(24)
@@ -312,6 +313,7 @@ SUMS_IN_LOGARITHMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 5, 30])
 @pytest.mark.parametrize("name", SUMS_IN_LOGARITHMS)
 def test_sums_that_a_log_affine_step_adds_in_its_own_order(name, place):

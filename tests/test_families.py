@@ -24,7 +24,10 @@ def backend(request):
         yield
 
 
-@pytest.mark.parametrize("backend", ["numba", "C"], indirect=True)
+@pytest.mark.all_forms
+@pytest.mark.parametrize(
+    "backend", [pytest.param("numba", marks=pytest.mark.slow), "C"], indirect=True
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_values(name):
     case = FAMILIES[name]
@@ -44,6 +47,7 @@ def test_values(name):
             assert actual.tobytes() == again.tobytes(), "results differ from run to run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOATS)
 def test_gradients(name):
     """The loop of a gradient is lowered as well; it walks backwards."""
@@ -62,6 +66,7 @@ def test_gradients(name):
             assert_close(actual, expected, f"{name}, {steps} steps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["affine", "ar3-per-step", "three", "log-affine", "reads-states"])
 def test_second_derivatives(name):
     case = FAMILIES[name]

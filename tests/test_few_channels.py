@@ -97,6 +97,7 @@ def weighted(backend):
 
 
 class TestAffine:
+    @pytest.mark.slow
     @settings(max_examples=60)
     @given(data=st.data())
     def test_all_widths_lengths_and_layouts(self, weighted, data):
@@ -129,6 +130,7 @@ class TestAffine:
             for column, weight, result in zip(values.T, weights, together.T, strict=True):
                 np.testing.assert_array_equal(result, alone(column, weight)[0])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("printed", [pytest.param("numba", marks=pytest.mark.slow), "C"])
     def test_derivatives_to_second_order(self, printed):
         x, phi = pt.matrix("x"), pt.vector("phi")
@@ -198,6 +200,7 @@ def render(family):
     return [*rows, *weights, *starts], traces, last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("printed", [pytest.param("numba", marks=pytest.mark.slow), "C"])
 def test_families(printed, name):
@@ -251,6 +254,7 @@ class TestAxes:
                 assert actual.shape == wanted.shape
                 np.testing.assert_allclose(actual, wanted, rtol=1e-9, atol=1e-9)
 
+    @pytest.mark.slow
     def test_which_loops_stay_together(self):
         """Channels that take turns must be independent, and as many for all results."""
         x, y, u = pt.matrix("x"), pt.matrix("y"), pt.vector("u")

@@ -61,6 +61,7 @@ def logistic(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("batch", [0, 1, 5])
 def test_gated_network(mode, dtype, batch):
@@ -80,6 +81,7 @@ def test_gated_network(mode, dtype, batch):
     assert_same(results, [value.astype(dtype) for value in expected], rtol=rtol, atol=rtol / 10)
 
 
+@pytest.mark.slow
 def test_wide_products_leave_no_edge_out(fast_mode):
     # Tiles of 4 rows and 1 or 4 vectors: sizes around them.
     def step(x, h, W):
@@ -111,6 +113,7 @@ def kalman_values():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gen", "pos"])
 def test_filter(mode, kind):
     y, states, matrices = kalman_values()
@@ -148,6 +151,7 @@ def test_failing_factor_gives_nan(mode_name):
     assert np.isnan(factors[2]).all()
 
 
+@pytest.mark.slow
 def test_states_that_are_one_another(mode):
     def step(x, a, b, c):
         return [b, a, c[::-1] + x, a, c.T]
@@ -331,6 +335,7 @@ def test_generated_bodies(picks, chosen, size, steps, taps):
     assert_same(results, expected, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_steps_read_what_others_wrote(size):
     """Compilers write few items out one by one, and may then move reads past other steps' writes.

@@ -95,11 +95,13 @@ def sum_of_squares(xp, *traces):
 
 
 class TestFirstAndSecondOrder:
+    @pytest.mark.slow
     def test_single_state(self, mode):
         check(
             mode, tanh_step, sum_of_squares, [rng.normal(size=6)], [np.array(0.3)], [np.array(0.8)]
         )
 
+    @pytest.mark.slow
     def test_rows_that_are_vectors(self, mode):
         def step(xp):
             return lambda x, h, W: [xp.tanh(xp.dot(h, W) + x)]
@@ -107,6 +109,7 @@ class TestFirstAndSecondOrder:
         x, h0, W = rng.normal(size=(4, 3)), rng.normal(size=3), 0.5 * rng.normal(size=(3, 3))
         check(mode, step, sum_of_squares, [x], [h0], [W])
 
+    @pytest.mark.slow
     def test_several_states(self, mode):
         def step(xp):
             def one_step(x, u, v, a, b):
@@ -118,6 +121,7 @@ class TestFirstAndSecondOrder:
         parameters = [np.array(0.8), np.array(0.4)]
         check(mode, step, sum_of_squares, [rng.normal(size=5)], states, parameters)
 
+    @pytest.mark.slow
     def test_taps(self, mode):
         def step(xp):
             def one_step(x_next, x_last, h_3, h_1, a):
@@ -137,6 +141,7 @@ class TestFirstAndSecondOrder:
         assert gradient[0][:2].all()
         assert not gradient[0][2:].any()
 
+    @pytest.mark.slow
     def test_go_backwards(self, mode):
         def step(xp):
             return lambda x, x_next, h, a: [xp.tanh(a * h + x * x_next)]
@@ -153,6 +158,7 @@ class TestFirstAndSecondOrder:
             go_backwards=True,
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("limit", [-1.0, 2.0, 1e9], ids=["first", "middle", "never"])
     def test_until(self, mode, limit):
         def step(xp):
@@ -168,6 +174,7 @@ class TestFirstAndSecondOrder:
             until=True,
         )
 
+    @pytest.mark.slow
     def test_until_with_taps_and_outputs(self, mode):
         def step(xp):
             def one_step(h_1, h_2, a):
@@ -181,6 +188,7 @@ class TestFirstAndSecondOrder:
             mode, step, sum_of_squares, [], [state, None], [np.array(0.9)], until=True, n_steps=20
         )
 
+    @pytest.mark.slow
     def test_integer_and_disconnected_outputs(self, mode):
         def step(xp):
             def one_step(x, k, h, count, a, b):
@@ -217,6 +225,7 @@ class TestFirstAndSecondOrder:
             assert zero.shape == shape
             assert not zero.any()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "cost",
         [
@@ -232,12 +241,14 @@ class TestFirstAndSecondOrder:
         x, h0, a = rng.normal(size=6), np.array(0.3), np.array(0.8)
         check(fast_mode, tanh_step, cost, [x], [h0], [a])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("steps", [0, 1, 2])
     def test_few_steps(self, mode, steps):
         x, h0, a = rng.normal(size=(steps, 2)), rng.normal(size=2), np.array(0.8)
         gradient = check(mode, tanh_step, sum_of_squares, [x], [h0], [a])
         assert [g.shape for g in gradient] == [(steps, 2), (2,), ()]
 
+    @pytest.mark.slow
     def test_few_steps_with_taps(self, mode):
         def step(xp):
             return lambda h_1, h_3, a: [xp.sin(a * h_1 + h_3)]
@@ -245,6 +256,7 @@ class TestFirstAndSecondOrder:
         state = (rng.normal(size=(3, 2)), [-1, -3])
         check(mode, step, sum_of_squares, [], [state], [np.array(0.7)], n_steps=1)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backwards", [False, True])
     def test_echoes(self, mode, backwards):
         def step(xp):
@@ -267,6 +279,7 @@ class TestFirstAndSecondOrder:
 
 
 class TestNestedLoops:
+    @pytest.mark.slow
     def test_power_of_each_row(self, mode):
         A, h0 = pt.vector("A"), pt.scalar("h0")
 
@@ -289,6 +302,7 @@ class TestNestedLoops:
         values = {A: np.array([0.3, -0.5, 0.2, 0.4]), h0: np.array(0.2)}
         assert_derivatives(pt.sum(h**2), values, reference, mode)
 
+    @pytest.mark.slow
     def test_inner_loop_over_a_row_with_a_state_of_its_own(self, mode):
         X, a = pt.matrix("X"), pt.scalar("a")
 
@@ -366,6 +380,7 @@ def test_single_precision_stays_single(mode):
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_update_of_a_shared_variable(mode):
     a, w = pytensor.shared(1.5), pt.scalar("w")
     _, updates = scanlib.scan(lambda w: {a: a * w}, non_sequences=w, n_steps=4)

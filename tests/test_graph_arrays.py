@@ -182,16 +182,19 @@ def check(function, values):
         np.testing.assert_array_equal(value, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 def test_values_are_numpys(functions, static):
     check(functions[static], values_of(4, 3, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 3, 0), (4, 1, 1), (4, 0, 3)])
 def test_other_sizes(functions, sizes):
     check(functions[False], values_of(*sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 def test_strided_inputs(functions, static):
     values = values_of(4, 3, 5)
@@ -245,6 +248,7 @@ def test_nan_is_the_largest_and_the_smallest():
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_arrays_are_no_functions_of_their_own():
     """All nodes of arrays are written into the function of the graph."""
     compiled = Compiled()

@@ -71,6 +71,7 @@ def functions():
     return [pytensor.function(inputs, outputs, mode=mode) for mode in ("NUMBA", "FAST_COMPILE")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_values_are_those_of_the_nodes_one_by_one(functions, k):
     values = around_values()

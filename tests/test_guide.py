@@ -125,6 +125,7 @@ class TestGibbsSampling:
             assert drawn[-1].dtype == sample.dtype
         assert len({tuple(row) for row in drawn}) > 1, "the generators did not advance"
 
+    @pytest.mark.slow
     def test_shared_variables_found(self, mode):
         def one_step(vsample):
             hmean = pt.sigmoid(pt.dot(vsample, self.W) + self.bhid)

@@ -315,6 +315,7 @@ DERIVATIVES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives(name):
     case = CASES[name]
@@ -422,6 +423,7 @@ LOOKALIKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_what_is_left_alone(name):
     symbolic, plain = LOOKALIKES[name]

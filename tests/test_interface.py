@@ -257,6 +257,7 @@ class TestLengths:
         assert [r.shape for r in results] == [(0, 3), (0, 5), (0,), (0, 3, 3), (0, 2, 1)]
         assert [str(r.dtype) for r in results] == ["float64", "int32", "float64", "float64", "int8"]
 
+    @pytest.mark.slow
     def test_rows_as_long_as_an_array_of_the_step(self, mode):
         """Of zero steps as well: only the array's shape is read, which needs no step."""
         n, x, y = pt.lscalar("n"), pt.matrix("x"), pt.matrix("y")

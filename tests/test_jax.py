@@ -117,6 +117,7 @@ class TestElementwise:
         np.testing.assert_allclose(result, reference(*values), rtol=1e-12)
         assert isinstance(result, jax.Array)
 
+    @pytest.mark.slow
     def test_derivatives(self):
         inputs, h, reference = channels_loop()
         values = dict(zip(inputs, channels_values(), strict=True))
@@ -267,6 +268,7 @@ class TestMatrices:
                 expected = run_in_python(op, Parts(None, *values))
                 np.testing.assert_allclose(function(*values), expected, rtol=1e-10)
 
+    @pytest.mark.slow
     def test_derivatives(self):
         A, x, h0 = pt.dmatrix("A"), pt.dmatrix("x"), pt.dvector("h0")
         h = scanlib.scan(lambda x, h, A: A @ h + x, x, h0, non_sequences=A, return_updates=False)
@@ -298,6 +300,7 @@ class TestMatrices:
             np.testing.assert_allclose(compiled([A, P0], P)(a, np.eye(3)), rows)
 
 
+@pytest.mark.slow
 def test_checkpoints():
     x, a = pt.dvector("x"), pt.dscalar("a")
     h = scanlib.scan(

@@ -121,6 +121,7 @@ def check(inputs, outputs, values):
 
 
 class TestTracesOfUntil:
+    @pytest.mark.slow
     @pytest.mark.parametrize("part", range(6))
     def test_rows(self, part):
         x, w = pt.dvector("x"), pt.dmatrix("w")

@@ -70,6 +70,7 @@ def filtered(b, a, x, axis, zi):
 
 
 class TestLfilter:
+    @pytest.mark.slow
     @given(cases(), st.booleans())
     def test_agrees_with_scipy(self, case, known_order):
         b, a, x, axis, zi = case
@@ -82,6 +83,7 @@ class TestLfilter:
             actual = evaluate(outputs, dict(zip(variables, values, strict=True)), mode)
         assert_close(actual, filtered(b, a, x, axis, zi))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("order", [0, 1, 3, MAX_DELAYS + 3])
     def test_lengths(self, mode, order):
         rng = np.random.default_rng(order)

@@ -166,6 +166,7 @@ def test_values(name):
             np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_recurrences_too(name, last):
@@ -202,6 +203,7 @@ def test_matrices_of_all_steps_are_made_if_they_are_small():
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fixed", "per step", "rows", "hidden Markov model"])
 def test_second_derivatives(name):
     inputs, traces = build(CASES[name])

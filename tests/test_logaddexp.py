@@ -227,6 +227,7 @@ def in_parts(h0, rows, step, outputs, mode):
 class TestSpellings:
     """Logarithms of sums as PyTensor writes them, with numbers whose exponentials overflow."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", SPELLINGS)
     def test_values_and_gradients(self, name, fast_mode):
         h0, a, b = pt.scalar("h0"), pt.vector("a"), pt.vector("b")
@@ -249,6 +250,7 @@ class TestSpellings:
             for value, wanted in zip(actual, expected, strict=True):
                 np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-9)
 
+    @pytest.mark.slow
     def test_channels(self, fast_mode):
         h0, b = pt.vector("h0"), pt.matrix("b")
         h = trace(lambda b, h: pt.logaddexp(h, b), [b], h0)
@@ -261,6 +263,7 @@ class TestSpellings:
             expected = gradients(0.0, None, column, np.ones(30))[2]
             np.testing.assert_allclose(by_b[:, c], expected, rtol=1e-10, atol=1e-10)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["logaddexp", "logsumexp of a stack"])
     def test_second_derivatives(self, name, fast_mode):
         """Those of scanlib's own operation, also for large numbers."""

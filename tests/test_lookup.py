@@ -52,6 +52,7 @@ def automata():
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", RUN)
 @pytest.mark.parametrize("ndim", [0, 1])
 @settings(max_examples=20)
@@ -175,6 +176,7 @@ def test_regimes(switching, ndim, mode):
             np.testing.assert_allclose((slope * direction).sum(), wanted, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ndim", [0, 1])
 def test_second_derivatives_of_regimes(switching, ndim):
     inputs, trace = switching(ndim, "c")

@@ -47,6 +47,7 @@ def compiled(step, mode, size):
     return pytensor.function([x, h, A, w], trace, mode=MODES[mode], on_unused_input="ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["numba", "c"])
 @pytest.mark.parametrize("name", STEPS)
 def test_products_that_overflow_or_vanish(name, mode):
@@ -114,6 +115,7 @@ def test_matrices_that_a_step_computes_are_not_checked(name):
     assert recurrences(compiled(COMPUTED[name], "numba", 3)) == [LinearScan]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaled", "scaled at each step"])
 def test_gradients(name):
     """Cotangents are multiplied by the same factors, the other way round."""

@@ -30,6 +30,7 @@ def compiled(inputs, outputs, lowered=True, mode="c"):
         return pytensor.function(list(inputs), outputs, mode=MODES[mode], on_unused_input="ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, python_kernels):
     case = CASES[name]
@@ -47,6 +48,7 @@ def test_values(name, python_kernels):
             np.testing.assert_array_equal(value, before[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_recurrences_too(name, last, python_kernels):
@@ -68,6 +70,7 @@ def test_gradients_are_recurrences_too(name, last, python_kernels):
 SPOILED = ["two vectors", "triangular", "per step", "two taps", "structural", "batched"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linker", ["c", "numba", "python"])
 @pytest.mark.parametrize("name", SPOILED)
 def test_what_is_not_finite_reaches_what_reads_it_and_nothing_else(name, linker):
@@ -119,6 +122,7 @@ def test_factors_of_a_state_that_are_not_finite(name, python_kernels):
             np.testing.assert_allclose(actual, wanted)
 
 
+@pytest.mark.slow
 def test_matrices_chosen_by_a_sequence():
     """Matrices are gathered, and the derivative by the stack of them is scattered."""
     A, b = pt.dtensor3("A"), pt.dmatrix("b")
@@ -145,6 +149,7 @@ def test_matrices_chosen_by_a_sequence():
         lowered(*values[:2], np.array([0, 4]), values[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["two vectors", "two taps", "structural", "congruence", "small congruence"]
 )

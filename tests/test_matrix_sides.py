@@ -19,6 +19,7 @@ def both_sides(A, R, b, h, reverse):
     return np.stack(rows[::-1] if reverse else rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linker", ["numba", "c", "py"])
 @pytest.mark.parametrize(
     "coefficient, reverse, untraced, dtype",

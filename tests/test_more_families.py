@@ -152,6 +152,7 @@ def test_bits(dtype):
     np.testing.assert_array_equal(function(m, x, np.dtype(dtype).type(1)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [stock, volatility, kalman_variance])
 def test_derivatives(step):
     x, start = pt.dvector("x"), pt.dscalar("start")

@@ -21,6 +21,7 @@ def test_reserved_names_are_not_given():
     assert not {"w0", "w1", "w2", "d0", "d1", "d2"}.intersection(given)
 
 
+@pytest.mark.slow
 def test_a_second_derivative_over_several_blocks():
     """The buffers of states and of elements that never change must not share a name."""
     x, rates = pt.dvector("x"), pt.dvector("rates")
@@ -40,6 +41,7 @@ def test_a_second_derivative_over_several_blocks():
     assert_same(*([result] for result in results), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linker", ["numba", "py"])
 def test_without_numbas_cache(linker):
     """Functions of which PyTensor wrote no file cannot be kept by numba."""
@@ -60,6 +62,7 @@ def test_without_numbas_cache(linker):
     assert results[2][0, 1] == pytest.approx((ahead - behind) / 2e-6, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_recurrence_called_by_compiled_code_and_by_python():
     """On disk, the one must not be found for the other."""
     A, x = pt.dtensor3("A"), pt.dmatrix("x")

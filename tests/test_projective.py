@@ -73,6 +73,7 @@ def filters():
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", RUN)
 @pytest.mark.parametrize("kind", SYMBOLIC)
 def test_values(filters, kind, mode):
@@ -110,6 +111,7 @@ def test_nothing_underflows(filters, kind):
     assert all(np.isfinite(slope).all() for slope in slopes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SYMBOLIC)
 def test_second_derivatives(kind):
     inputs, states, scores = graph(kind)
@@ -165,6 +167,7 @@ def test_what_is_not_projective(name, fast_mode):
 # Products with vectors inside a step, written as loops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", RUN)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
 def test_products_with_vectors(mode, dtype):

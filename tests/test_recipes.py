@@ -105,6 +105,7 @@ def numpy_garch(errors, omega, alpha, gamma, beta, first):
     return np.array(variances)
 
 
+@pytest.mark.slow
 def test_garch():
     errors, at = rng.normal(size=40), np.array([0.1, 0.05, 0.1, 0.8, 1.2])
     free = pt.dvector("free")
@@ -135,6 +136,7 @@ def numpy_holt_winters(y, rates, level, trend, season):
     return np.array(rows).T
 
 
+@pytest.mark.slow
 def test_holt_winters():
     y, at, season = rng.normal(size=15), np.array([0.3, 0.1, 0.4]), rng.normal(size=4)
     rates, series = pt.dvector("rates"), pt.dvector("y")
@@ -275,6 +277,7 @@ def numpy_epidemic(beta, gamma, first, people=100.0, days=12):
     return np.array(rows).T
 
 
+@pytest.mark.slow
 def test_sir():
     counts, at = rng.poisson(3.0, size=12).astype(float), np.array([0.5, 0.2, 2.0])
     free = pt.dvector("free")
@@ -290,6 +293,7 @@ def test_sir():
     close(slope, slopes(expected, at), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_returns_and_advantages():
     rewards, values = rng.normal(size=(3, 9)), rng.normal(size=(3, 10))
     going_on = (rng.uniform(size=(3, 9)) < 0.7).astype(float)
@@ -339,6 +343,7 @@ def test_the_policy_gradient_of_a_batch(critic, interpreted):
     close(by_table, slopes(value, table), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_policy_gradients_shorten_the_way():
     update = compiled(*policy_gradient.losses(critic=True))
     lengths = policy_gradient.train(update, seed=0, rounds=15)
@@ -416,6 +421,7 @@ def test_notch():
     close(compiled([signal], filtering.notch(signal))(noisy), y[2:])
 
 
+@pytest.mark.slow
 def test_resonator():
     given, at = rng.normal(size=25), np.array([0.9, 0.7])
     free = pt.dvector("free")

@@ -18,6 +18,7 @@ def ops_of(function):
     return [type(node.op) for node in function.maker.fgraph.apply_nodes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("dtypes", [("float64", "float64"), ("float32", "float64")])
 def test_sums_over_axes(axes, dtypes, mode):
@@ -38,6 +39,7 @@ def test_axes_that_are_not_there():
             AxesSum(axes, "float64", "float64")(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 def test_softmax_over_axes(axes, mode):
     x = pt.tensor("x", dtype="float64", shape=(None, None, None))
@@ -102,6 +104,7 @@ SIZES = [(5, 3, 4, 2), (0, 3, 4, 2), (2, 3, 0, 2), (2, 0, 3, 4), (2, 1, 4, 9), (
 SIZES += [(4, 3, 5, 1), (1, 3, 4, 5), (3, 20, 17, 30), (2, 70, 65, 66), (300, 4, 4, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, dtype", [*((kind, "float64") for kind in KINDS), ("both vary", "float32")]
 )

@@ -35,6 +35,7 @@ def accumulated(x):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2, 7, 128, 129, 1024, 1025])
 def test_values_shapes_and_dtypes(dtype, count):
@@ -112,6 +113,7 @@ def test_shared_variables_and_generators():
     assert rng.get_value().normal() == expected.normal()
 
 
+@pytest.mark.slow
 def test_nothing_is_kept():
     """Neither arrays nor dtypes gain references from call to call."""
     x = pt.dvector("x")

@@ -203,6 +203,7 @@ class TestMemory:
             for got, wanted in zip(f(*arrays), expected, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-13)
 
+    @pytest.mark.slow
     def test_read_only_inputs(self, mode):
         inputs, outputs = self.loop()
         values = self.values()
@@ -248,6 +249,7 @@ class TestProcesses:
         )
         assert printed.stdout.strip() == "[]"
 
+    @pytest.mark.slow
     def test_pickled_function(self, mode):
         x, h0 = pt.vector("x"), pt.scalar("h0")
         h, _ = scanlib.scan(lambda x, h: pt.tanh(h + x), x, h0)

@@ -246,6 +246,7 @@ class TestPerform:
 
 
 class TestCompiledFunctions:
+    @pytest.mark.slow
     def test_debug_mode(self):
         """PyTensor's own checker: values agree with and without rewrites, nothing is aliased."""
         x, a = pt.vector("x"), pt.scalar("a")

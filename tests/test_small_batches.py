@@ -101,6 +101,7 @@ def _at(data, i, j):
     return a[j], b[i, j], v[i, 0]
 
 
+@pytest.mark.slow
 def test_each_place_of_a_batch_is_what_numpy_says(several):
     function, data = several
     results = function(*data)
@@ -148,6 +149,7 @@ def test_failures_are_those_of_single_matrices(several):
         function(a, b, v)
 
 
+@pytest.mark.slow
 def test_two_solves_with_one_matrix_in_the_steps_of_a_batch():
     """PyTensor factors the matrix once, and permutes the rows of both right-hand sides."""
     b, m = pt.dvector("b"), pt.dmatrix("m")
@@ -208,6 +210,7 @@ def test_large_matrices_go_to_pytensors_function(solves):
         np.testing.assert_allclose(solves(right, data)[0], expected, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradients_of_diagonal_matrices_hold_no_graphs():
     """Around a loop, and in its step; both are read and written at places of one vector."""
     q, x, m = pt.dvector("q"), pt.dmatrix("x"), pt.dmatrix("m")

@@ -185,6 +185,7 @@ def test_sums_of_integer_products():
     np.testing.assert_array_equal(function(weights, values), weights.sum(axis=1) * 30_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["c", "numba"])
 @pytest.mark.parametrize("dtype", ["int8", "int64"])
 def test_products_of_integers_that_differ(dtype, mode):

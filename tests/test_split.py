@@ -61,6 +61,7 @@ class TestMaps:
         with pytest.raises(SequenceLengthError):
             function(np.ones(4), np.ones(3), 4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["a function of a product", "a matrix and a vector"])
     def test_derivatives(self, name, fast_mode):
         case = MAPS[name]
@@ -84,6 +85,7 @@ class TestRecurrences:
         assert count(function, (ElemwiseScan, LinearScan)) == case.kernels
         assert count(function, Dot) == case.products
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("steps", [T, 1, 0])
     @pytest.mark.parametrize("name", RECURRENT)
     def test_values(self, name, steps):
@@ -97,6 +99,7 @@ class TestRecurrences:
         function = pytensor.function(built.inputs, built.traces, mode=MODES["numba"])
         assert_same(function(*built.values.values()), built.walk(*built.values.values()))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["a product before", "a scalar recurrence"])
     def test_derivatives(self, name, fast_mode):
         built = build(RECURRENT[name], 3)
@@ -165,6 +168,7 @@ class TestUntil:
         assert steps < 5 or 0 < len(expected[0]) < steps
         assert_same(function(*values), expected)
 
+    @pytest.mark.slow
     def test_gradient(self, fast_mode):
         inputs, outputs = self.build()
         rng = np.random.default_rng(1)
@@ -311,6 +315,7 @@ class TestSums:
         running = np.cumsum(a[:, :, None] * a[:, None, :], axis=0)
         assert_same(function(a), [running[-1], (running @ running).sum(axis=0)])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("size", [0, 2])
     def test_products_with_rows_of_no_items(self, size):
         """Rows that are known to have no items are joined without dividing by their length."""
@@ -377,6 +382,7 @@ class TestWhatStays:
         np.testing.assert_allclose(function(values), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["c", "numba"])
 @pytest.mark.parametrize("name", ["a matrix", "a row", "an item set", "a row added to"])
 def test_places_outside_of_an_array_are_an_error(name, mode):

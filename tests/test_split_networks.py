@@ -30,6 +30,7 @@ from tests.split_cases import (
 
 
 class TestNetworks:
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
     @pytest.mark.parametrize("batch", [True, False])
     def test_weight_gradients_are_single_products(self, kind, batch):
@@ -50,6 +51,7 @@ class TestNetworks:
         assert forward.op.signature.n_carries == 0
         assert backward.op.signature.n_carries == (2 if kind == "lstm" else 1)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["rnn", "lstm"])
     def test_in_numba_mode_they_are_single_nodes(self, kind):
         inputs, states, weights, values = network(kind)
@@ -73,6 +75,7 @@ class TestNetworks:
         assert not any("sigmoid" in str(n.op).lower() for n in backward.op.body.toposort())
         assert forward.op.signature.n_outputs > 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
     @pytest.mark.parametrize("steps", [T, 1, 0])
     @pytest.mark.parametrize("batch", [True, False])
@@ -101,6 +104,7 @@ class TestNetworks:
 
 
 class TestFlags:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "flag, scans, products",
         [

@@ -51,6 +51,7 @@ def kernel(name, reverse):
 
 
 class TestKernels:
+    @pytest.mark.slow
     @DIRECTIONS
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
     @pytest.mark.parametrize("name", ["sums_first", "sums_first_fixed"])

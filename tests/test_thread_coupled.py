@@ -77,11 +77,13 @@ def check(call, values, count=6, **tolerance):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", LENGTHS)
 def test_lengths(call, steps):
     check(call, data(steps))
 
 
+@pytest.mark.slow
 def test_strides(call):
     x, a, start = data(2 * STEPS)
     check(call, (x[::-2], a[::2], start))
@@ -134,6 +136,7 @@ def test_forked_process(call):
     in_forked_process(call, data())
 
 
+@pytest.mark.slow
 @MODELS
 def test_one_thread_and_two(mode):
     """Values between chunks are rounded less than the steps: so it shows that there are any."""
@@ -146,6 +149,7 @@ def test_one_thread_and_two(mode):
     assert_repeats(two, values, first, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @MODELS
 def test_walks_backwards(mode):
     x, start = pt.dvector("x"), pt.dvector("start")
@@ -158,6 +162,7 @@ def test_walks_backwards(mode):
         assert_repeats(two, values, one(*values), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_which_loops_are_chunks():
     x, start = pt.dvector("x"), pt.dvector("start")
 

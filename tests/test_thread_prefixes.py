@@ -72,11 +72,13 @@ def check(call, values):
     assert_repeats(call, values, plain(*values), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", LENGTHS)
 def test_lengths(call, steps):
     check(call, data(steps))
 
 
+@pytest.mark.slow
 def test_strides(call):
     x, a, start = data(2 * STEPS)
     check(call, (x[::-2], a[::2], start))
@@ -132,6 +134,7 @@ def test_forked_process(call):
     in_forked_process(call, data())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["numba", "c"])
 def test_one_thread_and_two(mode):
     """Extremes are the same; sums are not, bit by bit: so it shows that there are chunks."""
@@ -147,6 +150,7 @@ def test_one_thread_and_two(mode):
     assert_repeats(two, values, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["numba", "c"])
 def test_gradients(mode):
     x, w = pt.dvector("x"), pt.dvector("w")
@@ -169,6 +173,7 @@ def test_explained():
         assert scanlib.explain(outputs[3], MODES[mode]).loops[0].threads == 1
 
 
+@pytest.mark.slow
 def test_which_loops_are_chunks():
     x, a, start = pt.dvector("x"), pt.dvector("a"), pt.dscalar("start")
 

@@ -111,6 +111,7 @@ def alone():
 
 
 class TestChannels:
+    @pytest.mark.slow
     def test_results(self, calls, alone):
         for values in sizes():
             x, start, w, s = values
@@ -221,10 +222,12 @@ class TestSteps:
         expected = plain_series(*values)
         assert_repeats(call, values, expected, **({"rtol": 1e-9, "atol": 1e-11} | tolerance))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("steps", [1, 1024, 2 * 4096 - 1, STEPS, 30_011])
     def test_lengths(self, call, steps):
         self.check(call, decaying(steps))
 
+    @pytest.mark.slow
     def test_strides(self, call):
         a, b, start, g = decaying(2 * STEPS)
         self.check(call, (a[::-2], b[::2], start, g))
@@ -259,11 +262,13 @@ class TestSteps:
         assert np.isnan(expected[-1])
         np.testing.assert_allclose(call(a, b, 0.0, 0.5)[0], expected, rtol=1e-9)
 
+    @pytest.mark.slow
     def test_nothing_before_steps_that_do_not_decay(self, call):
         a, b = np.full(STEPS, 0.5), np.zeros(STEPS)
         a[:5000], b[4090:] = 1.0, 1.0
         self.check(call, (a, b, np.float64(0.0), np.float64(0.5)))
 
+    @pytest.mark.slow
     def test_resets(self, call):
         """Growth that a reset ends: it overflows in the steps, or not."""
         steps = 20_000
@@ -299,6 +304,7 @@ class TestSteps:
         with pytest.raises(IndexError):  # there is no last row
             call(*decaying(0))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["numba", "c"])
     def test_single_precision(self, mode):
         """Values between chunks are rounded less than the steps: so it shows that there are any."""
@@ -363,6 +369,7 @@ def test_one_thread_is_the_code_of_one_thread():
         assert write_elemwise(op)[1] not in keys
 
 
+@pytest.mark.slow
 def test_python_stays_out_of_threads():
     """The caller waits with Python's lock: an operation that runs in Python would wait forever."""
 

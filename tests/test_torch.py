@@ -85,12 +85,14 @@ def cases():
 
 
 class TestValuesAndGradients:
+    @pytest.mark.slow
     @pytest.mark.parametrize("inputs, result, values", cases())
     def test_loops(self, inputs, result, values, way, eager):
         weights = np.cos(np.arange(7))
         cost = (result.T * weights[: values[0].shape[0]]).sum()
         both(inputs, [result, *pt.grad(cost, inputs)], values)
 
+    @pytest.mark.slow
     def test_generated_values(self, eager):
         with pytensor.config.change_flags(on_opt_error="ignore"):
             generated.explore(
@@ -144,6 +146,7 @@ class TestValuesAndGradients:
         )
         both([x], [trace, pt.switch(x, x, 1)], [np.array([0.5, -1.0, 0.0, 2.0, np.nan, 1.0])])
 
+    @pytest.mark.slow
     def test_divided_matrices(self, eager):
         """Choices in the matrices that a loop is given ask whether, not how much."""
 
@@ -255,6 +258,7 @@ class TestCompiled:
             [x, w], [h, *pt.grad(cost, [x, w])], [rng.normal(size=(5, 3)), rng.normal(size=(3, 3))]
         )
 
+    @pytest.mark.slow
     def test_the_operator_in_a_graph_and_in_batches(self):
         """`torch.compile` with one graph, and `torch.vmap`, around an operator."""
         from scanlib.backends.torch.operator import _table, run_operator

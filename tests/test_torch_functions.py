@@ -188,6 +188,7 @@ def test_conversions_of_pytensor_stay():
     assert pytorch_funcify.dispatch(Known) is known
 
 
+@pytest.mark.slow
 def test_rules_are_there_where_the_dispatch_is_imported_after_the_loops():
     """Code that rewrites a graph and converts it by itself, without the linker."""
     code = (

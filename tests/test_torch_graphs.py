@@ -95,6 +95,7 @@ def shaped():
 LOOPS = {"affine": affine, "window": window, "backwards": backwards, "shaped": shaped}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_one_graph(name):
     """For each of several lengths; torch makes one more graph where lengths begin to vary."""
@@ -112,6 +113,7 @@ def test_one_graph(name):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_conditions_on_sizes():
     """They hold at every call, not only at the one for which the graph is made."""
     x, w = pt.dvector("x"), pt.dvector("w")

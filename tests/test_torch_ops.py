@@ -111,6 +111,7 @@ def placeholders(rows):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["a map", "outside"])
 @pytest.mark.filterwarnings("ignore")
 def test_ops_without_conversions(where):
@@ -181,6 +182,7 @@ def check_recurrence(function):
         np.testing.assert_allclose(found, wanted, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("perform", ["auto", "python"])
 def test_functions_in_and_around_a_loop(perform):
     """By the compiled loop, and by functions of tensors, which other devices run."""
