@@ -27,7 +27,7 @@ def explore(
     examples: int,
     *suppressed: HealthCheck,
 ) -> None:
-    """Run `check` on the examples of one shard: so many in the thorough tier, a fifth by default."""
+    """Run `check` on the examples of one shard, so many in the thorough tier, else fewer."""
     profile = settings()
     count = max(1, examples * profile.max_examples // 100)
 

@@ -404,7 +404,6 @@ def test_switches(affine, linker):
     assert ops(affine, mode.including("scanlib_adopt")) == lowered
 
 
-@pytest.mark.slow
 def test_flag_in_the_environment():
     script = "import scanlib, pytensor; print(pytensor.config.scanlib__adopt)"
     flags = f"{os.environ.get('PYTENSOR_FLAGS', '')},scanlib__adopt=True".lstrip(",")

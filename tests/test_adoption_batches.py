@@ -163,6 +163,7 @@ class TestParametersAlone:
         assert names == ["ElemwiseScan", "ElemwiseScan"]
         self.check(function)
 
+    @pytest.mark.slow
     def test_compiled_without_adoption_before(self):
         """PyTensor lets the step of the loop that it compiles overwrite its inputs."""
         thetas = pt.dtensor3("thetas")

@@ -37,7 +37,6 @@ def cost_of(outputs):
     return sum((value * value).sum() + value.sum() for value in outputs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_values_and_gradients(name, linker):
     case = LOOPS[name]

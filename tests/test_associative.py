@@ -27,7 +27,6 @@ from tests.modes import MODES
 
 
 class TestValues:
-    @pytest.mark.slow
     @pytest.mark.parametrize("reverse", [False, True])
     def test_every_length(self, mode, reverse):
         """One function for all lengths: products of matrices do not commute."""
@@ -70,7 +69,6 @@ class TestValues:
     def test_moebius(self, mode):
         check(normalized_product, [data(9, 2, 2)], mode)
 
-    @pytest.mark.slow
     def test_matrix_affine(self, mode):
         check(matrix_affine, [data(5, 3, 3), data(5, 3, seed=1)], mode)
 
@@ -111,7 +109,6 @@ class TestValues:
         expected = [np.maximum.accumulate(values, axis=1), np.cumsum(values, axis=0)]
         assert_same(evaluate([inside, total], {x: values}, mode), expected)
 
-    @pytest.mark.slow
     @given(
         length=st.integers(0, 20),
         shape=st.lists(st.integers(1, 3), max_size=2),
@@ -149,7 +146,6 @@ class TestReduce:
         with pytest.raises(IndexError):
             f(np.zeros((0, 2, 2)))
 
-    @pytest.mark.slow
     def test_last_axis_of_a_list(self, mode):
         a, b = pt.matrices("a", "b")
         totals = scanlib.associative_reduce(affine, [a, b], axis=-1)

@@ -56,7 +56,6 @@ def test_some_inputs_are_batched(two_taps, which, fast_mode):
     check_rows(outputs, inputs, data, which, fast_mode)
 
 
-@pytest.mark.slow
 def test_under_every_linker(two_taps, mode):
     outputs, inputs = two_taps
     data = [rng.normal(size=shape) for shape in [(3, 5, 4), (3, 4), (4, 4)]]
@@ -97,7 +96,6 @@ def test_two_batch_dimensions_and_broadcasting(two_taps, fast_mode):
         np.testing.assert_allclose(sums[i, j], expected[1])
 
 
-@pytest.mark.slow
 def test_backwards_echo_and_integers(fast_mode):
     x, n = pt.vector("x"), pt.lscalar("n")
     outputs = scanlib.scan(
@@ -166,7 +164,6 @@ class TestUntil:
         values = np.array([2.0, 9.0, 1000.0])
         np.testing.assert_allclose(gradient(values), 0.5 / np.sqrt(values), rtol=1e-8)
 
-    @pytest.mark.slow
     def test_outputs_as_long_as_a_row_of_the_batch(self, mode):
         w, limit = pt.vector("w"), pt.scalar("limit")
         traces = scanlib.scan(

@@ -56,6 +56,7 @@ def test_sums_over_no_channels():
         assert ran
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_on_device")
 def test_sums_over_no_channels_under_torch():
     function, plain = both(*sums(), "PYTORCH")

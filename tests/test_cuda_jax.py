@@ -87,6 +87,7 @@ def linear(op, size=3, steps=20):
 
 
 class TestProgramOfMatrixRecurrences:
+    @pytest.mark.slow
     def test_forms(self):
         for op in (LinearScan("real", "steps"), LinearScan("log", "fixed", untraced=True)):
             inputs, outputs, values = linear(op)

@@ -98,7 +98,6 @@ def check(examples, where):
             )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_examples_of_a_page(page):
     examples = examples_of_page(page)

@@ -226,6 +226,7 @@ def test_families(printed, name):
 
 
 class TestAxes:
+    @pytest.mark.slow
     def test_two_axes_with_sums_over_some(self, backend):
         """Weights along either axis, one for all, and sums over time and channels."""
         x = pt.tensor3("x")

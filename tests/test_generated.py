@@ -27,8 +27,6 @@ from tests.strategies import DIFFERENTIABLE, loops, with_inputs_only
 SINGLE, DOUBLE = 3e-4, 1e-8
 FLOAT_LOOPS = loops(dtypes=DIFFERENTIABLE)
 
-pytestmark = pytest.mark.slow
-
 
 def compiled(inputs: dict, outputs: list, linker: str, perform: str) -> Callable:
     """Compile a function of the given variables; return it bound to copies of their values."""
@@ -112,6 +110,7 @@ def assert_gradients(case: LoopCase, *linkers: tuple[str, str]) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", half(0, 10))
 def test_values(shard):
     linkers = ("py", "python"), ("c", "python")
@@ -120,6 +119,7 @@ def test_values(shard):
     explore(loops(), lambda case: assert_values(case, *linkers), shard, 25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", half(100, 102))
 def test_values_of_the_compiled_loop(shard):
     """What ``perform`` compiles for the other linkers."""
@@ -136,12 +136,14 @@ def test_gradients_of_c_code():
     explore(FLOAT_LOOPS, lambda case: assert_gradients(case, ("c", "auto")), 402, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", half(200, 208))
 def test_gradients(shard):
     linkers = ("py", "python"), ("c", "python")
     explore(FLOAT_LOOPS, lambda case: assert_gradients(case, *linkers), shard, 25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", half(300, 304))
 def test_gradients_of_the_compiled_loop(shard):
     linkers = ("c", "numba"), ("numba", "auto")

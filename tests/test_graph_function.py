@@ -103,6 +103,7 @@ def test_batches_of_functions_of_one_array():
         np.testing.assert_allclose(mine, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_failed_assertion_is_raised(functions):
     values = around_values()
     values[2] = np.array(0)

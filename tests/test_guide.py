@@ -145,6 +145,7 @@ class TestGibbsSampling:
         visible = self.stream.binomial(size=vsample.shape, n=1, p=vmean)
         return visible.astype(pytensor.config.floatX)
 
+    @pytest.mark.slow
     def test_shared_variables_given(self, mode):
         sample = pt.vector()
         values, updates = scanlib.scan(

@@ -90,6 +90,7 @@ class TestSplit:
 
 
 class TestOtherLoops:
+    @pytest.mark.slow
     def test_nested(self):
         X, a = pt.dmatrix("X"), pt.dscalar("a")
 

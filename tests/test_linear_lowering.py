@@ -235,6 +235,7 @@ def test_compiled_by_numba(name):
                 np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_far_below_zero():
     """Logarithms of probabilities of long series; exponentials of them are all zero."""
     inputs, traces = build(CASES["hidden Markov model"])

@@ -60,6 +60,7 @@ class TestSharedVariables:
 
 
 class TestOtherTypes:
+    @pytest.mark.slow
     def test_sparse_non_sequence(self, mode):
         A = pytensor.sparse.csr_matrix("A")
         x0 = pt.matrix("x0")

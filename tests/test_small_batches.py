@@ -113,6 +113,7 @@ def test_each_place_of_a_batch_is_what_numpy_says(several):
             np.testing.assert_allclose(whole[i, j], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+@pytest.mark.slow
 def test_factors_and_permutations_of_a_batch(several):
     function, data = several
     factors, inverse, order = function(*data)[len(OPERATIONS) : len(OPERATIONS) + 3]

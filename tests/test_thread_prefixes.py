@@ -84,6 +84,7 @@ def test_strides(call):
     check(call, (x[::-2], a[::2], start))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite(call, value):
     for place in PLACES:

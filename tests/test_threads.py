@@ -135,6 +135,7 @@ class TestChannels:
         with pytest.raises(IndexError):  # there is no last row
             calls[3](*values)
 
+    @pytest.mark.slow
     def test_several_callers(self, calls, alone):
         values = [(uniform(9, 7, 5, seed=k), uniform(7, 5), uniform(5), 0.3) for k in range(4)]
         expected = [alone(*v) for v in values]
@@ -232,6 +233,7 @@ class TestSteps:
         a, b, start, g = decaying(2 * STEPS)
         self.check(call, (a[::-2], b[::2], start, g))
 
+    @pytest.mark.slow
     def test_random_walk(self, call):
         """Nothing is forgotten; one thread runs the loop."""
         _, b, start, _ = decaying()
