@@ -11,6 +11,7 @@ import pytest
 import scanlib
 from scanlib.ops.scan import Scan
 
+pytestmark = pytest.mark.all_forms
 payment, amounts = pt.dvector("payment"), pt.dvector("amounts")
 balance, rate = pt.dscalar("balance"), pt.dscalar("rate")
 CALLED = "the step is called with 2 arguments: payment (row of sequences[0]), "

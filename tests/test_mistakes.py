@@ -13,6 +13,7 @@ from scanlib.config import check_flags
 from scanlib.ops.errors import SequenceLengthError
 from tests.checks import in_python
 
+pytestmark = pytest.mark.all_forms
 X = pt.vector("x")
 
 

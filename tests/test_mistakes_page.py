@@ -50,6 +50,7 @@ def test_there_are_enough_rows():
     assert all(len(row) == 4 for row in ROWS)
 
 
+@pytest.mark.all_forms
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_rows(row):
     _, code, here, _ = row

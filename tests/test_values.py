@@ -8,6 +8,7 @@ import pytest
 import scanlib
 from tests.checks import in_python
 
+pytestmark = pytest.mark.all_forms
 VALUES = [0.5, -1.0, 2.0]
 
 
