@@ -29,10 +29,12 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.graph import constant_integer
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import constant_integer, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt_forms import Form, Symbol, number
+from scanlib.rewrites.adopt_lengths import ran_steps
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
@@ -119,7 +121,7 @@ class _Adoption:
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)
-        self.steps: Form = self.plain.integer(node.inputs[0])
+        self.steps, self.ran = ran_steps(self.plain.integer(node.inputs[0]), self.plain)
         self.rows = Rows(self.steps, known)
         self.reverse = self.is_reversed()
         self.loop = Loop(
@@ -146,7 +148,10 @@ class _Adoption:
     # Direction
 
     def is_reversed(self) -> bool:
-        """Whether fewer reversals are left if the loop walks from the last row to the first."""
+        """Whether fewer reversals are left if the loop walks from the last row to the first.
+
+        Only what it is given says so where it walks over the steps that another loop ran.
+        """
         read = set(ancestors(self.results))
         score = 0
         sequences = zip(
@@ -156,7 +161,10 @@ class _Adoption:
             if row in read:
                 score += 1 if self.rows.view(outer).flipped else -1
         for outer in self.op.outer_mitmot(self.node.inputs):
-            score += 1 if self.rows.view(outer).flipped else -1
+            if not is_zeros(outer):
+                score += 1 if self.rows.view(outer).flipped else -1
+        if self.ran is not None:
+            return score > 0
         histories = [
             *self.op.outer_mitsot_outs(self.node.outputs),
             *self.op.outer_sitsot_outs(self.node.outputs),
@@ -339,6 +347,8 @@ class _Adoption:
 
     def set_length(self) -> None:
         """Say how many steps there are, where the sequences do not."""
+        if self.ran is not None:
+            self.loop.sequences.append(Sequence(self.ran, row_type(self.ran)()))
         sequences = [*self.loop.sequences, *self.unread]
         for part in sequences:
             if self.plain.agrees(part.outer, self.steps):

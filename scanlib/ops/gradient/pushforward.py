@@ -11,8 +11,16 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.ops.gradient.connection import connection_pattern
-from scanlib.ops.gradient.step import as_dtype, is_connected, loose_type
-from scanlib.ops.graph import conform, is_differentiable, row_type
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.gradient.step import (
+    as_dtype,
+    cotangent_type,
+    is_connected,
+    is_usable,
+    loose_type,
+    with_single_choices,
+)
+from scanlib.ops.graph import conform, is_differentiable, is_numeric, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.signature import OuterInputs
@@ -69,15 +77,16 @@ class _Forward:
     def add_inputs(self, given: OuterInputs) -> None:
         """Add the tangents of sequences and non-sequences."""
         for part, tangent in zip(list(self.loop.sequences), given.sequences, strict=True):
-            if is_connected(tangent) and is_differentiable(part.row):
+            if _moves(part.row, tangent):
                 tangent = as_dtype(tangent, part.outer)
                 row = row_type(tangent)()
                 self.loop.sequences.append(SequencePart(tangent, row))
                 self.pairs.append((part.row, row))
         for whole, tangent in zip(list(self.loop.non_sequences), given.non_sequences, strict=True):
-            if is_connected(tangent) and is_differentiable(whole.inner):
-                inner = whole.inner.type()
-                tangent = conform(as_dtype(tangent, whole.outer), inner.type)
+            if _moves(whole.inner, tangent):
+                tangent = as_dtype(tangent, whole.outer)
+                inner = cotangent_type(whole.inner, tangent)()
+                tangent = conform(tangent, inner.type)
                 self.loop.non_sequences.append(NonSequence(tangent, inner))
                 self.pairs.append((whole.inner, inner))
 
@@ -96,12 +105,20 @@ class _Forward:
         """Set the next tangents of states and carries, and return those of the outputs."""
         values = [self.loop.outputs[i].value for i in stacked]
         targets = [*(part.next for part in states), *(part.next for part in carries), *values]
-        moved = iter(_step_tangents(targets, self.pairs))
+        draws = not all(map(is_numeric, self.loop.body_inputs()))
+        moved = iter(_step_tangents(targets, self.pairs, draws))
         for state in states:
             state.next = conform(next(moved), next(iter(state.taps.values())).type)
         for carry in carries:
             carry.next = conform(next(moved), carry.value.type)
         return [Output(conform(tangent, v.type)) for tangent, v in zip(moved, values, strict=True)]
+
+
+def _moves(value: Variable, tangent: Variable) -> bool:
+    """Whether a row or a non-sequence has a tangent; that of most integers is zero."""
+    if not is_connected(tangent) or not is_numeric(value):
+        return False
+    return is_differentiable(value) or not is_zeros(tangent)
 
 
 def _start(tangent: Variable, initial: Variable) -> Variable:
@@ -128,33 +145,36 @@ def _live_tangents(op: Scan, given: list[Variable]) -> tuple[list[int], list[int
 
 
 def _step_tangents(
-    targets: list[Variable], pairs: list[tuple[Variable, Variable]]
+    targets: list[Variable], pairs: list[tuple[Variable, Variable]], draws: bool
 ) -> list[Variable]:
     """Return the Jacobian of one step applied to tangents, by two pullbacks.
 
     J. Townsend, "A new trick for calculating Jacobian vector products", 2017: the pullback is
-    linear in its cotangent, so pulling it back once more applies the Jacobian itself.
+    linear in its cotangent, so pulling it back once more applies the Jacobian itself. What a
+    step that `draws` has no derivative for, the parameters of the draws, adds nothing.
     """
     if not pairs:
         return [pt.zeros_like(target) for target in targets]
-    wrt = [value for value, _ in pairs]
-    copies = [pt.tensor_copy(target) for target in targets]
+    singles, choices = with_single_choices(targets)
+    copies = [pt.tensor_copy(target) for target in singles]
     cotangents = [target.zeros_like() for target in targets]
     first = pg.grad(
         cost=None,
         known_grads=dict(zip(copies, cotangents, strict=True)),
-        wrt=wrt,
+        wrt=[value for value, _ in pairs],
         disconnected_inputs="ignore",
         return_disconnected="zero",
+        null_gradients="return" if draws else "raise",
     )
     second = pg.grad(
         cost=None,
         known_grads={
             pt.tensor_copy(value): conform(tangent, loose_type(value))
             for value, (_, tangent) in zip(first, pairs, strict=True)
+            if is_usable(value)
         },
         wrt=cotangents,
         disconnected_inputs="ignore",
         return_disconnected="zero",
     )
-    return list(second)
+    return substitute(second, choices)

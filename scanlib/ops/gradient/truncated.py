@@ -18,7 +18,6 @@ from pytensor.graph.basic import Variable
 from scanlib.ops.gradient.cotangents import HistoryCotangent, placed_history, split_history
 from scanlib.ops.gradient.pullback import finish, is_null, reachable
 from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
-from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.signature import OuterInputs
 
@@ -107,8 +106,8 @@ class _Truncated:
         loop = self.loop
         values: list[Variable] = []
         for part, value in zip(loop.sequences, found.sequences, strict=True):
-            if is_usable(value) and is_differentiable(part.outer):
-                zeros = pt.zeros_like(part.outer)
+            if is_usable(value):
+                zeros = pt.zeros_like(part.outer, dtype=value.type.dtype)
                 value = pt.set_subtensor(zeros[self.first : self.steps], value)
             values.append(value)
         for i, value in enumerate(found.initials):
@@ -120,8 +119,7 @@ class _Truncated:
         rows = zip(self.inputs[start:], values, reached[start:], strict=True)
         for outer, value, reaches in rows:
             undefined = value if is_connected(value) and is_null(value) else None
-            usable = is_usable(value) and is_differentiable(outer)
-            results.append(finish(outer, value if usable else None, undefined, reaches))
+            results.append(finish(outer, value if is_usable(value) else None, undefined, reaches))
         return results
 
     def initial(self, i: int, value: Variable) -> Variable:
