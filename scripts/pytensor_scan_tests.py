@@ -34,6 +34,7 @@ class InPlace:
     def pytest_configure(self) -> None:
         import pytensor
         import pytensor.scan
+
         import scanlib
 
         names = ["scan", "map", "reduce", "foldl", "foldr", "filter", "scan_checkpoints", "until"]

@@ -1,4 +1,4 @@
-"""Lengths that static shapes tell, of what is known as expressions elsewhere, and steps that ran."""
+"""Lengths that static shapes tell, of what is known as expressions elsewhere."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Alloc, AllocEmpty
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib.ops.ran_steps import RanSteps
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt_forms import Form, Symbol, learn, minimum
+from scanlib.rewrites.adopt_forms import Symbol, learn
 from scanlib.rewrites.adopt_rows import Rows, size_of
 
 
@@ -42,30 +41,3 @@ def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: se
         for inp in inputs:
             if inp.type.shape[0] is None:
                 learn(rows.of(inp), length, known)
-
-
-def ran_steps(steps: Form, rows: Rows) -> tuple[Form, Variable | None]:
-    """Return a number of steps, and which of them a loop with `until` ran that has as many.
-
-    A gradient of such a loop takes as many steps, or the last of them, and so does a loop through
-    its results. For a batch the mask differs by member: each ends by itself, and the number of
-    steps is one for all. None if there is no such loop.
-    """
-    forms = [steps, *(form for least, _ in steps.minima() for form in least)]
-    for form in forms:
-        for (kind, stacked), _ in form.terms:
-            loop = stacked.owner if kind == "rows" else None
-            if loop is None or not isinstance(loop.op, Scan) or not loop.op.signature.has_stop:
-                continue
-            signature, position = loop.op.signature, loop.outputs.index(stacked)
-            depth = signature.depths[position] if position < signature.n_states else 0
-            if form != Form.of("rows", stacked) - depth:
-                continue
-            inputs = signature.split_inputs(loop.inputs)
-            most = [rows.of(sequence) for sequence in inputs.sequences]
-            if inputs.n_steps is not None:
-                most.append(rows.integer(inputs.n_steps))
-            if steps == minimum([form, *most]) or form == steps:
-                return form, RanSteps(depth)(stacked)
-            return steps, RanSteps(depth, from_first=False)(stacked)[-steps.variable() :]
-    return steps, None

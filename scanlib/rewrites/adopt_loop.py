@@ -24,9 +24,7 @@ from collections.abc import Callable
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.gradient.cotangents import is_zeros
@@ -34,10 +32,11 @@ from scanlib.ops.graph import constant_integer, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt_forms import Form, Symbol, number
-from scanlib.rewrites.adopt_lengths import ran_steps
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
+from scanlib.rewrites.adopt_until import end_of, no_batch_of, ran_steps
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
+from scanlib.rewrites.body import undo_in_place
 from scanlib.rewrites.edit import results_by_part
 
 # From the results of a loop's parts, by the identity of the part.
@@ -83,24 +82,6 @@ def loop_name(name: str | None) -> str | None:
         source = loop_name(name.removeprefix("grad_of_"))
         return f"{source}_gradient" if source else "gradient"
     return name
-
-
-def undo_in_place(body: FunctionGraph) -> None:
-    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
-
-    It compiles the very graph that the loop holds, which other functions may share.
-    """
-    for node in body.toposort():
-        if not node.op.destroy_map:
-            continue
-        properties = node.op._props_dict()
-        if isinstance(node.op, Elemwise):
-            op: Op = Elemwise(node.op.scalar_op)
-        elif "inplace" in properties:
-            op = type(node.op)(**properties | {"inplace": False})
-        else:
-            continue
-        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
 
 
 class _Adoption:
@@ -230,8 +211,31 @@ class _Adoption:
         kept = [part for part in self.loop.sequences if part.row in read]
         self.unread = [part for part in self.loop.sequences if part.row not in read]
         for part in kept:
-            part.outer = self.orient(part.outer)
-        self.loop.sequences = kept
+            for each in [part] if self.ran is None else self.from_end(part):
+                each.outer = self.orient(each.outer)
+                self.loop.sequences.append(each)
+
+    def from_end(self, part: Sequence) -> list[Sequence]:
+        """Make a carry of a cotangent of the last row; return what is left of the sequence.
+
+        It waits for the last step that ran, which differs in a batch. There is no batch of a loop
+        that does not begin with that row, as a second derivative does not.
+        """
+        end = end_of(self.rows.view(part.outer))
+        if end is None:
+            return [part]
+        if not self.reverse:
+            self.ran = no_batch_of(self.ran)
+            return [part]
+        last, rest = end
+        value = part.row.type()
+        self.loop.carries.append(Carry(last, value, pt.zeros_like(value), part.name))
+        if rest is None:
+            self.replaced[part.row] = value
+            return []
+        left = Sequence(rest, part.row.type(), part.name)
+        self.replaced[part.row] = value + left.row
+        return [left]
 
     def add_windows(self) -> None:
         op, info = self.op, self.info

@@ -251,17 +251,16 @@ class _Checkpointed:
     def sequence(self, outer: Variable, whole: Variable, rest: Variable | None) -> Variable | None:
         """Return the cotangent of a sequence from those of its segments and of the tail's rows."""
         parts = [part for part in (whole, rest) if part is not None and is_connected(part)]
-        if not parts:
+        if not is_differentiable(outer) or not parts:
             return None
         for part in parts:
             if is_null(part):
                 return part
-        dtype = parts[0].type.dtype
         if not is_connected(whole):
-            whole = pt.zeros_like(SplitRows()(outer, self.cut.count, self.cut.length), dtype)
+            whole = pt.zeros_like(SplitRows()(outer, self.cut.count, self.cut.length))
         if rest is not None and not is_connected(rest):
-            rest = pt.zeros_like(outer[self.cut.steps : self.walked.length()], dtype)
+            rest = pt.zeros_like(outer[self.cut.steps : self.walked.length()])
         rows = MergeRows()(whole) if rest is None else JoinRows()(whole, rest)
         if self.loop.stop is None:
             return rows
-        return pt.set_subtensor(pt.zeros_like(outer, dtype)[: self.walked.length()], rows)
+        return pt.set_subtensor(pt.zeros_like(outer)[: self.walked.length()], rows)

@@ -238,7 +238,7 @@ class _Backward:
             own = self.gradient_of(sequence.row)
             if own is not None:
                 self.rows[i] = len(self.loop.outputs)
-                self.loop.outputs.append(Output(conform(own, cotangent_type(sequence.row, own))))
+                self.loop.outputs.append(Output(conform(own, sequence.row.type)))
 
     # What a backward step reads of the forward loop
 
@@ -367,7 +367,7 @@ class _Collector:
         first: Any = forward.first_walked()
         if forward.loop.reverse and forward.loop.stop is not None:
             first = forward.unread()
-        zeros = pt.zeros_like(outer, dtype=rows.type.dtype)
+        zeros = pt.zeros_like(outer)
         return pt.set_subtensor(zeros[first : first + rows.shape[0]], rows)
 
     def initial(self, i: int) -> Variable | None:

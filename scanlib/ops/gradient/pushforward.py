@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.random.type import RandomType
 
 from scanlib.ops.gradient.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import is_zeros
@@ -16,7 +19,6 @@ from scanlib.ops.gradient.step import (
     as_dtype,
     cotangent_type,
     is_connected,
-    is_usable,
     loose_type,
     with_single_choices,
 )
@@ -77,7 +79,7 @@ class _Forward:
     def add_inputs(self, given: OuterInputs) -> None:
         """Add the tangents of sequences and non-sequences."""
         for part, tangent in zip(list(self.loop.sequences), given.sequences, strict=True):
-            if _moves(part.row, tangent):
+            if is_connected(tangent) and is_differentiable(part.row):
                 tangent = as_dtype(tangent, part.outer)
                 row = row_type(tangent)()
                 self.loop.sequences.append(SequencePart(tangent, row))
@@ -105,8 +107,7 @@ class _Forward:
         """Set the next tangents of states and carries, and return those of the outputs."""
         values = [self.loop.outputs[i].value for i in stacked]
         targets = [*(part.next for part in states), *(part.next for part in carries), *values]
-        draws = not all(map(is_numeric, self.loop.body_inputs()))
-        moved = iter(_step_tangents(targets, self.pairs, draws))
+        moved = iter(_step_tangents(targets, self.pairs))
         for state in states:
             state.next = conform(next(moved), next(iter(state.taps.values())).type)
         for carry in carries:
@@ -115,7 +116,7 @@ class _Forward:
 
 
 def _moves(value: Variable, tangent: Variable) -> bool:
-    """Whether a row or a non-sequence has a tangent; that of most integers is zero."""
+    """Whether a non-sequence has a tangent; that of most integers is zero."""
     if not is_connected(tangent) or not is_numeric(value):
         return False
     return is_differentiable(value) or not is_zeros(tangent)
@@ -144,14 +145,20 @@ def _live_tangents(op: Scan, given: list[Variable]) -> tuple[list[int], list[int
     return states, carries
 
 
+def _draws(node: Apply) -> bool:
+    """Whether a node draws random numbers by itself, not in a graph of its own."""
+    is_drawn_from = any(isinstance(inp.type, RandomType) for inp in node.inputs)
+    return is_drawn_from and not isinstance(node.op, HasInnerGraph)
+
+
 def _step_tangents(
-    targets: list[Variable], pairs: list[tuple[Variable, Variable]], draws: bool
+    targets: list[Variable], pairs: list[tuple[Variable, Variable]]
 ) -> list[Variable]:
     """Return the Jacobian of one step applied to tangents, by two pullbacks.
 
     J. Townsend, "A new trick for calculating Jacobian vector products", 2017: the pullback is
-    linear in its cotangent, so pulling it back once more applies the Jacobian itself. What a
-    step that `draws` has no derivative for, the parameters of the draws, adds nothing.
+    linear in its cotangent, so pulling it back once more applies the Jacobian itself. Draws do
+    not move, as PyTensor has it: a pullback would be undefined where their parameters do.
     """
     if not pairs:
         return [pt.zeros_like(target) for target in targets]
@@ -164,14 +171,15 @@ def _step_tangents(
         wrt=[value for value, _ in pairs],
         disconnected_inputs="ignore",
         return_disconnected="zero",
-        null_gradients="return" if draws else "raise",
+        consider_constant=[
+            out for node in toposort(singles) if _draws(node) for out in node.outputs
+        ],
     )
     second = pg.grad(
         cost=None,
         known_grads={
             pt.tensor_copy(value): conform(tangent, loose_type(value))
             for value, (_, tangent) in zip(first, pairs, strict=True)
-            if is_usable(value)
         },
         wrt=cotangents,
         disconnected_inputs="ignore",

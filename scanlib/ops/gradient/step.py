@@ -116,18 +116,17 @@ class StepPullback:
                 self.results[inp] = gradient
 
     def integers(self) -> list[Variable]:
-        """Return the integers among the rows of sequences and the non-sequences.
+        """Return the integers among the non-sequences.
 
-        Like everywhere in PyTensor, an integer that a step makes a real number of has a gradient,
-        and an integer that is a result has none. So there is none for discrete states.
+        As everywhere in PyTensor, an integer that a step makes a real number of has a gradient, and
+        an integer that is a result has none: the next value of a state, or a row of a sequence.
         """
-        loop = self.loop
-        inputs = [(part.outer, part.row) for part in loop.sequences]
-        inputs += [(part.outer, part.inner) for part in loop.non_sequences]
         return [
-            inner
-            for outer, inner in inputs
-            if is_tensor(inner) and not is_differentiable(inner) and not isinstance(outer, Constant)
+            part.inner
+            for part in self.loop.non_sequences
+            if is_tensor(part.inner)
+            and not is_differentiable(part.inner)
+            and not isinstance(part.outer, Constant)
         ]
 
     def values(self) -> list[Variable]:

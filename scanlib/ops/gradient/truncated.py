@@ -18,6 +18,7 @@ from pytensor.graph.basic import Variable
 from scanlib.ops.gradient.cotangents import HistoryCotangent, placed_history, split_history
 from scanlib.ops.gradient.pullback import finish, is_null, reachable
 from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
+from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.signature import OuterInputs
 
@@ -106,8 +107,8 @@ class _Truncated:
         loop = self.loop
         values: list[Variable] = []
         for part, value in zip(loop.sequences, found.sequences, strict=True):
-            if is_usable(value):
-                zeros = pt.zeros_like(part.outer, dtype=value.type.dtype)
+            if is_usable(value) and is_differentiable(part.outer):
+                zeros = pt.zeros_like(part.outer)
                 value = pt.set_subtensor(zeros[self.first : self.steps], value)
             values.append(value)
         for i, value in enumerate(found.initials):
