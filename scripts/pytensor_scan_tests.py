@@ -1,10 +1,13 @@
-"""PyTensor's own tests of loops, with scanlib's loops in place of `pytensor.scan`.
+"""PyTensor's own tests of loops, with scanlib's functions in place of PyTensor's.
 
     python scripts/pytensor_scan_tests.py CHECKOUT [--left-out] [options of pytest]
 
-`CHECKOUT` is a checkout of PyTensor's sources at the release that is installed: its tests run
-against the installed package. Tests that look inside PyTensor's loops are left out, as the
-table `LEFT_OUT` says; `--left-out` runs those alone.
+`CHECKOUT` is a checkout of PyTensor's sources at the release that is installed: its tests run with
+the installed package. Left out is what looks inside PyTensor's loops, and what scanlib does
+differently on purpose; `LEFT_OUT` says why. With `--left-out` these run, and no others.
+
+Compiling takes most of the time. ``PYTENSOR_FLAGS=linker=vm,cxx=`` has everything but scanlib's
+kernels run in Python.
 """
 
 from __future__ import annotations
@@ -16,13 +19,53 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytensor
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("test_basic", "test_checkpoints", "test_views")
+sys.path.insert(0, str(ROOT))
 
-# By part of a test's name: why it says nothing about scanlib.
-LEFT_OUT: dict[str, str] = {}
+import scanlib  # noqa: E402
+
+MODULES = ("test_basic", "test_checkpoints", "test_views")
+NAMES = ("scan", "map", "reduce", "foldl", "foldr", "filter", "scan_checkpoints", "until")
+HOMES = ("scan", "scan.basic", "scan.checkpoints", "scan.utils", "scan.views")
+
+# Reasons, and the test functions that they hold for.
+LEFT_OUT = {
+    "looks inside PyTensor's Scan: its class, its maps of inputs, the function of its step": (
+        "test_clone",
+        "test_connection_pattern",
+        "test_connection_pattern_multiple_mitmot",
+        "test_grad_duplicate_outputs_connection_pattern",
+        "test_grad_multiple_outs_some_uncomputable",
+        "test_infer_shape_remove_stuff",
+        "test_inner_get_vector_length",
+        "test_inner_storage_leak",
+        "test_monitor_mode",
+        "test_no_steps_nit_sot",
+        "test_no_steps_sit_sot",
+        "test_oinp_iinp_iout_oout_mappings",
+        "test_profile_info",
+        "test_ScanInfo_totals",
+        "test_sequence_dict",
+        "test_foldl_memory_consumption",
+        "test_foldr_memory_consumption",
+        "test_reduce_memory_consumption",
+    ),
+    "a loop of one step stays a loop until it is compiled": ("test_single_step_untraced_sit_sot",),
+    "an initial value that no step reads has a gradient, zero, and is not disconnected": (
+        "test_grad_connectivity_matrix",
+    ),
+    "an initial value of one column is broadcast to what the step returns": (
+        "test_inconsistent_broadcast_error",
+    ),
+    "updates, too, may read variables that are no arguments": ("test_missing_input_error",),
+    "updates are returned for good, so nothing warns of a change": (
+        "test_return_updates_api_change",
+    ),
+    "loops with checkpoints may have taps": ("test_taps_error",),
+}
 
 
 class InPlace:
@@ -31,45 +74,36 @@ class InPlace:
     def __init__(self, left_out: bool) -> None:
         self.left_out = left_out
 
-    def pytest_configure(self) -> None:
-        import pytensor
-        import pytensor.scan
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "slow: takes long")
+        homes = [pytensor, *(importlib.import_module(f"pytensor.{name}") for name in HOMES)]
+        for home in homes:
+            for name in NAMES:
+                if callable(getattr(home, name, None)):
+                    setattr(home, name, getattr(scanlib, name))
 
-        import scanlib
-
-        names = ["scan", "map", "reduce", "foldl", "foldr", "filter", "scan_checkpoints", "until"]
-        modules = [pytensor, pytensor.scan]
-        modules += [
-            importlib.import_module(f"pytensor.scan.{name}")
-            for name in ("basic", "checkpoints", "utils", "views")
-        ]
-        for name in names:
-            for module in modules:
-                if callable(getattr(module, name, None)):
-                    setattr(module, name, getattr(scanlib, name))
-
-    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        kept = [item for item in items if self.is_left_out(item) == self.left_out]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
-
-    @staticmethod
-    def is_left_out(item: Any) -> bool:
-        return any(name in item.nodeid for name in LEFT_OUT)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
+        names = {name for group in LEFT_OUT.values() for name in group}
+        others = [item for item in items if (item.originalname in names) != self.left_out]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests of a checkout; the exit status of pytest."""
-    checkout, *options = arguments
-    left_out = "--left-out" in options
-    options = [option for option in options if option != "--left-out"]
+    """Run the tests of a checkout; return the exit status of pytest."""
+    if not arguments:
+        print(__doc__)
+        return 2
+    tests = Path(arguments[0]).resolve() / "tests"
+    options = [option for option in arguments[1:] if option != "--left-out"]
     with tempfile.TemporaryDirectory() as folder:
-        # The checkout's tests without its package, which is not the installed one.
-        os.symlink(Path(checkout).resolve() / "tests", Path(folder) / "tests")
+        # The tests of the checkout without its package, which is not the installed one.
+        (Path(folder) / "tests").symlink_to(tests)
         os.chdir(folder)
-        sys.path[:0] = [folder, str(ROOT)]
+        sys.path.insert(0, folder)
         modules = [f"tests/scan/{name}.py" for name in MODULES]
-        return int(pytest.main(["-p", "no:cacheprovider", *modules, *options], [InPlace(left_out)]))
+        plugin = InPlace("--left-out" in arguments)
+        return int(pytest.main(["-p", "no:cacheprovider", *modules, *options], plugins=[plugin]))
 
 
 if __name__ == "__main__":
