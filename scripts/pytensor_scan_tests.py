@@ -12,10 +12,12 @@ kernels run in Python.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import scanlib  # noqa: E402
 
 MODULES = ("test_basic", "test_checkpoints", "test_views")
 NAMES = ("scan", "map", "reduce", "foldl", "foldr", "filter", "scan_checkpoints", "until")
+FLAGS = ("strict", "return_updates")
 HOMES = ("scan", "scan.basic", "scan.checkpoints", "scan.utils", "scan.views")
 
 # Reasons, and the test functions that they hold for.
@@ -68,6 +71,20 @@ LEFT_OUT = {
 }
 
 
+def with_truth_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that takes everything for a flag, as PyTensor's do.
+
+    Two of the tests give a tuple and a method, by accident; scanlib says so.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        given = {name: bool(options[name]) for name in FLAGS if name in options}
+        return function(*arguments, **options | given)
+
+    return call
+
+
 class InPlace:
     """Puts scanlib's functions where PyTensor has its own, before tests import them."""
 
@@ -80,7 +97,7 @@ class InPlace:
         for home in homes:
             for name in NAMES:
                 if callable(getattr(home, name, None)):
-                    setattr(home, name, getattr(scanlib, name))
+                    setattr(home, name, with_truth_values(getattr(scanlib, name)))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
         names = {name for group in LEFT_OUT.values() for name in group}
