@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import get_mode
 from pytensor.graph.replace import vectorize_graph
+from pytensor.scan.utils import until
 
 import scanlib
 from scanlib.rewrites.adopt import adoption_record
@@ -217,3 +218,79 @@ class TestParametersAlone:
         (loop,) = adoption_record(function.maker.fgraph).loops
         assert "profile" in loop.reason
         np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
+
+
+def until_of_a_state(a, scan, tanh):
+    (y,) = scan(lambda y, a: ([y + a * a], y > 1.5), [0.0], a)
+    return y[-1]
+
+
+def until_of_outputs(a, scan, tanh):
+    _, z = scan(lambda y, a: ([y + a * a, tanh(y * a)], y > 1.0), [0.0, None], a)
+    return z[-1] ** 2
+
+
+def until_of_two(a, scan, tanh):
+    y, z = scan(lambda y, z, a: ([0.9 * y + a, z * a + 0.3 * y], y > 2.0), [0.1, 0.5], a)
+    return y[-1] * z[-1]
+
+
+def plain_scan(step, initial, a):
+    rows, states = [], [value for value in initial if value is not None]
+    for _ in range(20):
+        new, stop = step(*states, a)
+        rows.append(new)
+        states = [value for value, start in zip(new, initial, strict=True) if start is not None]
+        if stop:
+            break
+    return np.transpose(rows)
+
+
+def symbolic_scan(step, initial, a):
+    def legacy_step(*arguments):
+        values, stop = step(*arguments)
+        return values, until(stop)
+
+    starts = [None if value is None else pt.constant(value, dtype="float64") for value in initial]
+    traces = pytensor.scan(
+        legacy_step, outputs_info=starts, non_sequences=a, n_steps=20, return_updates=False
+    )
+    return traces if isinstance(traces, list) else [traces]
+
+
+@pytest.mark.parametrize("build", [until_of_a_state, until_of_outputs, until_of_two])
+def test_members_that_end_by_themselves(build):
+    """A gradient walks back from where each member ended, not from where the last one did."""
+
+    def reference(a):
+        return build(a, plain_scan, np.tanh)
+
+    a, batch = pt.dscalar("a"), pt.dvector("a")
+    cost = build(a, symbolic_scan, pt.tanh)
+    results = vectorize_graph([cost, pytensor.grad(cost, a)], {a: batch})
+    values = np.array([0.52, 0.7, 0.9])
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        f = pytensor.function([batch], results, mode=ADOPTING["c"])
+        assert_adopted(f)
+        actual, gradient = f(values)
+    np.testing.assert_allclose(actual, [reference(value) for value in values], rtol=1e-12)
+    expected = [central_gradient(reference, [value])[0] for value in values]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+
+
+def test_truncated_gradients_of_members_that_end_by_themselves():
+    """Of these there is no batch: they stay PyTensor's, and raise nothing."""
+    a, batch = pt.dscalar("a"), pt.dvector("a")
+    y = pytensor.scan(
+        lambda y, a: (y + a * a, until(y > 1.5)),
+        outputs_info=pt.constant(0.0, dtype="float64"),
+        non_sequences=a,
+        n_steps=20,
+        truncate_gradient=2,
+        return_updates=False,
+    )
+    results = vectorize_graph([y[-1], pytensor.grad(y[-1], a)], {a: batch})
+    f = pytensor.function([batch], results, mode=ADOPTING["c"])
+    assert any(is_batch(node.op) for node in f.maker.fgraph.apply_nodes)
+    # PyTensor has no rows for members of different lengths; these have one.
+    np.testing.assert_allclose(f([0.7, 0.7])[1], [2.8, 2.8])

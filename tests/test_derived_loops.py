@@ -356,3 +356,41 @@ class TestRandomDraws:
         np.testing.assert_allclose(gradient, np.sum(drawn), rtol=1e-12)
         with pytest.raises(NullTypeGradError, match="normal"):
             pytensor.grad(cost, x)
+
+    @pytest.mark.parametrize("checkpoint", [None, 2])
+    def test_a_draw_around_the_state(self, checkpoint, fast_mode):
+        """There is no gradient by what is drawn around; others have one along the other paths."""
+        rng = pytensor.shared(np.random.default_rng(5))
+        h0, a = pt.scalar("h0"), pt.scalar("a")
+
+        def step(h, a):
+            next_rng, drawn = pt.random.normal(h, 1.0, rng=rng).owner.outputs
+            return a * h + drawn, {rng: next_rng}
+
+        h, _ = scanlib.scan(step, [], h0, a, n_steps=3, checkpoint=checkpoint)
+        values = {h0: np.array(0.3), a: np.array(0.8)}
+        trace, last, every = evaluate(
+            [h, pytensor.grad(h[-1], a), pytensor.grad(pt.sum(h), a)], values, fast_mode
+        )
+        np.testing.assert_allclose([last, every], [trace[1], 0.3 + trace[0] + trace[1]])
+        with pytest.raises(NullTypeGradError, match="normal"):
+            pytensor.grad(h[-1], h0)
+
+    def test_pushforward(self, fast_mode):
+        """Draws stay what they are where their parameters move."""
+        rng = pytensor.shared(np.random.default_rng(5))
+        a = pt.scalar("a")
+
+        def step(h, a):
+            next_rng, drawn = pt.random.normal(a * h, 1.0, rng=rng).owner.outputs
+            return a * h + 0.1 * drawn, {rng: next_rng}
+
+        h, _ = scanlib.scan(step, [], np.float64(0.3), a, n_steps=3)
+        moved = pushforward(h, [a], [pt.constant(1.0)], use_op_pushforward=True)
+        trace, tangents = evaluate([h, moved], {a: np.array(0.8)}, fast_mode)
+        before, tangent, expected = 0.3, 0.0, []
+        for after in trace:
+            tangent = before + 0.8 * tangent
+            expected.append(tangent)
+            before = after
+        np.testing.assert_allclose(tangents, expected, rtol=1e-12)

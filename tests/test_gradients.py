@@ -8,12 +8,18 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.gradient import DisconnectedInputError
+from pytensor.gradient import DisconnectedInputError, pushforward
 from pytensor.graph.replace import clone_replace
+from pytensor.ifelse import ifelse
 
 import scanlib
 from tests.checks import assert_derivatives, evaluate
-from tests.derivatives import central_gradient
+from tests.derivatives import (
+    central_gradient,
+    directional_derivative,
+    random_directions,
+    second_directional_derivative,
+)
 from tests.reference import reference_scan
 
 rng = np.random.default_rng(20240229)
@@ -207,8 +213,8 @@ class TestFirstAndSecondOrder:
         )
 
     @pytest.mark.parametrize("checkpoint", [None, 2])
-    def test_by_integers(self, checkpoint, python_kernels, fast_mode):
-        """As for all of PyTensor's operations, the derivative by an integer is zero."""
+    def test_integers_that_make_integers(self, checkpoint, python_kernels, fast_mode):
+        """As for all of PyTensor's operations, an integer result has no derivative."""
         x, k, start = pt.vector("x"), pt.lvector("k"), pt.lscalar("start")
         (h, count, doubled), _ = scanlib.scan(
             lambda x, k, h, count: [h * x, count + k, 2 * count],
@@ -276,6 +282,160 @@ class TestFirstAndSecondOrder:
             [np.array(0.8)],
             go_backwards=backwards,
         )
+
+
+class TestByIntegers:
+    """An integer that a step makes a real number of has a derivative, as everywhere in PyTensor.
+
+    What is an integer as a result has none: a state, and a row of a sequence.
+    """
+
+    VALUES = (np.array([1.5, -0.5, 0.8, 1.1, 0.4]), np.array([2, 1, 3]), np.array(2))
+
+    @staticmethod
+    def cost(xp, x, h):
+        return xp.sum(h * x) + h[-1] ** 2
+
+    def reference(self, x, k, m):
+        (h,) = reference_scan(
+            lambda x, h, k, m: [0.2 * h * m + np.sum(k * x * x)], [x], [0.5], [k, m]
+        )
+        return self.cost(np, x, h)
+
+    def loop(self, dtype="int32", **options):
+        x, k, m = pt.vector("x"), pt.vector("k", dtype=dtype), pt.scalar("m", dtype=dtype)
+        h = scanlib.scan(
+            lambda x, h, k, m: 0.2 * h * m + pt.sum(k * x * x),
+            x,
+            np.float64(0.5),
+            [k, m],
+            return_updates=False,
+            **options,
+        )
+        return [x, k, m], self.cost(pt, x, h)
+
+    @pytest.mark.parametrize(
+        "dtype, options",
+        [("int8", {}), ("uint16", {"checkpoint": 2}), ("int64", {"truncate_gradient": 5})],
+        ids=str,
+    )
+    def test_sequences_and_non_sequences(self, dtype, options, python_kernels, fast_mode):
+        inputs, cost = self.loop(dtype, **options)
+        gradient = pytensor.grad(cost, inputs)
+        assert [g.type.dtype for g in gradient] == ["float64"] * 3
+        values = [value.astype(v.dtype) for value, v in zip(self.VALUES, inputs, strict=True)]
+        expected = central_gradient(self.reference, [value.astype(float) for value in values])
+        actual = evaluate(gradient, dict(zip(inputs, values, strict=True)), fast_mode)
+        for got, wanted in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-8)
+
+    @pytest.mark.slow
+    def test_second_order_and_pushforward(self, python_kernels, fast_mode):
+        inputs, cost = self.loop()
+        values = [np.asarray(value, dtype=float) for value in self.VALUES]
+        u, v = random_directions(values, seed=1), random_directions(values, seed=2)
+        along = sum(pt.sum(g * d) for g, d in zip(pytensor.grad(cost, inputs), u, strict=True))
+        curvature = sum(pt.sum(g * d) for g, d in zip(pytensor.grad(along, inputs), v, strict=True))
+        tangents = [
+            pushforward(cost, inputs, u, use_op_pushforward=direct) for direct in (False, True)
+        ]
+        given = [value.astype(i.dtype) for value, i in zip(self.VALUES, inputs, strict=True)]
+        second, *moved = evaluate(
+            [curvature, *tangents], dict(zip(inputs, given, strict=True)), fast_mode
+        )
+        np.testing.assert_allclose(
+            second, second_directional_derivative(self.reference, values, u, v), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            moved, [directional_derivative(self.reference, values, u)] * 2, rtol=1e-7
+        )
+
+    def test_factor_of_a_power(self, mode):
+        """The initial value is an integer as well, and becomes a real number."""
+        h0, k = pt.iscalar("h0"), pt.iscalar("k")
+        h = scanlib.scan(
+            lambda h, k: 1.0 * h * k,
+            outputs_info=h0,
+            non_sequences=k,
+            n_steps=2,
+            return_updates=False,
+        )
+        gradient = pytensor.grad(h[-1], [h0, k])
+        values = {h0: np.array(3, dtype="int32"), k: np.array(2, dtype="int32")}
+        assert evaluate(gradient, values, mode) == [4.0, 12.0]
+
+    def test_places_and_lengths_have_none(self, fast_mode):
+        """What only says where or how many is not connected."""
+        x, i, n = pt.vector("x"), pt.lscalar("i"), pt.lscalar("n")
+        h = scanlib.scan(
+            lambda h, i, n: h * x[i] + pt.ones(n).sum(),
+            outputs_info=np.float64(0.5),
+            non_sequences=[i, n],
+            n_steps=2,
+            return_updates=False,
+        )
+        for variable in (i, n):
+            with pytest.raises(DisconnectedInputError):
+                pytensor.grad(h[-1], variable)
+        by_x = evaluate(
+            pytensor.grad(h[-1], x),
+            {x: np.array([3.0, 2.0]), i: np.array(1), n: np.array(2)},
+            fast_mode,
+        )
+        np.testing.assert_allclose(by_x, [0, 2 + 2 * 0.5 * 2])
+
+
+class TestChoices:
+    """Gradients through an `ifelse` that has more results than are read, or integer ones."""
+
+    @pytest.mark.parametrize("kind", ["integer", "unread", "nested"])
+    def test_against_a_plain_loop(self, kind, python_kernels, fast_mode):
+        def step(choose, tanh):
+            def one_step(x, h, a):
+                up, down = (h * a, x * x * a), (tanh(h + x), x)
+                if kind == "integer":
+                    value, count = choose(x > 0, (up[0], 2), (down[0], 1))
+                    return value * count
+                if kind == "unread":
+                    return choose(x > 0, up, down)[0]
+                both = choose(h > 0.5, up, down)
+                return choose(x > 0, both, (both[1], both[0]))[0]
+
+            return one_step
+
+        def choose(condition, then, other):
+            pairs = zip(then, other, strict=True)
+            then, other = zip(*(map(pt.as_tensor_variable, pair) for pair in pairs), strict=True)
+            return ifelse(condition, list(then), list(other))
+
+        x, a = pt.vector("x"), pt.scalar("a")
+        h = scanlib.scan(step(choose, pt.tanh), x, np.float64(0.7), a, return_updates=False)
+
+        def reference(x, a):
+            one_step = step(lambda condition, then, other: then if condition else other, np.tanh)
+            trace = reference_scan(lambda *args: [one_step(*args)], [x], [0.7], [a])[0]
+            return np.sum(trace**2)
+
+        assert_derivatives(
+            pt.sum(h**2),
+            {x: np.array([0.4, -0.3, 0.8, -0.6, 0.2]), a: np.array(1.3)},
+            reference,
+            fast_mode,
+        )
+
+    def test_pushforward(self, fast_mode):
+        x, a = pt.vector("x"), pt.scalar("a")
+        h = scanlib.scan(
+            lambda x, h, a: ifelse(x > 0, [h * a, pt.constant(1)], [h + x, pt.constant(2)])[0],
+            x,
+            np.float64(0.5),
+            a,
+            return_updates=False,
+        )
+        moved = pushforward(h[-1], [x, a], [pt.ones(3), pt.constant(2.0)], use_op_pushforward=True)
+        value = evaluate(moved, {x: np.array([1.0, -1.0, 2.0]), a: np.array(2.0)}, fast_mode)
+        # h = (0.5 a + x_1) a
+        np.testing.assert_allclose(value, 2.0 * (2 * 0.5 * 2.0 - 1.0) + 2.0)
 
 
 class TestNestedLoops:

@@ -11,6 +11,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from tests.checks import assert_same, in_python
+from tests.derivatives import central_gradient
 from tests.jax_loops import compiled, run_python
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
@@ -109,6 +110,30 @@ def test_sums_of_traces_of_different_unknown_lengths():
     total, last = function(np.ones(6), np.full(6, 0.5))
     assert np.isnan(np.asarray(total)).all()
     assert float(last) == 12
+
+
+def test_hessian_of_a_sum():
+    """PyTensor takes it row by row, in a loop of its own around the loop's second derivative."""
+    x = pt.dvector("x")
+    h = scanlib.scan(lambda x, h: pt.tanh(0.5 * h + x), x, np.float64(0.3), return_updates=False)
+    hessian = pytensor.gradient.hessian(h.sum(), x)
+    value = np.array([0.1, -0.4, 0.7])
+
+    def gradient(x):
+        def cost(x):
+            h, total = 0.3, 0.0
+            for row in x:
+                h = np.tanh(0.5 * h + row)
+                total += h
+            return total
+
+        return central_gradient(cost, [x])[0]
+
+    expected = [
+        (gradient(value + step) - gradient(value - step)) / 2e-4 for step in 1e-4 * np.eye(3)
+    ]
+    actual = pytensor.function([x], hessian, mode="JAX")(value)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 class TestErrors:

@@ -15,6 +15,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.type import Type
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.arguments import OutputArgument
@@ -100,7 +101,7 @@ def adapt_initial(
     initial = argument.initial
     assert initial is not None
     if initial.type.dtype != wanted.dtype:
-        initial = pt.cast(initial, wanted.dtype)
+        initial = _cast(initial, wanted.dtype)
     grown = [
         axis
         for axis, (old, new) in enumerate(zip(initial.type.shape[1:], wanted.shape, strict=True))
@@ -124,6 +125,14 @@ def adapt_initial(
     initial.name = argument.name
     argument.initial = initial
     argument.tap_type = wanted
+
+
+def _cast(rows: Variable, dtype: str) -> Variable:
+    """Cast initial rows; a value before it is made a row: an integer row has no gradient."""
+    node = rows.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        return node.op(pt.cast(node.inputs[0], dtype))
+    return pt.cast(rows, dtype)
 
 
 def value_sizes(

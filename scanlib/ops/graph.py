@@ -30,9 +30,9 @@ def is_numeric(variable: Variable) -> bool:
     return getattr(variable.type, "dtype", None) is not None
 
 
-def zeros_like(variable: Variable) -> Variable:
-    """Return zeros of the type of a dense or sparse variable."""
-    return pt.zeros_like(variable) if is_tensor(variable) else variable.zeros_like()
+def zeros_like(variable: Variable, dtype: str | None = None) -> Variable:
+    """Return zeros of the type of a dense or sparse variable; the dtype is for dense ones."""
+    return pt.zeros_like(variable, dtype) if is_tensor(variable) else variable.zeros_like()
 
 
 def is_linear_algebra(op: object) -> bool:

@@ -91,7 +91,10 @@ def _adopt_rank(
     copies = dict(zip(one.inputs, roots, strict=True))
     shared = {new: root for new, root in copies.items() if root not in member.batches}
     batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
-    made = vectorize_graph(graph_replace(one.outputs, shared), batches)
+    try:
+        made = vectorize_graph(graph_replace(one.outputs, shared), batches)
+    except NotImplementedError:  # of truncated gradients of loops with `until`, for example
+        return {}
     return dict(zip(read, made, strict=True))
 
 

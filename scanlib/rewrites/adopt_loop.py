@@ -24,18 +24,19 @@ from collections.abc import Callable
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.graph import constant_integer
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import constant_integer, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt_forms import Form, Symbol, number
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
+from scanlib.rewrites.adopt_until import end_of, no_batch_of, ran_steps
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
+from scanlib.rewrites.body import undo_in_place
 from scanlib.rewrites.edit import results_by_part
 
 # From the results of a loop's parts, by the identity of the part.
@@ -83,24 +84,6 @@ def loop_name(name: str | None) -> str | None:
     return name
 
 
-def undo_in_place(body: FunctionGraph) -> None:
-    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
-
-    It compiles the very graph that the loop holds, which other functions may share.
-    """
-    for node in body.toposort():
-        if not node.op.destroy_map:
-            continue
-        properties = node.op._props_dict()
-        if isinstance(node.op, Elemwise):
-            op: Op = Elemwise(node.op.scalar_op)
-        elif "inplace" in properties:
-            op = type(node.op)(**properties | {"inplace": False})
-        else:
-            continue
-        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
-
-
 class _Adoption:
     """A loop of PyTensor's, taken apart into the parts of a canonical one."""
 
@@ -119,7 +102,7 @@ class _Adoption:
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)
-        self.steps: Form = self.plain.integer(node.inputs[0])
+        self.steps, self.ran = ran_steps(self.plain.integer(node.inputs[0]), self.plain)
         self.rows = Rows(self.steps, known)
         self.reverse = self.is_reversed()
         self.loop = Loop(
@@ -146,7 +129,10 @@ class _Adoption:
     # Direction
 
     def is_reversed(self) -> bool:
-        """Whether fewer reversals are left if the loop walks from the last row to the first."""
+        """Whether fewer reversals are left if the loop walks from the last row to the first.
+
+        Only what it is given says so where it walks over the steps that another loop ran.
+        """
         read = set(ancestors(self.results))
         score = 0
         sequences = zip(
@@ -156,7 +142,10 @@ class _Adoption:
             if row in read:
                 score += 1 if self.rows.view(outer).flipped else -1
         for outer in self.op.outer_mitmot(self.node.inputs):
-            score += 1 if self.rows.view(outer).flipped else -1
+            if not is_zeros(outer):
+                score += 1 if self.rows.view(outer).flipped else -1
+        if self.ran is not None:
+            return score > 0
         histories = [
             *self.op.outer_mitsot_outs(self.node.outputs),
             *self.op.outer_sitsot_outs(self.node.outputs),
@@ -222,8 +211,31 @@ class _Adoption:
         kept = [part for part in self.loop.sequences if part.row in read]
         self.unread = [part for part in self.loop.sequences if part.row not in read]
         for part in kept:
-            part.outer = self.orient(part.outer)
-        self.loop.sequences = kept
+            for each in [part] if self.ran is None else self.from_end(part):
+                each.outer = self.orient(each.outer)
+                self.loop.sequences.append(each)
+
+    def from_end(self, part: Sequence) -> list[Sequence]:
+        """Make a carry of a cotangent of the last row; return what is left of the sequence.
+
+        It waits for the last step that ran, which differs in a batch. There is no batch of a loop
+        that does not begin with that row, as a second derivative does not.
+        """
+        end = end_of(self.rows.view(part.outer))
+        if end is None:
+            return [part]
+        if not self.reverse:
+            self.ran = no_batch_of(self.ran)
+            return [part]
+        last, rest = end
+        value = part.row.type()
+        self.loop.carries.append(Carry(last, value, pt.zeros_like(value), part.name))
+        if rest is None:
+            self.replaced[part.row] = value
+            return []
+        left = Sequence(rest, part.row.type(), part.name)
+        self.replaced[part.row] = value + left.row
+        return [left]
 
     def add_windows(self) -> None:
         op, info = self.op, self.info
@@ -339,6 +351,8 @@ class _Adoption:
 
     def set_length(self) -> None:
         """Say how many steps there are, where the sequences do not."""
+        if self.ran is not None:
+            self.loop.sequences.append(Sequence(self.ran, row_type(self.ran)()))
         sequences = [*self.loop.sequences, *self.unread]
         for part in sequences:
             if self.plain.agrees(part.outer, self.steps):

@@ -206,9 +206,7 @@ class _Checkpointed:
                 last = placed_history(history[-1], ends, self.loop.states[i].depth)
         else:
             last = tail.carries[i - states] if tail else self.given.carries[i - states]
-        if is_connected(last) and is_null(last):
-            return last
-        if not is_connected(last) or not is_differentiable(history):
+        if not is_usable(last) or not is_differentiable(history):
             return pg.disconnected_type() if own is None else own
         placed = placed_history(history, HistoryCotangent(last=as_dtype(last, history)), 1)
         return placed if own is None else own + placed
@@ -222,10 +220,12 @@ class _Checkpointed:
             found.append(self.sequence(part.outer, outer.sequences[i], tail and tail.sequences[i]))
         for i in range(states):
             entering = self.histories[i][0].initial
-            found.append(total_of([self.first(outer.initials[i]), entering]))
+            value = self.first(outer.initials[i], tail and tail.initials[i])
+            value = total_of([value, entering])
+            found.append(value if is_differentiable(loop.states[i].initial) else None)
         for i, carry in enumerate(loop.carries):
-            value = outer.initials[states + i]
-            found.append(self.first(value) if is_differentiable(carry.initial) else None)
+            value = self.first(outer.initials[states + i], tail and tail.carries[i])
+            found.append(value if is_differentiable(carry.initial) else None)
         for i in range(len(loop.non_sequences)):
             found.append(total_of([outer.non_sequences[i], tail and tail.non_sequences[i]]))
         reached = reachable(self.op, self.given)
@@ -236,16 +236,17 @@ class _Checkpointed:
 
     @staticmethod
     def finish(outer: Variable, value: Variable | None, reaches: bool) -> Variable:
-        undefined = value if value is not None and is_null(value) else None
-        if value is not None and (undefined is not None or not is_differentiable(outer)):
-            value = None
-        return finish(outer, value, undefined, reaches)
+        if value is not None and is_null(value):
+            return finish(outer, None, value, reaches)
+        return finish(outer, value, None, reaches)
 
     @staticmethod
-    def first(value: Variable) -> Variable | None:
-        if not is_connected(value):
-            return None
-        return value if is_null(value) else value[0]
+    def first(value: Variable, last: Variable | None) -> Variable | None:
+        """Return the cotangent of the first start; it is undefined if that of the last one is."""
+        for each in (value, last):
+            if each is not None and is_null(each):
+                return each
+        return value[0] if is_connected(value) else None
 
     def sequence(self, outer: Variable, whole: Variable, rest: Variable | None) -> Variable | None:
         """Return the cotangent of a sequence from those of its segments and of the tail's rows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pytensor.gradient as pg
@@ -13,11 +12,18 @@ from pytensor.configdefaults import config
 from pytensor.gradient import NullType
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.type import TensorType
 
 from scanlib.ops.gradient.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, split_output
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
-from scanlib.ops.gradient.step import StepPullback, as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.step import (
+    StepPullback,
+    as_dtype,
+    cotangent_type,
+    is_connected,
+    is_usable,
+)
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
@@ -132,8 +138,8 @@ class _Backward:
 
     # Parts
 
-    def add_carry(self, initial: Variable, like: Variable) -> Carry:
-        value = like.type()
+    def add_carry(self, initial: Variable, kind: TensorType) -> Carry:
+        value = kind()
         self.loop.carries.append(Carry(conform(initial, value.type), value, value))
         return self.loop.carries[-1]
 
@@ -161,7 +167,7 @@ class _Backward:
                 ends = [entering.ends[state.depth - j] for j in range(1, state.depth + 1)]
                 starts = [a if b is zero else a + b for a, b in zip(ends, starts, strict=True)]
             self.owed[i] = [len(self.loop.carries) + j for j in range(state.depth)]
-            added = [self.add_carry(start, total) for start in starts]
+            added = [self.add_carry(start, total.type) for start in starts]
             value = added[0].value
             if entering.rows is not None:
                 value = value + self.add_sequence(self.forward.walk(entering.rows))
@@ -172,7 +178,7 @@ class _Backward:
             if start is None:
                 start = pt.zeros_like(source.carries[i].initial)
             self.carries[i] = len(self.loop.carries)
-            self.replacements[total] = self.add_carry(start, total).value
+            self.replacements[total] = self.add_carry(start, total.type).value
         for i, total in step.output_cotangents.items():
             self.replacements[total] = conform(self.output_cotangent(i, total), total.type)
 
@@ -188,7 +194,7 @@ class _Backward:
             parts = split_output(cotangent)
         entering = []
         if parts.last is not None:
-            carry = self.add_carry(parts.last, total)
+            carry = self.add_carry(parts.last, total.type)
             carry.next = pt.zeros_like(carry.value)
             entering.append(carry.value)
         if parts.rows is not None:
@@ -225,7 +231,8 @@ class _Backward:
             own = self.gradient_of(part.inner)
             if own is not None:
                 self.sums[i] = len(self.loop.carries)
-                carry = self.add_carry(zeros_like(part.outer), part.inner)
+                kind = cotangent_type(part.inner, own)
+                carry = self.add_carry(zeros_like(part.outer, kind.dtype), kind)
                 carry.next = conform(carry.value + own, carry.value.type)
         for i, sequence in enumerate(source.sequences):
             own = self.gradient_of(sequence.row)
@@ -281,7 +288,7 @@ def finish(
     """Return the cotangent of an input, given what was found for it."""
     if not reaches or not (is_tensor(outer) or value is not None):
         return pg.disconnected_type()
-    if undefined is not None and is_differentiable(outer):
+    if undefined is not None:
         return undefined
     if value is not None:
         return value
@@ -322,8 +329,9 @@ class _Collector:
     def undefined(self) -> list[Variable | None]:
         """Return, for each input, the undefined gradient it gets, if it does.
 
-        One that enters the loop, or that a step has for a state or a carry, reaches all inputs
-        that this result depends on; one for a sequence or a non-sequence stays there.
+        One that enters the loop reaches all inputs that this result depends on; one that a step
+        has for an input stays there, as in `pytensor.scan`: the others have the gradient along
+        the paths that exist.
         """
         loop, results = self.backward.forward.loop, self.backward.step.results
 
@@ -332,11 +340,10 @@ class _Collector:
             return next((v for v in values if v is not None and is_null(v)), None)
 
         spread = [g if is_null(g) else None for group in self.given for g in group]
-        recurrent = [null(*state.taps.values()) for state in loop.states]
-        recurrent += [null(carry.value) for carry in loop.carries]
-        spread = [a or b for a, b in zip_longest(spread, recurrent)]
         own = [None] * int(self.op.signature.has_n_steps)
-        own += [null(part.row) for part in loop.sequences] + [None] * len(recurrent)
+        own += [null(part.row) for part in loop.sequences]
+        own += [null(*state.taps.values()) for state in loop.states]
+        own += [null(carry.value) for carry in loop.carries]
         own += [null(part.inner) for part in loop.non_sequences]
         return [
             next((v for v, reaches in zip(spread, row, strict=True) if reaches and v), value)

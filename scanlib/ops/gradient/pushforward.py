@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.random.type import RandomType
 
 from scanlib.ops.gradient.connection import connection_pattern
-from scanlib.ops.gradient.step import as_dtype, is_connected, loose_type
-from scanlib.ops.graph import conform, is_differentiable, row_type
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.gradient.step import (
+    as_dtype,
+    cotangent_type,
+    is_connected,
+    loose_type,
+    with_single_choices,
+)
+from scanlib.ops.graph import conform, is_differentiable, is_numeric, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.signature import OuterInputs
@@ -75,9 +85,10 @@ class _Forward:
                 self.loop.sequences.append(SequencePart(tangent, row))
                 self.pairs.append((part.row, row))
         for whole, tangent in zip(list(self.loop.non_sequences), given.non_sequences, strict=True):
-            if is_connected(tangent) and is_differentiable(whole.inner):
-                inner = whole.inner.type()
-                tangent = conform(as_dtype(tangent, whole.outer), inner.type)
+            if _moves(whole.inner, tangent):
+                tangent = as_dtype(tangent, whole.outer)
+                inner = cotangent_type(whole.inner, tangent)()
+                tangent = conform(tangent, inner.type)
                 self.loop.non_sequences.append(NonSequence(tangent, inner))
                 self.pairs.append((whole.inner, inner))
 
@@ -104,6 +115,13 @@ class _Forward:
         return [Output(conform(tangent, v.type)) for tangent, v in zip(moved, values, strict=True)]
 
 
+def _moves(value: Variable, tangent: Variable) -> bool:
+    """Whether a non-sequence has a tangent; that of most integers is zero."""
+    if not is_connected(tangent) or not is_numeric(value):
+        return False
+    return is_differentiable(value) or not is_zeros(tangent)
+
+
 def _start(tangent: Variable, initial: Variable) -> Variable:
     return as_dtype(tangent, initial) if is_connected(tangent) else pt.zeros_like(initial)
 
@@ -127,25 +145,35 @@ def _live_tangents(op: Scan, given: list[Variable]) -> tuple[list[int], list[int
     return states, carries
 
 
+def _draws(node: Apply) -> bool:
+    """Whether a node draws random numbers by itself, not in a graph of its own."""
+    is_drawn_from = any(isinstance(inp.type, RandomType) for inp in node.inputs)
+    return is_drawn_from and not isinstance(node.op, HasInnerGraph)
+
+
 def _step_tangents(
     targets: list[Variable], pairs: list[tuple[Variable, Variable]]
 ) -> list[Variable]:
     """Return the Jacobian of one step applied to tangents, by two pullbacks.
 
     J. Townsend, "A new trick for calculating Jacobian vector products", 2017: the pullback is
-    linear in its cotangent, so pulling it back once more applies the Jacobian itself.
+    linear in its cotangent, so pulling it back once more applies the Jacobian itself. Draws do
+    not move, as PyTensor has it: a pullback would be undefined where their parameters do.
     """
     if not pairs:
         return [pt.zeros_like(target) for target in targets]
-    wrt = [value for value, _ in pairs]
-    copies = [pt.tensor_copy(target) for target in targets]
+    singles, choices = with_single_choices(targets)
+    copies = [pt.tensor_copy(target) for target in singles]
     cotangents = [target.zeros_like() for target in targets]
     first = pg.grad(
         cost=None,
         known_grads=dict(zip(copies, cotangents, strict=True)),
-        wrt=wrt,
+        wrt=[value for value, _ in pairs],
         disconnected_inputs="ignore",
         return_disconnected="zero",
+        consider_constant=[
+            out for node in toposort(singles) if _draws(node) for out in node.outputs
+        ],
     )
     second = pg.grad(
         cost=None,
@@ -157,4 +185,4 @@ def _step_tangents(
         disconnected_inputs="ignore",
         return_disconnected="zero",
     )
-    return list(second)
+    return substitute(second, choices)

@@ -8,11 +8,14 @@ from typing import Any
 import pytensor.gradient as pg
 import pytensor.scalar as ps
 import pytensor.tensor as pt
+from pytensor.configdefaults import config
 from pytensor.gradient import DisconnectedType, NullType
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import io_connection_pattern
+from pytensor.graph.traversal import toposort
+from pytensor.ifelse import IfElse
 
-from scanlib.ops.graph import conform, is_differentiable, merge_equal, substitute
+from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Loop
 
 
@@ -27,10 +30,19 @@ def is_usable(cotangent: Variable) -> bool:
 
 
 def as_dtype(cotangent: Variable, like: Variable) -> Variable:
-    """Return `cotangent` cast to the dtype of `like`."""
-    if cotangent.type.dtype == like.type.dtype:
-        return cotangent
-    return pt.cast(cotangent, like.type.dtype)
+    """Return a cotangent or tangent in the dtype of `like`; one of an integer is a real number."""
+    if is_differentiable(like):
+        dtype = like.type.dtype
+    else:
+        dtype = cotangent.type.dtype if is_differentiable(cotangent) else config.floatX
+    return cotangent if cotangent.type.dtype == dtype else pt.cast(cotangent, dtype)
+
+
+def cotangent_type(value: Variable, cotangent: Variable) -> Any:
+    """Return the type of what adds up to the cotangent of a value, of which one is given."""
+    if is_differentiable(value):
+        return value.type
+    return pt.TensorType(cotangent.type.dtype, shape=value.type.shape)
 
 
 @dataclass
@@ -84,8 +96,13 @@ class StepPullback:
         wrt = [inp for inp in loop.body_inputs() if is_differentiable(inp)]
         if not pairs or not wrt:
             return
+        values, choices = with_single_choices([value for value, _ in pairs])
         # A result may be computed from another one, or be an input: copies keep them apart.
-        known = {pt.tensor_copy(value): conform(g, loose_type(value)) for value, g in pairs}
+        known = {
+            pt.tensor_copy(value): conform(g, loose_type(value))
+            for value, (_, g) in zip(values, pairs, strict=True)
+        }
+        wrt += self.integers()
         gradients = pg.grad(
             cost=None,
             known_grads=known,
@@ -94,9 +111,23 @@ class StepPullback:
             return_disconnected="disconnected",
             null_gradients="return",
         )
-        for inp, gradient in zip(wrt, gradients, strict=True):
+        for inp, gradient in zip(wrt, substitute(gradients, choices), strict=True):
             if is_connected(gradient):
                 self.results[inp] = gradient
+
+    def integers(self) -> list[Variable]:
+        """Return the integers among the non-sequences.
+
+        As everywhere in PyTensor, an integer that a step makes a real number of has a gradient, and
+        an integer that is a result has none: the next value of a state, or a row of a sequence.
+        """
+        return [
+            part.inner
+            for part in self.loop.non_sequences
+            if is_tensor(part.inner)
+            and not is_differentiable(part.inner)
+            and not isinstance(part.outer, Constant)
+        ]
 
     def values(self) -> list[Variable]:
         """Return the cotangents that are defined."""
@@ -137,6 +168,26 @@ class StepPullback:
             "output": [output.value for output in self.loop.outputs],
         }
         return substitute(values, {v: parts[kind][i] for v, (kind, i) in self.stored.items()})
+
+
+def with_single_choices(
+    values: list[Variable],
+) -> tuple[list[Variable], dict[Variable, Variable]]:
+    """Return values with an `IfElse` for each result of an `IfElse`, and what these stand for.
+
+    PyTensor's `IfElse` has no gradient where one of its results has none: an integer, or one
+    that nothing reads.
+    """
+    singles: dict[Variable, Variable] = {}
+    for node in toposort(values):
+        count = len(node.outputs)
+        if not isinstance(node.op, IfElse) or count == 1:
+            continue
+        condition, *branches = substitute(node.inputs, singles)
+        choose = IfElse(1, as_view=node.op.as_view, name=node.op.name)
+        for i, out in enumerate(node.outputs):
+            singles[out] = choose(condition, branches[i], branches[count + i])
+    return substitute(values, singles), {single: out for out, single in singles.items()}
 
 
 def _is_extreme(value: Variable) -> bool:

@@ -120,8 +120,7 @@ class _Truncated:
         rows = zip(self.inputs[start:], values, reached[start:], strict=True)
         for outer, value, reaches in rows:
             undefined = value if is_connected(value) and is_null(value) else None
-            usable = is_usable(value) and is_differentiable(outer)
-            results.append(finish(outer, value if usable else None, undefined, reaches))
+            results.append(finish(outer, value if is_usable(value) else None, undefined, reaches))
         return results
 
     def initial(self, i: int, value: Variable) -> Variable:
