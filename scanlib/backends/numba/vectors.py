@@ -221,15 +221,18 @@ def smaller(typingctx: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c`` of floats of one type (compiled code only).
+    """Return ``a * b + c`` of numbers of one type (compiled code only).
 
-    The compiler may fuse the two, but not rearrange them with what stands around.
+    The compiler may fuse the two, but not rearrange them with what stands around. Integers wrap
+    around.
     """
     return a(a, a, a), lambda context, builder, signature, arguments: fused(builder, *arguments)
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Write ``a * b + c``; see `multiply_add`."""
+    if isinstance(a.type, ir.IntType):
+        return builder.add(builder.mul(a, b), c)
     flags = ("contract", "nsz")
     return builder.fadd(builder.fmul(a, b, flags=flags), c, flags=flags)
 
