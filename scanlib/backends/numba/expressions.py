@@ -12,6 +12,9 @@ that is how scalar code is written; calls of other functions stay as they are.
 
 What is cast to integers wraps around as NumPy's integers do. In numba's own code a sum that leaves
 the range of its dtype is undefined: LLVM may take its sign for that of the sum which did not wrap.
+
+Products of real numbers keep their order: of ``(x * 0) * y`` and ``x * y * 0`` with large `x` and
+`y`, the second is NaN. Sums may be regrouped, which makes lanes of them.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
+from pytensor.configdefaults import config
 
-from scanlib.backends.numba.vectors import fused
+from scanlib.backends.numba.vectors import IN_ORDER, fused
 
-VERSION = "scanlib-expressions-3"
+VERSION = "scanlib-expressions-4"
 
 _BINARY: dict[type, tuple[str, Any]] = {
     ast.Add: ("add", operator.add),
@@ -295,9 +299,12 @@ class Plan:
         if code is None or (code == name and not self.wraps):
             return self._general(general, parts)
         casts = [self._cast(part, kind) for part in parts]
+        # numba gives all liberties that it may take to instructions which have none yet.
+        flags = IN_ORDER if code == "fmul" and config.numba__fastmath else ()
 
         def write(context: Any, builder: Any, values: Values) -> Any:
-            return getattr(builder, code)(*(cast(context, builder, values) for cast in casts))
+            sides = [cast(context, builder, values) for cast in casts]
+            return getattr(builder, code)(*sides, flags=flags)
 
         return kind, write
 

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from numba.np.linalg import ensure_lapack
 
 from scanlib.backends.numba.pointers import load, shift, store
-from scanlib.backends.numba.products import OPTIONS, SUMS, integer_product, zero_of
+from scanlib.backends.numba.products import OPTIONS, SUMS, integer_product, zero_of  # noqa: F401
 
 VERSION = "scanlib-small-linalg-5"
 LARGE = 48

@@ -18,7 +18,8 @@ from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-4"
+VERSION = "scanlib-vectors-5"
+IN_ORDER = ("contract", "nsz")  # liberties that leave the order of operations as it is
 
 
 @intrinsic
@@ -233,8 +234,7 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Write ``a * b + c``; see `multiply_add`."""
     if isinstance(a.type, ir.IntType):
         return builder.add(builder.mul(a, b), c)
-    flags = ("contract", "nsz")
-    return builder.fadd(builder.fmul(a, b, flags=flags), c, flags=flags)
+    return builder.fadd(builder.fmul(a, b, flags=IN_ORDER), c, flags=IN_ORDER)
 
 
 def _extreme(sign: str) -> Any:
