@@ -173,7 +173,7 @@ class _Step:
         return Form(coefficients, pick(left.constant, right.constant))
 
 
-def _number(value: int, dtype: str) -> Variable:
+def _number(value: float, dtype: str) -> Variable:
     """Return a constant; minus one of an unsigned dtype is its largest number."""
     return ps.ScalarConstant(ps.get_scalar_type(dtype), np.asarray(value).astype(dtype)[()])
 
