@@ -41,7 +41,15 @@ class CompilesStepProducts(Feature):
 
     Numba mode compiles it faster than PyTensor's own products, and for JAX no size of theirs has to
     be made known. In other graphs they are PyTensor's, which its rewrites and all linkers know.
+
+    Parameters
+    ----------
+    has_loops : bool
+        Whether the graph had loops, of which the rewrites that follow may leave none.
     """
+
+    def __init__(self, has_loops: bool = True) -> None:
+        self.has_loops = has_loops
 
 
 def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:

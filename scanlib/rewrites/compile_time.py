@@ -9,6 +9,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, dfs_rewriter, node_rewriter
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.shape import Reshape, SpecifyShape
@@ -30,7 +31,7 @@ class AllowStepProducts(GraphRewriter):
     """Let later rewrites write the products of all steps as one `StepProducts`."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(CompilesStepProducts())
+        fgraph.attach_feature(CompilesStepProducts(_has_loops(fgraph)))
 
 
 def _feeds_only_loops(fgraph: FunctionGraph, variable: Variable) -> bool:
@@ -66,6 +67,12 @@ def _has_loops(fgraph: FunctionGraph) -> bool:
     """Whether a graph has loops; others are left as PyTensor compiles them."""
     loops = Scan | ElemwiseScan | LinearScan
     return any(isinstance(node.op, loops) for node in fgraph.apply_nodes)
+
+
+def _had_loops(fgraph: FunctionGraph) -> bool:
+    """Whether a graph in numba mode had loops before they were taken apart."""
+    marks = [f for f in fgraph._features if isinstance(f, CompilesStepProducts)]
+    return any(mark.has_loops for mark in marks)
 
 
 def _is_contiguous(variable: Variable) -> bool:
@@ -126,6 +133,30 @@ def product_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     return [StepProducts()(left, right)] if left.type.ndim == right.type.ndim == 2 else None
 
 
+@node_rewriter([Dot, BatchedDot, Blockwise])
+def integer_products_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn a product of integers, also one that was in a loop before, into `StepProducts`.
+
+    PyTensor's compiled functions compute it in floating point.
+    """
+    (out,) = node.outputs[:1]
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    if not isinstance(op, Dot | BatchedDot) or np.dtype(out.type.dtype).kind not in "iu":
+        return None
+    if not _had_loops(fgraph):
+        return None
+    left, right = (pt.cast(inp, out.type.dtype) for inp in node.inputs)
+    if not isinstance(node.op, Blockwise):
+        return [StepProducts()(left, right)]
+    lead = pt.broadcast_shape(left.shape[:-2], right.shape[:-2], arrays_are_shapes=True)
+    left, right = (
+        pt.broadcast_to(side, (*lead, *side.shape[-2:])).reshape((pt.prod(lead), *side.shape[-2:]))
+        for side in (left, right)
+    )
+    product = StepProducts()(left, right).reshape((*lead, left.shape[-2], right.shape[-1]))
+    return [pt.specify_shape(product, out.type.shape)]
+
+
 @node_rewriter([SpecifyShape])
 def sizes_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Turn a `SpecifyShape` of known sizes in a graph with loops into `SpecifiedSizes`."""
@@ -143,5 +174,6 @@ prepare_inputs = dfs_rewriter(
     softmax_of_loops,
     products_of_loops,
     product_of_loops,
+    integer_products_of_loops,
     sizes_of_loops,
 )

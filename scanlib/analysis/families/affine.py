@@ -18,7 +18,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.analysis.families.coefficients import Coefficient, added, narrowed
+from scanlib.analysis.families.coefficients import Coefficient, added, narrowed, replaced
 from scanlib.analysis.families.form import (
     Component,
     Elements,
@@ -150,12 +150,16 @@ class _Step:
         left, right = (self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True))
         dtype = node.outputs[0].type.dtype
         zero, one = _number(0, dtype), _number(1, dtype)
+        # What changes no number, not even -0.0.
+        nothing = _number(-0.0, dtype) if kind(node.outputs[0]) == "f" else zero
 
         def pick(a: Variable | None, b: Variable | None) -> Variable:
-            return ps.switch(condition, zero if a is None else a, zero if b is None else b)
+            return ps.switch(condition, nothing if a is None else a, nothing if b is None else b)
 
         def coefficient(form: Form, key: Key) -> Variable:
-            return _guarded(form.coefficients[key], one) if key in form.coefficients else zero
+            if key in form.coefficients:
+                return _guarded(form.coefficients[key], one)
+            return replaced(form.constant, zero)
 
         coefficients: dict[Key, Coefficient | None] = {}
         for key in {**left.coefficients, **right.coefficients}:
@@ -169,7 +173,7 @@ class _Step:
         return Form(coefficients, pick(left.constant, right.constant))
 
 
-def _number(value: int, dtype: str) -> Variable:
+def _number(value: float, dtype: str) -> Variable:
     """Return a constant; minus one of an unsigned dtype is its largest number."""
     return ps.ScalarConstant(ps.get_scalar_type(dtype), np.asarray(value).astype(dtype)[()])
 

@@ -105,6 +105,19 @@ def narrowed(value: Variable, dtype: str) -> Variable:
     return _where(same, small)
 
 
+def replaced(value: Variable | None, zero: Variable) -> Variable:
+    """Return the coefficient of a state that is replaced by a value, or by nothing: `zero`.
+
+    It is infinity where the value is -0.0, of which ``0 h`` and it are not the sum.
+    """
+    if value is None or np.dtype(zero.type.dtype).kind != "f":
+        return zero
+    if isinstance(value, Constant):
+        return zero if value.data != 0 or not np.signbit(value.data) else _like(np.inf, zero)
+    below = ps.lt(ps.reciprocal(value), _like(0, value))
+    return _where(ps.invert(ps.and_(_is_zero(value), below)), zero)
+
+
 def _may_leave_range(value: Variable) -> bool:
     return np.dtype(value.type.dtype).kind in "fc" and not isinstance(value, Constant)
 

@@ -20,7 +20,7 @@ from scanlib.ops.c_code import CCode, register_c_printer
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.parts import chunks_by
 
-VERSION = 27  # of everything in this folder that changes the code
+VERSION = 28  # of everything in this folder that changes the code
 THREADS_VERSION = 4  # of what changes code for several threads alone
 # Lanes of a sum may be added in any order, of which the compiler chooses one; integers wrap around.
 # Choices between values are no branches, though comparing NaN may raise a floating-point flag.

@@ -14,6 +14,7 @@ from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
 
 from scanlib.backends.c.complex_numbers import complex_operation
+from scanlib.backends.c.conversions import converted, integer_operation
 from scanlib.backends.c.source import Source, c_type, literal
 from scanlib.backends.c.vector_functions import vector_call, vector_functions
 from scanlib.backends.vector_names import vector_name
@@ -114,10 +115,14 @@ class Scalars:
             inputs = [self._number(*pair, node.outputs[0].type.dtype) for pair in pairs]
         names = [self.source.name("s") for _ in node.outputs]
         own = complex_operation(node, inputs, names[0], self.c_type(node.outputs[0].type.dtype))
+        if own is None:
+            own = integer_operation(node, inputs, names[0], self.c_type, FAIL)
         if own is not None:
+            self.can_fail = self.can_fail or FAIL in own
             for line in own:
                 self.source.line(line)
             return names
+        inputs = converted(node, inputs, self.c_type)
         for out, name in zip(node.outputs, names, strict=True):
             self.source.line(f"{self.c_type(out.type.dtype)} {name};")
         unique = f"{NODE_NAME}_{names[0]}"

@@ -9,6 +9,12 @@ quarter of that. So before a function is compiled, a value that only one later l
 into that line, and what a line computes becomes one such function, which emits the same
 instructions in the same order. Only lines whose outermost operation is a cast to a dtype are meant:
 that is how scalar code is written; calls of other functions stay as they are.
+
+What is cast to integers wraps around as NumPy's integers do. In numba's own code a sum that leaves
+the range of its dtype is undefined: LLVM may take its sign for that of the sum which did not wrap.
+
+Products of real numbers keep their order: of ``(x * 0) * y`` and ``x * y * 0`` with large `x` and
+`y`, the second is NaN. Sums may be regrouped, which makes lanes of them.
 """
 
 from __future__ import annotations
@@ -28,15 +34,16 @@ from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
+from pytensor.configdefaults import config
 
-from scanlib.backends.numba.vectors import fused
+from scanlib.backends.numba.vectors import IN_ORDER, fused
 
-VERSION = "scanlib-expressions-2"
+VERSION = "scanlib-expressions-4"
 
 _BINARY: dict[type, tuple[str, Any]] = {
-    ast.Add: ("fadd", operator.add),
-    ast.Sub: ("fsub", operator.sub),
-    ast.Mult: ("fmul", operator.mul),
+    ast.Add: ("add", operator.add),
+    ast.Sub: ("sub", operator.sub),
+    ast.Mult: ("mul", operator.mul),
     ast.BitAnd: ("", operator.and_),
     ast.BitOr: ("", operator.or_),
 }
@@ -51,7 +58,7 @@ _COMPARED: dict[type, tuple[str, Any]] = {
 _ASSIGNED = re.compile(r"^( *)([A-Za-z_]\w*(?:\[[^=]*\])?) = (.+)$")
 _CAST = re.compile(r"^np_(float|int|uint|bool|complex)\d*\(")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_OWN = ("divide", "multiply_add")  # functions of ours that take floats of one type
+_OWN = ("divide", "multiply_add")  # functions of ours that take numbers of one type
 
 
 @dataclass
@@ -246,6 +253,7 @@ class Plan:
     def __init__(self, typingctx: Any, kinds: dict[str, types.Type]) -> None:
         self.typingctx = typingctx
         self.kinds = kinds
+        self.wraps = False  # numbers of an integer dtype are computed, no places in memory
 
     def of(self, node: ast.expr) -> tuple[types.Type, Writer]:
         """Return the type of an expression and what writes it."""
@@ -266,7 +274,10 @@ class Plan:
         if node.func.id in _OWN:
             return self._own(node.func.id, node.args)
         kind = numba.from_dtype(np.dtype(node.func.id[3:]))
-        return kind, self._cast(self.of(node.args[0]), kind)
+        around, self.wraps = self.wraps, isinstance(kind, types.Integer)
+        part = self.of(node.args[0])
+        self.wraps = around
+        return kind, self._cast(part, kind)
 
     def _cast(self, part: tuple[types.Type, Writer], kind: types.Type) -> Writer:
         own, write = part
@@ -280,13 +291,20 @@ class Plan:
         self, name: str, general: Any, left: ast.expr, right: ast.expr
     ) -> tuple[types.Type, Writer]:
         parts = [self.of(left), self.of(right)]
-        (kind, first), (other, second) = parts
-        if kind != other or not isinstance(kind, types.Float) or not name:
+        kinds = [own for own, _ in parts]
+        kind = kinds[0] if kinds[0] == kinds[1] else None
+        if not isinstance(kind, types.Float) and self.wraps:
+            kind = _resolved(self.typingctx, general, tuple(kinds)).return_type
+        code = {types.Float: f"f{name}", types.Integer: name}.get(kind.__class__) if name else None
+        if code is None or (code == name and not self.wraps):
             return self._general(general, parts)
+        casts = [self._cast(part, kind) for part in parts]
+        # numba gives all liberties that it may take to instructions which have none yet.
+        flags = IN_ORDER if code == "fmul" and config.numba__fastmath else ()
 
         def write(context: Any, builder: Any, values: Values) -> Any:
-            sides = [side(context, builder, values) for side in (first, second)]
-            return getattr(builder, name)(*sides)
+            sides = [cast(context, builder, values) for cast in casts]
+            return getattr(builder, code)(*sides, flags=flags)
 
         return kind, write
 

@@ -10,7 +10,8 @@ libraries do at every call, packing `B`, is done once before the loop if all ste
 `B`, as with the weights of a recurrent network. Blocking for the larger caches is left out: a
 matrix of a step that outgrows the second-level cache is read from the third.
 
-Very small products are plain loops. Vectors are matrices with one row or column.
+Very small products are plain loops, and so are those of integers, which wrap around. Vectors are
+matrices with one row or column.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from numba.extending import intrinsic, overload
 
 from scanlib.backends.numba import lazy
 from scanlib.backends.numba.pointers import load, pointer, shift, store
+from scanlib.backends.numba.vectors import multiply_add
 
-VERSION = "scanlib-products-2"
+VERSION = "scanlib-products-3"
 TINY = 512  # multiplications up to which plain loops are used
 ROWS = 4  # of a tile
 OPTIONS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
@@ -169,6 +171,17 @@ def _zero_of(start):
     return lambda start: kind(0)
 
 
+def item_for(start: Any, value: Any) -> Any:
+    """Return a number in the type found at an address (compiled code only)."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(item_for)
+def _item_for(start, value):
+    kind = start.dtype
+    return lambda start, value: kind(value)
+
+
 VECTORS = vectors()
 _full, _narrow = tile(ROWS, VECTORS), tile(ROWS, 1)
 _full_row, _narrow_row = tile(1, VECTORS), tile(1, 1)
@@ -278,6 +291,28 @@ def plain_product(a: Any, a_row: int, a_step: int, b: Any, b_row: int, b_step: i
             for k in range(depth):
                 total += load(a, i * a_row + k * a_step) * load(b, k * b_row + j * b_step)
             store(c, i * c_row + j, total)
+
+
+@njit(**OPTIONS)
+def integer_product(a: Any, a_row: int, a_step: int, b: Any, b_row: int, b_step: int, c: Any,
+                    m: int, depth: int, n: int) -> None:  # fmt: skip
+    """Compute ``C = A B`` of integers exactly, in the dtype of a contiguous matrix C."""
+    for i in range(m):
+        row = shift(c, i * n)
+        if n == 1:
+            total = zero_of(c)
+            for k in range(depth):
+                factor = item_for(c, load(a, i * a_row + k * a_step))
+                total = multiply_add(factor, item_for(c, load(b, k * b_row)), total)
+            store(row, 0, total)
+            continue
+        for j in range(n):
+            store(row, j, zero_of(c))
+        for k in range(depth):
+            factor, line = item_for(c, load(a, i * a_row + k * a_step)), shift(b, k * b_row)
+            for j in range(n):
+                item = item_for(c, load(line, j * b_step))
+                store(row, j, multiply_add(factor, item, load(row, j)))
 
 
 @njit(**SUMS)

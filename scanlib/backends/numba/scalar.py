@@ -156,9 +156,12 @@ class ScalarCode:
             # PyTensor's function divides 1 in float32, also by int64.
             kind = self._dtype(node.outputs[0])
             return f"{self.source.object('divide', divide)}({kind}(1), {kind}({items[0]}))"
-        dtypes.add(made)
-        if dtypes in ({"float32"}, {"float64"}) and isinstance(op, TrueDiv):
-            return f"{self.source.object('divide', divide)}({', '.join(items)})"
+        if made in ("float32", "float64") and isinstance(op, TrueDiv):
+            # NumPy converts both first; numba divides integers by float32 in float32.
+            kind = self._dtype(node.outputs[0])
+            dtypes.add(made)
+            sides = items if len(dtypes) == 1 else [f"{kind}({item})" for item in items]
+            return f"{self.source.object('divide', divide)}({', '.join(sides)})"
         return None
 
     def _vector_function(self, op: Op, node: Apply) -> str | None:

@@ -8,6 +8,8 @@ takes five to ten seconds to compile, the second derivative of a filter has a do
 matrices of a few rows are not what LAPACK is for. Here, a node is a nest of loops that calls a
 kernel of `small_linalg`, which is compiled once for all nodes. Matrices with more than `LARGE` rows
 go to PyTensor's function, which is compiled when the first one comes.
+
+Products of integers come here in every size: PyTensor's function computes them in floating point.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.math import Dot
 from pytensor.tensor.sort import ArgSortOp
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
@@ -43,10 +46,11 @@ from scanlib.backends.numba.source import Source, may_cache
 from scanlib.backends.numba.vectors import new_array
 from scanlib.ops.reductions import StepProducts
 
-VERSION = "scanlib-small-batches-1"
+VERSION = "scanlib-small-batches-2"
 REAL = {"float32", "float64"}
 SQUARE = "Last 2 dimensions of A must be square"
 CONFORM = "Dimensions of A and B do not conform"
+SIZES = "Incompatible sizes of matrices that are multiplied"
 BATCHES = "Incompatible sizes of the batches of an operation on matrices"
 
 
@@ -70,8 +74,8 @@ class Core:
 
 def batch_function(op: Op, node: Apply) -> tuple[Callable[..., Any], str] | None:
     """Return the function of a batch of small matrices and its key, None for other nodes."""
-    if isinstance(op, BatchedDot):
-        return _products(node)
+    if isinstance(op, Dot | BatchedDot):
+        return integer_products(node) if _makes_integers(node) else _products(op, node)
     if isinstance(op, BlockwiseWithCoreShape):
         (inner,) = op.fgraph.apply_nodes
     elif isinstance(op, Blockwise):
@@ -87,7 +91,23 @@ def batch_function(op: Op, node: Apply) -> tuple[Callable[..., Any], str] | None
     other = _pytensors(op, node) if limited else None
     if limited and other is None:
         return None
-    function, key = _nest(core, node, len(inner.inputs), lead, other)
+    return _function(core, node, len(inner.inputs), lead, other)
+
+
+def integer_products(node: Apply) -> tuple[Callable[..., Any], str] | None:
+    """Return the function of a node that multiplies matrices of integers, or batches of them."""
+    return _function(_INTEGER_PRODUCT, node, 2, node.outputs[0].type.ndim - 2, None)
+
+
+def _makes_integers(node: Apply) -> bool:
+    return np.dtype(node.outputs[0].type.dtype).kind in "iu"
+
+
+def _function(
+    core: Core, node: Apply, count: int, lead: int, other: tuple[Callable[..., Any], str] | None
+) -> tuple[Callable[..., Any], str] | None:
+    """Return the function that calls the nest around a kernel, and its key."""
+    function, key = _nest(core, node, count, lead, other)
     if not may_cache(key):
         return None
     assert key is not None
@@ -102,10 +122,10 @@ def batch_function(op: Op, node: Apply) -> tuple[Callable[..., Any], str] | None
     return numba_njit(caller), caller_key
 
 
-def _products(node: Apply) -> tuple[Callable[..., Any], str] | None:
+def _products(op: Op, node: Apply) -> tuple[Callable[..., Any], str] | None:
     """Return the function of products, which has a kernel for small ones of its own."""
     dtypes = {variable.type.dtype for variable in [*node.inputs, *node.outputs]}
-    if len(dtypes) > 1 or not dtypes <= REAL:
+    if isinstance(op, Dot) or len(dtypes) > 1 or not dtypes <= REAL:
         return None
     op = StepProducts()
     function, key = numba_funcify_and_cache_key(op, node=op.make_node(*node.inputs))
@@ -117,6 +137,14 @@ def _results(node: Apply) -> list[tuple[str, int]]:
 
 
 # What there is a kernel for. The inputs of a nest are x0, x1, ...
+
+_INTEGER_PRODUCT = Core(
+    "integer_product",
+    "{0}, {1}, {out0}, n, m, l",
+    [["n", "l"]],
+    [("k", "m", SIZES)],
+    limited=False,
+)
 
 
 def _core(op: Op, inner: Apply, node: Apply) -> Core | None:
@@ -131,6 +159,8 @@ def _core(op: Op, inner: Apply, node: Apply) -> Core | None:
         return _vector("inverse_permutation", "n")
     if isinstance(op, AdvancedSubtensor):
         return _rows(op, inner)
+    if isinstance(op, Dot) and _makes_integers(inner):
+        return _INTEGER_PRODUCT
     dtypes = {variable.type.dtype for variable in inner.inputs}
     if len(dtypes) > 1 or not dtypes <= REAL or inner.outputs[0].type.dtype not in dtypes:
         return None

@@ -22,9 +22,9 @@ from numba.extending import intrinsic
 from numba.np.linalg import ensure_lapack
 
 from scanlib.backends.numba.pointers import load, shift, store
-from scanlib.backends.numba.products import OPTIONS, SUMS, zero_of
+from scanlib.backends.numba.products import OPTIONS, SUMS, integer_product, zero_of  # noqa: F401
 
-VERSION = "scanlib-small-linalg-4"
+VERSION = "scanlib-small-linalg-5"
 LARGE = 48
 # Not literals, for which functions are compiled once more.
 _NO, _YES = np.int64(0), np.int64(1)

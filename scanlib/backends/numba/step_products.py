@@ -36,6 +36,7 @@ from scanlib.backends.numba import lazy, products
 from scanlib.backends.numba.contiguous import any_layout
 from scanlib.backends.numba.pointers import keep, load, pointer, shift, store
 from scanlib.backends.numba.products import OPTIONS, TINY, VECTORS, lanes_of, new_array, zero_of
+from scanlib.backends.numba.small_batches import integer_products
 from scanlib.backends.numba.source import Source
 from scanlib.ops import reductions
 from scanlib.ops.reductions import StepProducts
@@ -179,6 +180,10 @@ def funcify_step_products(
 ) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled function of a `StepProducts`."""
     out = node.outputs[0].type
+    if np.dtype(out.dtype).kind in "iu":
+        found = integer_products(node)
+        assert found is not None
+        return found
     ranks = [variable.type.ndim for variable in node.inputs]
     products_of, products_key = _products(np.dtype(out.dtype), ranks, op.total)
     call = lazy.lazily(products_of, products_key, [(out.dtype, out.ndim)], True)

@@ -18,7 +18,8 @@ from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-4"
+VERSION = "scanlib-vectors-5"
+IN_ORDER = ("contract", "nsz")  # liberties that leave the order of operations as it is
 
 
 @intrinsic
@@ -221,17 +222,19 @@ def smaller(typingctx: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c`` of floats of one type (compiled code only).
+    """Return ``a * b + c`` of numbers of one type (compiled code only).
 
-    The compiler may fuse the two, but not rearrange them with what stands around.
+    The compiler may fuse the two, but not rearrange them with what stands around. Integers wrap
+    around.
     """
     return a(a, a, a), lambda context, builder, signature, arguments: fused(builder, *arguments)
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Write ``a * b + c``; see `multiply_add`."""
-    flags = ("contract", "nsz")
-    return builder.fadd(builder.fmul(a, b, flags=flags), c, flags=flags)
+    if isinstance(a.type, ir.IntType):
+        return builder.add(builder.mul(a, b), c)
+    return builder.fadd(builder.fmul(a, b, flags=IN_ORDER), c, flags=IN_ORDER)
 
 
 def _extreme(sign: str) -> Any:

@@ -77,7 +77,7 @@ class Lookahead:
         results: list[tuple[str, str]] = []
         read: dict[Symbol, str] = {}
         values: dict[Symbol, str] = {}
-        if np.dtype(dtype.removeprefix("np_")).kind == "f":
+        if np.dtype(dtype.removeprefix("np_")).kind != "c":
             add = self.source.object("multiply_add", multiply_add)
         else:
             add = self.source.function(kernels.multiply_add, f"scanlib add {kernels.VERSION}")
