@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 
 from pytensor.configdefaults import config
+
+from scanlib.backends.kept_files import kept
 
 OPTIONS = ("-std=c++17", "-w")
 
@@ -185,13 +187,5 @@ def compile_kernels(source: str, architecture: str) -> bytes:
     compiler = find_compiler()
     identity = "\n".join([compiler.version, architecture, *OPTIONS, source])
     name = sha256(identity.encode()).hexdigest()[:32]
-    path = folder() / f"{name}.cubin"
-    if path.exists():
-        return path.read_bytes()
-    code = compiler.compile(source, architecture)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # To a file of another name first: other processes may look for this one.
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
-    return code
+    make = partial(compiler.compile, source, architecture)
+    return kept(folder(), name, ".cubin", make)[1]

@@ -2,25 +2,18 @@
 
 The C code is that of `scanlib.backends.c`, between the `shim` and a handler. It is compiled once by
 the compiler that PyTensor uses, with the headers that jaxlib ships, and kept in PyTensor's
-compilation directory under a name made of its source, the compiler's flags and the version of
-jaxlib. Where there is no compiler, or the code of a loop cannot be compiled without Python, loops
-are `lax.scan`.
+compilation directory (`libraries`). Where there is no compiler, or the code of a loop cannot be
+compiled without Python, loops are `lax.scan`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 from jax import lax
 from pytensor.configdefaults import config
@@ -33,6 +26,7 @@ from scanlib.backends.c.linear_scan import print_linear
 from scanlib.backends.c.printer import print_loop
 from scanlib.backends.c.scalars import can_fail
 from scanlib.backends.cuda.printer import template
+from scanlib.backends.jax.libraries import identity, load_library
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
 from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
@@ -117,8 +111,7 @@ def register(code: CCode, node: Apply) -> str | None:
         ]
     )
     arguments = compile_arguments(code)
-    identity = "\n".join([jaxlib.__version__, str(config.cxx), *arguments, text])
-    name = "scanlib_" + sha256(identity.encode()).hexdigest()[:24]
+    name = f"scanlib_{identity(text, arguments)}"
     if name not in _targets:
         _targets[name] = _load(name, text, arguments)
     return _targets[name]
@@ -167,37 +160,12 @@ def compile_arguments(code: CCode) -> list[str]:
 
 def _load(name: str, text: str, arguments: list[str]) -> str | None:
     """Return the name of the registered handler, None if it cannot be compiled."""
-    folder = Path(config.compiledir) / "scanlib_xla"
-    library = folder / f"{name}.so"
-    try:
-        if not library.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _compile(text, library, arguments)
-        loaded = ctypes.CDLL(str(library))
-    except (OSError, subprocess.CalledProcessError):
+    loaded = load_library(name, text, arguments)
+    if loaded is None:
         return None
     _libraries.append(loaded)  # XLA keeps an address in it
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(loaded.scanlib_handler), platform="cpu")
     return name
-
-
-def _compile(text: str, library: Path, arguments: list[str]) -> None:
-    """Compile to a file of another name first: other processes may look for this one."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        source, target = Path(folder) / "loop.cpp", Path(folder) / "loop.so"
-        source.write_text(text)
-        command = [
-            config.cxx,
-            "-shared",
-            "-fPIC",
-            *arguments,
-            f"-I{jax.ffi.include_dir()}",
-            str(source),
-            "-o",
-            str(target),
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        os.replace(target, library)
 
 
 def with_kernel(

@@ -15,6 +15,7 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.random.type import RandomGeneratorType
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.elemwise import only_call, write_elemwise
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import write_loop
@@ -99,7 +100,7 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
         function, key = write(op)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-    compiled = numba_njit(function, final_function=True, cache=may_cache(key))
+    compiled = sealed(numba_njit(function, final_function=True, cache=may_cache(key)))
     single = len(node.outputs) == 1
 
     def run(*inputs: Any) -> Sequence[Any]:

@@ -34,6 +34,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Value
 from scanlib.backends.numba.emit import is_zero_dim
@@ -203,6 +204,7 @@ class GraphWriter(GatherEmitter):
     def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:
         """Return the name of a kernel that is compiled apart from this function."""
         function.enable_caching()  # its own options are kept, unlike those of its Python function
+        sealed(function)
         key = f"kernel {key}{[inp.type for inp in node.inputs]}"
         return self.source.function(apart(function, key, cache=True), key, "kernel")
 

@@ -25,6 +25,8 @@ from pytensor.configdefaults import config
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 from pytensor.link.numba.dispatch.basic import numba_njit
 
+from scanlib.backends.numba.disk import sealed
+
 _functions: dict[str, tuple[Callable[..., Any], bool]] = {}
 _compiled: dict[bytes, tuple[Any, int]] = {}  # the dispatcher keeps the code alive
 _inferred: set[str] = set()  # the keys of functions whose results have the types that come out
@@ -48,7 +50,7 @@ def _dispatcher(key: str) -> Any:
     """Return the jitted form of a registered function."""
     function, cache = _functions[key]
     if not isinstance(function, Dispatcher):
-        function = numba_njit(function, cache=cache and config.numba__cache)
+        function = sealed(numba_njit(function, cache=cache and config.numba__cache))
         _functions[key] = function, cache
     return function
 
@@ -68,6 +70,7 @@ def kernel(function: Any, version: str, *results: tuple[str, int]) -> tuple[Any,
     if config.numba__cache and function.py_func not in CACHED_SRC_FUNCTIONS:
         CACHED_SRC_FUNCTIONS[function.py_func] = identity
         function.enable_caching()
+        sealed(function)
     key = " ".join([identity, *map(str, results)])
     return lazily(function, key, results or [types.none], cache=True), key
 

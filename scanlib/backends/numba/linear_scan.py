@@ -41,6 +41,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 
 from scanlib.backends.numba import linear_combine, linear_vectors
+from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.linear_both import BothSidesWriter
 from scanlib.backends.numba.linear_terms import TermsWriter
 from scanlib.backends.numba.source import may_cache
@@ -283,8 +284,9 @@ def compile_for_perform(op: LinearScan, node: Apply) -> Callable[..., np.ndarray
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
     function, key = LinearWriter(op, node).write("Python")
-    compiled = numba_njit(
-        function, fastmath=fastmath_of(op), final_function=True, cache=may_cache(key)
+    fastmath = fastmath_of(op)
+    compiled = sealed(
+        numba_njit(function, fastmath=fastmath, final_function=True, cache=may_cache(key))
     )
 
     def run(*inputs: Any) -> np.ndarray:
