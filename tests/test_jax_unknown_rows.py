@@ -164,7 +164,7 @@ class TestTracesOfUntil:
     def test_what_cannot_be_compiled(self):
         x = pt.dvector("x")
         y = roots(x)
-        with pytest.raises(UnknownLengthError, match="as many rows as the loop takes steps"):
+        with pytest.raises(UnknownLengthError, match="as many as it takes steps"):
             compiled([x], y.T.flatten())(X)
         with pytest.raises(UnknownLengthError, match="Say how often that can be at most"):
             compiled([x], pt.repeat(y, y[:, 0].astype("int64"), axis=0))(X)

@@ -32,7 +32,15 @@ from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split import keeps_loops_whole, replace_outer
-from scanlib.rewrites.split_cost import HEAVY, PAIRS, PRODUCT, is_arithmetic, is_function, kind
+from scanlib.rewrites.split_cost import (
+    HEAVY,
+    PAIRS,
+    PRODUCT,
+    is_arithmetic,
+    is_function,
+    kind,
+    of_differing_shapes,
+)
 
 
 class ReuseForwardValues(GraphRewriter):
@@ -164,6 +172,10 @@ def _chosen(
         return {}
     twins = _twins(source, nodes, places)
     costly = depends_on(roots, [out for node in nodes if _is_product(node) for out in node.outputs])
+    fixed = {part.inner for part in source.non_sequences}
+    theirs = list(twins.values())
+    varying = depends_on(theirs, [v for v in source.body_inputs() if v not in fixed])
+    differing = of_differing_shapes(theirs, varying.__contains__)
     chosen: dict[Variable, Variable] = {}
     visited: set[Variable] = set()
     pending = list(roots)
@@ -172,8 +184,10 @@ def _chosen(
         if value in visited or value.owner is None:
             continue
         visited.add(value)
-        if value in twins and value in costly and _is_worth_it(value.owner, costly):
-            chosen[value] = twins[value]
+        twin = twins.get(value)
+        is_stored = twin is not None and twin not in differing and value in costly
+        if is_stored and _is_worth_it(value.owner, costly):
+            chosen[value] = twin
         else:
             pending += value.owner.inputs
     return chosen

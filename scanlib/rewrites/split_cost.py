@@ -47,32 +47,43 @@ that crosses the border between a loop and a batch is written once and read once
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.basic import (
     Alloc,
+    AllocEmpty,
     ARange,
     ExtractDiag,
     Eye,
     Join,
     MakeVector,
+    Nonzero,
     ScalarFromTensor,
     TensorFromScalar,
 )
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
+from pytensor.tensor.subtensor import (
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
 
-from scanlib._compat import INDEXED_BY_VECTOR, LOG_SUM_EXP
+from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_linear_algebra, is_tensor
+from scanlib.ops.scan import Scan
 from scanlib.rewrites.gathers import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
@@ -99,6 +110,17 @@ _LIGHT: tuple[type, ...] = (
 )
 if LOG_SUM_EXP is not None:
     _LIGHT = (*_LIGHT, LOG_SUM_EXP)
+
+# Which input is the first of those that say how large a result is.
+_FIRST_SIZES: dict[type, int] = {
+    Alloc: 1,
+    AllocEmpty: 0,
+    ARange: 0,
+    Eye: 0,
+    Nonzero: 0,
+    Repeat: 1,
+    Reshape: 1,
+}
 
 # Functions that kernels of elementwise loops compute for several items at once.
 FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
@@ -160,6 +182,35 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     return LIGHT if isinstance(op, _LIGHT) else BOUND
 
 
+def of_differing_shapes(roots: list[Variable], varies: Callable[[Variable], bool]) -> set[Variable]:
+    """Return values that may have another shape at each step; nothing can store these over time.
+
+    Such are what a mask selects, slices and ranges up to numbers that differ, and what is made of
+    them, unless its type has a shape.
+    """
+    found: set[Variable] = set()
+    for node in toposort(roots):
+        if _has_a_size_of_its_own(node, varies) or any(inp in found for inp in node.inputs):
+            found.update(v for v in node.outputs if is_tensor(v) and None in v.type.shape)
+    return found
+
+
+def _has_a_size_of_its_own(node: Apply, varies: Callable[[Variable], bool]) -> bool:
+    """Whether the shape of a node's result depends on values that differ from step to step."""
+    op = core(node)
+    if isinstance(op, INDEX_READS):
+        index: Any = op
+        indices = indices_from_subtensor(node.inputs[1:], index.idx_list)
+        slices = [part for part in indices if isinstance(part, slice)]
+        masks = [v for v in node.inputs[1:] if is_tensor(v) and v.type.dtype == "bool"]
+        bounds = [bound for part in slices for bound in (part.start, part.stop, part.step)]
+        return any(isinstance(v, Variable) and varies(v) for v in (*masks, *bounds))
+    if isinstance(op, Scan | ElemwiseScan):
+        return op.signature.has_stop or (op.signature.has_n_steps and varies(node.inputs[0]))
+    first = next((n for kind, n in _FIRST_SIZES.items() if isinstance(op, kind)), None)
+    return first is not None and any(map(varies, node.inputs[first:]))
+
+
 def _is_scalar(variable: Variable) -> bool:
     return getattr(variable.type, "dtype", None) is not None and not hasattr(
         variable.type, "format"
@@ -187,8 +238,8 @@ def _fixed_places(node: Apply, varies: Callable[[Variable], bool]) -> bool:
 
 def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     """Whether a node reads rows of an array that is the same at every step."""
-    if len(node.inputs) != 2 or varies(node.inputs[0]):
-        return False
+    if len(node.inputs) != 2 or varies(node.inputs[0]) or node.inputs[1].type.dtype == "bool":
+        return False  # truth values select another number of rows at each step
     if isinstance(node.op, INDEXED_BY_VECTOR):
         return True
     places = node.op.idx_list

@@ -36,6 +36,7 @@ from scanlib.rewrites.split_cost import (
     is_view,
     kind,
     multiplies_a_vector,
+    of_differing_shapes,
 )
 
 
@@ -77,7 +78,8 @@ class SplitParts:
         self.varying = depends_on(roots, [*reads, *rows])
         nexts = [part.next for part in self.recurrent]
         self.needed = set(ancestors(nexts if loop.stop is None else [*nexts, loop.stop]))
-        self.given = [v for v in self.needed if v in self.late_or_recurrent]
+        differing = of_differing_shapes(roots, self.varying.__contains__)
+        self.given = [v for v in self.needed - differing if v in self.late_or_recurrent]
         self.kinds = {node: kind(node, self.varying.__contains__) for node in toposort(roots)}
         self.before: list[Variable] = []
         self.outputs: list[Output] = []

@@ -18,6 +18,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Where an array comes from, and what to do about it where JAX has to know its length.
+RANGE, SELECTED = "a range up to a number that is computed", "what a mask selects"
+MASKED = (
+    "Keep all rows and let the mask say what counts: pt.where(mask, x, 0) in place of x[mask], "
+    "pt.where(mask[:, None], A, 0) in place of the rows A[mask], and in a matrix that is inverted "
+    "ones on the diagonal where the mask is False"
+)
+ADVICE = {
+    RANGE: "Make a range of the greatest length, and let pt.where(range < n, …, 0) choose",
+    SELECTED: MASKED,
+}
+SQUARE = (
+    "JAX does not know when it compiles how many rows and columns a matrix has; the function "
+    f"computes it, or a mask says it. {MASKED}"
+)
+STEPS = (
+    "Those of a loop are as many as it takes steps. Return it from the function, read rows of it, "
+    "or reduce, accumulate or sort it along time; or give the loop a fixed number of steps"
+)
+
 
 class UnknownLengthError(NotImplementedError):
     """JAX needs a length when it compiles that is known only when the loop has run."""
@@ -104,9 +124,8 @@ class Bounded:
 
     def __jax_array__(self) -> Any:
         raise UnknownLengthError(
-            f"{self.origin} has as many rows as the loop takes steps, which JAX does not know when "
-            "it compiles. Return it from the function, read rows of it, or reduce, accumulate or "
-            "sort it along time; or give the loop a fixed number of steps"
+            f"JAX does not know when it compiles how many rows {self.origin} has. "
+            + ADVICE.get(self.origin, STEPS)
         )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -193,12 +212,18 @@ def slice_rows(array: Any, start: Any, stop: Any, origin: str) -> Any:
 
 def static_int(value: Any) -> int | None:
     """Return an integer that is known when JAX compiles, else None."""
-    if isinstance(value, bool | int | np.integer | np.bool_):
-        return int(value)
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        return int(value)
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-        return int(value) if value.ndim == 0 else None
+    if isinstance(value, float | np.floating):
+        return None
+    known = known_number(value)
+    return None if known is None else int(known)
+
+
+def known_number(value: Any) -> Any:
+    """Return a number of Python's that is known when JAX compiles, else None."""
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, np.generic | np.ndarray) or has_value(value):
+        return value.item() if value.ndim == 0 else None
     return None
 
 

@@ -84,8 +84,8 @@ def read(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     if time is not None:
         return like(value, value.whole()[tuple(places)], time)
     found = _whole(value)[tuple(_from_start(value, places))]
-    sized = _sized(places)
-    return found if sized is None else like(sized, found)
+    time = _time_of_places(places)
+    return found if time is None else like(_sized(places), found, time)
 
 
 def write(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
@@ -103,15 +103,18 @@ def write(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
             rows = _fitted(rows, target.first.capacity, axis)
     else:
         index = _from_start(target, places)
-        sized = _sized(places)
-        if sized is not None:
+        region = jax.eval_shape(lambda: whole[tuple(index)])
+        axis, missing = _time_of_places(places), region.ndim - rows.ndim
+        if axis is not None:
             # What stands at places that do not count goes nowhere.
+            sized, first = _sized(places), _first_array(places)
             counts = jnp.moveaxis(sized.first.valid(), 0, sized.time)
-            index[0] = jnp.where(counts, index[0], len(whole))
-        sizes = np.broadcast_shapes(*(np.shape(part) for part in index))
-        timed = sized if sized is not None else values
-        if isinstance(timed, UNKNOWN) and rows.ndim >= len(sizes) > timed.time:
-            rows = _fitted(rows, sizes[timed.time], timed.time)
+            index[first] = jnp.where(counts, index[first], whole.shape[first])
+            axis -= missing
+        elif isinstance(values, UNKNOWN):
+            axis = values.time
+        if axis is not None and axis >= 0:
+            rows = _fitted(rows, region.shape[axis + missing], axis)
         at = whole.at[tuple(index)]
     if node.op.set_instead_of_inc:
         changed = at.set(rows, mode="drop")
@@ -135,6 +138,20 @@ def _time_after(array: Any, places: list[Any]) -> int | None:
     return time - len(arrays) + max(np.ndim(part) for part in arrays)
 
 
+def _first_array(places: list[Any]) -> int:
+    """Return which of some places is the first array."""
+    return next(k for k, part in enumerate(places) if not isinstance(part, slice))
+
+
+def _time_of_places(places: list[Any]) -> int | None:
+    """Return where time is in what is taken at places, None if these have a known length."""
+    sized = _sized(places)
+    if sized is None:
+        return None
+    ndim = max(np.ndim(part) for part in places if not isinstance(part, slice))
+    return _first_array(places) + ndim - sized.ndim + sized.time
+
+
 def _sized(places: list[Any]) -> Any:
     """Return the first of some places that has an unknown length, None if none has."""
     common_time(tuple(places))
@@ -143,20 +160,19 @@ def _sized(places: list[Any]) -> Any:
 
 def _from_start(array: Any, places: list[Any]) -> list[Any]:
     """Return places as plain arrays; those in time are counted from its start."""
-    if any(isinstance(part, slice) for part in places):
-        _refuse_index()
-    index = [jnp.asarray(_whole(part)) for part in places]
+    index: list[Any] = [
+        part if isinstance(part, slice) else jnp.asarray(_whole(part)) for part in places
+    ]
     if isinstance(array, UNKNOWN):
-        if array.time >= len(index):
+        if array.time >= len(index) or _first_array(places):
             _refuse_index()
         own = index[array.time]
         index[array.time] = jnp.where(own < 0, array.first.length + own, own)
-    else:
-        index = [
-            jnp.where(part < 0, size + part, part)
-            for part, size in zip(index, np.shape(array), strict=False)
-        ]
-    return index
+        return index
+    return [
+        part if isinstance(part, slice) else jnp.where(part < 0, size + part, part)
+        for part, size in zip(index, np.shape(array), strict=False)
+    ]
 
 
 def _fitted(rows: Any, count: int, axis: int) -> Any:
@@ -169,20 +185,24 @@ def _fitted(rows: Any, count: int, axis: int) -> Any:
 
 
 def _places(node: Apply, inputs: tuple[Any, ...], lead: int) -> list[Any]:
-    """Return the arrays of integers and the full slices that an index consists of."""
+    """Return the arrays of integers and the slices that an index consists of.
+
+    Slices of an array of unknown length are full, and stand before the arrays.
+    """
     found = list(indices_from_subtensor(list(inputs[lead:]), node.op.idx_list))
-    arrays = [part for part in found if not isinstance(part, slice)]
-    kinds = {np.dtype(getattr(part, "dtype", type(part))).kind for part in arrays}
-    slices = [part for part in found if isinstance(part, slice)]
-    if not kinds <= set("iu") or any(part != slice(None) for part in slices):
+    arrays = [k for k, part in enumerate(found) if not isinstance(part, slice)]
+    kinds = {np.dtype(getattr(found[k], "dtype", type(found[k]))).kind for k in arrays}
+    if not kinds <= set("iu") or arrays != list(range(arrays[0], arrays[-1] + 1)):
         _refuse_index()
-    if any(not isinstance(part, slice) for part in found[: len(slices)]):
-        _refuse_index()
+    if isinstance(inputs[0], UNKNOWN):
+        slices = [part for part in found if isinstance(part, slice)]
+        if any(part != slice(None) for part in slices) or arrays[-1] + 1 != len(found):
+            _refuse_index()
     return found
 
 
 def _refuse_index() -> None:
     raise UnknownLengthError(
         "JAX compiles arrays of integers as the index of an array of unknown length, and full "
-        "slices before them, nothing else"
+        "slices before them, nothing else; as that of other arrays, all of them side by side"
     )

@@ -26,6 +26,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import split_of, thaw_graph
+from scanlib.backends.jax.static import StaticRange
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import Filled
@@ -47,6 +48,7 @@ FIRST_SIZE: dict[type, int] = {
     SegmentStarts: 1,
     SpecifyShape: 1,
     SplitRows: 1,
+    StaticRange: 2,
 }
 # What makes another number of numbers, or puts them side by side.
 ARITHMETIC = (CheckAndRaise, Elemwise, ScalarFromTensor, TensorFromScalar)

@@ -1,16 +1,17 @@
 """The last rewrite before the JAX linker: what JAX must know when it compiles, made known.
 
-Four things are changed in graphs that hold loops, or did before these were taken apart:
+Five things are changed in graphs that hold loops, or did before these were taken apart:
 
 1. *Static numbers.* Scalars that are computed from sizes and integer inputs alone, and that
-   something other than such a computation reads, become `StaticNumber`; ranges up to them become
-   `StaticRange`, and splits by them `StaticSplit`.
+   something other than such a computation reads, become `StaticNumber`; ranges become
+   `StaticRange`, and splits by such numbers `StaticSplit`.
 2. *Checks.* A check whose conditions are static is made when JAX compiles; PyTensor leaves all
    checks out.
 3. *Constants.* Arrays filled with a constant keep its dtype: PyTensor writes it into its code as a
    number of Python's.
 4. *Arrays of unknown length.* Results of loops whose number of steps is not known, and what is
    computed from them, meet PyTensor's own Ops; these are wrapped in `OnRows`.
+5. *Masks* choose, or become the places where they are true (`masks`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from pytensor.tensor.subtensor import IncSubtensor
 from scanlib._compat import freeze_graph, split_of
 from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.known_inputs import needs_value
+from scanlib.backends.jax.masks import replace_masks
 from scanlib.backends.jax.rows import KNOWN, OnRows
-from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit
+from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit, static_range
 from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
@@ -50,11 +52,12 @@ REASON = "scanlib_prepare_for_jax"
 def prepare(fgraph: FunctionGraph) -> None:
     """Make known to JAX what it must know when it compiles."""
     stack_traces(fgraph)
+    replace_masks(fgraph)
+    _make_ranges(fgraph)
     data = data_in(fgraph)
     countable = countable_scalars(fgraph, data)
     _make_static(fgraph, countable)
     _make_bounded(fgraph, countable)
-    _make_ranges(fgraph)
     _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
@@ -88,6 +91,8 @@ def _make_bounded(fgraph: FunctionGraph, countable: set[Variable]) -> None:
         sizes: list[Variable] = []
         if isinstance(node.op, Alloc | AllocEmpty):
             sizes = node.inputs[int(isinstance(node.op, Alloc)) :]
+        elif isinstance(node.op, StaticRange):
+            sizes = node.inputs[2:]
         elif isinstance(node.op, Split):
             vector = split_of(node)[2].owner
             sizes = (
@@ -142,15 +147,10 @@ def _as_array(number: Variable, dtype: str) -> Variable:
 
 
 def _make_ranges(fgraph: FunctionGraph) -> None:
-    """Have ranges of integers made of static numbers; PyTensor's rule takes constants alone."""
+    """Have ranges made of numbers that are computed; PyTensor's rule takes constants alone."""
     for node in fgraph.toposort():
-        if not isinstance(node.op, ARange) or not node.outputs[0].type.dtype.startswith("int"):
-            continue
-        ends = [_unchecked(inp) for inp in node.inputs]
-        numbers = [end for end in ends if not isinstance(end, Constant)]
-        if numbers and all(map(_is_static, numbers)):
-            new = StaticRange(node.outputs[0].type.dtype)(*ends)
-            fgraph.replace(node.outputs[0], new, reason=REASON)
+        if isinstance(node.op, ARange) and not all(isinstance(v, Constant) for v in node.inputs):
+            fgraph.replace(node.outputs[0], static_range(node), reason=REASON)
 
 
 def _make_splits(fgraph: FunctionGraph) -> None:

@@ -28,7 +28,7 @@ from pytensor.graph.op import Op
 from pytensor.ifelse import IfElse
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import ScalarOp
-from pytensor.tensor.basic import Alloc, AllocEmpty, Join
+from pytensor.tensor.basic import Alloc, AllocEmpty, Eye, Join
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp, Repeat, SearchsortedOp
 from pytensor.tensor.math import Argmax, Dot
@@ -57,6 +57,7 @@ from scanlib.backends.jax.along_time import (
     sort,
 )
 from scanlib.backends.jax.bounded import (
+    SQUARE,
     Bounded,
     Length,
     UnknownLengthError,
@@ -102,7 +103,7 @@ def funcify_on_rows(op: OnRows, node: Apply, **kwargs: Any) -> Callable[..., Any
     rule = next(rule for kind, rule in _RULES.items() if isinstance(op.core, kind))
 
     def on_rows(*inputs: Any) -> Any:
-        if rule not in (_alloc, _if_else):
+        if rule not in (_alloc, _eye, _if_else, _specify_shape):
             inputs = tuple(map(number_of, inputs))
         return rule(core, plain, inputs)
 
@@ -129,6 +130,12 @@ def _alloc(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     value = jnp.asarray(value, dtype=jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype))
     rows = jnp.moveaxis(jnp.broadcast_to(value, shape), time, 0)
     return with_time(Bounded(rows, sizes[time].value, "an array of unknown length"), time)
+
+
+def _eye(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    if any(isinstance(size, Length) for size in inputs):
+        raise UnknownLengthError(SQUARE)
+    return plain(*inputs)
 
 
 def _elemwise(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
@@ -240,8 +247,9 @@ def _shape_i(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
 
 def _specify_shape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     value, *sizes = inputs
+    sizes = [None if isinstance(size, Length) else size for size in sizes]
     if not isinstance(value, UNKNOWN):
-        return plain(*inputs)
+        return plain(value, *sizes)
     if sizes[value.time] is not None and value.first.capacity:
         value.__jax_array__()
     sizes[value.time] = None
@@ -289,6 +297,7 @@ def _either(condition: Any, first: Any, second: Any) -> Any:
 _RULES: dict[type, Plain] = {
     Alloc: _alloc,
     AllocEmpty: _alloc,
+    Eye: _eye,
     Elemwise: _elemwise,
     Join: _join,
     ScalarOp: _scalars,

@@ -10,6 +10,7 @@ two values tells more of them, as in the length of ``x[:k]`` for ``k >= 0``::
 from __future__ import annotations
 
 from itertools import product
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,9 @@ def greatest(body: FrozenFunctionGraph, ranges: list[Range | None]) -> int | Non
         known: Ranges = {}
         for variable, ends in zip(body.inputs, ranges, strict=True):
             low, high = _all_values(variable.type.dtype, size) if ends is None else ends
-            known[variable] = (np.int64(low), np.int64(high))
-        found.add(int(_range(body.outputs[0], known, {})[1]))
+            kind = np.int64 if variable.type.dtype in discrete_dtypes else np.float64
+            known[variable] = (kind(low), kind(high))
+        found.add(ceil(_range(body.outputs[0], known, {})[1]))
         if None not in ranges:
             break
     return found.pop() if len(found) == 1 else None

@@ -16,20 +16,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from pytensor.graph.basic import Apply, Variable
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.jax.bounded import (
+    RANGE,
     Bounded,
     Length,
     UnknownLengthError,
+    known_number,
     number_of,
     static_int,
 )
@@ -69,7 +73,7 @@ def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Calla
     has_scalars_only = all(is_scalar(out) for n in op.body.toposort() for out in n.outputs)
 
     def static_number(*inputs: Any) -> Any:
-        known = [static_int(value) for value in inputs]
+        known = [known_number(value) for value in inputs]
         if None not in known:
             return np.asarray(evaluate(op.body, known)).item()
         numbers = [number_of(value) for value in inputs]
@@ -78,15 +82,25 @@ def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Calla
         (number,) = in_jax[0](*numbers)
         most = None
         if has_scalars_only:
-            ends = [(0, v.bound) if isinstance(v, Length) else (static_int(v),) * 2 for v in inputs]
+            ends = [
+                (0, v.bound) if isinstance(v, Length) else (known_number(v),) * 2 for v in inputs
+            ]
             most = greatest(op.body, [None if None in e else e for e in ends])
         return number if most is None else Length(number, max(most, 0))
 
     return static_number
 
 
+def _range(value: Any) -> tuple[Any, Any] | None:
+    """Return the least and the greatest value that a number may have, None if nothing is known."""
+    if isinstance(value, Length):
+        return 0, value.bound
+    known = known_number(value)
+    return None if known is None else (known, known)
+
+
 class StaticRange(Op):
-    """The integers from a first to a last one that are `StaticNumber`.
+    """So many numbers from a first one on, if that is a `StaticNumber`.
 
     PyTensor's own rule for `arange` takes constants alone.
 
@@ -101,34 +115,52 @@ class StaticRange(Op):
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
 
-    def make_node(self, start: Variable, stop: Variable, step: Variable) -> Apply:
-        return Apply(self, [start, stop, step], [TensorType(self.dtype, shape=(None,))()])
+    def make_node(self, start: Variable, step: Variable, count: Variable) -> Apply:
+        return Apply(self, [start, step, count], [TensorType(self.dtype, shape=(None,))()])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        output_storage[0][0] = np.arange(*inputs, dtype=self.dtype)
+        start, step, count = inputs
+        output_storage[0][0] = _numbers(np, start, step, count, self.dtype)
+
+
+def static_range(node: Apply) -> Variable:
+    """Return an `ARange` as the range of a number of numbers that is computed outside of it."""
+    whole = all(end.type.dtype in discrete_dtypes for end in node.inputs)
+    start, stop, step = (_wide(end, "int64" if whole else "float64") for end in node.inputs)
+    count = -((start - stop) // step) if whole else pt.ceil((stop - start) / step)
+    return StaticRange(node.op.dtype)(start, step, pt.maximum(count.astype("int64"), 0))
+
+
+def _wide(end: Variable, dtype: str) -> Variable:
+    if isinstance(end, Constant):
+        return pt.constant(end.data.astype(dtype))
+    return pt.cast(end, dtype)
+
+
+def _numbers(xp: Any, start: Any, step: Any, count: Any, dtype: Any) -> Any:
+    """Return numbers as NumPy does, which adds the rounded difference of the first two."""
+    first, second = xp.asarray(start, dtype), xp.asarray(start + step, dtype)
+    return first + (second - first) * xp.arange(count, dtype=dtype)
 
 
 @jax_funcify.register(StaticRange)
 def funcify_static_range(op: StaticRange, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return `jax.numpy.arange` of numbers that are known when JAX compiles."""
+    """Return the function that makes as many numbers as there can be at most."""
+    dtype = jax.dtypes.canonicalize_dtype(op.dtype)
 
-    def static_range(*ends: Any) -> Any:
-        start, stop, step = map(static_int, ends)
-        if start is not None and stop is not None and step is not None:
-            return jnp.arange(start, stop, step, dtype=op.dtype)
-        first, last = ends[:2]
-        # The most numbers that there can be: from the least first one to the greatest last one.
-        if step and step > 0 and start is not None and isinstance(last, Length):
-            room = last.bound - start
-        elif step and step < 0 and stop is not None and isinstance(first, Length):
-            room = first.bound - stop
-        else:
-            raise UnknownLengthError("JAX must know where a range of integers ends")
-        count = -((number_of(first) - number_of(last)) // step)
-        numbers = number_of(first) + step * jnp.arange(max(-(-room // abs(step)), 0))
-        return Bounded(numbers.astype(op.dtype), jnp.maximum(count, 0), "a range")
+    def numbers(start: Any, step: Any, count: Any) -> Any:
+        room = count.bound if isinstance(count, Length) else static_int(count)
+        if room is None:
+            raise UnknownLengthError(
+                "JAX needs to know when it compiles how long a range can get, and arange is given "
+                "a number that the function computes. Say what it is at most, as in "
+                "pt.arange(pt.minimum(n, 10)), or make a range of the greatest length and let "
+                "pt.where(range < n, …, 0) choose"
+            )
+        found = _numbers(jnp, number_of(start), number_of(step), room, dtype)
+        return Bounded(found, count.value, RANGE) if isinstance(count, Length) else found
 
-    return static_range
+    return numbers
 
 
 class StaticSplit(Op):

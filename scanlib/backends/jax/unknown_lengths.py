@@ -21,6 +21,7 @@ from pytensor.tensor.shape import Reshape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.backends.jax.along_time import time_after
+from scanlib.backends.jax.masks import MaskPlaces
 from scanlib.backends.jax.rows import KNOWN
 from scanlib.backends.jax.static import AtMost, StaticNumber, StaticRange, StaticSplit
 from scanlib.ops.associative_scan import AssociativeScan
@@ -92,7 +93,7 @@ def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Lengths:
                 loops.add(node)
             if follows or node in loops or _may_stop(op):
                 unknown.update(out for out in node.outputs if getattr(out.type, "ndim", 0))
-        elif isinstance(op, AtMost):
+        elif isinstance(op, AtMost | MaskPlaces):
             unknown.update(node.outputs)
         elif follows and isinstance(op, Shape_i):
             unknown.update(node.outputs if op.i == times.get(node.inputs[0], 0) else [])
@@ -164,6 +165,8 @@ def _makes_unknown(op: Any, node: Apply, found: Lengths) -> bool:
     if isinstance(op, Alloc | AllocEmpty):
         sizes = node.inputs[int(isinstance(op, Alloc)) :]
         return any(not isinstance(size, Constant) and size not in found.known for size in sizes[:1])
+    if isinstance(op, StaticRange):
+        return not found.has(node.inputs[2])
     if isinstance(op, Repeat):
         return not isinstance(node.inputs[1], Constant)
     if not isinstance(op, Subtensor | IncSubtensor):

@@ -1,0 +1,190 @@
+"""Masks and ranges under the JAX linker: items that truth values select, and numbers up to one."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from tests.checks import assert_same, in_python
+from tests.jax_loops import compiled
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from scanlib.backends.jax.bounded import UnknownLengthError
+
+X = np.array([[1.0, np.nan, 3.0], [0.5, 1.0, 2.0], [np.nan] * 3, [1.0, np.nan, np.nan]])
+H = np.arange(1.0, 7.0).reshape(3, 2) / 5
+
+
+def scan(*arguments, **options):
+    return scanlib.scan(*arguments, return_updates=False, **options)
+
+
+def check(inputs, outputs, *arguments):
+    f, expected = compiled(inputs, outputs), in_python(inputs, outputs)
+    for values in arguments:
+        assert_same([np.asarray(value) for value in f(*values)], expected(*values))
+
+
+# Functions of a row, which of its items are there, and a matrix of as many rows.
+STEPS = {
+    "set to a number": lambda x, m, A: pt.set_subtensor(x[~m], 0.0),
+    "set to items": lambda x, m, A: pt.set_subtensor(A[:, 0][m], x[m] ** 2 + A[m, 1]),
+    "set integers": lambda x, m, A: pt.set_subtensor(pt.arange(3)[m], 7 * pt.arange(3)[m]),
+    "added to items": lambda x, m, A: pt.inc_subtensor(A[:, 1][m], 2 * x[m]),
+    "added to rows": lambda x, m, A: pt.inc_subtensor(A[m], A[0]),
+    "rows set": lambda x, m, A: pt.set_subtensor(A[m], pt.sin(A[m]) * x[m][:, None]),
+    "rows set to those of others": lambda x, m, A: pt.set_subtensor(A[m], A[::-1][m]),
+    "set to sorted items": lambda x, m, A: pt.set_subtensor(A[:, 0][m], pt.sort(x[m])),
+    "rows set to a number": lambda x, m, A: pt.set_subtensor(A[~m], 0.0).T @ pt.ones(3),
+    "columns set": lambda x, m, A: pt.set_subtensor(A.T[:, m], x[m]),
+    "columns added to": lambda x, m, A: pt.inc_subtensor(A.T[:, m], A.T[:, m] * x[m]),
+    "columns": lambda x, m, A: A.T[:, m].sum(axis=1),
+    "two axes": lambda x, m, A: pt.inc_subtensor(A[A > 0.7], -1.0) + A[A > 0.7].sum(),
+    "two axes set": lambda x, m, A: pt.set_subtensor(A[A > 0.7], pt.sqrt(A[A > 0.7])),
+    "two axes set to others": lambda x, m, A: pt.set_subtensor(A[A > 0.7], A[A > 0.7][::-1]),
+    "mask and place": lambda x, m, A: A[m, 1].sum() + pt.set_subtensor(A[m, 0], x[m]).max(),
+    "places": lambda x, m, A: pt.set_subtensor(A[m.nonzero()], 3.0) + A[pt.where(m)[0]].sum(),
+    "mean": lambda x, m, A: pt.switch(m.any(), x[m].sum() / pt.maximum(x[m].shape[0], 1), -1.0),
+    "products": lambda x, m, A: A[m].T @ A[m] + A[m].T @ x[m] + (x[m] @ A[m])[:, None],
+    "innovations": lambda x, m, A: A[m].T @ (x[m] - A[m] @ pt.ones(2)),
+    "running sum": lambda x, m, A: pt.cumsum(x[m]).sum(),
+    "counted": lambda x, m, A: x[m].shape[0] + m.sum() + pt.ones(x[m].shape[0]).sum(),
+    "slices": lambda x, m, A: A.T[1:, m].sum() + pt.set_subtensor(A.T[:1, m], x[m])[0].max(),
+}
+
+
+def outputs_of(names):
+    x, A = pt.dmatrix("x"), pt.dmatrix("A")
+    loops = [
+        scan(lambda x, A, name=name: STEPS[name](x, ~pt.isnan(x), A), x, None, A) for name in names
+    ]
+    return [x, A], loops
+
+
+class TestMasks:
+    @pytest.mark.parametrize("part", range(4))
+    def test_values(self, part):
+        inputs, loops = outputs_of(list(STEPS)[part::4])
+        check(inputs, loops, (X, H))
+
+    @pytest.mark.parametrize("part", range(4))
+    def test_gradients(self, part):
+        (x, A), loops = outputs_of([name for name in STEPS if "integers" not in name][part::4])
+        cost = sum((pt.switch(pt.isnan(loop), 0.0, loop) ** 2).sum() for loop in loops)
+        check([x, A], pytensor.grad(cost, [x, A]), (X, H))
+
+    def test_no_rows_and_outside_of_loops(self):
+        x = pt.dmatrix("x")
+        h = scan(lambda x, h: h + pt.set_subtensor(x[pt.isnan(x)], 0.0), x, pt.zeros(3))
+        last = scan(lambda h: h.sum(), h)
+        outputs = [h[h > 1], pt.set_subtensor(h[h > 1], -h[h > 1]), h[last > 2], h[:, h[0] > 0.7]]
+        check([x], outputs[:3], (X,), (X[:0],))
+        check([x], outputs[3:], (X,))
+        check([x], [scan(lambda x: x[x > 1].sum(), x)], (np.zeros((2, 0)),))
+
+    def test_until(self):
+        x = pt.dvector("x")
+        y = scan(lambda x, h: (h + x, scanlib.until(h > 3)), x, pt.constant(0.0))
+        outputs = [
+            y[y > 1],
+            pt.set_subtensor(y[y > 1], 0.0),
+            pt.set_subtensor(y[y > 1], y[y > 1] ** 2),
+        ]
+        check([x], outputs, (np.arange(6.0),))
+
+    def test_masks_of_another_size(self):
+        x, m = pt.dmatrix("x"), pt.bmatrix("m")
+        for step in (
+            lambda x, m: x[m > 0].sum() + x[m > 0].prod(),
+            lambda x, m: pt.set_subtensor(x[m > 0], x[m > 0] + 1),
+        ):
+            f = compiled([x, m], scan(step, [x, m]))
+            with pytest.raises(Exception, match=r"(?i)shape"):
+                f(X, np.ones((4, 1), "int8"))
+
+    def test_missing_observations(self):
+        """A Kalman filter that keeps all rows; the one whose arrays shrink is told to."""
+        y, A = pt.dmatrix("y"), pt.dmatrix("A")
+
+        def step(y, s, A):
+            m = ~pt.isnan(y)
+            v = pt.set_subtensor(y[~m], 0.0) - pt.set_subtensor(A[~m], 0.0) @ s
+            A = pt.set_subtensor(A[~m], 0.0)
+            return 0.9 * s + A.T @ pt.linalg.solve(A @ A.T + pt.eye(3), v)
+
+        def shrinking(y, s, A):
+            m = ~pt.isnan(y)
+            A = A[m]
+            v = y[m] - A @ s
+            return 0.9 * s + A.T @ pt.linalg.solve(A @ A.T + pt.eye(v.shape[0]), v)
+
+        s, expected = np.zeros(2), []
+        for row in X:
+            m = ~np.isnan(row)
+            B = H[m]
+            s = 0.9 * s + B.T @ np.linalg.solve(B @ B.T + np.eye(m.sum()), row[m] - B @ s)
+            expected.append(s)
+        f = compiled([y, A], scan(step, y, pt.zeros(2), A))
+        np.testing.assert_allclose(f(X, H), expected)
+        f = compiled([y, A], scan(shrinking, y, pt.zeros(2), A))
+        with pytest.raises(UnknownLengthError, match=r"pt.where\(mask\[:, None\], A, 0\)"):
+            f(X, H)
+
+
+RANGES = {
+    "of a length": lambda h: pt.arange(h.size, dtype="float64") * h,
+    "from one": lambda h: pt.arange(1, h.shape[0] + 1, dtype="float32"),
+    "from a half": lambda h: pt.arange(0.5, h.size, dtype="float64"),
+    "of quarters": lambda h: pt.arange(0, h.size, 0.25),
+    "of tenths": lambda h: pt.arange(-0.3, h.size / 7.0, 0.1, dtype="float32"),
+    "downwards": lambda h: pt.arange(h.size, -1.5, -0.7),
+    "of few bits": lambda h: pt.arange(h.size, dtype="uint8"),
+    "in large steps": lambda h: pt.arange(0, 100 * h.size, 100),
+    "of none": lambda h: pt.arange(h.size, 0, dtype="float64"),
+}
+
+
+class TestRanges:
+    def test_of_lengths(self):
+        x = pt.dvector("x")
+        h = scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0))
+        until = scan(lambda x, h: (0.5 * h + x, scanlib.until(h > 2)), x, pt.constant(0.0))
+        outputs = [function(rows) for rows in (h, until) for function in RANGES.values()]
+        check([x], outputs, (np.arange(5.0),), (np.zeros(0),))
+
+    def test_of_inputs(self):
+        x, n = pt.dvector("x"), pt.lscalar("n")
+        h = scan(lambda x, n: (pt.arange(n, dtype="float64") * x).sum(), x, None, n)
+        check([x, n], [h, pt.arange(n + 0.5)], (np.arange(3.0), 4))
+
+    def test_ragged(self):
+        """Ranges whose lengths are data that cannot exceed something."""
+        x, n = pt.dvector("x"), pt.lvector("n")
+
+        def step(n, x):
+            few = pt.clip(n, 0, 3)
+            k = pt.minimum(n, x.shape[0])
+            return [
+                (pt.arange(few) ** 2).sum(),
+                x[pt.arange(few)].sum(),
+                (x[:k] * pt.arange(k, dtype="float64")).sum(),
+                (pt.arange(few, 6) * 1.5).sum(),
+                pt.arange(4, few, -1).sum(),
+                (pt.arange(0, few, 0.5) ** 2).sum(),
+                pt.arange(x[:n].shape[0]).sum(),
+                pt.arange((n % 5).astype("float64") / 2, dtype="float64").sum(),
+                pt.where(pt.arange(x.shape[0]) < n, x, 0.0).sum(),
+            ]
+
+        loops = scanlib.map(step, [n], [x], return_updates=False)
+        cost = sum((loop**2).sum() for loop in loops)
+        inputs = [x, n]
+        check(inputs, [*loops, pytensor.grad(cost, x)], (np.arange(4.0), np.array([2, 0, 3, 1])))
+
+    def test_without_a_bound(self):
+        n = pt.lvector("n")
+        f = compiled([n], scanlib.map(lambda n: pt.arange(n).sum(), [n], return_updates=False))
+        with pytest.raises(UnknownLengthError, match=r"pt.arange\(pt.minimum\(n, 10\)\)"):
+            f([2, 3])
