@@ -420,3 +420,33 @@ def test_rows_in_another_shape_of_no_steps(open_size, python_kernels, fast_mode)
     for size in (-1, 2):
         for steps in (0, 1, 2):
             assert f(np.ones((steps, 6)), size).shape == (steps, *row)
+
+
+def test_arrays_of_another_shape_at_each_step_are_not_stored():
+    """What a mask selects goes into products, which gradients would read from the forward loop."""
+    rows = np.array([[1.0, np.nan, 3.0], [0.5, 1.0, 2.0], [np.nan] * 3, [1.0, np.nan, np.nan]])
+    A, W = pt.dmatrix("A"), pt.dmatrix("W")
+
+    def step(y, s, total, A, W):
+        there = ~pt.isnan(y)
+        v = y[there] - A[there] @ s
+        return pt.tanh(W @ s) + A[there].T @ v, total - v @ v + (A[there] @ pt.ones(2)).sum()
+
+    states, totals = scanlib.scan(
+        step, pt.constant(rows), [pt.zeros(2), pt.zeros(())], [A, W], return_updates=False
+    )
+
+    def reference(A, W):
+        s, total, cost = np.zeros(2), 0.0, 0.0
+        for y in rows:
+            there = ~np.isnan(y)
+            v = y[there] - A[there] @ s
+            total += (A[there] @ np.ones(2)).sum() - v @ v
+            s = np.tanh(W @ s) + A[there].T @ v
+            cost += (s**2).sum()
+        return cost + total
+
+    values = {A: np.arange(6.0).reshape(3, 2) / 10, W: np.array([[0.5, 0.1], [0.2, 0.3]])}
+    cost = (states**2).sum() + totals[-1]
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        assert_derivatives(cost, values, reference, MODES["c"])

@@ -173,9 +173,8 @@ def _chosen(
     twins = _twins(source, nodes, places)
     costly = depends_on(roots, [out for node in nodes if _is_product(node) for out in node.outputs])
     fixed = {part.inner for part in source.non_sequences}
-    theirs = list(twins.values())
-    varying = depends_on(theirs, [v for v in source.body_inputs() if v not in fixed])
-    differing = of_differing_shapes(theirs, varying.__contains__)
+    varying = [value for value in source.body_inputs() if value not in fixed]
+    differing = of_differing_shapes(list(twins.values()), varying)
     chosen: dict[Variable, Variable] = {}
     visited: set[Variable] = set()
     pending = list(roots)

@@ -46,7 +46,7 @@ that crosses the border between a loop and a batch is written once and read once
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
@@ -182,15 +182,20 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     return LIGHT if isinstance(op, _LIGHT) else BOUND
 
 
-def of_differing_shapes(roots: list[Variable], varies: Callable[[Variable], bool]) -> set[Variable]:
+def of_differing_shapes(roots: list[Variable], varying: Iterable[Variable]) -> set[Variable]:
     """Return values that may have another shape at each step; nothing can store these over time.
 
     Such are what a mask selects, slices and ranges up to numbers that differ, and what is made of
-    them, unless its type has a shape.
+    them, unless its type has a shape. `varying` are the body's inputs that differ; their shapes do
+    not.
     """
-    found: set[Variable] = set()
+    found, differ = set[Variable](), set(varying)
     for node in toposort(roots):
-        if _has_a_size_of_its_own(node, varies) or any(inp in found for inp in node.inputs):
+        reads_shape = isinstance(node.op, Shape | Shape_i)
+        if not (found if reads_shape else differ).isdisjoint(node.inputs):
+            differ.update(node.outputs)
+        sized = _has_a_size_of_its_own(node, differ.__contains__)
+        if sized or not found.isdisjoint(node.inputs):
             found.update(v for v in node.outputs if is_tensor(v) and None in v.type.shape)
     return found
 

@@ -78,7 +78,7 @@ class SplitParts:
         self.varying = depends_on(roots, [*reads, *rows])
         nexts = [part.next for part in self.recurrent]
         self.needed = set(ancestors(nexts if loop.stop is None else [*nexts, loop.stop]))
-        differing = of_differing_shapes(roots, self.varying.__contains__)
+        differing = of_differing_shapes(roots, [*reads, *rows])
         self.given = [v for v in self.needed - differing if v in self.late_or_recurrent]
         self.kinds = {node: kind(node, self.varying.__contains__) for node in toposort(roots)}
         self.before: list[Variable] = []
