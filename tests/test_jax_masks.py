@@ -69,6 +69,7 @@ class TestMasks:
         inputs, loops = outputs_of(list(STEPS)[part::4])
         check(inputs, loops, (X, H))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("part", range(4))
     def test_gradients(self, part):
         (x, A), loops = outputs_of([name for name in STEPS if "integers" not in name][part::4])

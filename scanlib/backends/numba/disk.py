@@ -41,7 +41,10 @@ class SealedFiles:
         content = read_sealed(self._path(key))
         if content is None:
             return None
-        own, data = pickle.loads(content)
+        try:
+            own, data = pickle.loads(content)
+        except (AttributeError, ImportError):
+            return None  # of classes that a newer release of something does not have
         return data if own == (self.identity, key) else None
 
     def save(self, key: Any, data: Any) -> None:
@@ -60,7 +63,7 @@ class SealedFiles:
 
 def sealed(function: Any) -> Any:
     """Return a jitted function whose files, if it is kept on disk, are sealed."""
-    cache = function._cache
+    cache = getattr(function, "_cache", None)  # none where numba is told not to compile
     if isinstance(cache, Cache) and not isinstance(cache._cache_file, SealedFiles):
         name, locator = cache._impl.filename_base, cache._impl.locator
         folder = Path(locator.get_cache_path())
