@@ -213,7 +213,14 @@ def cut(x):
 
 
 UNKNOWN = {
-    "as many rows as the loop takes steps": lambda x: pt.outer(until(x), x).T.flatten(),
+    "how many rows state 0": lambda x: pt.outer(until(x), x).T.flatten(),
+    "what a mask selects": lambda x: (
+        pt.outer(x, x)[x > 0.5] @ pt.outer(x, x)[x > 0.5].T + until(x)[-1]
+    ),
+    "a range up to a number": lambda x: (
+        pt.outer(pt.arange(pt.minimum(positive(x), 3)), x).T.flatten() + until(x)[-1]
+    ),
+    "how many rows and columns": lambda x: pt.eye(until(x).shape[0]),
     "how many rows the results of a loop": lambda x: loop(
         lambda h: pt.sin(h) + 1, None, pt.constant(0.0), n_steps=positive(x)
     ),
@@ -221,7 +228,7 @@ UNKNOWN = {
     "number of steps of a checkpointed loop": segments,
     "the gradient of a sequence": cut,
     "how large an array is": lambda x: pt.full((positive(x),), until(x)[-1]),
-    "where a range of integers ends": lambda x: pt.arange(0, 20, until(x).shape[0]) + x[0],
+    "how long a range can get": lambda x: pt.arange(positive(x)) + until(x)[-1],
     "the sizes of the parts of an array": lambda x: pt.split(
         pt.outer(x, x),
         splits_size=[until(x).shape[0], 6 - until(x).shape[0]],
@@ -232,7 +239,9 @@ UNKNOWN = {
         until(x), until(x).astype("int64"), axis=0
     ),
     "which part of an array is written": lambda x: pt.set_subtensor(until(x)[::2], 0.0),
-    "arrays of integers as the index": lambda x: until(x)[until(x) > 0.5],
+    "arrays of integers as the index": lambda x: pt.outer(until(x), pt.outer(x, x)).reshape(
+        (-1, 6, 6)
+    )[[0, 1], :, [0, 1]],
 }
 
 

@@ -44,7 +44,7 @@ from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.ops.whole_loops import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in
+from scanlib.ops.whole_loops import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in, is_scalar
 
 REASON = "scanlib_prepare_for_jax"
 
@@ -117,7 +117,10 @@ def _leaves(variable: Variable, countable: set[Variable]) -> list[Variable]:
         value = pending.pop()
         if isinstance(value, Constant):
             continue
-        if value.owner is None or not isinstance(value.owner.op, (*COMPUTE, *SIDE_BY_SIDE)):
+        op = None if value.owner is None else value.owner.op
+        # Numbers that data are reduced to are data themselves.
+        is_data = isinstance(op, SIDE_BY_SIDE) and is_scalar(value) and value not in countable
+        if is_data or not isinstance(op, (*COMPUTE, *SIDE_BY_SIDE)):
             found[value] = None
         else:
             pending += value.owner.inputs
