@@ -27,6 +27,7 @@ from scanlib.analysis.matrix_factors import factors_of
 from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.recursion import MOST_TERMS
 from scanlib.rewrites.gathers import additions_as_sums
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.peel import NotPeelableError, OverTime
@@ -323,13 +324,18 @@ def _summands(variable: Variable, value: Variable) -> list[tuple[int, Variable]]
 
     Those in another dtype are summands themselves: small integers wrap around.
     """
-    node = variable.owner
-    if variable is value or node is None or not isinstance(node.op, Elemwise):
-        return [(1, variable)]
-    if variable.type.dtype != value.type.dtype:
-        return [(1, variable)]
-    if isinstance(node.op.scalar_op, ps.Add):
-        return [part for inp in node.inputs for part in _summands(inp, value)]
-    if isinstance(node.op.scalar_op, ps.Sub):
-        return [*_summands(node.inputs[0], value), (-1, node.inputs[1])]
-    return [(1, variable)]
+    found: list[tuple[int, Variable]] = []
+    pending = [(1, variable)]
+    while pending:
+        sign, term = pending.pop()
+        op = None if term.owner is None else getattr(term.owner.op, "scalar_op", None)
+        inner = sign > 0 and term is not value and term.type.dtype == value.type.dtype
+        if inner and isinstance(op, ps.Add | ps.Sub) and isinstance(term.owner.op, Elemwise):
+            first, *others = term.owner.inputs
+            after = -1 if isinstance(op, ps.Sub) else 1
+            pending += [*((after, other) for other in reversed(others)), (1, first)]
+        else:
+            found.append((sign, term))
+        if len(found) + len(pending) > MOST_TERMS:
+            return [(1, variable)]
+    return found
