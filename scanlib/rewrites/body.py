@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
@@ -17,6 +16,7 @@ from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
+from scanlib.rewrites.queries import run_query
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -49,7 +49,7 @@ def canonicalize_body(edit: LoopEdit) -> None:
     inputs = loop.body_inputs()
     fgraph = FunctionGraph(inputs, loop.body_outputs(), clone=False)
     write_out_graphs.rewrite(fgraph)
-    optdb.query(_CANONICAL).rewrite(fgraph)
+    run_query(_CANONICAL, fgraph)
     after = freeze_graph(inputs, fgraph.outputs)
     outputs = list(fgraph.outputs)
     loop.set_body_outputs(outputs)

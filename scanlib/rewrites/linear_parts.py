@@ -10,7 +10,6 @@ from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -31,6 +30,7 @@ from scanlib.ops.recursion import MOST_TERMS
 from scanlib.rewrites.gathers import additions_as_sums
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.peel import NotPeelableError, OverTime
+from scanlib.rewrites.queries import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -50,7 +50,7 @@ def canonical_loop(node: Apply) -> Loop:
     loop = Loop.from_node(node)
     if not config.scanlib__simplify:
         body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        optdb.query(CANONICAL).rewrite(body)
+        run_query(CANONICAL, body)
         loop.set_body_outputs(list(body.outputs))
     loop.substitute(_softmaxes(loop.body_outputs()))
     additions_as_sums(loop)
@@ -241,7 +241,7 @@ def shifted(loop: Loop) -> Parts | None:
     outputs = substitute(outputs, {part.value: new - shift})
     part.value = new
     body = FunctionGraph(loop.body_inputs(), [*outputs, shift], clone=False)
-    optdb.query(CANONICAL).rewrite(body)
+    run_query(CANONICAL, body)
     *outputs, shift = body.outputs
     loop.set_body_outputs(outputs)
     if len(list(toposort(outputs))) >= size:
