@@ -7,9 +7,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 LONG = 200  # operations
-# These write each partial product of a chain as the product of all its factors, and try each way to
-# multiply sums out or look for sigmoids among the factors, by recursion: quadratic and worse, for what
-# the derivative of every long chain is.
+# These write each partial product of a chain as the product of all its factors, try each way to
+# multiply sums out, or look for sigmoids among all factors: quadratic and worse in a derivative.
 _QUADRATIC = ("local_mul_canonizer", "local_greedy_distributor", "local_sigm_times_exp")
 
 
