@@ -13,6 +13,7 @@ previous states are views of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytensor.tensor as pt
@@ -189,8 +190,12 @@ class Scan(HasFrozenBody, Op):
         else:
             length = outer.sequences[0][0]
 
+        @cache  # PyTensor follows what each shape is made of
+        def longer(depth: int) -> Any:
+            return length + depth
+
         def rows(out: Variable, depth: int) -> Any:
-            return Shape_i(0)(out) if signature.has_stop else length + depth
+            return Shape_i(0)(out) if signature.has_stop else longer(depth)
 
         result: list[Any] = []
         for history, initial, depth, untraced in zip(
