@@ -96,10 +96,10 @@ class Scan(HasFrozenBody, Op):
         load_backends()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_runners": {}}
+        return super().__getstate__() | {"_runners": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         load_backends()
 
     def __str__(self) -> str:
