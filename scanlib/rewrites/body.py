@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import toposort
@@ -89,13 +89,16 @@ def _is_invariant(edit: LoopEdit, variable: Variable) -> bool:
 
 def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable, None]) -> None:
     """Add the largest expressions at or above `variable` that are worth computing outside."""
-    if variable in dependent or variable.owner is None or isinstance(variable, Constant):
-        return
-    if _worth_hoisting(variable):
-        found[variable] = None
-        return
-    for inp in variable.owner.inputs:
-        _collect(inp, dependent, found)
+    pending, seen = [variable], set[Variable]()
+    while pending:
+        current = pending.pop()
+        if current in dependent or current.owner is None or current in seen:
+            continue
+        seen.add(current)
+        if _worth_hoisting(current):
+            found[current] = None
+        else:
+            pending += reversed(current.owner.inputs)
 
 
 def _worth_hoisting(variable: Variable) -> bool:
