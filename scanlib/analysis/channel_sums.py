@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
+
+from scanlib.ops.recursion import Task, finished, taken_apart
 
 
 class MultipleOfSum(NamedTuple):
@@ -25,20 +28,34 @@ def multiple_of_sum(variable: Variable) -> MultipleOfSum | None:
     With other axes or another sign, or as a number of a type that holds every such sum, it is the
     sum itself: that of its terms with other axes, another sign, or in the other type.
     """
+    return finished(_multiple_of_sum(variable, {}))
+
+
+def _multiple_of_sum(variable: Variable, known: dict[Variable, MultipleOfSum | None]) -> Task:
+    if variable not in known:
+        known[variable] = yield _find_multiple(variable, known)
+    return known[variable]
+
+
+def _find_multiple(variable: Variable, known: dict[Variable, MultipleOfSum | None]) -> Task:
     node = variable.owner
     if node is None:
         return None
     if isinstance(node.op, CAReduce):
         return MultipleOfSum(variable, False) if isinstance(node.op.scalar_op, Add) else None
     if isinstance(node.op, DimShuffle):
-        return multiple_of_sum(node.inputs[0])
+        return (yield _multiple_of_sum(node.inputs[0], known))
     if not isinstance(node.op, Elemwise):
         return None
     op = node.op.scalar_op
     if not isinstance(op, Cast | ps.Neg | ps.Mul | ps.TrueDiv):
         return None
     may_hold = node.inputs[:1] if isinstance(op, ps.TrueDiv) else node.inputs
-    found = [(inp, term) for inp in may_hold if (term := multiple_of_sum(inp)) is not None]
+    found = []
+    for inp in may_hold:
+        term = yield _multiple_of_sum(inp, known)
+        if term is not None:
+            found.append((inp, term))
     if len(found) != 1:
         return None
     ((inp, term),) = found
@@ -71,16 +88,13 @@ def terms_of_sum(variable: Variable) -> list[Variable]:
 
     Additions in another dtype are terms themselves: small integers wrap around.
     """
-    node = variable.owner
-    if node is None:
-        return [variable]
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
-        same = [inp.type.dtype == variable.type.dtype for inp in node.inputs]
-        return [
-            term
-            for inp, inside in zip(node.inputs, same, strict=True)
-            for term in (terms_of_sum(inp) if inside else [inp])
-        ]
-    if isinstance(node.op, SpecifyShape):
-        return terms_of_sum(node.inputs[0])
-    return [variable]
+
+    def parts(term: Variable) -> Sequence[Variable] | None:
+        node = term.owner
+        if node is None or term.type.dtype != variable.type.dtype:
+            return None
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
+            return node.inputs
+        return node.inputs[:1] if isinstance(node.op, SpecifyShape) else None
+
+    return taken_apart(variable, parts)

@@ -12,17 +12,22 @@ from collections.abc import Mapping, Sequence
 from pytensor.graph.basic import Variable
 
 from scanlib.ops.positions import inputs_read
+from scanlib.ops.recursion import Task, finished
 
 
 def dependences(
     nexts: Mapping[int, Variable], taps: Mapping[int, Sequence[Variable]]
 ) -> dict[int, set[int]]:
     """Return, for each part, the parts whose past values its next value reads."""
-    result = {}
-    for part, value in nexts.items():
-        above = {variable for variable, ways in inputs_read([value]).items() if ways}
-        result[part] = {other for other, reads in taps.items() if above.intersection(reads)}
-    return result
+    part_of = {tap: part for part, reads in taps.items() for tap in reads}
+    return {
+        part: {
+            part_of[variable]
+            for variable, ways in inputs_read([value]).items()
+            if ways and variable in part_of
+        }
+        for part, value in nexts.items()
+    }
 
 
 def components(depends: Mapping[int, set[int]]) -> list[tuple[int, ...]]:
@@ -34,23 +39,27 @@ def components(depends: Mapping[int, set[int]]) -> list[tuple[int, ...]]:
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
+    waiting: set[int] = set()  # what the stack holds
     found: list[tuple[int, ...]] = []
 
-    def visit(part: int) -> None:
+    def visit(part: int) -> Task:
         index[part] = low[part] = len(index)
         stack.append(part)
+        waiting.add(part)
         for other in sorted(depends[part]):
             if other not in index:
-                visit(other)
+                yield visit(other)
                 low[part] = min(low[part], low[other])
-            elif other in stack:
+            elif other in waiting:
                 low[part] = min(low[part], index[other])
         if low[part] == index[part]:
-            position = stack.index(part)
-            found.append(tuple(sorted(stack[position:])))
-            del stack[position:]
+            own = [stack.pop()]
+            while own[-1] != part:
+                own.append(stack.pop())
+            waiting.difference_update(own)
+            found.append(tuple(sorted(own)))
 
     for part in depends:
         if part not in index:
-            visit(part)
+            finished(visit(part))
     return found

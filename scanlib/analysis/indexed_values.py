@@ -38,6 +38,7 @@ from scanlib.analysis.scalar_values import (
 )
 from scanlib.analysis.sizes import BodyLengths, Names, measured
 from scanlib.ops.positions import Channel, Item, Position, node_level
+from scanlib.ops.recursion import Task, finished
 
 __all__ = ["IndexedValues"]
 
@@ -58,7 +59,7 @@ class IndexedValues(ScalarValues):
         super().__post_init__()
         self.sizes = BodyLengths(self.loop)
 
-    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
+    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable | Task:
         core = op.core_op if isinstance(op, Blockwise) else op
         if isinstance(core, INDEX_READS):
             places, _ = self.places(node)
@@ -94,31 +95,34 @@ class IndexedValues(ScalarValues):
 
     def measured_input(self, variable: Variable, axis: int) -> tuple[Variable, int]:
         """Return an input of the body and an axis of it that is as long as one of a variable."""
+        return finished(self._measured(variable, axis))
+
+    def _measured(self, variable: Variable, axis: int) -> Task:
         if variable in self.read_whole:
             return variable, axis
         node = variable.owner
         op = None if node is None else node.op
         if isinstance(op, DimShuffle) and op.new_order[axis] != "x":
-            return self.measured_input(node.inputs[0], op.new_order[axis])
+            return (yield self._measured(node.inputs[0], op.new_order[axis]))
         if isinstance(op, (SpecifyShape, *INDEX_WRITES)):
-            return self.measured_input(node.inputs[0], axis)
+            return (yield self._measured(node.inputs[0], axis))
         if isinstance(op, Elemwise):
             longer = [inp for inp in node.inputs if not inp.type.broadcastable[axis]]
-            return self.measured_input([*longer, node.inputs[0]][0], axis)
+            return (yield self._measured([*longer, node.inputs[0]][0], axis))
         if isinstance(op, Alloc):
             found = measured(node.inputs[1 + axis])
             if found is not None:
-                return self.measured_input(*found)
+                return (yield self._measured(*found))
         if isinstance(op, INDEX_READS):
             places, _ = self.places(node)
             for k, place in enumerate(places):
                 if place.out == axis and place.index is None:
-                    return self.measured_input(node.inputs[0], k)
+                    return (yield self._measured(node.inputs[0], k))
         raise NotElementwiseError(f"the length of {describe(variable)} is not known", variable)
 
     # Reading
 
-    def convert_read(self, node: Apply, places: list[Place], axes: Axes) -> Variable:
+    def convert_read(self, node: Apply, places: list[Place], axes: Axes) -> Task:
         source = node.inputs[0]
         own: list[Any] = []
         checks = []
@@ -132,7 +136,7 @@ class IndexedValues(ScalarValues):
                 own.append(None)
             else:
                 own.append(self.same.get(position, position))
-        value = self.convert(source, tuple(own))
+        value = yield self.converted(source, tuple(own))
         for position in checks:
             value = ps.second(position, value)
         return value
@@ -163,7 +167,7 @@ class IndexedValues(ScalarValues):
 
     # Writing
 
-    def convert_write(self, node: Apply, axes: Axes) -> Variable:
+    def convert_write(self, node: Apply, axes: Axes) -> Task:
         op, (row, new) = node.op, node.inputs[:2]
         dtype = row.type.dtype
         places, ndim = self.places(node)
@@ -178,7 +182,7 @@ class IndexedValues(ScalarValues):
             raise NotElementwiseError(f"{op} writes several items at once", node.outputs[0])
         if _is_diagonal(places):
             raise NotElementwiseError(f"{op} writes a diagonal", node.outputs[0])
-        base = self.convert(row, axes)
+        base = yield self.converted(row, axes)
         mask: Variable | None = None
         found: dict[Variable, int] = {}
         for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
@@ -192,7 +196,7 @@ class IndexedValues(ScalarValues):
             mask = hit if mask is None else ps.and_(mask, hit)
         with self.written_at(found, inner):
             start = ndim - new.type.ndim
-            value = self.convert(new, tuple(inner[start:]))
+            value = yield self.converted(new, tuple(inner[start:]))
         if value.type.dtype != dtype:
             value = ps.cast(value, dtype)
         if not op.set_instead_of_inc and not _is_zero(base):

@@ -8,13 +8,15 @@ channels, where their results go into accumulators and outputs alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
@@ -26,6 +28,7 @@ from scanlib.ops.elemwise_scan import Axes, Layout
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
 from scanlib.ops.positions import has_positions
+from scanlib.ops.recursion import Task, finished
 
 __all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]
 
@@ -100,6 +103,22 @@ def _is_array(variable: Constant) -> bool:
 
 class _Scalarizer(IndexedValues):
     """Reads the parts of a loop: what they are, which axes they have, what is summed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sums: dict[Variable, Summed | None] = {}
+
+    @cached_property
+    def readers(self) -> dict[Variable, list[Apply | None]]:
+        """The nodes that read each value of the body, once for each time; None for a result."""
+        found: dict[Variable, list[Apply | None]] = defaultdict(list)
+        outputs = self.loop.body_outputs()
+        for out in outputs:
+            found[out].append(None)
+        for node in toposort(outputs):
+            for inp in node.inputs:
+                found[inp].append(node)
+        return found
 
     def run(self) -> ScalarLoop:
         loop = self.loop
@@ -185,12 +204,15 @@ class _Scalarizer(IndexedValues):
         terms = self.terms_of(carry)
         if carry.value not in terms or not is_tensor(carry.value):
             return False
-        others = [term for term in terms if term is not carry.value]
-        if len(others) != len(terms) - 1 or not others:
+        if len(terms) < 2 or sum(term is carry.value for term in terms) > 1:
             return False
-        rest = [out for out in self.loop.body_outputs() if out is not carry.next]
-        shared = carry.next in rest or sum(o is carry.next for o in self.loop.body_outputs()) > 1
-        return not shared and carry.value not in ancestors([*others, *rest])
+        value = carry.value
+        while value is not carry.next:
+            readers = self.readers[value]
+            if len(readers) != 1 or readers[0] is None:
+                return False
+            value = readers[0].outputs[0]
+        return self.readers[value] == [None]
 
     def contribution(self, carry: Carry, own: Axes) -> Summed:
         """Return what a step adds to an accumulator; the axes are those of the accumulator."""
@@ -248,6 +270,14 @@ class _Scalarizer(IndexedValues):
 
     def sum_inside(self, variable: Variable) -> Summed | None:
         """Return what a variable sums over channels; None if it is no multiple of a sum."""
+        return finished(self._sum_inside(variable))
+
+    def _sum_inside(self, variable: Variable) -> Task:
+        if variable not in self.sums:
+            self.sums[variable] = yield self._find_sum(variable)
+        return self.sums[variable]
+
+    def _find_sum(self, variable: Variable) -> Task:
         node = variable.owner
         if node is None:
             return None
@@ -256,7 +286,7 @@ class _Scalarizer(IndexedValues):
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):
-            found = self.sum_inside(node.inputs[0])
+            found = yield self._sum_inside(node.inputs[0])
             if found is None:
                 return None
             axes = tuple(None if old == "x" else found.axes[old] for old in node.op.new_order)
@@ -267,15 +297,17 @@ class _Scalarizer(IndexedValues):
         if isinstance(op, Cast):
             if not is_sum_of_converted(before, op.o_type.dtype):
                 return None
-            found = self.sum_inside(node.inputs[0])
+            found = yield self._sum_inside(node.inputs[0])
             return found and found._replace(value=_cast(found.value, op.o_type.dtype))
         if isinstance(op, ps.Neg | ps.Mul) or (isinstance(op, ps.TrueDiv) and before[0] in "fc"):
-            return self.multiple_of_sum(node)
+            return (yield self._multiple_of_sum(node))
         return None
 
-    def multiple_of_sum(self, node: Apply) -> Summed | None:
-        """Return a sum times factors as the sum of the products: PyTensor takes factors out."""
-        inside = [self.sum_inside(inp) for inp in node.inputs]
+    def _multiple_of_sum(self, node: Apply) -> Task:
+        """Find a sum times factors as the sum of the products: PyTensor takes factors out."""
+        inside = []
+        for inp in node.inputs:
+            inside.append((yield self._sum_inside(inp)))
         sums = [(i, found) for i, found in enumerate(inside) if found is not None]
         if len(sums) != 1 or (isinstance(node.op.scalar_op, ps.TrueDiv) and sums[0][0] != 0):
             return None

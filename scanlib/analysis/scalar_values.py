@@ -7,6 +7,7 @@ has its place among the channels' axes.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from typing import Any
@@ -27,6 +28,7 @@ from scanlib.analysis.sizes import measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.positions import inputs_read
+from scanlib.ops.recursion import Task, finished
 
 # Along every axis of a value: the channels' axis, None where it has length one, or the scalar that
 # says where the value is read (see `indexed_values`).
@@ -152,12 +154,16 @@ class ScalarValues:
 
     def witness(self, variable: Variable, axes: Axes, axis: int) -> Variable | None:
         """Return the scalar of something that gives a variable its size along an axis."""
+        return finished(self.witnessed(variable, axes, axis))
+
+    def witnessed(self, variable: Variable, axes: Axes, axis: int) -> Task:
         axes = self.row_axes(variable, axes)
         node = variable.owner
         if axis not in axes or node is None:
             return None
         if isinstance(node.op, DimShuffle):
-            return self.witness(node.inputs[0], _before(node.op.new_order, axes, node), axis)
+            before = _before(node.op.new_order, axes, node)
+            return (yield self.witnessed(node.inputs[0], before, axis))
         if isinstance(node.op, Alloc):
             return self.alloc_witness(node, axes, axis)
         if isinstance(node.op, Elemwise):
@@ -167,7 +173,7 @@ class ScalarValues:
                     value = self.convert(inp, axes)
                     if axis in self.axes_read(value):
                         return value
-                    found = self.witness(inp, axes, axis)
+                    found = yield self.witnessed(inp, axes, axis)
                     if found is not None:
                         return found
         return None
@@ -208,13 +214,18 @@ class ScalarValues:
 
     def convert(self, variable: Variable, axes: Axes) -> Variable:
         """Return the scalar of a variable whose axes are `axes` of the channels."""
+        return finished(self.converted(variable, axes))
+
+    def converted(self, variable: Variable, axes: Axes) -> Task:
+        """Return the computation that `convert` is: steps may be thousands of operations deep."""
         axes = self.row_axes(variable, axes) if is_tensor(variable) else ()
         key = (variable, axes)
         if key not in self.memo:
-            self.memo[key] = self.make(variable, axes)
+            made = self.make(variable, axes)
+            self.memo[key] = (yield made) if isinstance(made, Generator) else made
         return self.memo[key]
 
-    def make(self, variable: Variable, axes: Axes) -> Variable:
+    def make(self, variable: Variable, axes: Axes) -> Variable | Task:
         if isinstance(variable, Constant):
             dtype = getattr(variable.type, "dtype", None)
             if dtype is None:
@@ -238,14 +249,17 @@ class ScalarValues:
         return self.ports[variable][-1][1]
 
     @singledispatchmethod
-    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
+    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable | Task:
         raise NotElementwiseError(f"{op} is no elementwise operation", variable)
 
     @convert_node.register
-    def _elemwise(self, op: Elemwise, node: Apply, variable: Variable, axes: Axes) -> Variable:
+    def _elemwise(self, op: Elemwise, node: Apply, variable: Variable, axes: Axes) -> Task:
         if isinstance(op.scalar_op, ps.Second):
-            return self.convert(node.inputs[1], axes)  # the first one gives its shape alone
-        scalars = [self.convert(inp, axes) for inp in node.inputs]
+            # The first one gives its shape alone.
+            return (yield self.converted(node.inputs[1], axes))
+        scalars = []
+        for inp in node.inputs:
+            scalars.append((yield self.converted(inp, axes)))
         made = op.scalar_op.make_node(*scalars)
         for out, scalar in zip(node.outputs, made.outputs, strict=True):
             if out.type.dtype != scalar.type.dtype:
@@ -254,11 +268,11 @@ class ScalarValues:
         return made.outputs[node.outputs.index(variable)]
 
     @convert_node.register
-    def _dimshuffle(self, op: DimShuffle, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        return self.convert(node.inputs[0], _before(op.new_order, axes, node))
+    def _dimshuffle(self, op: DimShuffle, node: Apply, variable: Variable, axes: Axes) -> Task:
+        return self.converted(node.inputs[0], _before(op.new_order, axes, node))
 
     @convert_node.register
-    def _alloc(self, op: Alloc, node: Apply, variable: Variable, axes: Axes) -> Variable:
+    def _alloc(self, op: Alloc, node: Apply, variable: Variable, axes: Axes) -> Task:
         value, *sizes = node.inputs
         for axis, size, fixed in zip(axes, sizes, variable.type.shape, strict=True):
             if (
@@ -267,7 +281,7 @@ class ScalarValues:
                 and not any(self.is_size(fixed, variable) for variable in self.loop.body_inputs())
             ):
                 raise NotElementwiseError(f"{describe(variable)} has a size of its own", variable)
-        return self.convert(value, axes[len(axes) - value.type.ndim :])
+        return self.converted(value, axes[len(axes) - value.type.ndim :])
 
     @staticmethod
     def is_size(fixed: int | None, variable: Variable) -> bool:
@@ -277,11 +291,11 @@ class ScalarValues:
     @convert_node.register(SpecifyShape)
     @convert_node.register(TensorFromScalar)
     @convert_node.register(ScalarFromTensor)
-    def _same(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable:
-        return self.convert(node.inputs[0], axes)
+    def _same(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Task:
+        return self.converted(node.inputs[0], axes)
 
     @convert_node.register
-    def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Variable:
+    def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Task:
         raise NotElementwiseError(f"{op} checks a condition at every step", variable)
 
 

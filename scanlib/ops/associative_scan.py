@@ -106,7 +106,7 @@ class AssociativeScan(HasFrozenBody, Op):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_walk": None}
+        return super().__getstate__() | {"_walk": None}
 
     def __str__(self) -> str:
         flags = ["reverse"] * self.reverse

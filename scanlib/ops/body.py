@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Self
 
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
-from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.traversal import toposort
+
+from scanlib._compat import freeze_graph
+
+
+@dataclass
+class FlatGraph:
+    """A frozen graph as it is pickled: its nodes in order, not one inside the other.
+
+    Pickle calls itself for what an object holds, and Python's stack ends before a long step does.
+
+    Attributes
+    ----------
+    inputs : list
+        The types of the inputs.
+    nodes : list of tuple
+        The Op of each node, its inputs and the types of its outputs. An input is a constant, or its
+        place among the inputs and all outputs of the nodes before.
+    outputs : list
+        The outputs, written as the inputs of nodes are.
+    """
+
+    inputs: list[Any]
+    nodes: list[tuple[Op, list[Any], list[Any]]]
+    outputs: list[Any]
+
+    @classmethod
+    def of(cls, graph: FrozenFunctionGraph) -> FlatGraph:
+        """Return a graph, written flat."""
+        places = {inp: place for place, inp in enumerate(graph.inputs)}
+
+        def written(variable: Variable) -> Any:
+            return variable if isinstance(variable, Constant) else places[variable]
+
+        nodes = []
+        for node in toposort(graph.outputs, blockers=list(graph.inputs)):
+            inputs = [written(inp) for inp in node.inputs]
+            nodes.append((node.op, inputs, [out.type for out in node.outputs]))
+            first = len(places)
+            places.update((out, first + k) for k, out in enumerate(node.outputs))
+        return cls([inp.type for inp in graph.inputs], nodes, [written(o) for o in graph.outputs])
+
+    def frozen(self) -> FrozenFunctionGraph:
+        """Return the graph."""
+        inputs = [kind() for kind in self.inputs]
+        variables = list(inputs)
+
+        def read(place: Any) -> Variable:
+            return place if isinstance(place, Constant) else variables[place]
+
+        for op, places, kinds in self.nodes:
+            made = [kind() for kind in kinds]
+            Apply(op, [read(place) for place in places], made)
+            variables += made
+        return freeze_graph(inputs, [read(place) for place in self.outputs])
 
 
 class HasFrozenBody(HasInnerGraph):
@@ -16,6 +72,12 @@ class HasFrozenBody(HasInnerGraph):
     """
 
     body: FrozenFunctionGraph
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"body": FlatGraph.of(self.body)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"body": state["body"].frozen()})
 
     @property
     def fgraph(self) -> FrozenFunctionGraph:

@@ -29,7 +29,7 @@ from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import freeze_graph, thaw_graph
-from scanlib.ops.body import HasFrozenBody
+from scanlib.ops.body import FlatGraph, HasFrozenBody
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.execution import runner_for
@@ -107,6 +107,12 @@ class Recurrence:
     elements: FrozenFunctionGraph
     terms: tuple[tuple[Term, ...], ...]
     constants: tuple[int | None, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"elements": FlatGraph.of(self.elements)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"elements": state["elements"].frozen()})
 
 
 # Families whose steps are cheaper to compose than to wait for. Of the others, bitwise steps take a
@@ -216,7 +222,7 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
         self._printed = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_runners": {}, "_printed": {}}
+        return super().__getstate__() | {"_runners": {}, "_printed": {}}
 
     def __str__(self) -> str:
         inside = str(self.scan)[len("Scan{") : -1]

@@ -6,6 +6,8 @@ travel beside it; the class puts them together. All are kinds of `ValueError`, b
 `AssertionError` as that of PyTensor's `specify_shape`.
 """
 
+BETWEEN = "\0"
+
 
 class LoopError(ValueError):
     """Base of the errors a running loop raises.
@@ -13,13 +15,16 @@ class LoopError(ValueError):
     Parameters
     ----------
     template : str
-        The message, with one ``{}`` for each number.
+        The message, with one ``{}`` for each number. There may be several, with `BETWEEN` them; the
+        first number is the place of the one that is meant.
     *numbers : int
         What to put in.
     """
 
     def __str__(self) -> str:
         template, *numbers = self.args or ("",)
+        if BETWEEN in str(template):
+            template = str(template).split(BETWEEN)[int(numbers.pop(0))]
         return str(template).format(*numbers) if numbers else str(template)
 
 

@@ -13,6 +13,7 @@ previous states are views of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytensor.tensor as pt
@@ -95,10 +96,10 @@ class Scan(HasFrozenBody, Op):
         load_backends()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_runners": {}}
+        return super().__getstate__() | {"_runners": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         load_backends()
 
     def __str__(self) -> str:
@@ -189,8 +190,12 @@ class Scan(HasFrozenBody, Op):
         else:
             length = outer.sequences[0][0]
 
+        @cache  # PyTensor follows what each shape is made of
+        def longer(depth: int) -> Any:
+            return length + depth
+
         def rows(out: Variable, depth: int) -> Any:
-            return Shape_i(0)(out) if signature.has_stop else length + depth
+            return Shape_i(0)(out) if signature.has_stop else longer(depth)
 
         result: list[Any] = []
         for history, initial, depth, untraced in zip(

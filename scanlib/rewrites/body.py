@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
@@ -18,6 +17,7 @@ from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
+from scanlib.rewrites.queries import run_query
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -50,7 +50,7 @@ def canonicalize_body(edit: LoopEdit) -> None:
     inputs = loop.body_inputs()
     fgraph = FunctionGraph(inputs, loop.body_outputs(), clone=False)
     write_out_graphs.rewrite(fgraph)
-    optdb.query(_CANONICAL).rewrite(fgraph)
+    run_query(_CANONICAL, fgraph)
     after = freeze_graph(inputs, fgraph.outputs)
     outputs = list(fgraph.outputs)
     loop.set_body_outputs(outputs)
@@ -90,13 +90,16 @@ def _is_invariant(edit: LoopEdit, variable: Variable) -> bool:
 
 def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable, None]) -> None:
     """Add the largest expressions at or above `variable` that are worth computing outside."""
-    if variable in dependent or variable.owner is None or isinstance(variable, Constant):
-        return
-    if _worth_hoisting(variable):
-        found[variable] = None
-        return
-    for inp in variable.owner.inputs:
-        _collect(inp, dependent, found)
+    pending, seen = [variable], set[Variable]()
+    while pending:
+        current = pending.pop()
+        if current in dependent or current.owner is None or current in seen:
+            continue
+        seen.add(current)
+        if _worth_hoisting(current):
+            found[current] = None
+        else:
+            pending += reversed(current.owner.inputs)
 
 
 def _worth_hoisting(variable: Variable) -> bool:

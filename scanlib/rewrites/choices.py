@@ -20,7 +20,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError
@@ -134,15 +134,11 @@ def _chosen(
 
 def _is_exact(value: Variable, known: set[Variable]) -> bool:
     """Whether a value depends on no rounding, if those that are `known` do not."""
-    node = value.owner
-    if node is None or value in known:
-        return True
-    if isinstance(node.op, Elemwise):
-        if not isinstance(node.op.scalar_op, _EXACT):
-            return False
-    elif not isinstance(node.op, DimShuffle):
-        return False
-    return all(_is_exact(inp, known) for inp in node.inputs)
+    return all(
+        isinstance(node.op, DimShuffle)
+        or (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, _EXACT))
+        for node in toposort([value], blockers=list(known))
+    )
 
 
 def _unread(target: Loop, chosen: dict[Variable, Variable]) -> list[Sequence]:

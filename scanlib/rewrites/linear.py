@@ -20,7 +20,6 @@ vector (`scanlib.rewrites.linear_system`). Loops with `until` stay.
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import ReplaceValidate
@@ -36,6 +35,7 @@ from scanlib.rewrites.lengths import row_count
 from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_lowering import LinearLowering
 from scanlib.rewrites.linear_parts import NotLinearError, Parts
+from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.simplify import replace
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
@@ -111,7 +111,7 @@ def lower_parts(
     # What is new has missed the rewrites of this phase: the batches hold, for one, the naive
     # forms of logarithms of sums.
     graph = FunctionGraph(stand_ins, chosen, clone=False)
-    optdb.query(_STABLE).rewrite(graph)
+    run_query(_STABLE, graph)
     made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
     return [None if value is None else next(made) for value in results]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -27,9 +26,11 @@ from scanlib.analysis.matrix_factors import factors_of
 from scanlib.analysis.matrix_recurrence import Recurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.recursion import MOST_TERMS
 from scanlib.rewrites.gathers import additions_as_sums
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.peel import NotPeelableError, OverTime
+from scanlib.rewrites.queries import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -49,7 +50,7 @@ def canonical_loop(node: Apply) -> Loop:
     loop = Loop.from_node(node)
     if not config.scanlib__simplify:
         body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        optdb.query(CANONICAL).rewrite(body)
+        run_query(CANONICAL, body)
         loop.set_body_outputs(list(body.outputs))
     loop.substitute(_softmaxes(loop.body_outputs()))
     additions_as_sums(loop)
@@ -240,7 +241,7 @@ def shifted(loop: Loop) -> Parts | None:
     outputs = substitute(outputs, {part.value: new - shift})
     part.value = new
     body = FunctionGraph(loop.body_inputs(), [*outputs, shift], clone=False)
-    optdb.query(CANONICAL).rewrite(body)
+    run_query(CANONICAL, body)
     *outputs, shift = body.outputs
     loop.set_body_outputs(outputs)
     if len(list(toposort(outputs))) >= size:
@@ -323,13 +324,18 @@ def _summands(variable: Variable, value: Variable) -> list[tuple[int, Variable]]
 
     Those in another dtype are summands themselves: small integers wrap around.
     """
-    node = variable.owner
-    if variable is value or node is None or not isinstance(node.op, Elemwise):
-        return [(1, variable)]
-    if variable.type.dtype != value.type.dtype:
-        return [(1, variable)]
-    if isinstance(node.op.scalar_op, ps.Add):
-        return [part for inp in node.inputs for part in _summands(inp, value)]
-    if isinstance(node.op.scalar_op, ps.Sub):
-        return [*_summands(node.inputs[0], value), (-1, node.inputs[1])]
-    return [(1, variable)]
+    found: list[tuple[int, Variable]] = []
+    pending = [(1, variable)]
+    while pending:
+        sign, term = pending.pop()
+        op = None if term.owner is None else getattr(term.owner.op, "scalar_op", None)
+        inner = sign > 0 and term is not value and term.type.dtype == value.type.dtype
+        if inner and isinstance(op, ps.Add | ps.Sub) and isinstance(term.owner.op, Elemwise):
+            first, *others = term.owner.inputs
+            after = -1 if isinstance(op, ps.Sub) else 1
+            pending += [*((after, other) for other in reversed(others)), (1, first)]
+        else:
+            found.append((sign, term))
+        if len(found) + len(pending) > MOST_TERMS:
+            return [(1, variable)]
+    return found

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
@@ -45,6 +44,7 @@ from scanlib.rewrites.linear_parts import (
     value_of,
 )
 from scanlib.rewrites.lower import specialize_body
+from scanlib.rewrites.queries import run_query
 
 SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
@@ -103,7 +103,7 @@ def _shift(loop: Loop) -> dict[int, Variable] | None:
             places[place] = found[id(carry)]
     outputs = substitute(outputs, changes)
     body = FunctionGraph(loop.body_inputs(), [*outputs, *places.values()], clone=False)
-    optdb.query(CANONICAL).rewrite(body)
+    run_query(CANONICAL, body)
     made = list(body.outputs)
     outputs, shifts = made[: len(outputs)], made[len(outputs) :]
     loop.set_body_outputs(outputs)
@@ -390,6 +390,6 @@ def _all_true(mask: Variable) -> bool:
     if any(v.owner is None and not isinstance(v, Constant) for v in ancestors([mask])):
         return False
     folded = FunctionGraph([], [mask], clone=True)
-    optdb.query(CANONICAL).rewrite(folded)
+    run_query(CANONICAL, folded)
     (value,) = folded.outputs
     return isinstance(value, Constant) and bool(np.all(value.data))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import ReplaceValidate
@@ -18,6 +17,7 @@ from scanlib.rewrites.absorb import absorb_producers
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.logs import stabilize_logs
+from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.sums_apart import take_sums_apart
 
@@ -87,5 +87,5 @@ def specialize_body(loop: Loop) -> None:
     """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
     fgraph = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
     stabilize_logs(fgraph)
-    optdb.query(_SPECIALIZED).rewrite(fgraph)
+    run_query(_SPECIALIZED, fgraph)
     loop.set_body_outputs(list(fgraph.outputs))

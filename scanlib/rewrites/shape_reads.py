@@ -9,7 +9,6 @@ those of the loop's own inputs.
 from __future__ import annotations
 
 import pytensor.tensor as pt
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
@@ -21,6 +20,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence
+from scanlib.rewrites.queries import run_query
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -37,7 +37,7 @@ def sizes_from_outside(loop: Loop) -> None:
             filled = pt.alloc(value, *shapes.shape_of[node.inputs[0]])
             if out.type.is_super(filled.type):
                 fgraph.replace(out, filled)
-    optdb.query(_CANONICAL).rewrite(fgraph)
+    run_query(_CANONICAL, fgraph)
     loop.set_body_outputs(list(fgraph.outputs))
     outer = _outer_rows(loop)
     replacements: dict[Variable, Variable] = {}

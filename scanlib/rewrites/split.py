@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import ReplaceValidate
@@ -53,6 +52,7 @@ from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.linear_parts import canonical_loop
 from scanlib.rewrites.lower import LowerElementwiseLoops, specialize_body
 from scanlib.rewrites.peel import OverTime
+from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split_components import drop_unread, fresh_copy, rows_of_tap, separate
@@ -170,7 +170,7 @@ def split(
     chosen = [value for value in values if value is not None]
     # What is new has missed the rewrites of this phase.
     graph = FunctionGraph(stand_ins, chosen, clone=False)
-    optdb.query(_STABLE).rewrite(graph)
+    run_query(_STABLE, graph)
     made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
     note = SplitNote(
         loop.name or "loop",

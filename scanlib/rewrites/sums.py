@@ -45,12 +45,7 @@ class SumsIntoLoops(GraphRewriter):
             found = [total for total, below in sums if node in below]
             if not found or node.op.signature.has_stop or not _is_elementwise(node):
                 continue
-            current = node
-            for total in found:
-                fused = _fuse(fgraph, current, total)
-                if fused is not None:
-                    replacements, current = fused
-                    replace(fgraph, replacements, "scanlib_sums")
+            replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
 
 
 def _is_elementwise(node: Apply) -> bool:
@@ -90,32 +85,48 @@ def _loops_below(total: Apply) -> set[Apply]:
     return loops
 
 
-def _fuse(
-    fgraph: FunctionGraph, node: Apply, total: Apply
-) -> tuple[dict[Variable, Variable], Apply] | None:
-    """Return what replaces the loop's results and the sum, and the new loop."""
-    if total not in fgraph.apply_nodes:
-        return None
+def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Variable, Variable]:
+    """Return what replaces the loop's results and those of the sums that it can compute."""
     loop = Loop.from_node(node)
     parts = [*loop.states, *loop.carries, *loop.outputs]
-    rows = _Rows(fgraph, loop, node)
-    row = rows.of(total.inputs[0], total)
-    if row is None or not rows.reads_results:
-        return None
-    outer = [part.outer for part in rows.non_sequences]
-    if set(ancestors(outer)).intersection(node.outputs):
-        return None
-    loop.non_sequences += rows.non_sequences
-    dtype = getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
-    value = pt.scalar(dtype=dtype)
-    step = pt.sum(row, dtype=dtype, acc_dtype=dtype) if row.type.ndim else pt.cast(row, dtype)
-    carry = Carry(pt.constant(np.zeros((), dtype)), value, value + step, "sum")
-    loop.carries.append(carry)
-    results = loop.apply()
-    new = results_by_part(loop, results)
+    known = _results(loop, node)
+    carries: dict[Variable, Carry] = {}
+    for total in totals:
+        if total not in fgraph.apply_nodes:
+            continue
+        rows = _Rows(fgraph, loop, known)
+        row = rows.of(total.inputs[0], total)
+        if row is None or not rows.reads_results:
+            continue
+        outer = [part.outer for part in rows.non_sequences]
+        if set(ancestors(outer)).intersection(node.outputs):
+            continue
+        loop.non_sequences += rows.non_sequences
+        dtype = getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
+        value = pt.scalar(dtype=dtype)
+        step = pt.sum(row, dtype=dtype, acc_dtype=dtype) if row.type.ndim else pt.cast(row, dtype)
+        carry = Carry(pt.constant(np.zeros((), dtype)), value, value + step, "sum")
+        loop.carries.append(carry)
+        carries[total.outputs[0]] = carry
+    if not carries:
+        return {}
+    new = results_by_part(loop, loop.apply())
     replacements = {old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)}
-    replacements[total.outputs[0]] = pt.cast(new[id(carry)], total.outputs[0].type.dtype)
-    return replacements, results.node
+    for out, carry in carries.items():
+        replacements[out] = pt.cast(new[id(carry)], out.type.dtype)
+    return replacements
+
+
+def _results(loop: Loop, node: Apply) -> dict[Variable, tuple[Variable, int | None]]:
+    """Return the body's value whose rows each result holds, and the initial rows of histories."""
+    outputs = node.op.signature.split_outputs(node.outputs)
+    found: dict[Variable, tuple[Variable, int | None]] = {}
+    for part, out in zip(loop.outputs, outputs.outputs, strict=True):
+        found[out] = part.value, None
+    for state, history in zip(loop.states, outputs.histories, strict=True):
+        if not state.untraced:
+            found[history] = state.next, state.depth
+    return found
 
 
 @dataclass
@@ -124,7 +135,7 @@ class _Rows:
 
     fgraph: FunctionGraph
     loop: Loop
-    node: Apply
+    results: dict[Variable, tuple[Variable, int | None]]
     non_sequences: list[NonSequence] = field(default_factory=list)
     reads_results: bool = False
 
@@ -157,18 +168,14 @@ class _Rows:
 
     def result(self, variable: Variable) -> Variable | None:
         """Return the body's value that a stacked output or a trace holds."""
-        outputs = self.node.op.signature.split_outputs(self.node.outputs)
-        for part, out in zip(self.loop.outputs, outputs.outputs, strict=True):
-            if out is variable:
-                return part.value
+        value, depth = self.results.get(variable, (None, None))
+        if value is not None and depth is None:
+            return value
         view = variable.owner
         if view is None or not isinstance(view.op, Subtensor):
             return None
-        for state, history in zip(self.loop.states, outputs.histories, strict=True):
-            whole = view.inputs[0] is history and not state.untraced
-            if whole and self.is_trace(view, state.depth):
-                return state.next
-        return None
+        value, depth = self.results.get(view.inputs[0], (None, None))
+        return value if depth is not None and self.is_trace(view, depth) else None
 
     def is_trace(self, view: Apply, depth: int) -> bool:
         """Whether an index of a history takes the rows that steps have written."""

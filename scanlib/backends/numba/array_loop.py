@@ -35,7 +35,7 @@ from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.pointers import address
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-array-loop-4"
+VERSION = "scanlib-array-loop-5"
 
 
 class ArrayLoopWriter(CarryWriter):

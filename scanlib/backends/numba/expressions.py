@@ -22,10 +22,12 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import numba
@@ -38,7 +40,7 @@ from pytensor.configdefaults import config
 
 from scanlib.backends.numba.vectors import IN_ORDER, fused
 
-VERSION = "scanlib-expressions-4"
+VERSION = "scanlib-expressions-5"
 
 _BINARY: dict[type, tuple[str, Any]] = {
     ast.Add: ("add", operator.add),
@@ -59,6 +61,7 @@ _ASSIGNED = re.compile(r"^( *)([A-Za-z_]\w*(?:\[[^=]*\])?) = (.+)$")
 _CAST = re.compile(r"^np_(float|int|uint|bool|complex)\d*\(")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OWN = ("divide", "multiply_add")  # functions of ours that take numbers of one type
+MOST_PARTS = 250  # of one expression: Python reads no more than two hundred nested parentheses
 
 
 @dataclass
@@ -131,39 +134,76 @@ def _is_scalar_code(node: ast.expr, chosen: bool = False) -> bool:
 
 def _finish(run: list[_Line], uses: Counter[str], register: Callable[[str, Any], str]) -> list[str]:
     """Return the lines of a run of assignments that stand one behind the other."""
-    waiting: dict[str, ast.expr] = {}  # what one later line may compute with its own
-    done: list[_Line] = []
+    places = _Places(run)
+    waiting: dict[str, tuple[int, ast.expr]] = {}  # what one later line may compute with its own
+    done: list[tuple[int, _Line]] = []
     for number, line in enumerate(run):
         if line.code is not None:
-            line.code = _Put(waiting).visit(line.code)
+            put = _Put(waiting, MOST_PARTS - _size(line.code))
+            line.code = put.visit(line.code)
+            done += [(n, _Line(line.indent, name, "", code)) for name, (n, code) in put.left]
         read_later = line.target.isidentifier() and uses[line.target] == 2
-        if line.code is not None and read_later and _may_wait(line, run[number + 1 :]):
-            waiting[line.target] = line.code
+        if line.code is not None and read_later and places.may_wait(number, line):
+            waiting[line.target] = number, line.code
         else:
-            done.append(line)
-    return [_written(line, register) for line in done]
+            done.append((number, line))
+    return [_written(line, register) for _, line in sorted(done, key=itemgetter(0))]
 
 
-def _may_wait(line: _Line, later: Sequence[_Line]) -> bool:
-    """Whether scalar code of a run reads a value, with nothing on the way that could change it."""
-    assert line.code is not None
-    read = {node.id for node in ast.walk(line.code) if isinstance(node, ast.Name)}
-    for other in later:
-        if line.target in _WORD.findall(other.text):
-            return other.code is not None
-        if other.code is None or not other.target.isidentifier() or other.target in read:
+class _Places:
+    """Where the lines of a run read and assign names."""
+
+    def __init__(self, run: Sequence[_Line]) -> None:
+        self.run = run
+        self.read: dict[str, list[int]] = defaultdict(list)
+        self.assigned: dict[str, list[int]] = defaultdict(list)
+        self.barriers: list[int] = []  # what more is done there than computing numbers
+        for number, line in enumerate(run):
+            for word in set(_WORD.findall(line.text)):
+                self.read[word].append(number)
+            self.assigned[line.target].append(number)
+            if line.code is None or not line.target.isidentifier():
+                self.barriers.append(number)
+
+    def may_wait(self, number: int, line: _Line) -> bool:
+        """Whether scalar code behind a line reads its value, and nothing before changes that."""
+        reader = _next(self.read[line.target], number)
+        if reader is None or self.run[reader].code is None or line.code is None:
             return False
-    return False
+        names = {node.id for node in ast.walk(line.code) if isinstance(node, ast.Name)}
+        changes = [_next(self.barriers, number)]
+        changes += [_next(self.assigned[name], number) for name in names if name in self.assigned]
+        return all(change is None or change >= reader for change in changes)
+
+
+def _next(places: list[int], number: int) -> int | None:
+    """Return the first of some places, which are in order, behind a place."""
+    found = bisect_right(places, number)
+    return places[found] if found < len(places) else None
 
 
 class _Put(ast.NodeTransformer):
-    """Puts what was waiting in the place of its name."""
+    """Puts what was waiting in the place of its name, as long as there is room."""
 
-    def __init__(self, waiting: dict[str, ast.expr]) -> None:
+    def __init__(self, waiting: dict[str, tuple[int, ast.expr]], room: int) -> None:
         self.waiting = waiting
+        self.room = room
+        self.left: list[tuple[str, tuple[int, ast.expr]]] = []  # lines of their own after all
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.waiting.pop(node.id, node)
+        if node.id not in self.waiting:
+            return node
+        number, code = self.waiting.pop(node.id)
+        self.room -= _size(code)
+        if self.room >= 0:
+            return code
+        self.room += _size(code)
+        self.left.append((node.id, (number, code)))
+        return node
+
+
+def _size(code: ast.expr) -> int:
+    return sum(1 for _ in ast.walk(code))
 
 
 def _written(line: _Line, register: Callable[[str, Any], str]) -> str:
@@ -183,16 +223,14 @@ def _written(line: _Line, register: Callable[[str, Any], str]) -> str:
 class _Form:
     """What an expression does with its leaves, which are numbered."""
 
-    leaves: list[str] = field(default_factory=list)
+    leaves: dict[str, int] = field(default_factory=dict)
     operations: int = 0
 
     def of(self, node: ast.expr) -> str:
         """Return the structure of an expression as text in Python's own words."""
         if isinstance(node, ast.Name | ast.Subscript):
             text = ast.unparse(node)
-            if text not in self.leaves:
-                self.leaves.append(text)
-            return f"x{self.leaves.index(text)}"
+            return f"x{self.leaves.setdefault(text, len(self.leaves))}"
         self.operations += 1
         if isinstance(node, ast.BinOp):
             sign = ast.unparse(ast.BinOp(ast.Name("a"), node.op, ast.Name("b")))[2:-2]

@@ -51,7 +51,7 @@ from scanlib.ops.reductions import AxesSum, StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
 
-VERSION = "scanlib-graph-2"
+VERSION = "scanlib-graph-3"
 FEW = 1 << 14  # items that stay in the cache
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 _pytensors = numba_funcify_and_cache_key.dispatch(FunctionGraph)

@@ -152,8 +152,12 @@ class PlaceEmitter(ArrayEmitter):
     def _checked(self, text: str, size: str) -> str:
         """Write the check of an index, and return the place that it means."""
         place = self.source.name("i")
-        self.source.line(f"{place} = {text}")
-        self.source.line(f"{place} += {size} if {place} < 0 else 0")
+        if text[0] == "-":  # no choice, which numba would write as blocks of code
+            self.source.line(f"{place} = {size} + {text}")
+        else:
+            self.source.line(f"{place} = {text}")
+            if not text.isdigit():
+                self.source.line(f"{place} += {size} if {place} < 0 else 0")
         self._fail_if(IndexError, "index out of bounds", f"({place} < 0) | ({place} >= {size})")
         return place
 

@@ -31,8 +31,9 @@ from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-loop-6"
+VERSION = "scanlib-loop-7"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
+FEW_CHECKS = 8  # written one by one
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
@@ -120,12 +121,28 @@ class LoopWriter(WholeArrays):
             with block(f"if {name}.shape[0] != steps:"):
                 message = self.messages.sequence_length(i)
                 self.raise_error("SequenceLengthError", message, f"{name}.shape[0]", "steps")
-        for i, (name, depth) in enumerate(
-            zip(self.outer.initials, self.signature.depths, strict=True)
-        ):
-            with block(f"if {name}.shape[0] != {depth}:"):
-                message = self.messages.initial_rows(i)
-                self.raise_error("InitialRowsError", message, f"{name}.shape[0]")
+        self.write_initial_checks()
+
+    def write_initial_checks(self) -> None:
+        """Write the checks of the initial rows; many of them raise in one place.
+
+        Each place that raises releases all arrays of the function.
+        """
+        line, depths = self.source.line, self.signature.depths
+        messages = [self.messages.initial_rows(i) for i in range(len(depths))]
+        if len(depths) <= FEW_CHECKS:
+            for name, depth, message in zip(self.outer.initials, depths, messages, strict=True):
+                with self.source.block(f"if {name}.shape[0] != {depth}:"):
+                    self.raise_error("InitialRowsError", message, f"{name}.shape[0]")
+            return
+        line("wrong = -1")
+        line("given = 0")
+        for i, name in reversed(list(enumerate(self.outer.initials))):
+            line(f"rows{i} = {name}.shape[0]")
+            line(f"given = rows{i} if rows{i} != {depths[i]} else given")
+            line(f"wrong = {i} if rows{i} != {depths[i]} else wrong")
+        with self.source.block("if wrong >= 0:"):
+            self.raise_error("InitialRowsError", errors.BETWEEN.join(messages), "wrong", "given")
 
     def write_storage(self) -> None:
         """Write what is set up before the first step."""

@@ -22,8 +22,10 @@ from pytensor.scalar.basic import (
     LE,
     LT,
     NEQ,
+    Add,
     Cast,
     Composite,
+    Mul,
     Reciprocal,
     Sub,
     Switch,
@@ -59,6 +61,8 @@ def divide(typingctx: Any, x: Any, y: Any) -> Any:
 
     return x(x, x), codegen
 
+
+_MOST_TERMS = 16  # of one line
 
 _SIGNS: dict[type[Op], str] = {
     EQ: "==",
@@ -108,6 +112,14 @@ class ScalarCode:
         """Write scalar code and return the names of the results, each of its exact dtype."""
         if isinstance(op, Composite):
             return self._composite(op, items)
+        while isinstance(op, Add | Mul) and len(items) > _MOST_TERMS:
+            # From the left, as it would be written on one line.
+            first = op.make_node(*(inp.type() for inp in node.inputs[:_MOST_TERMS]))
+            if first.outputs[0].type != node.outputs[0].type:
+                break
+            items = [*self._scalar_op(op, first, items[:_MOST_TERMS]), *items[_MOST_TERMS:]]
+            rest = [node.outputs[0], *node.inputs[_MOST_TERMS:]]
+            node = op.make_node(*(variable.type() for variable in rest))
         results = [self.source.name("s") for _ in node.outputs]
         name = self._vector_function(op, node)
         call = self._inlined(op, node, items) if name is None else None

@@ -22,6 +22,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
 from scanlib.ops.graph import constant_index
+from scanlib.ops.recursion import taken_apart
 
 
 @dataclass
@@ -113,15 +114,15 @@ def placed_history(like: Variable, parts: HistoryCotangent, depth: int) -> Varia
 
 def terms_of(variable: Variable) -> list[Variable]:
     """Return the terms of a sum."""
-    node = variable.owner
-    if (
-        node is not None
-        and isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, Add)
-        and all(inp.type.broadcastable == variable.type.broadcastable for inp in node.inputs)
-    ):
-        return [term for inp in node.inputs for term in terms_of(inp)]
-    return [variable]
+
+    def parts(term: Variable) -> Sequence[Variable] | None:
+        node = term.owner
+        if node is None or not isinstance(node.op, Elemwise):
+            return None
+        whole = [inp.type.broadcastable == term.type.broadcastable for inp in node.inputs]
+        return node.inputs if isinstance(node.op.scalar_op, Add) and all(whole) else None
+
+    return taken_apart(variable, parts)
 
 
 def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None] | None:

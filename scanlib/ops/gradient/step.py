@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pytensor.gradient as pg
@@ -11,10 +13,10 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.op import io_connection_pattern
 from pytensor.graph.traversal import toposort
 from pytensor.ifelse import IfElse
 
+from scanlib.ops.gradient.connection import reached_by
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Loop
 
@@ -65,8 +67,8 @@ class StepPullback:
             targets = [loop.states[i].next for i in states]
             targets += [loop.carries[i].next for i in carries]
             targets += [loop.outputs[i].value for i in outputs]
-            pattern = io_connection_pattern(wrt, targets)
-            live = {inp for inp, row in zip(wrt, pattern, strict=True) if any(row)}
+            reached_from = reduce(or_, reached_by(wrt, targets), 0)
+            live = {inp for i, inp in enumerate(wrt) if reached_from >> i & 1}
             new_states = {
                 i
                 for i, state in enumerate(loop.states)

@@ -19,7 +19,7 @@ from scanlib.ops.positions import PositionalOp
 class ElemwiseWriter(LoopWriter):
     """Writes the function of one elementwise loop."""
 
-    version = "scanlib-elemwise-9"
+    version = "scanlib-elemwise-10"
 
     def __init__(self, op: ElemwiseScan) -> None:
         self.start(op.scan)
