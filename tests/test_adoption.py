@@ -460,3 +460,35 @@ def test_loop_of_pytensor_inside_a_loop_of_scanlib():
     assert_all_adopted(fgraph)
     f = pytensor.function([x], y, mode=ADOPTING["py"])
     np.testing.assert_allclose(f([[1.0, 2.0], [3.0, 4.0]]), [2.5, 5.5])
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (None, None)], ids=str)
+@pytest.mark.parametrize("mode", ["numba", "py"])
+def test_a_factor_with_fewer_rows_than_its_type_has(mode, shape):
+    """PyTensor's QR returns m rows in Python and min(m, n) in numba, and always says m."""
+    a = pt.tensor("a", shape=shape, dtype="float64")
+    rows = pt.dtensor3("rows")
+
+    def step(row, total, a):
+        factor = pt.linalg.qr(a + row, mode="r")
+        return total + abs(factor[:2, :2]), abs(factor).sum()
+
+    totals, sums = pytensor.scan(
+        step,
+        sequences=rows,
+        outputs_info=[pt.zeros((2, 2)), None],
+        non_sequences=a,
+        return_updates=False,
+    )
+    f = pytensor.function([rows, a], [totals, sums], mode=ADOPTING[mode])
+    rng = np.random.default_rng(3)
+    for size in [(5, 2), (2, 5)] if shape[0] is None else [shape]:
+        value, steps = rng.normal(size=size), rng.normal(size=(4, *size))
+        total, wanted = np.zeros((2, 2)), []
+        for row in steps:
+            factor = np.linalg.qr(value + row, mode="r")
+            total = total + abs(factor[:2, :2])
+            wanted.append((total, abs(factor).sum()))
+        found = f(steps, value)
+        for own, values in zip(found, zip(*wanted, strict=True), strict=True):
+            np.testing.assert_allclose(own, np.array(values), rtol=1e-12)
