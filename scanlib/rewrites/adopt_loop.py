@@ -20,11 +20,14 @@ while condition        `stop`
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.compile.mode import get_mode, optdb, predefined_modes, predefined_optimizers
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 
@@ -101,6 +104,23 @@ def undo_in_place(body: FunctionGraph) -> None:
         body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
 
 
+def rewrite_as_asked(body: FunctionGraph, mode: Any) -> None:
+    """Run the rewrites on a step that the mode of its loop names, beside those of each mode."""
+    asked = getattr(get_mode(mode)._optimizer, "include", ()) if mode is not None else ()
+    named = set(asked) - _TAGS_OF_MODES
+    if named:
+        query = RewriteDatabaseQuery(include=["canonicalize", "merge", *sorted(named)])
+        optdb.query(query).rewrite(body)
+
+
+# Tags that stand for a mode, or for a level of rewriting, and not for a rewrite.
+_TAGS_OF_MODES = {
+    tag
+    for each in (*predefined_modes.values(), *predefined_optimizers.values())
+    for tag in getattr(getattr(each, "_optimizer", each), "include", ())
+} - {"unsafe"}
+
+
 class _Adoption:
     """A loop of PyTensor's, taken apart into the parts of a canonical one."""
 
@@ -116,6 +136,7 @@ class _Adoption:
         self.check_op()
         body = thaw_graph(node.op.fgraph)
         undo_in_place(body)
+        rewrite_as_asked(body, self.op.mode)
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)
