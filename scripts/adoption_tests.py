@@ -33,7 +33,7 @@ SIMULATED = "tests/statespace/filters/test_distributions.py"
 
 # By the name of the package on PyPI: what runs in a few minutes, and what `--whole` runs.
 FEW = {
-    "pymc": ["tests/test_pytensorf.py::TestCollectDefaultUpdates::test_scan_updates"],
+    "pymc": ["tests/test_pytensorf.py::TestCompile::test_scan_updates"],
     "pymc-extras": [
         f"{SIMULATED}::test_loglike_vectors_agree[cholesky]",
         f"{SIMULATED}::test_lgss_with_time_varying_inputs[states_observed]",
@@ -133,8 +133,8 @@ def compare(off: dict[str, str | None], on: dict[str, str | None]) -> list[str]:
 def fetch(package: str, folder: Path) -> Path:
     """Download the sources of the installed release and return a folder with their tests."""
     pinned = f"{package}=={version(package)}"
-    command = ["download", "--quiet", "--no-deps", "--no-binary", package, "--dest", folder, pinned]
-    subprocess.run([sys.executable, "-m", "pip", *command], check=True)
+    options = ["--quiet", "--no-deps", "--no-binary", package, "--dest", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, pinned], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as members:
         members.extractall(folder, filter="data")
