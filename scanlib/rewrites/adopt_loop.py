@@ -20,24 +20,20 @@ while condition        `stop`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.compile.mode import get_mode, optdb, predefined_modes, predefined_optimizers
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import Elemwise
 
-from scanlib._compat import thaw_graph
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+from scanlib.ops.triangular import returns_other_shapes
 from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt_forms import Form, Symbol, number
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
+from scanlib.rewrites.adopt_steps import step_of
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
 from scanlib.rewrites.edit import results_by_part
 
@@ -86,41 +82,6 @@ def loop_name(name: str | None) -> str | None:
     return name
 
 
-def undo_in_place(body: FunctionGraph) -> None:
-    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
-
-    It compiles the very graph that the loop holds, which other functions may share.
-    """
-    for node in body.toposort():
-        if not node.op.destroy_map:
-            continue
-        properties = node.op._props_dict()
-        if isinstance(node.op, Elemwise):
-            op: Op = Elemwise(node.op.scalar_op)
-        elif "inplace" in properties:
-            op = type(node.op)(**properties | {"inplace": False})
-        else:
-            continue
-        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
-
-
-def rewrite_as_asked(body: FunctionGraph, mode: Any) -> None:
-    """Run the rewrites on a step that the mode of its loop names, beside those of each mode."""
-    asked = getattr(get_mode(mode)._optimizer, "include", ()) if mode is not None else ()
-    named = set(asked) - _TAGS_OF_MODES
-    if named:
-        query = RewriteDatabaseQuery(include=["canonicalize", "merge", *sorted(named)])
-        optdb.query(query).rewrite(body)
-
-
-# Tags that stand for a mode, or for a level of rewriting, and not for a rewrite.
-_TAGS_OF_MODES = {
-    tag
-    for each in (*predefined_modes.values(), *predefined_optimizers.values())
-    for tag in getattr(getattr(each, "_optimizer", each), "include", ())
-} - {"unsafe"}
-
-
 class _Adoption:
     """A loop of PyTensor's, taken apart into the parts of a canonical one."""
 
@@ -134,9 +95,9 @@ class _Adoption:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
         self.check_op()
-        body = thaw_graph(node.op.fgraph)
-        undo_in_place(body)
-        rewrite_as_asked(body, self.op.mode)
+        body = step_of(self.op)
+        if any(returns_other_shapes(each) for each in body.apply_nodes):
+            raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)
