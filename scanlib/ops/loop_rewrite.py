@@ -139,11 +139,11 @@ class WhereLoopsAre(LoopRewrite):
 
         def failed(error: Exception, *place: Any) -> None:
             if not isinstance(error, InconsistencyError):  # a replacement that is not allowed here
-                self.failed(error, fgraph, place[-1])
+                self.failed(error, fgraph)
 
         dfs_rewriter(*self.rewriters, failure_callback=failed).rewrite(fgraph)
 
 
 def _name_of(op: Any) -> str:
-    """Return what messages call a loop, or another node."""
+    """Return what messages call a loop, of PyTensor's or scanlib's."""
     return getattr(op, "name", None) or getattr(getattr(op, "scan", None), "name", None) or "loop"
