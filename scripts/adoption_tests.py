@@ -36,7 +36,6 @@ FEW = {
     "pymc": ["tests/test_pytensorf.py::TestCompile::test_scan_updates"],
     "pymc-extras": [
         f"{SIMULATED}::test_loglike_vectors_agree[cholesky]",
-        f"{SIMULATED}::test_lgss_with_time_varying_inputs[states_observed]",
         f"{SIMULATED}::test_forward_simulation_reads_one_matrix_row_per_timestep",
     ],
 }
