@@ -28,7 +28,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILTERS = "tests/statespace/filters/test_kalman_filter.py"
 SIMULATED = "tests/statespace/filters/test_distributions.py"
 
 # By the name of the package on PyPI: what runs in a few minutes, and what `--whole` runs.
