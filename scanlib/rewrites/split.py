@@ -29,7 +29,7 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
@@ -153,8 +153,11 @@ def split(
     parts = SplitParts(loop, heavy)
     if not parts.plan() and not _is_only_sums(parts):
         return None
-    if not parts.recurrent and loop.stop is None and not _lowers(parts):
-        parts.take_all_sums()
+    if not parts.recurrent and loop.stop is None:
+        if _reads_what_left(parts):
+            return None
+        if not _lowers(parts):
+            parts.take_all_sums()
     if not (parts.before or parts.outputs or parts.taken_sums):
         return None
     outer = list(dict.fromkeys(loop.outer_inputs()))
@@ -185,6 +188,16 @@ def split(
 
 def _is_only_sums(parts: SplitParts) -> bool:
     return not parts.recurrent and parts.loop.stop is None and bool(parts.sums)
+
+
+def _reads_what_left(parts: SplitParts) -> bool:
+    """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
+    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
+    given = {*rest.body_inputs(), *parts.before}
+    return any(
+        root not in given and not isinstance(root, Constant)
+        for root in graph_inputs(rest.body_outputs(), blockers=list(given))
+    )
 
 
 def _lowers(parts: SplitParts) -> bool:
