@@ -24,6 +24,9 @@ settings.register_profile("thorough", derandomize=True, max_examples=100, **COMM
 settings.register_profile("new", derandomize=False, max_examples=1000, **COMMON)
 settings.load_profile("default")
 
+# An error in a rewrite ends no user's compilation, but it ends a test.
+pytensor.config.on_opt_error = "raise"
+
 
 @pytest.fixture(autouse=True)
 def own_numbers(request):

@@ -171,7 +171,7 @@ class SystemForms(PartRules):
     def of_node(self, node: Apply) -> list[Affine]:
         """Return the forms of a node's outputs."""
         op, out = node.op, node.outputs[0]
-        if any(result.type.dtype != self.dtype for result in node.outputs):
+        if any(getattr(each.type, "dtype", None) != self.dtype for each in node.outputs):
             raise NotAffineError(f"{name_of(out)} has another dtype than the state")
         if isinstance(op, SpecifyShape) and node.inputs[0] in self.dependent:
             return [self.form(node.inputs[0])]

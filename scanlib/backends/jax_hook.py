@@ -11,13 +11,12 @@ from __future__ import annotations
 import sys
 
 from pytensor.compile.mode import optdb
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.whole_loops import (
     CompilesStepProducts,
     NeedsKnownLengths,
@@ -28,13 +27,10 @@ from scanlib.ops.whole_loops import (
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
 
-class LoadJAX(GraphRewriter):
+class LoadJAX(LoopRewrite):
     """Import the JAX backend if the graph has loops; first of all rewrites."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         fgraph.attach_feature(CompilesStepProducts())
         if not holds_scanlib_ops(fgraph):
             return
@@ -45,21 +41,18 @@ class LoadJAX(GraphRewriter):
             fgraph.attach_feature(CombinesInTrees())
 
 
-class MarkLoops(GraphRewriter):
+class MarkLoops(LoopRewrite):
     """Mark graphs that have loops, before any is taken apart; adopted ones are there by now."""
 
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if holds_scanlib_ops(fgraph):
             fgraph.attach_feature(NeedsKnownLengths())
 
 
-class PrepareForJAX(GraphRewriter):
+class PrepareForJAX(LoopRewrite):
     """Make static what JAX must know when it compiles; before fusion mixes it with other work."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if needs_known_lengths(fgraph) or holds_scanlib_ops(fgraph):
             from scanlib.backends.jax.prepare import prepare
 

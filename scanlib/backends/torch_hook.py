@@ -14,10 +14,10 @@ from typing import Any
 
 from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.link.pytorch.linker import PytorchLinker
 
 from scanlib.ops.execution import register_loader
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.whole_loops import holds_scanlib_ops
 
 DISPATCH = "pytensor.link.pytorch.dispatch.basic"
@@ -44,10 +44,10 @@ def load_where_dispatch_is() -> None:
         from scanlib.backends import torch  # noqa: F401
 
 
-class LoadTorch(GraphRewriter):
+class LoadTorch(LoopRewrite):
     """Import the backend where the dispatch is there and the graph has loops."""
 
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if DISPATCH in sys.modules and holds_scanlib_ops(fgraph):
             load_where_dispatch_is()
 

@@ -21,6 +21,7 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import AdoptedLoop, Explanation, LoopExplanation, Obstacle, Part
 from scanlib.explain.loops import explain_nodes
 from scanlib.explain.runs import Setting, linker_name
+from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt import adoption_record
 from scanlib.rewrites.split_record import notes_of
 
@@ -94,7 +95,8 @@ def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation
     setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
     loops = explain_nodes(fgraph.toposort(), setting)
     splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
-    return Explanation(loops, source, setting.linker, adoption, splits)
+    failures = [str(failure) for failure in failures_of(fgraph)]
+    return Explanation(loops, source, setting.linker, adoption, splits, failures)
 
 
 def _outputs(f: Any) -> list[Variable]:

@@ -266,6 +266,8 @@ class Explanation:
         became of each; see `scanlib.enable`.
     splits : list of (str, str)
         The name of every loop that was taken apart, and what left it.
+    failures : list of str
+        Errors in scanlib's rewrites, and what was left as it was for them.
     """
 
     loops: list[LoopExplanation] = field(default_factory=list)
@@ -273,6 +275,7 @@ class Explanation:
     linker: str = ""
     adoption: tuple[AdoptedLoop, ...] = ()
     splits: list[tuple[str, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         from scanlib.explain.text import text
@@ -294,5 +297,6 @@ class Explanation:
             "linker": self.linker,
             "adoption": [asdict(loop) for loop in self.adoption],
             "splits": [{"loop": name, "what": what} for name, what in self.splits],
+            "failures": list(self.failures),
             "loops": [loop.to_dict() for loop in self.loops],
         }

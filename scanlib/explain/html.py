@@ -14,6 +14,7 @@ def html(explanation: Explanation) -> str:
         _loop(loop, f"{number}. ") for number, loop in enumerate(explanation.loops, start=1)
     )
     lines = [headline(explanation), *adoption(explanation), *splits(explanation)]
+    lines += explanation.failures
     head = "<br>".join(escape(line) for line in lines)
     return f'<div class="scanlib-explanation"><p>{head}</p>{loops}</div>'
 

@@ -16,7 +16,7 @@ NAME = COLUMNS.index("name")
 
 def text(explanation: Explanation) -> str:
     """Return an explanation as text."""
-    lines = [*adoption(explanation), *splits(explanation)]
+    lines = [*adoption(explanation), *splits(explanation), *explanation.failures]
     blocks = ["\n".join([headline(explanation), *_wrapped(lines)])]
     for number, loop in enumerate(explanation.loops, start=1):
         blocks.append("\n".join(_loop(loop, f"{number}.", "")))

@@ -121,14 +121,16 @@ class Scan(HasFrozenBody, Op):
         return self.signature.join_inputs(groups)
 
     def static_length(self, inputs: Sequence[Variable]) -> int | None:
-        """Return the number of steps where it is known when the graph is built."""
+        """Return the number of steps where it is known when the graph is built.
+
+        Where a number of steps is given, sequences do not tell: they may have another length,
+        which is an error when the loop runs.
+        """
         if self.signature.has_stop:
             return None
         outer = self.signature.split_inputs(inputs)
         if outer.n_steps is not None:
-            known = constant_integer(outer.n_steps)
-            if known is not None:
-                return known
+            return constant_integer(outer.n_steps)
         for sequence in outer.sequences:
             if sequence.type.shape[0] is not None:
                 return sequence.type.shape[0]

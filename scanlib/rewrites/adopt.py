@@ -15,12 +15,12 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.basic import join
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import is_legacy_scan
 from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.loop_rewrite import Failure, LoopRewrite
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_batches import adopt_batches, is_batch
 from scanlib.rewrites.adopt_forms import Symbol
@@ -50,6 +50,11 @@ class AdoptionRecord(Feature):
         if reason is None or entry not in self.loops:
             self.loops.append(entry)
 
+    def note_failure(self, fgraph: FunctionGraph, failure: Failure) -> None:
+        """Remember that a loop stayed because adoption failed."""
+        reason = f"of an error in scanlib, which is worth a report: {failure.error}"
+        self.loops.append(Adopted(loop_name(failure.loop) or "loop", reason))
+
 
 def legacy_name(op: object) -> str:
     """Return the name by which explanations call a loop of `pytensor.scan`."""
@@ -62,7 +67,7 @@ def adoption_record(fgraph: FunctionGraph) -> AdoptionRecord | None:
     return next((each for each in features if isinstance(each, AdoptionRecord)), None)
 
 
-class AdoptLoops(GraphRewriter):
+class AdoptLoops(LoopRewrite):
     """Replace loops of `pytensor.scan` by canonical loops.
 
     Parameters
@@ -74,10 +79,7 @@ class AdoptLoops(GraphRewriter):
     def __init__(self, when_enabled: bool) -> None:
         self.when_enabled = when_enabled
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if self.when_enabled and not config.scanlib__adopt:
             return
         if not _holds_legacy(fgraph):
@@ -86,36 +88,38 @@ class AdoptLoops(GraphRewriter):
         if record is None:
             record = AdoptionRecord()
             fgraph.attach_feature(record)
-        adopt_all(fgraph, record)
+        self.adopt_all(fgraph, record)
 
+    def adopt_all(self, fgraph: FunctionGraph, record: AdoptionRecord) -> None:
+        """Adopt the loops of a graph, in the order in which they are computed."""
 
-def adopt_all(fgraph: FunctionGraph, record: AdoptionRecord) -> None:
-    """Adopt the loops of a graph, in the order in which they are computed."""
+        def inside(body: FunctionGraph) -> None:
+            if _holds_legacy(body):
+                body.attach_feature(ReplaceValidate())
+                self.adopt_all(body, record)
 
-    def inside(body: FunctionGraph) -> None:
-        if _holds_legacy(body):
-            body.attach_feature(ReplaceValidate())
-            adopt_all(body, record)
-
-    for found in adopt_batches(fgraph, inside):
-        replace(fgraph, found, "scanlib_adopt")
-    known: dict[Symbol, int] = {}
-    visited: set[Apply] = set()
-    for node in fgraph.toposort():
-        if node not in fgraph.apply_nodes:
-            continue
-        if is_legacy_scan(node.op):
-            learn_lengths(node.inputs, known, visited)
-            try:
-                replacements = adopt_node(fgraph, node, inside, known)
-            except NotAdoptableError as error:
-                record.note(node.op, str(error))
+        with self.attempt(fgraph):
+            for found in adopt_batches(fgraph, inside):
+                replace(fgraph, found, "scanlib_adopt")
+        known: dict[Symbol, int] = {}
+        visited: set[Apply] = set()
+        for node in fgraph.toposort():
+            if node not in fgraph.apply_nodes:
                 continue
-            record.note(node.op)
-            replace(fgraph, replacements, "scanlib_adopt")
-        elif isinstance(node.op, Scan) and _holds_legacy(node.op.body):
-            replace(fgraph, rewrite_step(node, inside), "scanlib_adopt")
-    tidy(fgraph)
+            if is_legacy_scan(node.op):
+                with self.attempt(fgraph, node, record.note_failure):
+                    learn_lengths(node.inputs, known, visited)
+                    try:
+                        replacements = adopt_node(fgraph, node, inside, known)
+                    except NotAdoptableError as error:
+                        record.note(node.op, str(error))
+                        continue
+                    replace(fgraph, replacements, "scanlib_adopt")
+                    record.note(node.op)
+            elif isinstance(node.op, Scan) and _holds_legacy(node.op.body):
+                with self.attempt(fgraph, node):
+                    replace(fgraph, rewrite_step(node, inside), "scanlib_adopt")
+        tidy(fgraph)
 
 
 def _holds_legacy(graph: FunctionGraph) -> bool:

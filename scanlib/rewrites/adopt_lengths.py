@@ -30,8 +30,13 @@ def learn_lengths(outputs: list[Variable], known: dict[Symbol, int], visited: se
             groups = node.op.signature.split_inputs(node.inputs)
             inputs = groups.sequences
             length = node.op.static_length(node.inputs)
-            if length is not None and groups.n_steps is not None:
-                learn(rows.integer(groups.n_steps), length, known)
+            if groups.n_steps is not None and not node.op.signature.has_stop:
+                # Its sequences have as many rows, or the loop raises an error.
+                lengths = (each.type.shape[0] for each in groups.sequences)
+                if length is None:
+                    length = next((each for each in lengths if each is not None), None)
+                if length is not None:
+                    learn(rows.integer(groups.n_steps), length, known)
         elif isinstance(node.op, Alloc | AllocEmpty) and node.outputs[0].type.ndim:
             rows_made = node.outputs[0].type.shape[0]
             if rows_made is not None:

@@ -26,17 +26,17 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import thaw_graph
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import constant_integer, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+from scanlib.ops.triangular import returns_other_shapes
 from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt_forms import Form, Symbol, number
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
+from scanlib.rewrites.adopt_steps import step_of
 from scanlib.rewrites.adopt_until import end_of, no_batch_of, ran_steps
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
-from scanlib.rewrites.body import undo_in_place
 from scanlib.rewrites.edit import results_by_part
 
 # From the results of a loop's parts, by the identity of the part.
@@ -97,8 +97,9 @@ class _Adoption:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
         self.check_op()
-        body = thaw_graph(node.op.fgraph)
-        undo_in_place(body)
+        body = step_of(self.op)
+        if any(returns_other_shapes(each) for each in body.apply_nodes):
+            raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)

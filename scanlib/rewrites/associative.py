@@ -9,31 +9,28 @@ from __future__ import annotations
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.associative_scan import AssociativeScan, walked
 from scanlib.ops.associative_tree import CombinesInTrees
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.last_rows import _last_row
 from scanlib.rewrites.simplify import replace
 
 NO_ROWS = "index -1 is out of bounds: the associative scan has no rows, so it has no last one"
 
 
-class AssociativeToLoop(GraphRewriter):
+class AssociativeToLoop(LoopRewrite):
     """Replace associative scans by canonical loops."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if any(isinstance(feature, CombinesInTrees) for feature in fgraph._features):
             return
         for node in fgraph.toposort():
             if isinstance(node.op, AssociativeScan):
-                replace(fgraph, _replacements(fgraph, node), "scanlib_associative_to_loop")
+                with self.attempt(fgraph, node):
+                    replace(fgraph, _replacements(fgraph, node), "scanlib_associative_to_loop")
 
 
 def _replacements(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable]:

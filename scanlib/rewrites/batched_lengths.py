@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.ops.common_steps import whole_batch
@@ -21,6 +21,3 @@ def slice_whole_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     """Slice, or write into slices of, all members of a batch at once, where bounds are equal."""
     new = whole_batch(node.outputs[0])
     return None if new is None else [new]
-
-
-slice_whole_batches = dfs_rewriter(slice_whole_batch)

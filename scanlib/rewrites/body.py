@@ -15,6 +15,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scanlib._compat import freeze_graph
 from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
+from scanlib.ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.queries import run_query
@@ -50,6 +51,7 @@ def canonicalize_body(edit: LoopEdit) -> None:
     inputs = loop.body_inputs()
     fgraph = FunctionGraph(inputs, loop.body_outputs(), clone=False)
     write_out_graphs.rewrite(fgraph)
+    true_shapes.rewrite(fgraph)
     run_query(_CANONICAL, fgraph)
     after = freeze_graph(inputs, fgraph.outputs)
     outputs = list(fgraph.outputs)

@@ -17,9 +17,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
@@ -27,6 +25,7 @@ from scanlib.analysis.scalar_body import NotElementwiseError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import depends_on, merge_equal, substitute
 from scanlib.ops.loop import Carry, Loop, Sequence, State
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import Part
 from scanlib.rewrites.lower import lower_elementwise
 from scanlib.rewrites.reuse import output_of, same_rows, serve_readers
@@ -40,13 +39,10 @@ _EXACT = (
 )
 
 
-class StoreChoices(GraphRewriter):
+class StoreChoices(LoopRewrite):
     """Let loops read what others have compared; see the module's text."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
         loops = [node for node in fgraph.toposort() if isinstance(node.op, ElemwiseScan)]

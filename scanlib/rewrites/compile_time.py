@@ -6,7 +6,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
@@ -19,6 +19,7 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
@@ -27,10 +28,10 @@ from scanlib.ops.whole_loops import CompilesStepProducts
 FLOATS = ("float32", "float64")
 
 
-class AllowStepProducts(GraphRewriter):
+class AllowStepProducts(LoopRewrite):
     """Let later rewrites write the products of all steps as one `StepProducts`."""
 
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         fgraph.attach_feature(CompilesStepProducts(_has_loops(fgraph)))
 
 
@@ -167,7 +168,7 @@ def sizes_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return [SpecifiedSizes(tuple(None if n is None else int(n) for n in known))(x)]
 
 
-prepare_inputs = dfs_rewriter(
+PREPARATIONS = (
     fill_before_loops,
     row_before_loops,
     sum_of_loops,

@@ -39,23 +39,23 @@ position  rewrite                          why there
 
 from pytensor.compile.mode import optdb
 
+from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative import AssociativeToLoop
-from scanlib.rewrites.batched_lengths import slice_whole_batches
+from scanlib.rewrites.batched_lengths import slice_whole_batch
 from scanlib.rewrites.choices import StoreChoices
-from scanlib.rewrites.compile_time import AllowStepProducts, prepare_inputs
-from scanlib.rewrites.edit import WhereLoopsAre
-from scanlib.rewrites.inline import write_out_graphs
+from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
+from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.linear import LowerLinearLoops
 from scanlib.rewrites.lower import LowerElementwiseLoops
-from scanlib.rewrites.padding import pad_rows
+from scanlib.rewrites.padding import pad_rows_of_loops
 from scanlib.rewrites.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.reuse import ReuseForwardValues
-from scanlib.rewrites.segments import expand_starts
+from scanlib.rewrites.segments import slice_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split import SplitLoops
 from scanlib.rewrites.sums import SumsIntoLoops
-from scanlib.rewrites.unused import fill_masks
+from scanlib.rewrites.unused import fill_mask
 
 # The first is for modes that include it by name, the second for the whole process.
 optdb.register("scanlib_adopt", AdoptLoops(when_enabled=False), position=0.04)
@@ -69,15 +69,13 @@ optdb.register(
 )
 optdb.register(
     "scanlib_batched_lengths",
-    WhereLoopsAre(slice_whole_batches),
+    WhereLoopsAre(slice_whole_batch),
     "fast_run",
     "fast_compile",
     "scanlib",
     position=0.045,
 )
-optdb.register(
-    "scanlib_inline", WhereLoopsAre(write_out_graphs), "fast_run", "scanlib", position=0.047
-)
+optdb.register("scanlib_inline", WhereLoopsAre(write_out), "fast_run", "scanlib", position=0.047)
 for name in NAMES:
     # The name of PyMC's rewrite is the only tag: functions that ask for it get this one, too.
     optdb.register(f"scanlib_{name}", ChecksInSteps(name), name, position=0.05)
@@ -94,10 +92,20 @@ optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
 )
 optdb.register(
-    "scanlib_starts", expand_starts, "fast_run", "fast_compile", "scanlib", position=0.08
+    "scanlib_starts",
+    WhereLoopsAre(slice_starts, always=True),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.08,
 )
 optdb.register(
-    "scanlib_ran_steps", fill_masks, "fast_run", "fast_compile", "scanlib", position=0.085
+    "scanlib_ran_steps",
+    WhereLoopsAre(fill_mask, always=True),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.085,
 )
 optdb.register("scanlib_step_products", AllowStepProducts(), "numba", position=1.6)
 optdb.register("scanlib_sums", SumsIntoLoops(), "fast_run", "scanlib", position=1.605)
@@ -109,5 +117,14 @@ optdb.register("scanlib_reuse", ReuseForwardValues(), "fast_run", "scanlib", pos
 optdb.register("scanlib_split", SplitLoops(), "fast_run", "scanlib", position=1.66)
 optdb.register("scanlib_split_numba", SplitLoops(heavy=True), "numba", position=1.661)
 optdb.register("scanlib_choices", StoreChoices(), "fast_run", "scanlib", position=1.665)
-optdb.register("scanlib_padding", pad_rows, "fast_run", "numba", "jax", position=48.4)
-optdb.register("scanlib_prepare_inputs", prepare_inputs, "numba", position=48.5)
+optdb.register(
+    "scanlib_padding",
+    WhereLoopsAre(pad_rows_of_loops, always=True),
+    "fast_run",
+    "numba",
+    "jax",
+    position=48.4,
+)
+optdb.register(
+    "scanlib_prepare_inputs", WhereLoopsAre(*PREPARATIONS, always=True), "numba", position=48.5
+)

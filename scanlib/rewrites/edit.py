@@ -6,12 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 
 from scanlib.ops.loop import Carry, Loop, Output, Results, State
-from scanlib.ops.scan import Scan
 
 Part = State | Carry | Output
 Lookup = Callable[[Part], Variable]
@@ -96,22 +93,3 @@ def rewrite_step(
     loop.set_body_outputs(list(body.outputs))
     results = results_by_part(loop, loop.apply())
     return {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}
-
-
-class WhereLoopsAre(GraphRewriter):
-    """A rewrite of the whole graph that runs if there is a loop in it.
-
-    Parameters
-    ----------
-    rewriter : GraphRewriter
-    """
-
-    def __init__(self, rewriter: GraphRewriter) -> None:
-        self.rewriter = rewriter
-
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
-        if any(isinstance(node.op, Scan) for node in fgraph.apply_nodes):
-            self.rewriter.rewrite(fgraph)

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.whole_loops import compiles_step_products
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
@@ -41,15 +40,13 @@ from scanlib.rewrites.simplify import replace
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 
-class LowerLinearLoops(GraphRewriter):
+class LowerLinearLoops(LoopRewrite):
     """Replace loops around a matrix recurrence; see the module's text."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            self.lower(fgraph, node)
+            with self.attempt(fgraph, node):
+                self.lower(fgraph, node)
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from scanlib.analysis.recurrences import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop import Loop, Results
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.absorb import absorb_producers
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
@@ -23,20 +22,19 @@ from scanlib.rewrites.sums_apart import take_sums_apart
 
 _SPECIALIZED = RewriteDatabaseQuery(
     include=["canonicalize", "stabilize", "specialize", "merge"],
-    # A sum of products is no product of a sum where numbers are huge or not finite.
-    exclude=["inplace", "fusion", "BlasOpt", "local_sum_prod_of_mul_or_div"],
+    # A sum of products is no product of a sum where numbers are huge or not finite. What is for C
+    # alone looks for a library of matrix products, and PyTensor warns where there is none.
+    exclude=["inplace", "fusion", "BlasOpt", "cxx_only", "local_sum_prod_of_mul_or_div"],
 )
 
 
-class LowerElementwiseLoops(GraphRewriter):
+class LowerElementwiseLoops(LoopRewrite):
     """Replace every loop whose body is elementwise; see `scanlib.ops.elemwise_scan`."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            self.lower(fgraph, node)
+            with self.attempt(fgraph, node):
+                self.lower(fgraph, node)
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:

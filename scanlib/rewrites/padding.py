@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
@@ -60,6 +60,3 @@ def _length_of_zeros(variable: Variable) -> Variable | None:
     if not isinstance(value, Constant) or np.any(np.asarray(value.data) != 0):
         return None
     return alloc.inputs[1]
-
-
-pad_rows = dfs_rewriter(pad_rows_of_loops)

@@ -9,12 +9,11 @@ negative scale has no density instead of ending a sampler's run.
 from __future__ import annotations
 
 from pytensor.compile.mode import optdb
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.raise_op import CheckAndRaise
 
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import rewrite_step
 from scanlib.rewrites.simplify import replace
@@ -23,7 +22,7 @@ from scanlib.rewrites.simplify import replace
 NAMES = "local_check_parameter_to_ninf_switch", "local_remove_check_parameter"
 
 
-class ChecksInSteps(GraphRewriter):
+class ChecksInSteps(LoopRewrite):
     """Run a rewrite of checks on the steps of loops, and on those of loops inside of them.
 
     Parameters
@@ -33,18 +32,16 @@ class ChecksInSteps(GraphRewriter):
     """
 
     def __init__(self, rewrite: str) -> None:
-        self.rewrite = rewrite
+        self.tag = rewrite
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         # This rewrite is registered under the same name: it finds the loops in the step.
-        query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.rewrite])
+        query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.tag])
         for node in list(fgraph.toposort()):
             if isinstance(node.op, Scan) and _has_checks(node.op.body):
-                found = rewrite_step(node, lambda body: optdb.query(query).rewrite(body))
-                replace(fgraph, found, "scanlib_parameter_checks")
+                with self.attempt(fgraph, node):
+                    found = rewrite_step(node, lambda body: optdb.query(query).rewrite(body))
+                    replace(fgraph, found, "scanlib_parameter_checks")
 
 
 def _has_checks(body: FunctionGraph) -> bool:

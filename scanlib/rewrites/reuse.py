@@ -18,15 +18,14 @@ from collections.abc import Callable
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
 from scanlib.ops.graph import constant_index, depends_on, is_tensor, substitute
 from scanlib.ops.loop import Loop, Output, Sequence
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.shape_reads import sizes_from_outside
@@ -43,13 +42,10 @@ from scanlib.rewrites.split_cost import (
 )
 
 
-class ReuseForwardValues(GraphRewriter):
+class ReuseForwardValues(LoopRewrite):
     """Let loops read what others computed; see the module's text."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not (config.scanlib__split and config.scanlib__split_maps):
             return
         if keeps_loops_whole(fgraph):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.graph import constant_integer
@@ -164,6 +164,3 @@ class _Nest:
 def slice_starts(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
     """Write reads of starts that no loop answered to with slices."""
     return [node.op.as_slices(*node.inputs)]
-
-
-expand_starts = dfs_rewriter(slice_starts)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer
+from pytensor.graph.rewriting.basic import MergeOptimizer
 
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.body import canonicalize_body, hoist_invariants
 from scanlib.rewrites.constants import forward_constants
 from scanlib.rewrites.duplicates import forward_inputs, forward_outputs, merge_equal_states
@@ -20,7 +20,7 @@ from scanlib.rewrites.unused import drop_unread_inputs, drop_unread_results
 MAX_ROUNDS = 20
 
 
-class SimplifyLoops(GraphRewriter):
+class SimplifyLoops(LoopRewrite):
     """Make every loop of a graph as small as its readers allow.
 
     In each round: equal outer expressions are merged; unread results, duplicate parts and
@@ -29,17 +29,15 @@ class SimplifyLoops(GraphRewriter):
     rows are read stop being stored.
     """
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not config.scanlib__simplify or not any(is_loop(node) for node in fgraph.apply_nodes):
             return
         merge_equal = MergeOptimizer()
         done: set[object] = set()
+        left: set[Apply] = set()
         for _ in range(MAX_ROUNDS):
             merge_equal.rewrite(fgraph)
-            if self.simplify_each(fgraph, done) or self.merge_one(fgraph):
+            if self.simplify_each(fgraph, done, left) or self.merge_one(fgraph):
                 continue
             if not self.settle_one(fgraph):
                 break
@@ -49,37 +47,49 @@ class SimplifyLoops(GraphRewriter):
     def loops(fgraph: FunctionGraph) -> list[Apply]:
         return [node for node in fgraph.toposort() if is_loop(node)]
 
-    def simplify_each(self, fgraph: FunctionGraph, done: set[object]) -> bool:
-        """Simplify loops, the last one first: what it no longer reads, others need not make."""
+    def simplify_each(self, fgraph: FunctionGraph, done: set[object], left: set[Apply]) -> bool:
+        """Simplify loops, the last one first: what it no longer reads, others need not make.
+
+        Loops that cannot be simplified for an error are added to those that are `left`.
+        """
         changed = False
         for node in reversed(self.loops(fgraph)):
-            if node not in fgraph.apply_nodes:
+            if node not in fgraph.apply_nodes or node in left:
                 continue
-            edit = LoopEdit(fgraph, node)
-            drop_unread_results(edit)
-            forward_inputs(edit)
-            if node.op not in done:
-                canonicalize_body(edit)
-            forward_constants(edit)
-            hoist_invariants(edit)
-            merge_equal_states(edit)
-            forward_outputs(edit)
-            drop_unread_inputs(edit)
-            if edit.changed:
-                replacements = edit.replacements()
-                done.update(new.owner.op for new in replacements.values() if _is_result(new))
-                replace(fgraph, replacements, "scanlib_simplify")
-                changed = True
-            else:
-                done.add(node.op)
+            with self.attempt(fgraph, node):
+                changed |= self.simplify_one(fgraph, node, done)
+                continue
+            left.add(node)
         return changed
 
-    def merge_one(self, fgraph: FunctionGraph) -> bool:
-        replacements = merge_loops(fgraph, self.loops(fgraph))
-        if replacements is None:
+    @staticmethod
+    def simplify_one(fgraph: FunctionGraph, node: Apply, done: set[object]) -> bool:
+        """Simplify one loop and return whether it changed; `done` are steps known as canonical."""
+        edit = LoopEdit(fgraph, node)
+        drop_unread_results(edit)
+        forward_inputs(edit)
+        if node.op not in done:
+            canonicalize_body(edit)
+        forward_constants(edit)
+        hoist_invariants(edit)
+        merge_equal_states(edit)
+        forward_outputs(edit)
+        drop_unread_inputs(edit)
+        if not edit.changed:
+            done.add(node.op)
             return False
-        replace(fgraph, replacements, "scanlib_merge")
+        replacements = edit.replacements()
+        done.update(new.owner.op for new in replacements.values() if _is_result(new))
+        replace(fgraph, replacements, "scanlib_simplify")
         return True
+
+    def merge_one(self, fgraph: FunctionGraph) -> bool:
+        with self.attempt(fgraph):
+            replacements = merge_loops(fgraph, self.loops(fgraph))
+            if replacements is not None:
+                replace(fgraph, replacements, "scanlib_merge")
+                return True
+        return False
 
     def settle_one(self, fgraph: FunctionGraph) -> bool:
         """Decide what one checkpointed loop stores, once its readers are known."""
@@ -93,18 +103,17 @@ class SimplifyLoops(GraphRewriter):
     def untrace_each(self, fgraph: FunctionGraph) -> None:
         for node in self.loops(fgraph):
             if node in fgraph.apply_nodes:
-                replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
+                with self.attempt(fgraph, node):
+                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
 
 
-class CheckLastRows(GraphRewriter):
+class CheckLastRows(LoopRewrite):
     """Guard reads of the last rows of loops that may take no step; see `last_rows`."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         for node in SimplifyLoops.loops(fgraph):
-            replace(fgraph, check_last_rows(fgraph, node), "scanlib_check_last_rows")
+            with self.attempt(fgraph, node):
+                replace(fgraph, check_last_rows(fgraph, node), "scanlib_check_last_rows")
 
 
 def _is_result(variable: Variable) -> bool:

@@ -26,11 +26,9 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
@@ -38,6 +36,7 @@ from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.messages import Messages
 from scanlib.ops.whole_loops import (
     compiles_step_products,
@@ -62,7 +61,7 @@ from scanlib.rewrites.split_record import SplitNote, record
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 
-class SplitLoops(GraphRewriter):
+class SplitLoops(LoopRewrite):
     """Take loops apart; see the module's text.
 
     Parameters
@@ -79,10 +78,7 @@ class SplitLoops(GraphRewriter):
         self.maps_only = maps_only
         self.heavy = heavy
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not config.scanlib__split or keeps_loops_whole(fgraph):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
@@ -92,20 +88,24 @@ class SplitLoops(GraphRewriter):
             node = pending.pop()
             if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
                 continue
-            read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-            new, note = split(node, read, self.heavy, step_products) or (None, None)
-            if new is None and not self.maps_only and config.scanlib__split_affine:
-                new, note = separate(node) or (None, None)
-            if new is None or note is None:
-                continue
-            record(fgraph, note)
-            before = set(fgraph.apply_nodes)
-            pairs = zip(node.outputs, new, strict=True)
-            made = {old: value for old, value in pairs if value is not None}
-            replace(fgraph, made, "scanlib_split")
-            for own in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
-                if not lower(fgraph, own) and own.op != node.op:
-                    pending.append(own)
+            with self.attempt(fgraph, node):
+                pending += self.take_apart(fgraph, node, step_products)
+
+    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> list[Apply]:
+        """Take one loop apart where that is worth it; return those of its parts that are loops."""
+        read = [bool(fgraph.clients.get(out)) for out in node.outputs]
+        new, note = split(node, read, self.heavy, step_products) or (None, None)
+        if new is None and not self.maps_only and config.scanlib__split_affine:
+            new, note = separate(node) or (None, None)
+        if new is None or note is None:
+            return []
+        before = set(fgraph.apply_nodes)
+        pairs = zip(node.outputs, new, strict=True)
+        made = {old: value for old, value in pairs if value is not None}
+        replace(fgraph, made, "scanlib_split")
+        record(fgraph, note)
+        parts = [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]
+        return [own for own in parts if not lower(fgraph, own) and own.op != node.op]
 
 
 def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
@@ -153,8 +153,11 @@ def split(
     parts = SplitParts(loop, heavy)
     if not parts.plan() and not _is_only_sums(parts):
         return None
-    if not parts.recurrent and loop.stop is None and not _lowers(parts):
-        parts.take_all_sums()
+    if not parts.recurrent and loop.stop is None:
+        if _reads_what_left(parts):
+            return None
+        if not _lowers(parts):
+            parts.take_all_sums()
     if not (parts.before or parts.outputs or parts.taken_sums):
         return None
     outer = list(dict.fromkeys(loop.outer_inputs()))
@@ -185,6 +188,16 @@ def split(
 
 def _is_only_sums(parts: SplitParts) -> bool:
     return not parts.recurrent and parts.loop.stop is None and bool(parts.sums)
+
+
+def _reads_what_left(parts: SplitParts) -> bool:
+    """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
+    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
+    given = {*rest.body_inputs(), *parts.before}
+    return any(
+        root not in given and not isinstance(root, Constant)
+        for root in graph_inputs(rest.body_outputs(), blockers=list(given))
+    )
 
 
 def _lowers(parts: SplitParts) -> bool:

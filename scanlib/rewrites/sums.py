@@ -13,9 +13,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -24,19 +22,17 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import constant_index, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lower import specialize_body
 from scanlib.rewrites.simplify import replace
 
 
-class SumsIntoLoops(GraphRewriter):
+class SumsIntoLoops(LoopRewrite):
     """Add an accumulator to an elementwise loop for every sum over all it computes."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(ReplaceValidate())
-
-    def apply(self, fgraph: FunctionGraph) -> None:
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
         loops = [node for node in fgraph.toposort() if is_loop(node)]
@@ -45,7 +41,8 @@ class SumsIntoLoops(GraphRewriter):
             found = [total for total, below in sums if node in below]
             if not found or node.op.signature.has_stop or not _is_elementwise(node):
                 continue
-            replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
+            with self.attempt(fgraph, node):
+                replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
 
 
 def _is_elementwise(node: Apply) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Carry, State
@@ -75,6 +75,3 @@ def drop_unread_inputs(edit: LoopEdit) -> None:
 def fill_mask(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
     """Write a mask that no rewrite dropped with PyTensor's own Ops."""
     return [pt.ones(steps_of(node.outputs[0]), dtype="bool")]
-
-
-fill_masks = dfs_rewriter(fill_mask)

@@ -15,6 +15,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scanlib._compat import thaw_graph
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.scan import Scan
+from scanlib.ops.triangular import true_shapes
 
 
 @dataclass
@@ -36,6 +37,7 @@ def prepare_body(op: Scan) -> PreparedBody:
     fgraph = thaw_graph(op.body)
     inputs = op.signature.split_body_inputs(fgraph.inputs)
     mutable = {inputs.carries[i] for i in range(op.signature.n_carries) if _owns_its_value(op, i)}
+    true_shapes.rewrite(fgraph)
     specs = [In(inp, borrow=True, mutable=inp in mutable) for inp in fgraph.inputs]
     add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
     NUMBA.optimizer.rewrite(fgraph)

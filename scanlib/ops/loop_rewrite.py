@@ -1,0 +1,149 @@
+"""What all of scanlib's rewrites of whole graphs have in common: none ends a user's compilation.
+
+A rewrite makes a graph faster, not right. What it cannot handle it leaves as it is, and so it does
+where it fails: the error is caught here, for all rewrites, and kept with the graph for
+`scanlib.explain`. Each replacement in a graph is valid by itself, so what was done before an error
+stays. With PyTensor's flag ``on_opt_error=raise``, as in the tests, an error is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+from pytensor.graph.features import Feature, ReplaceValidate
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter, NodeRewriter, dfs_rewriter
+from pytensor.graph.utils import InconsistencyError
+
+from scanlib.ops.scan import Scan
+
+_logger = logging.getLogger("scanlib.rewrites")
+
+
+class Failure(NamedTuple):
+    """An error in a rewrite: its name, the loop that it left as it was if known, and the error."""
+
+    rewrite: str
+    loop: str | None
+    error: str
+
+    def __str__(self) -> str:
+        left = "the graph" if self.loop is None else self.loop
+        return (
+            f"{self.rewrite} left {left} as it was, because of an error in scanlib, which is worth "
+            f"a report: {self.error}"
+        )
+
+
+class FailureRecord(Feature):
+    """The errors in the rewrites of a graph, kept with it for `scanlib.explain`."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+
+
+def failures_of(fgraph: FunctionGraph) -> list[Failure]:
+    """Return the errors in the rewrites of a graph."""
+    found = (each for each in fgraph._features if isinstance(each, FailureRecord))
+    return [failure for each in found for failure in each.failures]
+
+
+def note_failure(fgraph: FunctionGraph, failure: Failure) -> None:
+    """Keep an error with the graph in whose rewrites it occurred."""
+    record = next((each for each in fgraph._features if isinstance(each, FailureRecord)), None)
+    if record is None:
+        record = FailureRecord()
+        fgraph.attach_feature(record)
+    if failure not in record.failures:
+        record.failures.append(failure)
+
+
+class LoopRewrite(GraphRewriter):
+    """A rewrite of a whole graph; subclasses write `rewrite_loops`."""
+
+    name: str | None = None
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        with self.attempt(fgraph):
+            self.rewrite_loops(fgraph)
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        """Change the graph; what this raises is caught."""
+        raise NotImplementedError
+
+    @contextmanager
+    def attempt(
+        self,
+        fgraph: FunctionGraph,
+        node: Apply | None = None,
+        note: Callable[[FunctionGraph, Failure], None] = note_failure,
+    ) -> Iterator[None]:
+        """Go on behind the block if something in it fails.
+
+        Parameters
+        ----------
+        fgraph : FunctionGraph
+        node : Apply, optional
+            The loop that is left as it is then, while others are rewritten.
+        note : callable, optional
+            What keeps the failure.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.failed(error, fgraph, node, note)
+
+    def failed(
+        self,
+        error: Exception,
+        fgraph: FunctionGraph,
+        node: Apply | None = None,
+        note: Callable[[FunctionGraph, Failure], None] = note_failure,
+    ) -> None:
+        """Keep an error with the graph, and log it, unless PyTensor's flag wants it raised."""
+        if config.on_opt_error in ("raise", "pdb"):
+            raise error
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        loop = None if node is None else _name_of(node.op)
+        failure = Failure(self.name or type(self).__name__, loop, said)
+        note(fgraph, failure)
+        if config.on_opt_error != "ignore":
+            _logger.warning("%s (PyTensor's flag on_opt_error=raise shows where)", failure)
+
+
+class WhereLoopsAre(LoopRewrite):
+    """Rewrites of single nodes, in graphs with loops or in all.
+
+    Parameters
+    ----------
+    *rewriters : NodeRewriter
+    always : bool
+        Whether to look at graphs without canonical loops, too.
+    """
+
+    def __init__(self, *rewriters: NodeRewriter, always: bool = False) -> None:
+        self.rewriters = rewriters
+        self.always = always
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if not self.always and not any(isinstance(n.op, Scan) for n in fgraph.apply_nodes):
+            return
+
+        def failed(error: Exception, *place: Any) -> None:
+            if not isinstance(error, InconsistencyError):  # a replacement that is not allowed here
+                self.failed(error, fgraph)
+
+        dfs_rewriter(*self.rewriters, failure_callback=failed).rewrite(fgraph)
+
+
+def _name_of(op: Any) -> str:
+    """Return what messages call a loop, of PyTensor's or scanlib's."""
+    return getattr(op, "name", None) or getattr(getattr(op, "scan", None), "name", None) or "loop"
