@@ -4,10 +4,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from numba import njit
 
 import scanlib
-from scanlib.backends.numba.elemwise.fetching import LEAST_BYTES, rows_ahead
+from scanlib.kernels.interpreter import call
+from scanlib.kernels.language import INT64, write_function
+from scanlib.kernels.schedules.channels import LEAST_BYTES, rows_ahead
 
 MODES = ("NUMBA", "CVM")
 
@@ -86,9 +87,14 @@ def test_in_threads_and_with_two_axes(mode):
 
 
 def test_how_many_rows_ahead():
-    ahead = njit(lambda steps, rows: rows_ahead(steps, (rows, rows)))
-    assert ahead(100_000, np.empty((1, 16))) == 32
-    assert ahead(100_000, np.empty((1, 1_024))) == 1
-    assert ahead(100_000, np.empty((1, 7))) == 0  # shorter than what is fetched together
-    assert ahead(100_000, np.empty((1, 1_025))) == 0  # of several pages
-    assert ahead(100, np.empty((1, 16))) == 0  # fits in a cache
+    function = write_function("ahead", [INT64] * 3, lambda w, n, x, y: rows_ahead(w, n, [x, y]))
+
+    def ahead(steps, items):
+        (rows,) = call(function, steps, 8 * items, 8 * items)
+        return rows
+
+    assert ahead(100_000, 16) == 32
+    assert ahead(100_000, 1_024) == 1
+    assert ahead(100_000, 7) == 0  # shorter than what is fetched together
+    assert ahead(100_000, 1_025) == 0  # of several pages
+    assert ahead(100, 16) == 0  # fits in a cache

@@ -18,7 +18,7 @@ from pytensor.configdefaults import config
 import scanlib
 from scanlib.backends.c.printer import ARGUMENTS, print_loop
 from scanlib.backends.c.vector_functions import vector_call, vector_functions
-from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from scanlib.backends.numba.kernel_functions import vector_intrinsic
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.modes import MODES
 
@@ -52,7 +52,7 @@ needs_extended_precision = pytest.mark.skipif(
 
 
 def numba_loop(name, dtype):
-    scalar = VECTOR_FUNCTIONS[name, dtype]
+    scalar, _ = vector_intrinsic(name, dtype)
 
     @numba.njit
     def loop(x, out):
@@ -68,14 +68,8 @@ def c_loop(name, dtype):
     #include <math.h>
     #include <string.h>
     #include <stdint.h>
-    #define NPY_NAN NAN
-    #define NPY_INFINITY INFINITY
-    typedef float npy_float32;
-    typedef double npy_float64;
-    typedef uint32_t npy_uint32;
-    typedef uint64_t npy_uint64;
     {vector_functions(dtype)}
-    typedef npy_{dtype} T;
+    typedef {"double" if dtype == "float64" else "float"} T;
     extern "C" void loop(const T *__restrict__ x, T *__restrict__ out, long n) {{
       for (long i = 0; i < n; i++) out[i] = {vector_call(name, dtype, ["x[i]"])};
     }}
@@ -192,7 +186,7 @@ def test_bounded_functions_keep_their_bounds(loops, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logaddexp(dtype):
-    function = VECTOR_FUNCTIONS["logaddexp", dtype]
+    function, _ = vector_intrinsic("logaddexp", dtype)
     rng = np.random.default_rng(1)
     x = cast(np.concatenate([SPECIAL, 30 * rng.normal(size=500)]), dtype)
     loop = numba.njit(lambda x, y, out: _fill(function, x, y, out))

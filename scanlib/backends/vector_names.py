@@ -1,4 +1,4 @@
-"""Which scalar Ops the functions of `scanlib.codegen.vector_math` stand for."""
+"""Which scalar Ops the functions of `scanlib.kernels.vectors` stand for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytensor.graph.op import Op
 from pytensor.scalar.basic import Exp, Expm1, Log, Log1p, Tanh
 from pytensor.scalar.math import Sigmoid, Softplus
 
-from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from scanlib.kernels.vectors import FORMATS
 from scanlib.ops.logaddexp import LogAddExp
 
 _NAMES: dict[type[Op], str] = {
@@ -23,8 +23,8 @@ _NAMES: dict[type[Op], str] = {
 
 
 def vector_name(op: Op, node: Apply) -> tuple[str, str] | None:
-    """Return the key in `VECTOR_FUNCTIONS` of what a scalar Op computes, None if there is none."""
+    """Return the name and dtype of the function that a scalar Op is, None if there is none."""
     name, dtype = _NAMES.get(type(op)), node.outputs[0].type.dtype
     if name is None or any(inp.type.dtype != dtype for inp in node.inputs):
         return None
-    return (name, dtype) if (name, dtype) in VECTOR_FUNCTIONS else None
+    return (name, dtype) if dtype in FORMATS else None

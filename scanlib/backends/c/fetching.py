@@ -1,6 +1,6 @@
 """Rows that are asked for some steps before they are read or written.
 
-When that pays, and why, stands in `scanlib.backends.numba.elemwise.fetching`. Here arrays may have
+When that pays, and why, stands in `scanlib.kernels.schedules.channels`. Here arrays may have
 gaps between their rows; those are not asked for. A thread asks for its own part of each row.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from scanlib.backends.numba.elemwise.fetching import DISTANCE, LEAST_BYTES, LONGEST_ROW
-from scanlib.backends.numba.elemwise.vectors import LINE
+from scanlib.kernels.schedules.channels import DISTANCE, LEAST_BYTES, LINE, LONGEST_ROW
 
 if TYPE_CHECKING:
     from scanlib.backends.c.nest import NestPrinter

@@ -7,8 +7,7 @@ from pytensor.graph.basic import Apply
 from scanlib.backends.c.helpers import HELPERS
 from scanlib.backends.c.linear_kernels import LINEAR_KERNELS
 from scanlib.backends.c.source import Source, c_string, c_type, type_number
-from scanlib.backends.c.vector_functions import vector_functions
-from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
+from scanlib.backends.c.vector_functions import vector_functions, vector_version
 from scanlib.ops import linear_loop
 from scanlib.ops.c_code import NODE_NAME as NODE
 from scanlib.ops.c_code import CCode, NoCCodeError, register_node_printer
@@ -192,5 +191,5 @@ def print_linear(op: LinearScan, node: Apply) -> CCode:
         functions=functions,
         scalar_ops=(),
         compile_args=(),
-        version=("scanlib-linear", VERSION, VECTOR_VERSION),
+        version=("scanlib-linear", VERSION, vector_version(printer.dtype) if logs else ""),
     )

@@ -16,9 +16,8 @@ from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
 from scanlib.backends.c.complex_numbers import complex_operation
 from scanlib.backends.c.conversions import converted, integer_operation
 from scanlib.backends.c.source import Source, c_type, literal
-from scanlib.backends.c.vector_functions import vector_call, vector_functions
+from scanlib.backends.c.vector_functions import vector_call, vector_functions, vector_version
 from scanlib.backends.vector_names import vector_name
-from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 from scanlib.ops.c_code import NODE_NAME, NoCCodeError
 from scanlib.ops.positions import PositionalOp
 
@@ -188,7 +187,7 @@ class Scalars:
     def version(self) -> tuple:
         """Return the versions of the operations' code, empty if one has none."""
         versions = [tuple(op.c_code_cache_version()) for op in self.ops]
-        versions += [(VECTOR_VERSION, dtype) for dtype in self.vectors]
+        versions += [(vector_version(dtype), dtype) for dtype in self.vectors]
         return tuple(versions) if all(versions) else ()
 
 

@@ -17,10 +17,12 @@ from pytensor.tensor.type import DenseTensorType
 
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.elemwise import only_call, write_elemwise
+from scanlib.backends.numba.elemwise.apart import program_of
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import write_loop
+from scanlib.backends.numba.programs import runner
 from scanlib.backends.numba.source import Source, may_cache
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
 
@@ -96,6 +98,10 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
     try:
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
+        if isinstance(op, ElemwiseScan) and schedule(op) in ("channels", "steps"):
+            program = program_of(op)
+            if program is not None:
+                return runner(program)
         write = write_elemwise if isinstance(op, ElemwiseScan) else write_loop
         function, key = write(op)
     except NotImplementedError as error:

@@ -29,6 +29,7 @@ from scanlib.backends.numba.disk import sealed
 
 _functions: dict[str, tuple[Callable[..., Any], bool]] = {}
 _compiled: dict[bytes, tuple[Any, int]] = {}  # the dispatcher keeps the code alive
+_addresses: dict[str, Callable[[], int]] = {}
 _inferred: set[str] = set()  # the keys of functions whose results have the types that come out
 _WORD = ir.IntType(64)
 
@@ -37,6 +38,8 @@ def address(what: bytes) -> int:
     """Return the address of a function, called by compiled code; `what` is its key and types."""
     if what not in _compiled:
         key, signature = pickle.loads(what)
+        if key in _addresses:
+            return _addresses[key]()
         compiled = _dispatcher(key)
         # On the disk it is found by the very words with which it was compiled.
         compiled.compile(signature.args if key in _inferred else signature)
@@ -44,6 +47,11 @@ def address(what: bytes) -> int:
         name = result.fndesc.llvm_func_name
         _compiled[what] = compiled, result.library.get_pointer_to_function(name)
     return _compiled[what][1]
+
+
+def register_address(key: str, find: Callable[[], int]) -> None:
+    """Let compiled code find an address by a key; `find` is called when it is first needed."""
+    _addresses[key] = find
 
 
 def _dispatcher(key: str) -> Any:
@@ -149,8 +157,9 @@ def _codegen(key: str) -> Any:
     return codegen
 
 
-def address_of(context: Any, builder: Any, key: str, own: Any) -> Any:
-    """Write the number that is a registered function's address, compiled for a signature."""
+def address_of(context: Any, builder: Any, key: str, own: Any = None) -> Any:
+    """Write the number that is a registered address, or a registered function's, compiled for a
+    signature."""
     what = pickle.dumps((key, own))
     place = cgutils.add_global_variable(builder.module, _WORD, f"scanlib_lazy_{key}")
     place.linkage = "internal"

@@ -45,21 +45,24 @@ def advise(typingctx: Any, array: Any) -> Any:
     """Ask for large pages for a fresh array (compiled code only)."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        fields = context.make_array(array)(context, builder, arguments[0])
-        word = fields.nitems.type
-        size = builder.mul(fields.nitems, fields.itemsize)
-        with builder.if_then(builder.icmp_signed(">=", size, ir.Constant(word, HUGE))):
-            first = builder.add(builder.ptrtoint(fields.data, word), ir.Constant(word, _PAGE - 1))
-            start = builder.and_(first, ir.Constant(word, -_PAGE))
-            code = ir.IntType(32)
-            madvise = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(code, [word, word, code]), "madvise"
-            )
-            rest = builder.sub(size, ir.Constant(word, _PAGE))
-            builder.call(madvise, [start, rest, ir.Constant(code, _MADV_HUGEPAGE)])
+        ask_for_large_pages(builder, context.make_array(array)(context, builder, arguments[0]))
         return context.get_dummy_value()
 
-    def nothing(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_dummy_value()
+    return types.void(array), codegen
 
-    return types.void(array), codegen if sys.platform == "linux" else nothing
+
+def ask_for_large_pages(builder: Any, array: Any) -> None:
+    """Write the request for large pages for the memory of a fresh array."""
+    if sys.platform != "linux":
+        return
+    word = array.nitems.type
+    size = builder.mul(array.nitems, array.itemsize)
+    with builder.if_then(builder.icmp_signed(">=", size, ir.Constant(word, HUGE))):
+        first = builder.add(builder.ptrtoint(array.data, word), ir.Constant(word, _PAGE - 1))
+        start = builder.and_(first, ir.Constant(word, -_PAGE))
+        code = ir.IntType(32)
+        madvise = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(code, [word, word, code]), "madvise"
+        )
+        rest = builder.sub(size, ir.Constant(word, _PAGE))
+        builder.call(madvise, [start, rest, ir.Constant(code, _MADV_HUGEPAGE)])

@@ -32,11 +32,10 @@ from pytensor.scalar.basic import (
     TrueDiv,
 )
 
+from scanlib.backends.numba.kernel_functions import vector_intrinsic
 from scanlib.backends.numba.small_batches import batch_function
 from scanlib.backends.numba.source import Source
 from scanlib.backends.vector_names import vector_name
-from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
-from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 
 
 @intrinsic
@@ -77,9 +76,7 @@ _SIGNS: dict[type[Op], str] = {
 
 def vector_function(source: Source, name: str, dtype: str) -> str:
     """Return the name, in a source, of a function that compilers vectorize."""
-    return source.function(
-        VECTOR_FUNCTIONS[name, dtype], f"scanlib {name} {dtype} {VECTOR_VERSION}"
-    )
+    return source.function(*vector_intrinsic(name, dtype))
 
 
 class ScalarCode:

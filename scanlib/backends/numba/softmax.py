@@ -12,10 +12,9 @@ from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
 from scanlib.backends.numba.contiguous import contiguous
+from scanlib.backends.numba.kernel_functions import vector_intrinsic
 from scanlib.backends.numba.pointers import keep, load, pointer, store
 from scanlib.backends.numba.source import Source
-from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
-from scanlib.codegen.vector_math import VERSION as VECTOR_VERSION
 from scanlib.ops.softmax import AxesSoftmax
 
 VERSION = "scanlib-softmax-1"
@@ -30,7 +29,7 @@ def funcify_axes_softmax(
     line, ndim, dtype = source.line, node.inputs[0].type.ndim, node.inputs[0].type.dtype
     for function in (contiguous, keep, load, pointer, store):
         source.object(function.__name__, function)
-    exp = source.function(VECTOR_FUNCTIONS["exp", dtype], f"scanlib exp {dtype} {VECTOR_VERSION}")
+    exp = source.function(*vector_intrinsic("exp", dtype))
     number = source.object(f"np_{dtype}", np.dtype(dtype).type)
     kept = [f"x.shape[{axis}]" for axis in range(ndim) if axis not in op.axes]
     line("array = contiguous(x)")

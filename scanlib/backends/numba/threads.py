@@ -12,12 +12,9 @@ An error that a part raises is raised again, by the caller, once all parts have 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -26,20 +23,13 @@ from numba.extending import intrinsic
 from pytensor.configdefaults import config
 
 from scanlib.backends.numba.lazy import address_of, register
+from scanlib.kernels.parts import system_has_threads
 
 VERSION = "scanlib-threads-1"
 
 _WORD = ir.IntType(64)
 _CODE = ir.IntType(32)
 _BYTES = ir.IntType(8).as_pointer()
-
-
-@cache
-def system_has_threads() -> bool:
-    """Whether the process has the threads that compiled code starts; Windows has others."""
-    found = llvmlite.binding.address_of_symbol
-    names = ("pthread_create", "pthread_join")
-    return sys.platform != "win32" and all(found(name) is not None for name in names)
 
 
 def wanted_threads() -> int:

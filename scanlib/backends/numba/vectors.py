@@ -29,13 +29,13 @@ def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         shape = _as_sizes(context, builder, sizes, arguments[1])
-        array = _made(context, builder, known, shape)
+        array = fresh_array(context, builder, known, shape)
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 
     return known(dtype, types.StarArgTuple.from_types(sizes)), codegen
 
 
-def _made(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) -> Any:
+def fresh_array(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) -> Any:
     """Write a new contiguous array; what numba has for this compiles three functions first.
 
     A size that no number of the machine can hold, or that is negative, fails like any other that
@@ -166,7 +166,7 @@ def row_buffer(typingctx: Any, rows: Any, n: Any, dtype: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not lies_side_by_side(rows):
-            array = _made(context, builder, known, (arguments[1],))
+            array = fresh_array(context, builder, known, (arguments[1],))
             return impl_ret_new_ref(context, builder, known, array._getvalue())
         array = context.make_array(known)(context, builder)
         nothing = ir.Constant(context.get_value_type(types.intp), 0)
@@ -197,7 +197,7 @@ def as_array(typingctx: Any, value: Any) -> Any:
     known = types.Array(value, 0, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = _made(context, builder, known, ())
+        array = fresh_array(context, builder, known, ())
         context.pack_value(builder, value, arguments[0], array.data)
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 

@@ -1,9 +1,8 @@
 """Numba code of `ElemwiseScan`.
 
-`nest` walks time outside and channels inside; `block` works on blocks of steps of one channel after
-the other, with the kernels of `steps`, `lanes`, `logs` and `lookahead`. A loop of one channel that
-belongs to no recurrence family is written as any other loop: its states are local variables
-already. `apart` chooses.
+`block` works on blocks of steps of one channel after the other, with the kernels of `steps`,
+`lanes`, `logs` and `lookahead`; other loops are kernels that walk time outside and channels inside
+(`scanlib.kernels.schedules.channels`). `apart` chooses.
 """
 
 from __future__ import annotations
@@ -25,6 +24,4 @@ def only_call(op: ElemwiseScan) -> tuple[Callable[..., Any], str | None] | None:
 
     It takes a tuple of the loop's inputs. None where the schedule is chosen when the loop runs.
     """
-    writer = ScheduleWriter(op)
-    only = writer.only_schedule()
-    return None if only is None else writer.call_of(*only)
+    return ScheduleWriter(op).only_call()

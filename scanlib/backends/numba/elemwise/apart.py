@@ -11,44 +11,52 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.subtensor import Subtensor
-
-from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.backends.numba import threads
 from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.backends.numba.elemwise.decays import DecayWriter
 from scanlib.backends.numba.elemwise.prefixes import PrefixWriter
-from scanlib.backends.numba.elemwise.slices import channels_writer
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.loop import LoopWriter
+from scanlib.backends.numba.programs import call_program, has_compiled_function
+from scanlib.kernels.compiled import program_key
+from scanlib.kernels.program import LoopProgram
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.schedules.channels import channels_program
 from scanlib.ops.elemwise_scan import MANY_STEPS, ElemwiseScan, few_channels, schedule
 from scanlib.ops.parts import chunks_by
+
+Call = tuple[Callable[..., Any], str | None]
 
 
 class ScheduleWriter(ElemwiseWriter):
     """Writes the choice of a schedule."""
 
     def write(self) -> tuple[Callable, str | None]:
-        only = self.only_schedule()
+        only = self.only_call()
         if only is None:
             with self.source.block(f"if {self.is_narrow()}:"):
-                self.write_call("few", BlockWriter(self.lowered))
-            only = "channels", channels_writer(self.lowered)
-        self.write_call(*only)
+                self.write_call("few", *self.call_of("few", BlockWriter(self.lowered)))
+            only = self.channels_call()
+        self.write_call("steps", *only)
         return self.source.compile("scan_loop", self.arguments, self.version)
 
-    def only_schedule(self) -> tuple[str, LoopWriter] | None:
-        """Return the name and the writer of a schedule; None if widths choose between two."""
-        chosen, op = schedule(self.lowered), self.lowered
+    def only_call(self) -> Call | None:
+        """Return what calls the schedule of a loop; None if widths choose between two."""
+        chosen = schedule(self.lowered)
         if chosen == "by width":
             return None
-        if chosen == "steps" and _is_checked(op):
-            return "steps", LoopWriter(op.scan)
         if chosen == "blocks":
-            return "blocks", blocks_writer(op)
-        return "channels", channels_writer(op)
+            return self.call_of("blocks", blocks_writer(self.lowered))
+        return self.channels_call()
+
+    def channels_call(self) -> Call:
+        """Return what calls the kernels of a loop; its steps as any others' if it has none."""
+        program = program_of(self.lowered)
+        if program is None:
+            return self.call_of("steps", LoopWriter(self.lowered.scan))
+        key = f"program {program_key(program)}"
+        return call_program(program, key), key
 
     def is_narrow(self) -> str:
         """Return the test whether there are few channels and many steps."""
@@ -61,12 +69,12 @@ class ScheduleWriter(ElemwiseWriter):
         most = few_channels(self.lowered)
         return f"{' * '.join(sizes)} <= {most} and {steps} >= {MANY_STEPS}"
 
-    def write_call(self, name: str, writer: LoopWriter) -> None:
+    def write_call(self, name: str, call: Callable[..., Any], key: str | None) -> None:
         """Write that one schedule runs, and that its results are the loop's."""
-        name = self.source.function(*self.call_of(name, writer), name)
+        name = self.source.function(call, key, name)
         self.source.line(f"return {name}(({', '.join(self.arguments)},))")
 
-    def call_of(self, name: str, writer: LoopWriter) -> tuple[Callable[..., Any], str | None]:
+    def call_of(self, name: str, writer: LoopWriter) -> Call:
         """Return what calls a schedule with a tuple of the loop's inputs, and its key."""
         function, key = writer.write()
         layout, result = self.layout, self.result
@@ -81,10 +89,13 @@ class ScheduleWriter(ElemwiseWriter):
         return call, None if key is None else f"{name} {key}"
 
 
-def _is_checked(op: ElemwiseScan) -> bool:
-    """Whether the code of other loops checks all indices that the body uses."""
-    unchecked = (Blockwise, *(kind for kind in INDEX_READS if kind is not Subtensor), *INDEX_WRITES)
-    return not any(isinstance(node.op, unchecked) for node in op.scan.body.toposort())
+def program_of(op: ElemwiseScan) -> LoopProgram | None:
+    """Return the kernels of a loop whose channels are walked in each step, if there are any."""
+    try:
+        program = channels_program(op)
+    except NoKernelError:
+        return None
+    return program if all(map(has_compiled_function, program.functions)) else None
 
 
 def blocks_writer(op: ElemwiseScan) -> BlockWriter:

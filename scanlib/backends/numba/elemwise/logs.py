@@ -32,7 +32,7 @@ from numba import njit
 from numba.extending import overload
 
 from scanlib.backends.numba.elemwise import lanes
-from scanlib.codegen.vector_math import VECTOR_FUNCTIONS
+from scanlib.backends.numba.kernel_functions import vector_intrinsic
 
 _OPTIONS = {
     "error_model": "numpy",
@@ -54,13 +54,13 @@ def log(value: Any) -> Any:
 
 @overload(exp, jit_options={"forceinline": True})
 def _exp(value):
-    function = VECTOR_FUNCTIONS["exp", str(value)]
+    function, _ = vector_intrinsic("exp", str(value))
     return lambda value: function(value)
 
 
 @overload(log, jit_options={"forceinline": True})
 def _log(value):
-    function = VECTOR_FUNCTIONS["log", str(value)]
+    function, _ = vector_intrinsic("log", str(value))
     return lambda value: function(value)
 
 

@@ -1,1 +1,0 @@
-"""Scalar code for kernels. Knows scalar graphs only."""

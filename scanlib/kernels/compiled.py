@@ -1,0 +1,137 @@
+"""Machine code of kernels: one module for a loop and all it calls, optimized once, kept on disk.
+
+Object code lies in PyTensor's compilation directory, under a hash of the module's text, of the
+processor, and of the release of LLVM. The text is what the code is made of, so there is no version
+to be raised when a kernel changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import llvmlite.binding as llvm
+from pytensor.configdefaults import config
+
+from scanlib.backends import kept_files
+from scanlib.kernels.language import Kernel
+from scanlib.kernels.parts import combining_kernel, parts_text
+from scanlib.kernels.printers.llvm import print_kernels
+from scanlib.kernels.program import LoopProgram
+from scanlib.kernels.verifier import verify
+
+
+@dataclass(frozen=True)
+class CompiledKernels:
+    """Machine code in memory.
+
+    Attributes
+    ----------
+    entries : dict of str to int
+        The addresses of functions, by their names; valid as long as this object is there.
+    """
+
+    entries: dict[str, int]
+    engine: Any
+
+
+@cache
+def _processor() -> tuple[str, str]:
+    """Return the name of the processor and what it can do."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def has_fused_multiply_add() -> bool:
+    """Whether the processor multiplies and adds in one instruction."""
+    features = _processor()[1].split(",")
+    return "+fma" in features or "+neon" in features
+
+
+_texts: WeakKeyDictionary[LoopProgram, str] = WeakKeyDictionary()
+
+
+def program_text(program: LoopProgram) -> str:
+    """Return the module of a loop: its kernels, and `run_parts` (`scanlib.kernels.parts`)."""
+    if program in _texts:
+        return _texts[program]
+    kernels = program.kernels
+    whole = [kernels.prepare, kernels.start, kernels.run]
+    if program.shared:
+        whole.append(combining_kernel(program))
+    for kernel in whole:
+        verify(kernel)
+    kernels_text = print_kernels(*whole, fused=has_fused_multiply_add())
+    _texts[program] = kernels_text + "\n" + parts_text(program)
+    return _texts[program]
+
+
+def program_key(program: LoopProgram) -> str:
+    """Return what identifies a loop between processes: its module and its messages."""
+    whole = [program_text(program), str(program.failures), str(program.functions), program.name]
+    return sha256("\n".join(whole).encode()).hexdigest()
+
+
+def compile_program(program: LoopProgram) -> CompiledKernels:
+    """Return the kernels of a loop as machine code."""
+    names = ["prepare_entry", "start_entry", "run_entry", "run_parts"]
+    return _load(_object_code(program_text(program)), names)
+
+
+def compile_kernels(kernels: Sequence[Kernel]) -> CompiledKernels:
+    """Return kernels of different names as machine code."""
+    for kernel in kernels:
+        verify(kernel)
+    names = [f"{kernel.name}_entry" for kernel in kernels]
+    text = print_kernels(*kernels, fused=has_fused_multiply_add())
+    return _load(_object_code(text), names)
+
+
+def _object_code(text: str) -> bytes:
+    """Return the object code of a module, from disk if it is there."""
+    processor, features = _processor()
+    identity = "\n".join([text, processor, features, str(llvm.llvm_version_info)])
+    path = _folder() / f"{sha256(identity.encode()).hexdigest()}.o"
+    kept = kept_files.read_sealed(path)
+    if kept is None:
+        kept = _compile(text)
+        kept_files.write_sealed(path, kept)
+    return kept
+
+
+def _folder() -> Path:
+    return Path(config.compiledir) / "scanlib_kernels"
+
+
+def _machine() -> Any:
+    processor, features = _processor()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        processor, features, opt=2, reloc="pic", codemodel="jitdefault"
+    )
+
+
+def _compile(text: str) -> bytes:
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = _machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def _load(code: bytes, names: Sequence[str]) -> CompiledKernels:
+    empty = llvm.parse_assembly("")
+    engine = llvm.create_mcjit_compiler(empty, _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    entries = {name: engine.get_function_address(name) for name in names}
+    return CompiledKernels(entries, engine)

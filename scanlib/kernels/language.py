@@ -1,0 +1,787 @@
+r"""The typed loop language in which every kernel is written.
+
+A kernel is a tree of the statements below. Whatever decides what a kernel does makes such trees;
+text is made of them by the printers alone (`scanlib.kernels.printers`), and
+`scanlib.kernels.interpreter` runs them as they are defined.
+
+    type      ::= dtype × lanes | pointer            bool, int8 … uint64, float32, float64
+    operand   ::= name | local | constant
+    statement ::= name = operation(operand, …)       one of `OPERATIONS`; no side effects
+                | name = load type, pointer, bytes   the item `bytes` after the pointer
+                | store pointer, bytes, operand
+                | prefetch pointer, bytes            a hint; has no effect on values
+                | name = scratch dtype × count       memory of one run of the kernel
+                | local = operand                    a local is a name that changes
+                | for name in start … stop, step: block
+                | while block, operand: block        the first block ends with the condition
+                | if operand: block else block
+                | name, … = call function(operand, …)
+                | name = call symbol(operand, …)     a function of the C library, on one number
+                | name = call [pointer](operand, …)  a function outside, whose address is given
+                | poll                               a chance to interrupt the kernel
+                | fail code, operand, …              ends the kernel; what it wrote stays
+                | end code                           ends it, with a negative code: no failure
+    function  ::= name(parameter, …) block, results  no stores but to what its pointers say
+    kernel    ::= name(parameter, …) block           functions whose result is how it ended
+
+Every statement has at most one operation, so that no text is nested deeper than its loops are, and
+names that are not locals are given a value once. An operation on several lanes is the operation on
+each of them. Arithmetic is IEEE's, each result rounded once and nothing regrouped; integers wrap
+around; a multiply-add is fused where it is written as one (`fma`) and nowhere else. Division of
+integers by zero, shifts by as many bits as there are, and conversions of numbers that the integer
+cannot hold have no meaning: whoever writes a kernel keeps them from happening.
+
+`Writer` makes trees. Its values have operators, so that a formula reads like one:
+
+>>> def axpy(w, a, x, y):
+...     return a * x + y
+>>> function = write_function("axpy", [FLOAT64, FLOAT64, FLOAT64], axpy)
+>>> print(function)
+axpy(x0: float64, x1: float64, x2: float64):
+  v0 = mul(x0, x1)
+  v1 = add(v0, x2)
+  return v1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+SIGNED = ("int8", "int16", "int32", "int64")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float32", "float64")
+INTEGERS = SIGNED + UNSIGNED
+DTYPES = ("bool", *INTEGERS, *FLOATS)
+
+
+# Types
+
+
+@dataclass(frozen=True)
+class Type:
+    """The type of a value: numbers of one dtype side by side, or a pointer.
+
+    Attributes
+    ----------
+    dtype : str
+        One of `DTYPES`, or ``"pointer"``.
+    lanes : int
+        How many numbers there are; one for a plain number.
+    """
+
+    dtype: str
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        return self.dtype if self.lanes == 1 else f"{self.dtype} x {self.lanes}"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number in memory."""
+        return 8 if self == POINTER else int(np.dtype(self.dtype).itemsize)
+
+    def of(self, dtype: str) -> Type:
+        """Return the type of another dtype with as many lanes."""
+        return Type(dtype, self.lanes)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
+
+    @property
+    def is_signed(self) -> bool:
+        return self.dtype in SIGNED
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtype in INTEGERS
+
+
+POINTER = Type("pointer")
+BOOL = Type("bool")
+INT32, INT64 = Type("int32"), Type("int64")
+FLOAT32, FLOAT64 = Type("float32"), Type("float64")
+
+
+# Operations
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What `OPERATIONS` says of an operation.
+
+    Attributes
+    ----------
+    arity : int
+    operands : str
+        Which dtypes it takes: ``"float"``, ``"integer"``, ``"number"`` (either), ``"bits"``
+        (integers and truth values) or ``"any"``.
+    result : str
+        ``"same"`` as the operands, ``"bool"``, or ``"given"`` with the statement.
+    """
+
+    arity: int
+    operands: str
+    result: str = "same"
+
+
+OPERATIONS: dict[str, Operation] = {
+    "add": Operation(2, "number"),
+    "sub": Operation(2, "number"),
+    "mul": Operation(2, "number"),
+    "neg": Operation(1, "number"),
+    "fma": Operation(3, "float"),  # x y + z, rounded once
+    "div": Operation(2, "float"),
+    "sqrt": Operation(1, "float"),
+    "abs": Operation(1, "float"),
+    "copysign": Operation(2, "float"),
+    "floor": Operation(1, "float"),
+    "ceil": Operation(1, "float"),
+    "trunc": Operation(1, "float"),
+    "rint": Operation(1, "float"),  # to the nearest integer, halves to the even one
+    "quotient": Operation(2, "integer"),  # towards zero
+    "remainder": Operation(2, "integer"),  # with the sign of the dividend
+    "and": Operation(2, "bits"),
+    "or": Operation(2, "bits"),
+    "xor": Operation(2, "bits"),
+    "not": Operation(1, "bits"),
+    "shl": Operation(2, "integer"),
+    "shr": Operation(2, "integer"),  # copies of the sign come in for signed integers
+    "eq": Operation(2, "any", "bool"),
+    "ne": Operation(2, "any", "bool"),  # true where one is NaN; the others are false there
+    "lt": Operation(2, "number", "bool"),
+    "le": Operation(2, "number", "bool"),
+    "gt": Operation(2, "number", "bool"),
+    "ge": Operation(2, "number", "bool"),
+    "select": Operation(3, "any"),  # the first operand, a truth value, chooses
+    "copy": Operation(1, "any"),  # of a local: its value now
+    "cast": Operation(1, "any", "given"),  # to the nearest number; to integers towards zero
+    "bitcast": Operation(1, "number", "given"),  # the same bits as another dtype
+    "splat": Operation(1, "any", "given"),  # one number in every lane
+    "lane": Operation(2, "any", "given"),  # the number in a lane, which is a constant
+    "offset": Operation(2, "any", "given"),  # a pointer some bytes on
+}
+
+
+# Values
+
+
+class Value:
+    """What a statement can read. Values are equal if they are the same object.
+
+    Operators write the statements that compute their results into the block that is being
+    written; the other operand may be a Python number.
+    """
+
+    def __init__(self, type: Type, name: str, writer: Writer | None = None) -> None:
+        self.type = type
+        self.name = name
+        self.writer = writer
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+    def _with(self, operation: str, other: Any, swapped: bool = False) -> Value:
+        assert self.writer is not None, f"{self!r} belongs to no tree that is being written"
+        pair = (self, self.writer.as_value(other, self.type))
+        return self.writer.apply(operation, *(pair[::-1] if swapped else pair))
+
+    def __add__(self, other: Any) -> Value:
+        return self._with("add", other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self._with("add", other, swapped=True)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._with("sub", other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self._with("sub", other, swapped=True)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._with("mul", other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self._with("mul", other, swapped=True)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self._with("div", other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self._with("div", other, swapped=True)
+
+    def __and__(self, other: Any) -> Value:
+        return self._with("and", other)
+
+    def __or__(self, other: Any) -> Value:
+        return self._with("or", other)
+
+    def __xor__(self, other: Any) -> Value:
+        return self._with("xor", other)
+
+    def __lshift__(self, other: Any) -> Value:
+        return self._with("shl", other)
+
+    def __rshift__(self, other: Any) -> Value:
+        return self._with("shr", other)
+
+    def __lt__(self, other: Any) -> Value:
+        return self._with("lt", other)
+
+    def __le__(self, other: Any) -> Value:
+        return self._with("le", other)
+
+    def __gt__(self, other: Any) -> Value:
+        return self._with("gt", other)
+
+    def __ge__(self, other: Any) -> Value:
+        return self._with("ge", other)
+
+    def __neg__(self) -> Value:
+        assert self.writer is not None
+        return self.writer.apply("neg", self)
+
+    def __invert__(self) -> Value:
+        assert self.writer is not None
+        return self.writer.apply("not", self)
+
+    def __abs__(self) -> Value:
+        assert self.writer is not None
+        return self.writer.apply("abs", self)
+
+    def equals(self, other: Any) -> Value:
+        return self._with("eq", other)
+
+    def differs(self, other: Any) -> Value:
+        return self._with("ne", other)
+
+
+class Constant(Value):
+    """A number that is known, the same in all lanes."""
+
+    def __init__(self, type: Type, value: Any, writer: Writer | None = None) -> None:
+        self.value = np.dtype(type.dtype).type(value)
+        super().__init__(type, str(self.value), writer)
+
+
+class Local(Value):
+    """A name whose value changes; as an operand, it stands for its value at that time."""
+
+
+# Statements
+
+
+class Statement:
+    """One line of a block, or a line and the blocks below it."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the text of the statement, for people."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Block:
+    """Statements in their order."""
+
+    statements: list[Statement] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        for statement in self.statements:
+            yield from statement.lines()
+
+
+def _inside(block: Block) -> Iterator[str]:
+    return (f"  {line}" for line in block.lines())
+
+
+def _listed(values: Sequence[Value]) -> str:
+    return ", ".join(map(str, values))
+
+
+@dataclass(eq=False)
+class Apply(Statement):
+    """``result = operation(operands)``"""
+
+    result: Value
+    operation: str
+    operands: tuple[Value, ...]
+
+    def lines(self) -> Iterator[str]:
+        rule = OPERATIONS.get(self.operation)
+        given = rule is not None and rule.result == "given"
+        kind = f" {self.result.type}" if given else ""
+        yield f"{self.result} = {self.operation}{kind}({_listed(self.operands)})"
+
+
+@dataclass(eq=False)
+class Load(Statement):
+    """The value `offset` bytes after a pointer; lanes lie side by side."""
+
+    result: Value
+    pointer: Value
+    offset: Value
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.result} = load {self.result.type}, {self.pointer}[{self.offset}]"
+
+
+@dataclass(eq=False)
+class Store(Statement):
+    """Write a value `offset` bytes after a pointer."""
+
+    pointer: Value
+    offset: Value
+    value: Value
+
+    def lines(self) -> Iterator[str]:
+        yield f"store {self.pointer}[{self.offset}], {self.value}"
+
+
+@dataclass(eq=False)
+class Prefetch(Statement):
+    """Ask for memory that will be read, or written."""
+
+    pointer: Value
+    offset: Value
+    write: bool
+
+    def lines(self) -> Iterator[str]:
+        yield f"prefetch {self.pointer}[{self.offset}]{' to write' if self.write else ''}"
+
+
+@dataclass(eq=False)
+class Scratch(Statement):
+    """Memory for `count` numbers of a dtype, undefined at first, until the kernel ends."""
+
+    result: Value
+    dtype: str
+    count: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.result} = scratch {self.dtype} x {self.count}"
+
+
+@dataclass(eq=False)
+class Assign(Statement):
+    """Give a local its first value, or another."""
+
+    local: Local
+    value: Value
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.local} <- {self.value}"
+
+
+@dataclass(eq=False)
+class For(Statement):
+    """Run a block for ``index = start, start + step, …`` below `stop`; the step is positive."""
+
+    index: Value
+    start: Value
+    stop: Value
+    step: int
+    body: Block
+
+    def lines(self) -> Iterator[str]:
+        yield f"for {self.index} in {self.start} ... {self.stop}, {self.step}:"
+        yield from _inside(self.body)
+
+
+@dataclass(eq=False)
+class While(Statement):
+    """Run `before`, and if its `condition` is true, `body`, and all again."""
+
+    before: Block
+    condition: Value
+    body: Block
+
+    def lines(self) -> Iterator[str]:
+        yield "while:"
+        yield from _inside(self.before)
+        yield f"  {self.condition}:"
+        yield from _inside(self.body)
+
+
+@dataclass(eq=False)
+class If(Statement):
+    """Run one of two blocks."""
+
+    condition: Value
+    body: Block
+    otherwise: Block
+
+    def lines(self) -> Iterator[str]:
+        yield f"if {self.condition}:"
+        yield from _inside(self.body)
+        if self.otherwise.statements:
+            yield "else:"
+            yield from _inside(self.otherwise)
+
+
+@dataclass(eq=False)
+class Call(Statement):
+    """Call a function of the language."""
+
+    results: tuple[Value, ...]
+    function: Function
+    operands: tuple[Value, ...]
+
+    def lines(self) -> Iterator[str]:
+        target = f"{_listed(self.results)} = " if self.results else ""
+        yield f"{target}call {self.function.name}({_listed(self.operands)})"
+
+
+@dataclass(eq=False)
+class CallSymbol(Statement):
+    """Call a function of the C library: numbers of one dtype in, one of them out."""
+
+    result: Value
+    symbol: str
+    operands: tuple[Value, ...]
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.result} = call {self.symbol!r}({_listed(self.operands)})"
+
+
+@dataclass(eq=False)
+class CallPointer(Statement):
+    """Call a function outside of the kernel: numbers in, one out."""
+
+    result: Value
+    pointer: Value
+    operands: tuple[Value, ...]
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.result} = call [{self.pointer}]({_listed(self.operands)})"
+
+
+@dataclass(eq=False)
+class Poll(Statement):
+    """Let the kernel be interrupted here."""
+
+    def lines(self) -> Iterator[str]:
+        yield "poll"
+
+
+@dataclass(eq=False)
+class Fail(Statement):
+    """End the kernel with a code, not zero, and numbers that the message will show."""
+
+    code: int
+    values: tuple[Value, ...]
+
+    def lines(self) -> Iterator[str]:
+        yield f"fail {self.code}({_listed(self.values)})"
+
+
+@dataclass(eq=False)
+class End(Statement):
+    """End the kernel with a negative code, which is no failure."""
+
+    code: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"end {self.code}"
+
+
+# Functions and kernels
+
+
+@dataclass(eq=False)
+class Function:
+    """A part of kernels that is written once; see the grammar.
+
+    Attributes
+    ----------
+    name : str
+        Unique among the functions that a kernel calls.
+    parameters : tuple of Value
+    body : Block
+    results : tuple of Value
+    """
+
+    name: str
+    parameters: tuple[Value, ...]
+    body: Block
+    results: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
+        last = [f"  return {_listed(self.results)}"] if self.results else []
+        return "\n".join([head, *_inside(self.body), *last])
+
+
+TABLE = -1
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A whole kernel.
+
+    Attributes
+    ----------
+    name : str
+    parameters : tuple of Value
+        Pointers and numbers. Memory that one pointer leads to is reached through no other.
+    body : Block
+    slots : tuple of int
+        Which word of the table that a caller gives is each parameter; `TABLE` for the address of
+        the table.
+    """
+
+    name: str
+    parameters: tuple[Value, ...]
+    body: Block
+    slots: tuple[int, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
+        return "\n".join([head, *_inside(self.body)])
+
+
+def blocks_of(statement: Statement) -> tuple[Block, ...]:
+    """Return the blocks that a statement holds, in the order in which they may run."""
+    if isinstance(statement, For):
+        return (statement.body,)
+    if isinstance(statement, While):
+        return (statement.before, statement.body)
+    if isinstance(statement, If):
+        return (statement.body, statement.otherwise)
+    return ()
+
+
+def walk(block: Block) -> Iterator[Statement]:
+    """Yield all statements of a block and of the blocks inside it."""
+    for statement in block.statements:
+        yield statement
+        for inner in blocks_of(statement):
+            yield from walk(inner)
+
+
+def functions_of(root: Function | Kernel) -> list[Function]:
+    """Return the functions that a kernel needs, each after those that it calls itself."""
+    found: dict[Function, None] = {}
+
+    def visit(block: Block) -> None:
+        for statement in walk(block):
+            if isinstance(statement, Call) and statement.function not in found:
+                visit(statement.function.body)
+                found[statement.function] = None
+
+    visit(root.body)
+    return list(found)
+
+
+# Writing trees
+
+
+class Writer:
+    """Writes statements into blocks; the innermost block that is open receives them."""
+
+    def __init__(self) -> None:
+        self.block = Block()
+        self._count = 0
+
+    # Names and numbers
+
+    def name(self, prefix: str) -> str:
+        """Return a name that this writer has not given yet."""
+        self._count += 1
+        return f"{prefix}{self._count - 1}"
+
+    def constant(self, value: Any, type: Type) -> Constant:
+        return Constant(type, value, self)
+
+    def as_value(self, value: Any, like: Type) -> Value:
+        """Return a value, or a Python number as a constant of a type; spread over lanes."""
+        if not isinstance(value, Value):
+            return self.constant(value, like)
+        if like.lanes > 1 and value.type.lanes == 1:
+            return self.splat(value, like.lanes)
+        return value
+
+    def parameter(self, type: Type, name: str) -> Value:
+        return Value(type, name, self)
+
+    # Operations
+
+    def apply(self, operation: str, *operands: Value, type: Type | None = None) -> Value:
+        """Write one operation and return its result; `type` where the operation says "given"."""
+        rule = OPERATIONS[operation]
+        if type is None:
+            type = operands[-1].type
+            type = type.of("bool") if rule.result == "bool" else type
+        result = Value(type, self.name("v"), self)
+        self.block.statements.append(Apply(result, operation, operands))
+        return result
+
+    def fma(self, x: Value, y: Any, z: Any) -> Value:
+        return self.apply("fma", x, self.as_value(y, x.type), self.as_value(z, x.type))
+
+    def select(self, condition: Value, chosen: Any, other: Any) -> Value:
+        like = chosen if isinstance(chosen, Value) else other
+        values = self.as_value(chosen, like.type), self.as_value(other, like.type)
+        return self.apply("select", self.as_value(condition, like.type.of("bool")), *values)
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        if value.type.dtype == dtype:
+            return value
+        return self.apply("cast", value, type=value.type.of(dtype))
+
+    def bitcast(self, value: Value, dtype: str) -> Value:
+        return self.apply("bitcast", value, type=value.type.of(dtype))
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """Return a number in every lane."""
+        if isinstance(value, Constant):
+            return self.constant(value.value, Type(value.type.dtype, lanes))
+        return self.apply("splat", value, type=Type(value.type.dtype, lanes))
+
+    def lane(self, value: Value, lane: int) -> Value:
+        return self.apply("lane", value, self.constant(lane, INT64), type=Type(value.type.dtype))
+
+    def offset(self, pointer: Value, count: Any) -> Value:
+        """Return a pointer some bytes after another."""
+        return self.apply("offset", pointer, self.as_value(count, INT64), type=POINTER)
+
+    def sqrt(self, value: Value) -> Value:
+        return self.apply("sqrt", value)
+
+    # Memory
+
+    def load(self, type: Type, pointer: Value, offset: Any = 0) -> Value:
+        result = Value(type, self.name("v"), self)
+        self.block.statements.append(Load(result, pointer, self.as_value(offset, INT64)))
+        return result
+
+    def store(self, pointer: Value, offset: Any, value: Value) -> None:
+        self.block.statements.append(Store(pointer, self.as_value(offset, INT64), value))
+
+    def prefetch(self, pointer: Value, offset: Any, write: bool = False) -> None:
+        self.block.statements.append(Prefetch(pointer, self.as_value(offset, INT64), write))
+
+    def scratch(self, dtype: str, count: int) -> Value:
+        result = Value(POINTER, self.name("m"), self)
+        self.block.statements.append(Scratch(result, dtype, count))
+        return result
+
+    def local(self, value: Any, type: Type | None = None) -> Local:
+        """Return a new local with its first value."""
+        kind = value.type if type is None else type
+        local = Local(kind, self.name("l"), self)
+        self.assign(local, value)
+        return local
+
+    def assign(self, local: Local, value: Any) -> None:
+        self.block.statements.append(Assign(local, self.as_value(value, local.type)))
+
+    def copy(self, local: Local) -> Value:
+        """Return what a local holds now, under a name that keeps it."""
+        return self.apply("copy", local)
+
+    # Control
+
+    @contextmanager
+    def inside(self, block: Block) -> Iterator[Block]:
+        """Write into another block."""
+        outer, self.block = self.block, block
+        try:
+            yield block
+        finally:
+            self.block = outer
+
+    @contextmanager
+    def loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Value]:
+        """Write a `for`; the index is what the block gets."""
+        index = Value(INT64, self.name("i"), self)
+        ends = self.as_value(start, INT64), self.as_value(stop, INT64)
+        statement = For(index, *ends, step, Block())
+        self.block.statements.append(statement)
+        with self.inside(statement.body):
+            yield index
+
+    @contextmanager
+    def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
+        """Write a `while`; `condition` writes the block before each pass."""
+        before = Block()
+        with self.inside(before):
+            holds = condition()
+        statement = While(before, holds, Block())
+        self.block.statements.append(statement)
+        with self.inside(statement.body):
+            yield
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[If]:
+        """Write an `if`; what it yields is for `otherwise`."""
+        statement = If(condition, Block(), Block())
+        self.block.statements.append(statement)
+        with self.inside(statement.body):
+            yield statement
+
+    @contextmanager
+    def otherwise(self, statement: If) -> Iterator[None]:
+        with self.inside(statement.otherwise):
+            yield
+
+    # Calls
+
+    def call(self, function: Function, *operands: Value) -> tuple[Value, ...]:
+        results = tuple(Value(result.type, self.name("v"), self) for result in function.results)
+        self.block.statements.append(Call(results, function, operands))
+        return results
+
+    def call_symbol(self, symbol: str, *operands: Value) -> Value:
+        result = Value(operands[0].type, self.name("v"), self)
+        self.block.statements.append(CallSymbol(result, symbol, operands))
+        return result
+
+    def call_pointer(self, type: Type, pointer: Value, *operands: Value) -> Value:
+        result = Value(type, self.name("v"), self)
+        self.block.statements.append(CallPointer(result, pointer, operands))
+        return result
+
+    def poll(self) -> None:
+        self.block.statements.append(Poll())
+
+    def fail(self, code: int, *values: Value) -> None:
+        self.block.statements.append(Fail(code, values))
+
+    def end(self, code: int) -> None:
+        self.block.statements.append(End(code))
+
+
+def write_function(
+    name: str, types: Sequence[Type], write: Callable[..., Value | tuple[Value, ...]]
+) -> Function:
+    """Return the function that `write` writes.
+
+    Parameters
+    ----------
+    name : str
+    types : sequence of Type
+        Of its parameters.
+    write : callable
+        Takes a `Writer` and the parameters; returns a result or several.
+    """
+    writer = Writer()
+    parameters = tuple(writer.parameter(type, f"x{i}") for i, type in enumerate(types))
+    found = write(writer, *parameters)
+    results = found if isinstance(found, tuple) else (found,)
+    return Function(name, parameters, writer.block, results)
+
+
+def write_kernel(name: str, types: dict[str, Type], write: Callable[..., None]) -> Kernel:
+    """Return the kernel that `write` writes: it takes a `Writer` and the named parameters."""
+    writer = Writer()
+    parameters = tuple(writer.parameter(type, f"x_{key}") for key, type in types.items())
+    write(writer, *parameters)
+    return Kernel(name, parameters, writer.block, tuple(range(len(parameters))))

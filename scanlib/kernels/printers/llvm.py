@@ -1,0 +1,527 @@
+"""Kernels as text of LLVM's intermediate language.
+
+Each function of a kernel is a function of its module, which is inlined; locals are stack slots,
+which LLVM turns into registers. Truth values are ``i1``, and bytes in memory.
+
+A kernel becomes two functions. ``NAME`` has the kernel's parameters, its pointers marked as leading
+to memory of their own. ``NAME_entry`` is how others call it: it takes the address of a table, from
+whose words of eight bytes it reads the parameters (`Kernel.slots`), the address of a frame, and
+returns how the kernel ended. The frame has a word for the address of a function that `poll` calls,
+which returns an int, not zero to stop, and one for every value of a `fail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatchmethod
+
+import numpy as np
+
+from scanlib.kernels.language import (
+    POINTER,
+    TABLE,
+    Apply,
+    Assign,
+    Block,
+    Call,
+    CallPointer,
+    CallSymbol,
+    Constant,
+    End,
+    Fail,
+    For,
+    Function,
+    If,
+    Kernel,
+    Load,
+    Local,
+    Poll,
+    Prefetch,
+    Scratch,
+    Statement,
+    Store,
+    Type,
+    Value,
+    While,
+    functions_of,
+    walk,
+)
+
+INTERRUPTED = -1
+
+_FLOAT = {"float32": "float", "float64": "double"}
+
+# By operation: of floats, of signed integers, of unsigned integers and truth values.
+_INSTRUCTIONS = {
+    "add": ("fadd", "add", "add"),
+    "sub": ("fsub", "sub", "sub"),
+    "mul": ("fmul", "mul", "mul"),
+    "div": ("fdiv", "", ""),
+    "quotient": ("", "sdiv", "udiv"),
+    "remainder": ("", "srem", "urem"),
+    "and": ("", "and", "and"),
+    "or": ("", "or", "or"),
+    "xor": ("", "xor", "xor"),
+    "shl": ("", "shl", "shl"),
+    "shr": ("", "ashr", "lshr"),
+    "eq": ("fcmp oeq", "icmp eq", "icmp eq"),
+    "ne": ("fcmp une", "icmp ne", "icmp ne"),
+    "lt": ("fcmp olt", "icmp slt", "icmp ult"),
+    "le": ("fcmp ole", "icmp sle", "icmp ule"),
+    "gt": ("fcmp ogt", "icmp sgt", "icmp ugt"),
+    "ge": ("fcmp oge", "icmp sge", "icmp uge"),
+}
+_INTRINSICS = {
+    "fma": "llvm.fma",
+    "sqrt": "llvm.sqrt",
+    "abs": "llvm.fabs",
+    "copysign": "llvm.copysign",
+    "floor": "llvm.floor",
+    "ceil": "llvm.ceil",
+    "trunc": "llvm.trunc",
+    "rint": "llvm.rint",
+}
+
+
+def type_text(type: Type, in_memory: bool = False) -> str:
+    """Return the text of a type."""
+    if type == POINTER:
+        return "ptr"
+    bits = 8 if in_memory and type.dtype == "bool" else _bits(type)
+    item = _FLOAT.get(type.dtype, f"i{bits}")
+    return item if type.lanes == 1 else f"<{type.lanes} x {item}>"
+
+
+def _bits(type: Type) -> int:
+    return 1 if type.dtype == "bool" else 8 * type.itemsize
+
+
+def constant_text(value: Constant) -> str:
+    """Return the text of a number, in all lanes."""
+    type = value.type
+    if type.is_float:
+        # The bits of a double, whatever the type.
+        item = f"0x{np.float64(value.value).view(np.uint64):016X}"
+        if np.isnan(value.value):
+            item = "0x7FF8000000000000"
+    elif type.dtype == "bool":
+        item = "true" if value.value else "false"
+    else:
+        item = str(int(value.value))
+    if type.lanes == 1:
+        return item
+    one = type_text(Type(type.dtype))
+    return f"<{', '.join([f'{one} {item}'] * type.lanes)}>"
+
+
+def print_function(function: Function, linkage: str = "", fused: bool = True) -> str:
+    """Return a module with a function, of `linkage`, and what it calls.
+
+    Where the processor has no instruction for `fma`, ``fused=False`` prints two.
+    """
+    module = _Module(fused).functions([*functions_of(function)])
+    return "\n".join(module.function(function, linkage).text())
+
+
+def print_kernels(*kernels: Kernel, fused: bool = True) -> str:
+    """Return a module with kernels, of different names, their entries, and what they call."""
+    module = _Module(fused)
+    module.functions(list(dict.fromkeys(f for kernel in kernels for f in functions_of(kernel))))
+    for kernel in kernels:
+        module.kernel(kernel)
+    return "\n".join(module.text())
+
+
+class _Module:
+    """The functions of a module, and what they need to be declared."""
+
+    def __init__(self, fused: bool) -> None:
+        self.fused = fused
+        self.definitions: list[str] = []
+        self.declarations: dict[str, None] = {}
+
+    def text(self) -> Iterator[str]:
+        yield from self.definitions
+        yield from self.declarations
+
+    def functions(self, functions: list[Function]) -> _Module:
+        for function in functions:
+            self.function(function, "internal")
+        return self
+
+    def function(self, function: Function, linkage: str) -> _Module:
+        body = _Body(self, function.body)
+        results = [(type_text(v.type), body.read(v)) for v in function.results]
+        if len(results) == 1:
+            ((result, text),) = results
+            body.line(f"ret {result} {text}")
+        elif results:
+            whole = "undef"
+            result = f"{{ {', '.join(kind for kind, _ in results)} }}"
+            for place, (kind, text) in enumerate(results):
+                name = body.new()
+                body.line(f"{name} = insertvalue {result} {whole}, {kind} {text}, {place}")
+                whole = name
+            body.line(f"ret {result} {whole}")
+        else:
+            result = "void"
+            body.line("ret void")
+        parameters = ", ".join(f"{type_text(v.type)} %{v.name}" for v in function.parameters)
+        head = f"{linkage} {result}" if linkage else result
+        self.define(f"{head} @{function.name}({parameters}) alwaysinline nounwind", body)
+        return self
+
+    def kernel(self, kernel: Kernel) -> _Module:
+        body = _Body(self, kernel.body)
+        body.line("ret i64 0")
+        parameters = [
+            f"{type_text(v.type)}{' noalias' if v.type == POINTER else ''} %{v.name}"
+            for v in kernel.parameters
+        ]
+        head = f"internal i64 @{kernel.name}({', '.join([*parameters, 'ptr %frame'])})"
+        # Vectors of 64 bytes would cross a cache line at every other place in memory.
+        widths = '"prefer-vector-width"="256" "min-legal-vector-width"="256"'
+        self.define(f"{head} noinline nounwind {widths}", body)
+        self.entry(kernel)
+        return self
+
+    def entry(self, kernel: Kernel) -> None:
+        lines, values = [], []
+        for place, (value, slot) in enumerate(zip(kernel.parameters, kernel.slots, strict=True)):
+            kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
+            if slot == TABLE:
+                values.append("ptr %table")
+                continue
+            lines.append(f"%p{place} = getelementptr i8, ptr %table, i64 {8 * slot}")
+            lines.append(f"%q{place} = load {memory}, ptr %p{place}, align 8")
+            if kind != memory:
+                lines.append(f"%r{place} = icmp ne {memory} %q{place}, 0")
+            values.append(f"{kind} %{'q' if kind == memory else 'r'}{place}")
+        call = f"call i64 @{kernel.name}({', '.join([*values, 'ptr %frame'])})"
+        self.definitions += [
+            f"define i64 @{kernel.name}_entry(ptr %table, ptr %frame) nounwind {{",
+            *(f"  {line}" for line in lines),
+            f"  %code = {call}",
+            "  ret i64 %code",
+            "}",
+        ]
+
+    def define(self, head: str, body: _Body) -> None:
+        self.definitions += [f"define {head} {{", "entry:"]
+        self.definitions += [f"  {line}" for line in body.slots]
+        self.definitions += ["  br label %start", "start:", *body.lines, "}"]
+
+    def declare(self, text: str) -> None:
+        self.declarations[f"declare {text}"] = None
+
+
+class _Body:
+    """The instructions of one function."""
+
+    def __init__(self, module: _Module, block: Block) -> None:
+        self.module = module
+        self.lines: list[str] = []
+        self.slots: list[str] = []  # what is on the stack
+        self.made: set[Value] = set()
+        self.count = 0
+        for statement in walk(block):
+            if isinstance(statement, Assign) and statement.local not in self.made:
+                self.made.add(statement.local)
+                kind = type_text(statement.local.type)
+                self.slots.append(f"%{statement.local.name}.slot = alloca {kind}")
+        self.block(block)
+
+    # Text
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+
+    def new(self) -> str:
+        self.count += 1
+        return f"%t{self.count}"
+
+    def names(self, *prefixes: str) -> list[str]:
+        """Return new labels."""
+        self.count += 1
+        return [f"{prefix}{self.count}" for prefix in prefixes]
+
+    def read(self, value: Value) -> str:
+        """Return the text of an operand."""
+        if isinstance(value, Constant):
+            return constant_text(value)
+        if isinstance(value, Local):
+            name = self.new()
+            self.line(f"{name} = load {type_text(value.type)}, ptr %{value.name}.slot")
+            return name
+        return f"%{value.name}"
+
+    def address(self, pointer: Value, offset: Value) -> str:
+        if isinstance(offset, Constant) and offset.value == 0:
+            return self.read(pointer)
+        name, texts = self.new(), (self.read(pointer), self.read(offset))
+        self.line(f"{name} = getelementptr i8, ptr {texts[0]}, i64 {texts[1]}")
+        return name
+
+    # Statements
+
+    def block(self, block: Block) -> None:
+        for statement in block.statements:
+            self.write(statement)
+
+    @singledispatchmethod
+    def write(self, statement: Statement) -> None:
+        raise NotImplementedError(statement)
+
+    @write.register
+    def _(self, statement: Apply) -> None:
+        texts = [self.read(value) for value in statement.operands]
+        self.operation(statement.operation, statement.result, statement.operands, texts)
+
+    def operation(
+        self, operation: str, result: Value, operands: tuple[Value, ...], texts: list[str]
+    ) -> None:
+        """Write one operation."""
+        kinds = [value.type for value in operands]
+        name, last = f"%{result.name}", kinds[-1]
+        kind = type_text(last)
+        if operation in _INSTRUCTIONS:
+            column = 0 if last.is_float else 1 if last.is_signed else 2
+            instruction = _INSTRUCTIONS[operation][column]
+            self.line(f"{name} = {instruction} {kind} {texts[0]}, {texts[1]}")
+        elif operation == "fma" and not self.module.fused:
+            product = self.new()
+            self.line(f"{product} = fmul {kind} {texts[0]}, {texts[1]}")
+            self.line(f"{name} = fadd {kind} {product}, {texts[2]}")
+        elif operation in _INTRINSICS:
+            self.intrinsic(name, _INTRINSICS[operation], last, texts)
+        elif operation == "neg":
+            text = (
+                f"fneg {kind} {texts[0]}"
+                if last.is_float
+                else f"sub {kind} {_zero(last)}, {texts[0]}"
+            )
+            self.line(f"{name} = {text}")
+        elif operation == "not":
+            ones = constant_text(
+                Constant(last, True if last.dtype == "bool" else ~np.dtype(last.dtype).type(0))
+            )
+            self.line(f"{name} = xor {kind} {texts[0]}, {ones}")
+        elif operation == "select":
+            chosen = f"{kind} {texts[1]}, {kind} {texts[2]}"
+            self.line(f"{name} = select {type_text(kinds[0])} {texts[0]}, {chosen}")
+        elif operation == "copy":
+            self.line(f"{name} = {_same(last, texts[0])}")
+        elif operation == "cast":
+            self.line(f"{name} = {_cast(kinds[0], result.type, texts[0])}")
+        elif operation == "bitcast":
+            self.line(f"{name} = bitcast {kind} {texts[0]} to {type_text(result.type)}")
+        elif operation == "splat":
+            self.splat(name, result.type, texts[0])
+        elif operation == "lane":
+            self.line(f"{name} = extractelement {type_text(kinds[0])} {texts[0]}, i64 {texts[1]}")
+        elif operation == "offset":
+            self.line(f"{name} = getelementptr i8, ptr {texts[0]}, i64 {texts[1]}")
+        else:
+            raise NotImplementedError(operation)
+
+    def intrinsic(self, name: str, intrinsic: str, type: Type, texts: list[str]) -> None:
+        kind, bits = type_text(type), 8 * type.itemsize
+        whole = f"{intrinsic}.f{bits}" if type.lanes == 1 else f"{intrinsic}.v{type.lanes}f{bits}"
+        self.module.declare(f"{kind} @{whole}({', '.join([kind] * len(texts))})")
+        given = ", ".join(f"{kind} {text}" for text in texts)
+        self.line(f"{name} = call {kind} @{whole}({given})")
+
+    def splat(self, name: str, type: Type, text: str) -> None:
+        kind, item, first = type_text(type), type_text(Type(type.dtype)), self.new()
+        self.line(f"{first} = insertelement {kind} undef, {item} {text}, i64 0")
+        mask = f"<{type.lanes} x i32> zeroinitializer"
+        self.line(f"{name} = shufflevector {kind} {first}, {kind} undef, {mask}")
+
+    @write.register
+    def _(self, statement: Load) -> None:
+        type, place = statement.result.type, self.address(statement.pointer, statement.offset)
+        memory, name = type_text(type, in_memory=True), f"%{statement.result.name}"
+        if type.dtype != "bool":
+            self.line(f"{name} = load {memory}, ptr {place}, align {type.itemsize}")
+            return
+        read = self.new()
+        self.line(f"{read} = load {memory}, ptr {place}, align 1")
+        zero = "0" if type.lanes == 1 else "zeroinitializer"
+        self.line(f"{name} = icmp ne {memory} {read}, {zero}")
+
+    @write.register
+    def _(self, statement: Store) -> None:
+        type, text = statement.value.type, self.read(statement.value)
+        place, memory = (
+            self.address(statement.pointer, statement.offset),
+            type_text(type, in_memory=True),
+        )
+        if type.dtype == "bool":
+            wide = self.new()
+            self.line(f"{wide} = zext {type_text(type)} {text} to {memory}")
+            text = wide
+        self.line(f"store {memory} {text}, ptr {place}, align {type.itemsize}")
+
+    @write.register
+    def _(self, statement: Prefetch) -> None:
+        place = self.address(statement.pointer, statement.offset)
+        self.module.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        arguments = f"ptr {place}, i32 {int(statement.write)}, i32 3, i32 1"
+        self.line(f"call void @llvm.prefetch.p0({arguments})")
+
+    @write.register
+    def _(self, statement: Scratch) -> None:
+        kind = type_text(Type(statement.dtype), in_memory=True)
+        self.slots.append(
+            f"%{statement.result.name} = alloca [{statement.count} x {kind}], align 64"
+        )
+
+    @write.register
+    def _(self, statement: Assign) -> None:
+        kind, text = type_text(statement.local.type), self.read(statement.value)
+        self.line(f"store {kind} {text}, ptr %{statement.local.name}.slot")
+
+    @write.register
+    def _(self, statement: For) -> None:
+        head, body, end = self.names("for", "body", "end")
+        index, first, last = (
+            statement.index.name,
+            self.read(statement.start),
+            self.read(statement.stop),
+        )
+        before = f"before_{head}"
+        self.line(f"br label %{before}")
+        self.label(before)
+        self.line(f"br label %{head}")
+        self.label(head)
+        self.line(f"%{index} = phi i64 [ {first}, %{before} ], [ %{index}.next, %latch_{head} ]")
+        inside = self.new()
+        self.line(f"{inside} = icmp slt i64 %{index}, {last}")
+        self.line(f"br i1 {inside}, label %{body}, label %{end}")
+        self.label(body)
+        self.block(statement.body)
+        self.line(f"br label %latch_{head}")
+        self.label(f"latch_{head}")
+        self.line(f"%{index}.next = add nsw i64 %{index}, {statement.step}")
+        self.line(f"br label %{head}")
+        self.label(end)
+
+    @write.register
+    def _(self, statement: While) -> None:
+        head, body, end = self.names("while", "body", "end")
+        self.line(f"br label %{head}")
+        self.label(head)
+        self.block(statement.before)
+        self.line(f"br i1 {self.read(statement.condition)}, label %{body}, label %{end}")
+        self.label(body)
+        self.block(statement.body)
+        self.line(f"br label %{head}")
+        self.label(end)
+
+    @write.register
+    def _(self, statement: If) -> None:
+        then, other, end = self.names("then", "else", "end")
+        self.line(f"br i1 {self.read(statement.condition)}, label %{then}, label %{other}")
+        for label, block in ((then, statement.body), (other, statement.otherwise)):
+            self.label(label)
+            self.block(block)
+            self.line(f"br label %{end}")
+        self.label(end)
+
+    @write.register
+    def _(self, statement: Call) -> None:
+        given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
+        kinds = [type_text(value.type) for value in statement.results]
+        called = f"@{statement.function.name}({given})"
+        if len(kinds) == 1:
+            self.line(f"%{statement.results[0].name} = call {kinds[0]} {called}")
+            return
+        whole = f"{{ {', '.join(kinds)} }}" if kinds else "void"
+        name = self.new()
+        self.line(
+            f"{f'{name} = ' if kinds else ''}call {whole} @{statement.function.name}({given})"
+        )
+        for place, value in enumerate(statement.results):
+            self.line(f"%{value.name} = extractvalue {whole} {name}, {place}")
+
+    @write.register
+    def _(self, statement: CallSymbol) -> None:
+        kind = type_text(statement.result.type)
+        self.module.declare(
+            f"{kind} @{statement.symbol}({', '.join([kind] * len(statement.operands))})"
+        )
+        given = ", ".join(f"{kind} {self.read(value)}" for value in statement.operands)
+        self.line(f"%{statement.result.name} = call {kind} @{statement.symbol}({given})")
+
+    @write.register
+    def _(self, statement: CallPointer) -> None:
+        kind = type_text(statement.result.type)
+        given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
+        target = self.read(statement.pointer)
+        self.line(f"%{statement.result.name} = call {kind} {target}({given})")
+
+    @write.register
+    def _(self, statement: Poll) -> None:
+        (ask, leave, go) = self.names("ask", "leave", "go")
+        function, known, answer, wanted = (self.new() for _ in range(4))
+        self.line(f"{function} = load ptr, ptr %frame")
+        self.line(f"{known} = icmp ne ptr {function}, null")
+        self.line(f"br i1 {known}, label %{ask}, label %{go}")
+        self.label(ask)
+        self.line(f"{answer} = call i32 {function}()")
+        self.line(f"{wanted} = icmp ne i32 {answer}, 0")
+        self.line(f"br i1 {wanted}, label %{leave}, label %{go}")
+        self.label(leave)
+        self.line(f"ret i64 {INTERRUPTED}")
+        self.label(go)
+
+    @write.register
+    def _(self, statement: Fail) -> None:
+        for place, value in enumerate(statement.values):
+            slot = self.new()
+            self.line(f"{slot} = getelementptr i8, ptr %frame, i64 {8 * (place + 1)}")
+            self.line(f"store {type_text(value.type)} {self.read(value)}, ptr {slot}, align 8")
+        self.line(f"ret i64 {statement.code}")
+        self.label(self.names("unreachable")[0])
+
+    @write.register
+    def _(self, statement: End) -> None:
+        self.line(f"ret i64 {statement.code}")
+        self.label(self.names("unreachable")[0])
+
+
+def _zero(type: Type) -> str:
+    return "0" if type.lanes == 1 else "zeroinitializer"
+
+
+def _same(type: Type, text: str) -> str:
+    """Return an instruction whose result is a value as it is."""
+    if type == POINTER:
+        return f"getelementptr i8, ptr {text}, i64 0"
+    return f"bitcast {type_text(type)} {text} to {type_text(type)}"
+
+
+def _cast(old: Type, new: Type, text: str) -> str:
+    """Return the instruction of a conversion."""
+    before, after = type_text(old), type_text(new)
+    if old == new:
+        return _same(old, text)
+    if new.dtype == "bool":
+        zero = constant_text(Constant(old, 0))
+        return f"{'fcmp une' if old.is_float else 'icmp ne'} {before} {text}, {zero}"
+    if old.is_float and new.is_float:
+        instruction = "fpext" if new.itemsize > old.itemsize else "fptrunc"
+    elif old.is_float:
+        instruction = "fptosi" if new.is_signed else "fptoui"
+    elif new.is_float:
+        instruction = "sitofp" if old.is_signed else "uitofp"
+    elif _bits(new) == _bits(old):
+        return f"bitcast {before} {text} to {after}"
+    elif _bits(new) < _bits(old):
+        instruction = "trunc"
+    else:
+        instruction = "sext" if old.is_signed else "zext"
+    return f"{instruction} {before} {text} to {after}"

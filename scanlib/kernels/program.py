@@ -1,0 +1,199 @@
+"""A loop as two kernels that any linker can call.
+
+Whoever runs a loop has arrays, and makes a *table* of words of eight bytes of them:
+
+    for each input     its address, its dimensions, its strides in bytes
+    for each output    its address, its dimensions (it is contiguous)
+    the rest           `Words`: steps, capacity, how far the loop is, workspace, …
+
+and goes through these steps:
+
+1. Fill in the inputs and call `prepare`. It checks them, and writes the number of steps, the
+   dimensions of the outputs and the size of the workspace into the table.
+2. Allocate the outputs and the workspace, fill in their addresses, and call `start`, which copies
+   what they start with.
+3. Call `run`, which takes the steps, or ``run_parts`` for a program in several parts. Where it
+   returns `FULL`, the loop has filled ``words.capacity`` rows of the outputs that grow: give it
+   longer ones with the same first rows, and call it again. It goes on where it was.
+4. `first` and `rows` of each output say which of its rows are the result.
+
+A positive code is a failure, whose message `LoopProgram.failures` has: it ends the call. A negative
+one is `FULL` or `INTERRUPTED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytensor.graph.basic import Apply
+
+from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
+
+FULL = -2
+
+WORD = 8
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """Dtype and number of dimensions of an input or output."""
+
+    dtype: str
+    ndim: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a loop.
+
+    Attributes
+    ----------
+    type : ArrayType
+    grows : bool
+        Whether it has as many rows as the table's capacity, and more rows later.
+    extra : int
+        How many rows it has besides.
+    """
+
+    type: ArrayType
+    grows: bool = False
+    extra: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a code of failure means: an exception of `scanlib.ops.errors` or a builtin one, and the
+    template of its message, which the values of the frame are put into."""
+
+    error: str
+    template: str
+    count: int = 0
+
+
+class Words:
+    """Where everything is in the table of a loop.
+
+    Parameters
+    ----------
+    inputs : sequence of ArrayType
+    outputs : sequence of Output
+    functions : sequence
+        The functions outside, whose addresses the table has; it may grow while kernels are written.
+    """
+
+    def __init__(
+        self, inputs: Sequence[ArrayType], outputs: Sequence[Output], functions: Sequence[Any]
+    ) -> None:
+        place = 0
+        self.inputs: list[int] = []
+        for kind in inputs:
+            self.inputs.append(place)
+            place += 1 + 2 * kind.ndim
+        self.outputs: list[int] = []
+        for output in outputs:
+            self.outputs.append(place)
+            place += 1 + output.type.ndim + 2
+        names = ("steps", "capacity", "begin", "taken", "workspace", "workspace_size")
+        self.steps, self.capacity, self.begin, self.taken, self.workspace, self.workspace_size = (
+            range(place, place + len(names))
+        )
+        place += len(names)
+        self.part, self.parts = place, place + 1
+        self.functions = place + 2
+        self._outputs, self._functions = outputs, functions
+
+    @property
+    def size(self) -> int:
+        """How many words there are."""
+        return self.functions + len(self._functions)
+
+    def first_row(self, output: int) -> int:
+        """Return the word for the first row of the result, after which its number of rows is."""
+        return self.outputs[output] + 1 + self._outputs[output].type.ndim
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a loop; see the module."""
+
+    prepare: Kernel
+    start: Kernel
+    run: Kernel
+
+
+@dataclass(eq=False)
+class LoopProgram:
+    """The kernels of a loop, and what its callers need to know.
+
+    Attributes
+    ----------
+    name : str
+    inputs : tuple of ArrayType
+    outputs : tuple of Output
+    words : Words
+    kernels : Kernels
+    failures : dict of int to Failure
+    functions : tuple of Apply
+        Scalar nodes that no kernel computes: the table has the addresses of functions from their
+        inputs to their output.
+    can_be_parted : bool
+        Whether `prepare` may ask for several parts.
+    shared : tuple of int
+        Outputs of a program in parts that are sums over the parts.
+    may_be_full : bool
+        Whether `run` may return `FULL`.
+    may_stop : bool
+        Whether outputs may have more rows than the result.
+    has_workspace : bool
+        Whether the workspace may have any bytes.
+    """
+
+    name: str
+    inputs: tuple[ArrayType, ...]
+    outputs: tuple[Output, ...]
+    words: Words
+    kernels: Kernels
+    failures: dict[int, Failure]
+    functions: tuple[Apply, ...] = ()
+    can_be_parted: bool = False
+    shared: tuple[int, ...] = ()
+
+    may_be_full: bool = False
+    may_stop: bool = False
+    has_workspace: bool = False
+
+
+@dataclass
+class TableKernel:
+    """Writes a kernel that reads its parameters from the words of a table.
+
+    A parameter is made when it is first asked for.
+    """
+
+    name: str
+    writer: Writer = field(default_factory=Writer)
+    parameters: dict[int, Value] = field(default_factory=dict)
+
+    def word(self, slot: int, type: Type, name: str) -> Value:
+        """Return the parameter in a word of the table."""
+        if slot not in self.parameters:
+            self.parameters[slot] = self.writer.parameter(type, name)
+        return self.parameters[slot]
+
+    def number(self, slot: int, name: str) -> Value:
+        return self.word(slot, INT64, name)
+
+    @property
+    def table(self) -> Value:
+        """The address of the table itself."""
+        return self.word(-1, POINTER, "table")
+
+    def write_word(self, slot: int, value: Value) -> None:
+        self.writer.store(self.table, WORD * slot, value)
+
+    def kernel(self) -> Kernel:
+        """Return the kernel that was written."""
+        slots = tuple(self.parameters)
+        return Kernel(self.name, tuple(self.parameters.values()), self.writer.block, slots)

@@ -1,0 +1,615 @@
+"""What PyTensor's scalar Ops mean, as statements of kernels.
+
+One table for all targets: `RULES` has, by the class of an Op, a function that writes it, given its
+operands in the dtype of its result. The values are NumPy's, NaN and overflow included; integers
+divided by zero give zero. Complex numbers are pairs of floats, which the language does not know:
+they have a table of their own.
+
+To add an Op, add a line. What no line is for is a call of a function that the target brings
+(`Scalars.outside`), or has no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import pi
+from typing import Any
+
+import numpy as np
+import pytensor.scalar.basic as ps
+import pytensor.scalar.math as psm
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Composite
+
+from scanlib.kernels import vectors
+from scanlib.kernels.language import DTYPES, INTEGERS, Type, Value, Writer
+from scanlib.ops.logaddexp import LogAddExp
+
+
+class NoKernelError(NotImplementedError):
+    """A body has an operation or a dtype that kernels do not have; the message names it."""
+
+
+class LanesError(Exception):
+    """An operation exists for single numbers only."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A complex number."""
+
+    real: Value
+    imag: Value
+
+
+Number = Value | Pair
+Rule = Callable[..., Value]
+
+
+def parts_of(dtype: str) -> str | None:
+    """Return the dtype of the parts of complex numbers, None for other dtypes.
+
+    Raises
+    ------
+    NoKernelError
+        For a dtype that kernels do not have.
+    """
+    if dtype in ("complex64", "complex128"):
+        return "float32" if dtype == "complex64" else "float64"
+    if dtype not in DTYPES:
+        raise NoKernelError(f"kernels have no numbers of dtype {dtype}")
+    return None
+
+
+# Numbers of one dtype
+
+
+def _sum(w: Writer, *terms: Value) -> Value:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total | term if total.type.dtype == "bool" else total + term
+    return total
+
+
+def _product(w: Writer, *factors: Value) -> Value:
+    product = factors[0]
+    for factor in factors[1:]:
+        product = product & factor if product.type.dtype == "bool" else product * factor
+    return product
+
+
+def _maximum(w: Writer, *values: Value) -> Value:
+    return _extreme(w, values, lambda x, y: x > y)
+
+
+def _minimum(w: Writer, *values: Value) -> Value:
+    return _extreme(w, values, lambda x, y: x < y)
+
+
+def _extreme(
+    w: Writer, values: Sequence[Value], is_first: Callable[[Value, Value], Value]
+) -> Value:
+    """Return the first or the second of two values; NaN wins."""
+    found = values[0]
+    for value in values[1:]:
+        if found.type.dtype == "bool":
+            wide = [w.cast(v, "int8") for v in (found, value)]
+            found = w.select(is_first(*wide), found, value)
+            continue
+        chosen = is_first(found, value)
+        if found.type.is_float:
+            chosen = chosen | found.differs(found)
+        found = w.select(chosen, found, value)
+    return found
+
+
+def _clip(w: Writer, x: Value, low: Value, high: Value) -> Value:
+    return w.select(x < low, low, w.select(x > high, high, x))
+
+
+def _absolute(w: Writer, x: Value) -> Value:
+    if x.type.is_float:
+        return abs(x)
+    return w.select(x < 0, -x, x) if x.type.is_signed else x
+
+
+def _sign(w: Writer, x: Value) -> Value:
+    zero = w.constant(0, x.type)
+    if x.type.is_float:
+        rest = w.select(x.equals(0.0), zero, x)  # NaN is no number's sign
+        return w.select(x > 0.0, 1.0, w.select(x < 0.0, -1.0, rest))
+    below = w.select(x < 0, -1, zero) if x.type.is_signed else zero
+    return w.select(x > 0, 1, below)
+
+
+def _divisor(w: Writer, x: Value, y: Value) -> tuple[Value, Value]:
+    """Return a divisor that integers can be divided by, and whether the given one is."""
+    usable = y.differs(0)
+    if x.type.is_signed:
+        usable = usable & y.differs(-1)  # the least number over minus one would overflow
+    return w.select(usable, y, 1), usable
+
+
+def _floor_quotient(w: Writer, x: Value, y: Value) -> Value:
+    if x.type.is_float:
+        return _float_divmod(w, x, y)[0]
+    divisor, _ = _divisor(w, x, y)
+    q = w.apply("quotient", x, divisor)
+    if x.type.is_signed:
+        rest = w.apply("remainder", x, divisor)
+        q = w.select(rest.differs(0) & ((rest < 0) ^ (divisor < 0)), q - 1, q)
+        q = w.select(y.equals(-1), -x, q)
+    return w.select(y.equals(0), 0, q)
+
+
+def _modulo(w: Writer, x: Value, y: Value) -> Value:
+    if x.type.is_float:
+        return _float_divmod(w, x, y)[1]
+    divisor, usable = _divisor(w, x, y)
+    rest = w.apply("remainder", x, divisor)
+    if x.type.is_signed:
+        rest = w.select(rest.differs(0) & ((rest < 0) ^ (divisor < 0)), rest + divisor, rest)
+    return w.select(usable, rest, 0)
+
+
+def _float_divmod(w: Writer, x: Value, y: Value) -> tuple[Value, Value]:
+    """Return the floor of a quotient and what is left, as Python and NumPy define them."""
+    left = library(w, "fmod", x, y)
+    quotient = (x - left) / y
+    wrong = left.differs(0.0) & ((y < 0.0) ^ (left < 0.0))
+    rest = w.select(wrong, left + y, left)
+    rest = w.select(rest.equals(0.0), w.apply("copysign", rest, y), rest)
+    quotient = w.select(wrong, quotient - 1.0, quotient)
+    floor = w.apply("floor", quotient)
+    floor = w.select(quotient - floor > 0.5, floor + 1.0, floor)
+    zero = w.apply("copysign", w.constant(0.0, x.type), x / y)
+    floor = w.select(quotient.equals(0.0), zero, floor)
+    return w.select(y.equals(0.0), x / y, floor), w.select(y.equals(0.0), left, rest)
+
+
+def _power(w: Writer, x: Value, y: Value) -> Value:
+    if x.type.is_float:
+        return library(w, "pow", x, y)
+    if x.type.lanes > 1:
+        raise LanesError("powers of integers")
+    # Squares of squares, one for each bit of the exponent.
+    unsigned = f"uint{8 * x.type.itemsize}"
+    result, base = w.local(1, x.type), w.local(x)
+    rest = w.local(w.bitcast(y, unsigned) if y.type.is_signed else y)
+    if y.type.is_signed:
+        w.assign(rest, w.select(y < 0, 0, w.copy(rest)))
+    with w.loop_while(lambda: w.copy(rest).differs(0)):
+        factor = w.copy(base)
+        odd = (w.copy(rest) & 1).differs(0)
+        w.assign(result, w.copy(result) * w.select(odd, factor, 1))
+        w.assign(base, factor * factor)
+        w.assign(rest, w.copy(rest) >> 1)
+    return w.copy(result)
+
+
+def _round_away(w: Writer, x: Value) -> Value:
+    size = abs(x)
+    whole = w.apply("trunc", size)
+    whole = w.select(size - whole >= 0.5, whole + 1.0, whole)
+    return w.apply("copysign", whole, x)
+
+
+def _operation(name: str) -> Rule:
+    return lambda w, *values: w.apply(name, *values)
+
+
+def library(w: Writer, symbol: str, *values: Value) -> Value:
+    """Write a call of the C library.
+
+    Raises
+    ------
+    LanesError
+        On several lanes.
+    """
+    if values[0].type.lanes > 1:
+        raise LanesError(symbol)
+    return w.call_symbol(symbol + ("f" if values[0].type.dtype == "float32" else ""), *values)
+
+
+def _library(symbol: str) -> Rule:
+    return lambda w, *values: library(w, symbol, *values)
+
+
+def _vector(name: str) -> Rule:
+    def rule(w: Writer, *values: Value) -> Value:
+        kind = values[0].type
+        function = vectors.vector_function(name, kind.dtype, kind.lanes)
+        (result,) = w.call(function, *values)
+        return result
+
+    return rule
+
+
+# By Op: all operands have the dtype of the result.
+RULES: dict[type, Rule] = {
+    ps.Add: _sum,
+    ps.Mul: _product,
+    ps.Sub: lambda w, x, y: x - y,
+    ps.Neg: lambda w, x: -x,
+    ps.Sqr: lambda w, x: _product(w, x, x),
+    ps.Abs: _absolute,
+    ps.Sign: _sign,
+    ps.Maximum: _maximum,
+    ps.Minimum: _minimum,
+    ps.ScalarMaximum: _maximum,
+    ps.ScalarMinimum: _minimum,
+    ps.Clip: _clip,
+    ps.Second: lambda w, x, y: y,
+    ps.Identity: lambda w, x: x,
+    ps.Cast: lambda w, x: x,
+    ps.Conj: lambda w, x: x,
+    ps.Real: lambda w, x: x,
+    ps.IntDiv: _floor_quotient,
+    ps.Mod: _modulo,
+    ps.Pow: _power,
+    ps.AND: lambda w, *values: _joined("and", w, values),
+    ps.OR: lambda w, *values: _joined("or", w, values),
+    ps.XOR: lambda w, *values: _joined("xor", w, values),
+    ps.Invert: lambda w, x: ~x,
+}
+
+
+def _joined(operation: str, w: Writer, values: Sequence[Value]) -> Value:
+    found = values[0]
+    for value in values[1:]:
+        found = w.apply(operation, found, value)
+    return found
+
+
+# By Op: results that are floats; operands have the dtype of the result.
+FLOAT_RULES: dict[type, Rule] = {
+    ps.TrueDiv: lambda w, x, y: x / y,
+    ps.Reciprocal: lambda w, x: 1.0 / x,
+    ps.Sqrt: _operation("sqrt"),
+    ps.Ceil: _operation("ceil"),
+    ps.Floor: _operation("floor"),
+    ps.Trunc: _operation("trunc"),
+    ps.RoundHalfToEven: _operation("rint"),
+    ps.RoundHalfAwayFromZero: _round_away,
+    ps.Deg2Rad: lambda w, x: x * (pi / 180.0),
+    ps.Rad2Deg: lambda w, x: x * (180.0 / pi),
+    ps.Exp: _vector("exp"),
+    ps.Expm1: _vector("expm1"),
+    ps.Log: _vector("log"),
+    ps.Log1p: _vector("log1p"),
+    ps.Tanh: _vector("tanh"),
+    psm.Sigmoid: _vector("sigmoid"),
+    psm.Softplus: _vector("softplus"),
+    LogAddExp: _vector("logaddexp"),
+    ps.Exp2: _library("exp2"),
+    ps.Log2: _library("log2"),
+    ps.Log10: _library("log10"),
+    ps.Cos: _library("cos"),
+    ps.Sin: _library("sin"),
+    ps.Tan: _library("tan"),
+    ps.ArcCos: _library("acos"),
+    ps.ArcSin: _library("asin"),
+    ps.ArcTan: _library("atan"),
+    ps.ArcTan2: _library("atan2"),
+    ps.Cosh: _library("cosh"),
+    ps.Sinh: _library("sinh"),
+    ps.ArcCosh: _library("acosh"),
+    ps.ArcSinh: _library("asinh"),
+    ps.ArcTanh: _library("atanh"),
+    psm.Erf: _library("erf"),
+    psm.Erfc: _library("erfc"),
+}
+
+# By Op: comparisons, of operands of the dtype that both have in common.
+COMPARISONS: dict[type, str] = {
+    ps.EQ: "eq",
+    ps.NEQ: "ne",
+    ps.LT: "lt",
+    ps.LE: "le",
+    ps.GT: "gt",
+    ps.GE: "ge",
+}
+
+
+# Complex numbers
+
+
+def _pair_product(w: Writer, x: Pair, y: Pair) -> Pair:
+    return Pair(
+        x.real * y.real - x.imag * y.imag,
+        x.real * y.imag + x.imag * y.real,
+    )
+
+
+def _pair_quotient(w: Writer, x: Pair, y: Pair) -> Pair:
+    """Divide by the larger part of the divisor first, so that its square does not overflow.
+
+    R. L. Smith, "Algorithm 116: complex division", Communications of the ACM 5, 1962.
+    """
+    first = abs(y.real) >= abs(y.imag)
+    large, small = w.select(first, y.real, y.imag), w.select(first, y.imag, y.real)
+    ratio = small / large
+    size = large + small * ratio
+    real = w.select(first, x.real + x.imag * ratio, x.real * ratio + x.imag)
+    imag = w.select(first, x.imag - x.real * ratio, x.imag * ratio - x.real)
+    return Pair(real / size, imag / size)
+
+
+def _each(rule: Callable[[Writer, Value, Value], Value]) -> Callable[..., Pair]:
+    return lambda w, x, y: Pair(rule(w, x.real, y.real), rule(w, x.imag, y.imag))
+
+
+def _fold(rule: Callable[[Writer, Pair, Pair], Pair]) -> Callable[..., Pair]:
+    def folded(w: Writer, *values: Pair) -> Pair:
+        found = values[0]
+        for value in values[1:]:
+            found = rule(w, found, value)
+        return found
+
+    return folded
+
+
+# By Op, complex result: operands are complex.
+PAIR_RULES: dict[type, Callable[..., Pair]] = {
+    ps.Add: _fold(_each(lambda w, x, y: x + y)),
+    ps.Sub: _each(lambda w, x, y: x - y),
+    ps.Mul: _fold(_pair_product),
+    ps.TrueDiv: _pair_quotient,
+    ps.Neg: lambda w, x: Pair(-x.real, -x.imag),
+    ps.Conj: lambda w, x: Pair(x.real, -x.imag),
+    ps.Sqr: lambda w, x: _pair_product(w, x, x),
+    ps.Reciprocal: lambda w, x: _pair_quotient(
+        w, Pair(w.constant(1, x.real.type), w.constant(0, x.real.type)), x
+    ),
+    ps.Identity: lambda w, x: x,
+    ps.Cast: lambda w, x: x,
+    ps.Second: lambda w, x, y: y,
+}
+# By Op, real result of one complex operand.
+FROM_PAIRS: dict[type, Callable[[Writer, Pair], Value]] = {
+    ps.Real: lambda w, x: x.real,
+    ps.Imag: lambda w, x: x.imag,
+    ps.Abs: lambda w, x: library(w, "hypot", x.real, x.imag),
+    ps.Angle: lambda w, x: library(w, "atan2", x.imag, x.real),
+}
+
+
+Outside = Callable[[Apply, list[Value]], list[Value]]
+
+
+class Scalars:
+    """Writes graphs of scalars into a kernel.
+
+    Parameters
+    ----------
+    writer : Writer
+    outside : callable, optional
+        Writes a node that no rule is for, given its operands; raises `NoKernelError`.
+    """
+
+    def __init__(self, writer: Writer, outside: Outside | None = None) -> None:
+        self.writer = writer
+        self.outside = outside
+        self.lanes = 1
+        self.values: dict[Variable, Number] = {}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget, afterwards, what has become of variables."""
+        values = dict(self.values)
+        try:
+            yield
+        finally:
+            self.values = values
+
+    def bind(self, variable: Variable, value: Number) -> None:
+        self.values[variable] = value
+
+    def number(self, variable: Variable) -> Number:
+        """Return the value of a variable that is bound or constant."""
+        if isinstance(variable, Constant):
+            return self.constant(variable.data, variable.type.dtype)
+        return self.values[variable]
+
+    def constant(self, value: Any, dtype: str) -> Number:
+        half, w = parts_of(dtype), self.writer
+        if half is None:
+            return w.constant(np.asarray(value).item(), Type(dtype, self.lanes))
+        item, kind = complex(np.asarray(value).item()), Type(half, self.lanes)
+        return Pair(w.constant(item.real, kind), w.constant(item.imag, kind))
+
+    def emit(
+        self,
+        outputs: Iterable[Variable],
+        special: Callable[[Apply], bool] = lambda node: False,
+    ) -> None:
+        """Write the statements that compute `outputs` from what is bound.
+
+        Parameters
+        ----------
+        outputs : iterable of Variable
+        special : callable, optional
+            Writes and binds the outputs of a node that is no scalar Op; returns whether it did.
+        """
+        bound = [variable for variable in self.values if not isinstance(variable, Constant)]
+        for node in toposort(list(outputs), blockers=bound):
+            if all(out in self.values for out in node.outputs) or special(node):
+                continue
+            results = self.apply(node, [self.number(inp) for inp in node.inputs])
+            self.values.update(zip(node.outputs, results, strict=True))
+
+    # One node
+
+    def apply(self, node: Apply, inputs: list[Number]) -> list[Number]:
+        """Write one node; return its results."""
+        op, w = node.op, self.writer
+        if isinstance(op, Composite):
+            return self._composite(node, inputs)
+        inputs = [self._spread(value) for value in inputs]
+        dtypes = [variable.type.dtype for variable in node.inputs]
+        made = node.outputs[0].type.dtype
+        kind = type(op)
+        if kind is ps.Switch:
+            return [self._switch(node, inputs)]
+        if kind in COMPARISONS:
+            return [self._comparison(COMPARISONS[kind], inputs, dtypes)]
+        if kind in (ps.IsNan, ps.IsInf):
+            return [self._classified(kind is ps.IsNan, inputs[0], dtypes[0])]
+        if kind is ps.Complex:
+            half = parts_of(made)
+            assert half is not None
+            real, imag = (self._value(value, half) for value in inputs)
+            return [Pair(real, imag)]
+        half = parts_of(made)
+        if half is not None and kind in PAIR_RULES:
+            pairs = [self._pair(value, half) for value in inputs]
+            return [PAIR_RULES[kind](w, *pairs)]
+        if half is None and any(isinstance(value, Pair) for value in inputs):
+            if kind in FROM_PAIRS and isinstance(inputs[0], Pair):
+                return [w.cast(FROM_PAIRS[kind](w, inputs[0]), made)]
+            raise NoKernelError(f"{op} of complex numbers has no kernel")
+        if half is None and kind is ps.Imag:
+            return [w.constant(0, Type(made, self.lanes))]
+        rule = RULES.get(kind)
+        if rule is None and made in ("float32", "float64"):
+            rule = FLOAT_RULES.get(kind)
+        no_numbers = made == "bool" and kind in _NO_TRUTHS
+        no_bits = made in ("float32", "float64") and kind in _BITS
+        if rule is None or half is not None or no_numbers or no_bits:
+            return self._outside(node, inputs)
+        return [rule(w, *(self._value(value, made) for value in inputs))]
+
+    def _outside(self, node: Apply, inputs: list[Number]) -> list[Number]:
+        values = [value for value in inputs if isinstance(value, Value)]
+        if self.outside is None or len(values) < len(inputs):
+            raise NoKernelError(f"{node.op} has no kernel")
+        if self.lanes > 1:
+            raise LanesError(str(node.op))
+        return [*self.outside(node, values)]
+
+    def _composite(self, node: Apply, inputs: list[Number]) -> list[Number]:
+        graph = node.op.fgraph
+        with self.scope():
+            self.values.update(zip(graph.inputs, inputs, strict=True))
+            for inner in graph.toposort():
+                results = self.apply(inner, [self.number(inp) for inp in inner.inputs])
+                self.values.update(zip(inner.outputs, results, strict=True))
+            return [self.number(out) for out in graph.outputs]
+
+    # Numbers of other dtypes
+
+    def _spread(self, value: Number) -> Number:
+        """Return a number in as many lanes as are being written."""
+        if isinstance(value, Pair):
+            real, imag = self._spread(value.real), self._spread(value.imag)
+            assert isinstance(real, Value)
+            assert isinstance(imag, Value)
+            return Pair(real, imag)
+        if value.type.lanes == self.lanes:
+            return value
+        return self.writer.splat(value, self.lanes)
+
+    def _value(self, value: Number, dtype: str) -> Value:
+        """Return a real number as a dtype has it."""
+        if isinstance(value, Pair):
+            raise NoKernelError("a complex number is used as a real one")
+        return self.convert(value, dtype)
+
+    def convert(self, value: Value, dtype: str) -> Value:
+        """Return a number as a dtype has it; what an integer cannot hold gives some integer."""
+        w, old = self.writer, value.type
+        parts_of(dtype)
+        if not (old.is_float and dtype in INTEGERS):
+            return w.cast(value, dtype)
+        # As processors do it, that have one conversion: through 64 bits.
+        wide = "uint64" if dtype == "uint64" else "int64"
+        low, high = (0.0, 2.0**64) if wide == "uint64" else (-(2.0**63), 2.0**63)
+        if wide == "uint64":
+            # Numbers below zero wrap around.
+            negative = (value < 0.0) & (value >= -(2.0**63))
+            below = w.cast(w.cast(w.select(negative, value, 0.0), "int64"), wide)
+            inside = (value >= low) & (value < high)
+            above = w.cast(w.select(inside, value, 0.0), wide)
+            least = w.constant(2**63, old.of(wide))
+            return w.select(inside, above, w.select(negative, below, least))
+        inside = (value >= low) & (value < high)
+        whole = w.cast(w.select(inside, value, 0.0), wide)
+        return w.cast(w.select(inside, whole, -(2**63)), dtype)
+
+    def _pair(self, value: Number, half: str) -> Pair:
+        w = self.writer
+        if isinstance(value, Pair):
+            return Pair(w.cast(value.real, half), w.cast(value.imag, half))
+        return Pair(w.cast(value, half), w.constant(0, value.type.of(half)))
+
+    # Choices and comparisons
+
+    def truth(self, value: Number) -> Value:
+        """Return whether a number is not zero."""
+        if isinstance(value, Pair):
+            return value.real.differs(0) | value.imag.differs(0)
+        return value if value.type.dtype == "bool" else self.writer.cast(value, "bool")
+
+    def _switch(self, node: Apply, inputs: list[Number]) -> Number:
+        made, w = node.outputs[0].type.dtype, self.writer
+        condition, half = self.truth(inputs[0]), parts_of(made)
+        if half is None:
+            chosen, other = (self._value(value, made) for value in inputs[1:])
+            return w.select(condition, chosen, other)
+        first, second = (self._pair(value, half) for value in inputs[1:])
+        return Pair(
+            w.select(condition, first.real, second.real),
+            w.select(condition, first.imag, second.imag),
+        )
+
+    def _comparison(self, operation: str, inputs: list[Number], dtypes: list[str]) -> Value:
+        w = self.writer
+        common = np.result_type(*dtypes).name
+        half = parts_of(common)
+        if half is not None:
+            if operation not in ("eq", "ne"):
+                raise NoKernelError("complex numbers have no order")
+            first, second = (self._pair(value, half) for value in inputs)
+            same = first.real.equals(second.real) & first.imag.equals(second.imag)
+            return same if operation == "eq" else ~same
+        kinds = {np.dtype(dtype).kind for dtype in dtypes}
+        if kinds == {"i", "u"} and common == "float64":
+            return self._mixed_comparison(operation, inputs, dtypes)
+        if common == "bool" and operation not in ("eq", "ne"):
+            common = "uint8"
+        x, y = (self._value(value, common) for value in inputs)
+        return w.apply(operation, x, y)
+
+    def _mixed_comparison(self, operation: str, inputs: list[Number], dtypes: list[str]) -> Value:
+        """Compare a signed integer with an unsigned one that no signed dtype holds."""
+        w = self.writer
+        x, y = inputs
+        assert isinstance(x, Value)
+        assert isinstance(y, Value)
+        if np.dtype(dtypes[0]).kind == "u":
+            swapped = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(operation, operation)
+            return self._mixed_comparison(swapped, [y, x], dtypes[::-1])
+        sign = w.cast(x, "int64")
+        negative = sign < 0
+        found = w.apply(operation, w.cast(sign, "uint64"), w.cast(y, "uint64"))
+        below = w.constant(operation in ("lt", "le", "ne"), found.type)
+        return w.select(negative, below, found)
+
+    def _classified(self, nan: bool, value: Number, dtype: str) -> Value:
+        w = self.writer
+        if isinstance(value, Pair):
+            parts = [
+                self._classified(nan, part, part.type.dtype) for part in (value.real, value.imag)
+            ]
+            return parts[0] | parts[1]
+        if not value.type.is_float:
+            return w.constant(False, value.type.of("bool"))
+        return value.differs(value) if nan else abs(value).equals(float("inf"))
+
+
+_BITS = (ps.AND, ps.OR, ps.XOR, ps.Invert)
+# Operations that NumPy does not have for truth values, or has with another meaning.
+_NO_TRUTHS = (ps.Clip, ps.Sub, ps.Neg, ps.Sign, ps.IntDiv, ps.Mod, ps.Pow)

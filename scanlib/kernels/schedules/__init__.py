@@ -1,0 +1,1 @@
+"""How loops walk their data: one module per schedule, a function from a loop to its kernels."""

@@ -1,0 +1,247 @@
+"""Names the first thing that is wrong with a kernel.
+
+What a printer is given has passed `verify`: types fit, every name has a value before it is read,
+and has it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scanlib.kernels.language import (
+    BOOL,
+    INT64,
+    OPERATIONS,
+    POINTER,
+    Apply,
+    Assign,
+    Block,
+    Call,
+    CallPointer,
+    CallSymbol,
+    Constant,
+    End,
+    Fail,
+    For,
+    Function,
+    If,
+    Kernel,
+    Load,
+    Poll,
+    Prefetch,
+    Scratch,
+    Statement,
+    Store,
+    Value,
+    While,
+    functions_of,
+)
+
+
+class KernelError(TypeError):
+    """A tree that is no kernel: the message has the statement and what is wrong with it."""
+
+
+def verify(root: Function | Kernel) -> None:
+    """Check a kernel or function, and all functions that it calls.
+
+    Raises
+    ------
+    KernelError
+        With the first statement that is wrong.
+    """
+    names: dict[str, Function] = {}
+    for function in [*functions_of(root), root]:
+        if isinstance(function, Function) and names.setdefault(function.name, function) != function:
+            raise KernelError(f"two functions are called {function.name!r}")
+        _Scope(function).check()
+
+
+class _Scope:
+    """The names of one function or kernel that have a value."""
+
+    def __init__(self, root: Function | Kernel) -> None:
+        self.root = root
+        self.known: set[Value] = set(root.parameters)
+        self.names: set[str] = {value.name for value in root.parameters}
+
+    def check(self) -> None:
+        if len(self.names) != len(self.root.parameters):
+            raise KernelError(f"{self.root.name}: two parameters have one name")
+        self.statements(self.root.body)
+        if isinstance(self.root, Function):
+            for value in self.root.results:
+                self.read(value, f"the results of {self.root.name}")
+
+    def block(self, block: Block) -> None:
+        """Check a block; what it names has no value after it."""
+        known = set(self.known)
+        self.statements(block)
+        self.known = known
+
+    def statements(self, block: Block) -> None:
+        for statement in block.statements:
+            try:
+                self.statement(statement)
+            except KernelError as error:
+                if " in `" in str(error):
+                    raise
+                line = next(statement.lines())
+                raise KernelError(f"{error} in `{line}` of {self.root.name}") from None
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Apply(result, operation, operands):
+                self.read_all(operands)
+                _check_operation(result, operation, operands)
+                self.define(result)
+            case Load(result, pointer, offset):
+                self.expect(pointer, POINTER)
+                self.expect(offset, INT64)
+                self.define(result)
+            case Store(pointer, offset, value):
+                self.expect(pointer, POINTER)
+                self.expect(offset, INT64)
+                self.read(value)
+            case Prefetch(pointer, offset, _):
+                self.expect(pointer, POINTER)
+                self.expect(offset, INT64)
+            case Scratch(result, _, count):
+                if count < 1:
+                    raise KernelError(f"scratch memory for {count} numbers")
+                self.define(result)
+            case Assign(local, value):
+                self.read(value)
+                if local.type != value.type:
+                    raise KernelError(f"{value!r} is assigned to {local!r}")
+                if local not in self.known:
+                    self.define(local)
+            case For(index, start, stop, step, body):
+                self.expect(start, INT64)
+                self.expect(stop, INT64)
+                if step < 1:
+                    raise KernelError(f"the step is {step}")
+                known = set(self.known)
+                self.define(index)
+                self.block(body)
+                self.known = known
+            case While(before, condition, body):
+                known = set(self.known)
+                self.statements(before)
+                self.expect(condition, BOOL)
+                self.block(body)
+                self.known = known
+            case If(condition, body, otherwise):
+                self.expect(condition, BOOL)
+                self.block(body)
+                self.block(otherwise)
+            case Call(results, function, operands):
+                self.read_all(operands)
+                expected = [value.type for value in function.parameters]
+                given = [value.type for value in operands]
+                if expected != given:
+                    raise KernelError(f"{function.name} takes {_types(expected)}")
+                for result, value in zip(results, function.results, strict=True):
+                    if result.type != value.type:
+                        raise KernelError(f"{result!r} is {value.type}")
+                    self.define(result)
+            case CallSymbol(result, _, operands):
+                self.read_all(operands)
+                if any(value.type != result.type for value in operands) or result.type.lanes > 1:
+                    raise KernelError("functions of the C library take numbers of one dtype")
+                self.define(result)
+            case CallPointer(result, pointer, operands):
+                self.expect(pointer, POINTER)
+                self.read_all(operands)
+                if any(value.type.lanes > 1 for value in (result, *operands)):
+                    raise KernelError("functions outside of a kernel take numbers")
+                self.define(result)
+            case Fail(code, values):
+                self.read_all(values)
+                if code < 1 or not isinstance(self.root, Kernel):
+                    raise KernelError("kernels fail, with a positive code")
+            case End(code):
+                if code > -1 or not isinstance(self.root, Kernel):
+                    raise KernelError("kernels end, with a negative code")
+            case Poll():
+                if not isinstance(self.root, Kernel):
+                    raise KernelError("kernels are interrupted, not functions")
+            case _:
+                raise KernelError(f"{type(statement).__name__} is no statement")
+
+    def define(self, value: Value) -> None:
+        if value.name in self.names:
+            raise KernelError(f"{value} has a value already")
+        if isinstance(value, Constant):
+            raise KernelError("a constant is given a value")
+        self.names.add(value.name)
+        self.known.add(value)
+
+    def read_all(self, values: Iterable[Value]) -> None:
+        for value in values:
+            self.read(value)
+
+    def read(self, value: Value, where: str = "") -> None:
+        if not isinstance(value, Constant) and value not in self.known:
+            raise KernelError(f"{where}{': ' if where else ''}{value} has no value here")
+
+    def expect(self, value: Value, type: object) -> None:
+        self.read(value)
+        if value.type != type:
+            raise KernelError(f"{value!r} must be {type}")
+
+
+def _types(types: Iterable[object]) -> str:
+    return ", ".join(map(str, types))
+
+
+_KINDS = {
+    "float": lambda kind: kind.is_float,
+    "integer": lambda kind: kind.is_integer,
+    "number": lambda kind: kind.is_float or kind.is_integer,
+    "bits": lambda kind: kind.is_integer or kind.dtype == "bool",
+    "any": lambda kind: True,
+}
+
+
+def _check_operation(result: Value, operation: str, operands: tuple[Value, ...]) -> None:
+    """Check the types of one operation."""
+    rule = OPERATIONS.get(operation)
+    if rule is None:
+        raise KernelError(f"there is no operation {operation!r}")
+    if len(operands) != rule.arity:
+        raise KernelError(f"{operation} takes {rule.arity} operands, not {len(operands)}")
+    kinds, made = [value.type for value in operands], result.type
+    first = kinds[0]
+    if operation == "select":
+        kinds = kinds[1:]
+        if first != kinds[0].of("bool"):
+            raise KernelError(f"{operands[0]!r} must be {kinds[0].of('bool')}")
+    if operation in ("lane", "splat", "offset"):
+        _check_given(operation, operands, made)
+        return
+    if any(kind != kinds[0] for kind in kinds):
+        raise KernelError(f"operands of {_types(kinds)}")
+    if not _KINDS[rule.operands](kinds[0]):
+        raise KernelError(f"{operation} takes no {kinds[0]}")
+    if operation == "cast":
+        fits = POINTER not in (first, made) and first.lanes == made.lanes
+    elif operation == "bitcast":
+        fits = first.lanes == made.lanes and first.itemsize == made.itemsize
+    else:
+        fits = made == (kinds[0].of("bool") if rule.result == "bool" else kinds[0])
+    if not fits:
+        raise KernelError(f"{operation} of {_types(kinds)} is no {made}")
+
+
+def _check_given(operation: str, operands: tuple[Value, ...], made: object) -> None:
+    first = operands[0].type
+    if operation == "offset":
+        fits = first == POINTER == made and operands[1].type == INT64
+    elif operation == "splat":
+        fits = first.lanes == 1 and getattr(made, "dtype", None) == first.dtype
+    else:
+        lane = operands[1]
+        fits = isinstance(lane, Constant) and 0 <= lane.value < first.lanes
+    if not fits:
+        raise KernelError(f"{operation} of {_types(value.type for value in operands)} is no {made}")

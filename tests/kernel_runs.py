@@ -1,0 +1,110 @@
+"""Kernels run three ways: by the interpreter, by LLVM, and by a C++ compiler."""
+
+import ctypes
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from pytensor.configdefaults import config
+
+from scanlib.kernels import interpreter
+from scanlib.kernels.compiled import compile_kernels
+from scanlib.kernels.driver import FRAME
+from scanlib.kernels.language import POINTER, TABLE
+from scanlib.kernels.printers import c
+
+COMPILER = config.cxx.split() or [""]
+ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+_engines = []
+
+
+def interpreted(kernel, arrays):
+    """Run a kernel in Python; return its code and the values of a failure."""
+    code, values = interpreter.run(kernel, arrays)
+    return code, [np.asarray(value) for value in values]
+
+
+def _table(kernel, arrays):
+    words = np.zeros(len(arrays), np.int64)
+    for place, (value, given) in enumerate(zip(kernel.parameters, arrays, strict=True)):
+        if value.type == POINTER:
+            words[place] = given.ctypes.data
+        else:
+            item = np.asarray(given, value.type.dtype)
+            words[place : place + 1].view(np.uint8)[: item.itemsize] = item.reshape(1).view(
+                np.uint8
+            )
+    return words
+
+
+def _run(entry, kernel, arrays):
+    words, frame = _table(kernel, arrays), np.zeros(FRAME, np.int64)
+    return entry(words.ctypes.data, frame.ctypes.data), frame[1:]
+
+
+def by_llvm(kernel, arrays):
+    """Run a kernel as machine code that LLVM made."""
+    code = compile_kernels([kernel])
+    return _run(ENTRY(code.entries[f"{kernel.name}_entry"]), kernel, arrays)
+
+
+def by_c(kernel, arrays, flags=("-O2", "-march=native")):
+    """Run a kernel as machine code that the C++ compiler made."""
+    headers = "".join(f"#include {header}\n" for header in c.HEADERS)
+    source = f"""{headers}{c.print_kernels(kernel)}
+    extern "C" int64_t go(char *table, char *frame) {{
+      return {kernel.name}_entry(table, frame);
+    }}"""
+    return _run(_library(source, flags), kernel, arrays)
+
+
+@cache
+def _library(source, flags):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        command = [*COMPILER, *flags, "-shared", "-fPIC", "-Wno-psabi", *c.ARGUMENTS]
+        command += ["-x", "c++", "-", "-o", str(path)]
+        subprocess.run(command, input=source.encode(), check=True)
+        library = ctypes.CDLL(str(path))
+    _engines.append(library)
+    library.go.argtypes, library.go.restype = [ctypes.c_void_p] * 2, ctypes.c_int64
+    return library.go
+
+
+class RawAddress:
+    """A place in memory that only its number is known of, for kernels that read tables."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def item(self, offset, size):
+        memory = (ctypes.c_char * size).from_address(self.number + offset)
+        return np.frombuffer(memory, np.uint8)
+
+    def moved(self, count):
+        return RawAddress(self.number + count)
+
+
+def interpreted_entry(kernel, words):
+    """Return an entry of a kernel that the interpreter runs."""
+
+    def entry(table_address, frame_address):
+        size = 8 * words.size
+        table = np.frombuffer((ctypes.c_char * size).from_address(table_address), np.int64)
+        frame = np.frombuffer((ctypes.c_char * (8 * FRAME)).from_address(frame_address), np.int64)
+        given = []
+        for value, slot in zip(kernel.parameters, kernel.slots, strict=True):
+            if slot == TABLE:
+                given.append(RawAddress(table_address))
+            elif value.type == POINTER:
+                given.append(RawAddress(int(table[slot])))
+            else:
+                given.append(table[slot])
+        code, values = interpreter.run(kernel, given)
+        for place, value in enumerate(values):
+            frame[1 + place] = value
+        return code
+
+    return entry
