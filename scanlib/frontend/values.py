@@ -133,7 +133,7 @@ def _as_array(value: Any) -> np.ndarray:
     """Return the array that a value stands for; one that belongs to another package is copied."""
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.getmaskarray(value).any():
-            raise TypeError("the mask of an array would be lost")
+            raise TypeError("its mask would be lost")
         return value.data
     if isinstance(value, np.ndarray):
         array = value

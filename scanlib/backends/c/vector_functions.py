@@ -14,7 +14,9 @@ def vector_functions(dtype: str) -> str:
     """Return the C++ code of all functions of a dtype, also as the static ones of a struct."""
     functions = [vector_function(name, dtype) for name in sorted(NAMES)]
     struct, item = f"scanlib_vector_{dtype}", item_text(dtype)
-    forwards = []
+    suffix = "f" if dtype == "float32" else ""
+    size = f"static inline {item} size_of({item} x) {{ return __builtin_fabs{suffix}(x); }}"
+    forwards = [f"  {size}"]
     for name, function in zip(sorted(NAMES), functions, strict=True):
         given = [value.name for value in function.parameters]
         head = f"static inline {item} {name}({', '.join(f'{item} {value}' for value in given)})"
