@@ -12,6 +12,7 @@ from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
+from scanlib.ops.graph import is_tensor
 from scanlib.ops.recursion import Task, finished, taken_apart
 
 
@@ -91,7 +92,7 @@ def terms_of_sum(variable: Variable) -> list[Variable]:
 
     def parts(term: Variable) -> Sequence[Variable] | None:
         node = term.owner
-        if node is None or term.type.dtype != variable.type.dtype:
+        if node is None or not is_tensor(term) or term.type.dtype != variable.type.dtype:
             return None
         if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
             return node.inputs
