@@ -10,6 +10,7 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.graph.traversal import toposort
+from pytensor.scalar import basic as scalar
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special, subtensor
 from pytensor.tensor.rewriting import ofg
@@ -21,6 +22,9 @@ LOG_SUM_EXP = getattr(special, "LogSumExp", None)
 
 # The graph of an `OpFromGraph` over the inputs of a node; defined elsewhere in later releases.
 inline_ofg_node = ofg.inline_ofg_node
+
+# Scalar Ops of releases before 3.3; None in later ones, which write them with others.
+DEG2RAD, RAD2DEG, ANGLE = (getattr(scalar, name, None) for name in ("Deg2Rad", "Rad2Deg", "Angle"))
 
 # What reads items of an array by index, and what writes some. Releases before 3.3 have Ops of their
 # own for one vector of indices.

@@ -32,12 +32,14 @@ OBJECTS = [
     *(ps.scalar_maximum, ps.scalar_minimum, ps.clip, ps.second, ps.identity, ps.conj, ps.real),
     *(ps.int_div, ps.mod, ps.pow, ps.and_, ps.or_, ps.xor, ps.invert),
     *(ps.true_div, ps.reciprocal, ps.sqrt, ps.ceil, ps.floor, ps.trunc),
-    *(ps.round_half_to_even, ps.round_half_away_from_zero, ps.deg2rad, ps.rad2deg),
+    *(ps.round_half_to_even, ps.round_half_away_from_zero),
     *(ps.exp, ps.expm1, ps.log, ps.log1p, ps.tanh, psm.sigmoid, psm.softplus),
     *(ps.exp2, ps.log2, ps.log10, ps.cos, ps.sin, ps.tan, ps.arccos, ps.arcsin, ps.arctan),
     *(ps.arctan2, ps.cosh, ps.sinh, ps.arccosh, ps.arcsinh, ps.arctanh, psm.erf, psm.erfc),
     *(ps.eq, ps.neq, ps.lt, ps.le, ps.gt, ps.ge, ps.isnan, ps.isinf, ps.switch),
-    *(ps.imag, ps.angle, ps.complex),
+    *(ps.imag, ps.complex),
+    # Not in all releases of PyTensor.
+    *(getattr(ps, name) for name in ("deg2rad", "rad2deg", "angle") if hasattr(ps, name)),
 ]
 
 

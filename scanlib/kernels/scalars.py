@@ -24,6 +24,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Composite
 
+from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import vectors
 from scanlib.kernels.language import DTYPES, INTEGERS, Type, Value, Writer
 from scanlib.ops.logaddexp import LogAddExp
@@ -274,8 +275,6 @@ FLOAT_RULES: dict[type, Rule] = {
     ps.Trunc: _operation("trunc"),
     ps.RoundHalfToEven: _operation("rint"),
     ps.RoundHalfAwayFromZero: _round_away,
-    ps.Deg2Rad: lambda w, x: x * (pi / 180.0),
-    ps.Rad2Deg: lambda w, x: x * (180.0 / pi),
     ps.Exp: _vector("exp"),
     ps.Expm1: _vector("expm1"),
     ps.Log: _vector("log"),
@@ -302,6 +301,10 @@ FLOAT_RULES: dict[type, Rule] = {
     psm.Erf: _library("erf"),
     psm.Erfc: _library("erfc"),
 }
+
+if DEG2RAD is not None and RAD2DEG is not None:
+    FLOAT_RULES[DEG2RAD] = lambda w, x: x * (pi / 180.0)
+    FLOAT_RULES[RAD2DEG] = lambda w, x: x * (180.0 / pi)
 
 # By Op: comparisons, of operands of the dtype that both have in common.
 COMPARISONS: dict[type, str] = {
@@ -373,9 +376,11 @@ FROM_PAIRS: dict[type, Callable[[Writer, Pair], Value]] = {
     ps.Real: lambda w, x: x.real,
     ps.Imag: lambda w, x: x.imag,
     ps.Abs: lambda w, x: library(w, "hypot", x.real, x.imag),
-    ps.Angle: lambda w, x: library(w, "atan2", x.imag, x.real),
 }
 
+
+if ANGLE is not None:
+    FROM_PAIRS[ANGLE] = lambda w, x: library(w, "atan2", x.imag, x.real)
 
 Outside = Callable[[Apply, list[Value]], list[Value]]
 

@@ -18,7 +18,7 @@ from pytensor.tensor.type import DenseTensorType
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.elemwise import only_call, write_elemwise
 from scanlib.backends.numba.elemwise.apart import program_of
-from scanlib.backends.numba.lazy import lazily
+from scanlib.backends.numba.lazy import lazily, tuple_text
 from scanlib.backends.numba.loop import write_loop
 from scanlib.backends.numba.programs import runner
 from scanlib.backends.numba.source import Source, may_cache
@@ -50,7 +50,7 @@ def _apart(
     source = Source()
     name = source.function(*called)
     arguments = [f"x{i}" for i in range(len(node.inputs))]
-    source.line(f"return {name}(({', '.join(arguments)},))")
+    source.line(f"return {name}({tuple_text(arguments)})")
     return source.compile("scan_loop", arguments, VERSION)
 
 

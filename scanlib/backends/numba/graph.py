@@ -41,7 +41,7 @@ from scanlib.backends.numba.emit import is_zero_dim
 from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
-from scanlib.backends.numba.lazy import apart
+from scanlib.backends.numba.lazy import apart, tuple_text
 from scanlib.backends.numba.linear_outer import products_behind, write_with_products
 from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
@@ -163,9 +163,9 @@ class GraphWriter(GatherEmitter):
             return
         call, key = known
         name = self.source.function(call, key, "loop")
-        arguments = ", ".join(map(self.item_or_array, node.inputs))
+        arguments = tuple_text(list(map(self.item_or_array, node.inputs)))
         results = [self.source.name("v") for _ in node.outputs]
-        self.source.line(f"{', '.join(results)} = {name}(({arguments},))")
+        self.source.line(f"{', '.join(results)} = {name}({arguments})")
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_array(out, result)
 

@@ -91,6 +91,8 @@ def lazily(
 ) -> Any:
     """Return a function, for compiled code, that takes a tuple of another's arguments.
 
+    The tuple may hold them in groups, as `tuple_text` writes it.
+
     Parameters
     ----------
     function : callable
@@ -120,6 +122,35 @@ def lazily(
     return call
 
 
+# Python makes longer tuples from lists, item by item, which numba copies at each.
+LONGEST_TUPLE = 24
+
+
+def tuple_text(items: Sequence[str]) -> str:
+    """Return the text of a tuple of arguments, in groups if they are many; see `flat_types`."""
+    if len(items) <= LONGEST_TUPLE:
+        return f"({', '.join(items)},)" if items else "()"
+    starts = range(0, len(items), LONGEST_TUPLE)
+    return tuple_text([tuple_text(items[k : k + LONGEST_TUPLE]) for k in starts])
+
+
+def flat_types(whole: Any) -> list[Any]:
+    """Return the types of the arguments in a tuple that `tuple_text` wrote."""
+    found = []
+    for kind in whole:
+        found += flat_types(kind) if isinstance(kind, types.BaseTuple) else [kind]
+    return found
+
+
+def flat_values(builder: Any, whole: Any, value: Any) -> list[Any]:
+    """Return the arguments in a tuple that `tuple_text` wrote, of type `whole`."""
+    found = []
+    for kind, item in zip(whole, cgutils.unpack_tuple(builder, value), strict=True):
+        nested = isinstance(kind, types.BaseTuple)
+        found += flat_values(builder, kind, item) if nested else [item]
+    return found
+
+
 def apart(function: Callable[..., Any], key: str, cache: bool) -> Any:
     """Return a function, for compiled code, that calls another with the same arguments.
 
@@ -142,11 +173,11 @@ def apart(function: Callable[..., Any], key: str, cache: bool) -> Any:
 
 def _codegen(key: str) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        own = signature.return_type(*signature.args[0])
+        own = signature.return_type(*flat_types(signature.args[0]))
         convention = context.call_conv
         pointer = convention.get_function_type(own.return_type, own.args).as_pointer()
         target = builder.inttoptr(address_of(context, builder, key, own), pointer)
-        values = cgutils.unpack_tuple(builder, arguments[0])
+        values = flat_values(builder, signature.args[0], arguments[0])
         status, result = convention.call_function(
             builder, target, own.return_type, own.args, values
         )

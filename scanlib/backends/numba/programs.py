@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
 
-from scanlib.backends.numba.lazy import address_of, register_address
+from scanlib.backends.numba.lazy import address_of, flat_types, flat_values, register_address
 from scanlib.backends.numba.memory import ask_for_large_pages
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
@@ -40,6 +40,8 @@ _codes: dict[str, Any] = {}
 
 def call_program(program: LoopProgram, key: str) -> Any:
     """Return a function, for compiled code, that takes a tuple of a loop's inputs.
+
+    The tuple may hold them in groups, as `lazy.tuple_text` writes it.
 
     Parameters
     ----------
@@ -63,8 +65,10 @@ def call_program(program: LoopProgram, key: str) -> Any:
     @intrinsic
     def call(typingctx: Any, arguments: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            items = cgutils.unpack_tuple(builder, values[0])
-            made = _Call(context, builder, program, key, results).write(arguments, items)
+            items = flat_values(builder, arguments, values[0])
+            made = _Call(context, builder, program, key, results).write(
+                flat_types(arguments), items
+            )
             whole = made[0] if len(made) == 1 else context.make_tuple(builder, returned, made)
             return impl_ret_new_ref(context, builder, returned, whole)
 

@@ -1,7 +1,7 @@
 """Kernels as text of LLVM's intermediate language.
 
-Each function of a kernel is a function of its module, which is inlined; locals are stack slots,
-which LLVM turns into registers. Truth values are ``i1``, and bytes in memory.
+Each function of a kernel is a function of its module, which is inlined where that makes few copies;
+locals are stack slots, which LLVM turns into registers. Truth values are ``i1``, and bytes in memory.
 
 A kernel becomes two functions. ``NAME`` has the kernel's parameters, its pointers marked as leading
 to memory of their own. ``NAME_entry`` is how others call it: it takes the address of a table, from
@@ -12,6 +12,7 @@ which returns an int, not zero to stop, and one for every value of a `fail`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import singledispatchmethod
 
@@ -48,6 +49,7 @@ from scanlib.kernels.language import (
 )
 
 INTERRUPTED = -1
+MOST_COPIES = 24  # of a function that is inlined: more would take long to compile
 
 _FLOAT = {"float32": "float", "float64": "double"}
 
@@ -119,14 +121,15 @@ def print_function(function: Function, linkage: str = "", fused: bool = True) ->
 
     Where the processor has no instruction for `fma`, ``fused=False`` prints two.
     """
-    module = _Module(fused).functions([*functions_of(function)])
+    module = _Module(fused).functions(functions_of(function), function)
     return "\n".join(module.function(function, linkage).text())
 
 
 def print_kernels(*kernels: Kernel, fused: bool = True) -> str:
     """Return a module with kernels, of different names, their entries, and what they call."""
     module = _Module(fused)
-    module.functions(list(dict.fromkeys(f for kernel in kernels for f in functions_of(kernel))))
+    functions = dict.fromkeys(f for kernel in kernels for f in functions_of(kernel))
+    module.functions(list(functions), *kernels)
     for kernel in kernels:
         module.kernel(kernel)
     return "\n".join(module.text())
@@ -144,12 +147,19 @@ class _Module:
         yield from self.definitions
         yield from self.declarations
 
-    def functions(self, functions: list[Function]) -> _Module:
+    def functions(self, functions: list[Function], *roots: Function | Kernel) -> _Module:
+        """Write functions, which are inlined unless `roots` call them many times."""
+        calls = Counter(
+            statement.function
+            for root in (*functions, *roots)
+            for statement in walk(root.body)
+            if isinstance(statement, Call)
+        )
         for function in functions:
-            self.function(function, "internal")
+            self.function(function, "internal", calls[function] <= MOST_COPIES)
         return self
 
-    def function(self, function: Function, linkage: str) -> _Module:
+    def function(self, function: Function, linkage: str, is_inlined: bool = True) -> _Module:
         body = _Body(self, function.body)
         results = [(type_text(v.type), body.read(v)) for v in function.results]
         if len(results) == 1:
@@ -168,7 +178,8 @@ class _Module:
             body.line("ret void")
         parameters = ", ".join(f"{type_text(v.type)} %{v.name}" for v in function.parameters)
         head = f"{linkage} {result}" if linkage else result
-        self.define(f"{head} @{function.name}({parameters}) alwaysinline nounwind", body)
+        inlined = "alwaysinline" if is_inlined else "noinline"
+        self.define(f"{head} @{function.name}({parameters}) {inlined} nounwind", body)
         return self
 
     def kernel(self, kernel: Kernel) -> _Module:

@@ -16,7 +16,7 @@ from scanlib.backends.numba.elemwise.base import ElemwiseWriter
 from scanlib.backends.numba.elemwise.block import BlockWriter
 from scanlib.backends.numba.elemwise.decays import DecayWriter
 from scanlib.backends.numba.elemwise.prefixes import PrefixWriter
-from scanlib.backends.numba.lazy import lazily
+from scanlib.backends.numba.lazy import lazily, tuple_text
 from scanlib.backends.numba.loop import LoopWriter
 from scanlib.backends.numba.programs import call_program, has_compiled_function
 from scanlib.kernels.compiled import program_key
@@ -72,7 +72,7 @@ class ScheduleWriter(ElemwiseWriter):
     def write_call(self, name: str, call: Callable[..., Any], key: str | None) -> None:
         """Write that one schedule runs, and that its results are the loop's."""
         name = self.source.function(call, key, name)
-        self.source.line(f"return {name}(({', '.join(self.arguments)},))")
+        self.source.line(f"return {name}({tuple_text(self.arguments)})")
 
     def call_of(self, name: str, writer: LoopWriter) -> Call:
         """Return what calls a schedule with a tuple of the loop's inputs, and its key."""
