@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
@@ -118,21 +117,3 @@ def _worth_hoisting(variable: Variable) -> bool:
 def _is_expensive(op: object) -> bool:
     scalar_op = op.scalar_op if isinstance(op, Elemwise) else op
     return not isinstance(scalar_op, (*_CHEAP, *_NOT_WORTH_IT))
-
-
-def undo_in_place(body: FunctionGraph) -> None:
-    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
-
-    It compiles the very graph that the loop holds, which other functions may share.
-    """
-    for node in body.toposort():
-        if not node.op.destroy_map:
-            continue
-        properties = node.op._props_dict()
-        if isinstance(node.op, Elemwise):
-            op: Op = Elemwise(node.op.scalar_op)
-        elif "inplace" in properties:
-            op = type(node.op)(**properties | {"inplace": False})
-        else:
-            continue
-        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
