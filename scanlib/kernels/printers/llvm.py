@@ -1,7 +1,8 @@
 """Kernels as text of LLVM's intermediate language.
 
-Each function of a kernel is a function of its module, which is inlined where that makes few
-copies; locals are stack slots, which LLVM turns into registers. Truth values are ``i1``, and bytes in memory.
+Each function of a kernel is a function of its module, which is inlined where that makes few copies;
+locals are stack slots, which LLVM turns into registers. Truth values are ``i1``, and bytes in
+memory.
 
 A kernel becomes two functions. ``NAME`` has the kernel's parameters, its pointers marked as leading
 to memory of their own. ``NAME_entry`` is how others call it: it takes the address of a table, from
