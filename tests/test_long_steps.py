@@ -9,7 +9,7 @@ import pytest
 
 import scanlib
 from scanlib.backends.numba.expressions import MOST_PARTS, compact
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
 from tests.modes import MODES
@@ -69,6 +69,19 @@ def test_gradient_of_chain(caplog):
     np.testing.assert_allclose(function(data, 0.9), (up - down) / (2 * step), rtol=1e-6)
     assert len(kernels(function)) == 2
     assert not caplog.records
+
+
+@pytest.mark.slow
+def test_deep_gradient_in_numba_mode():
+    """Deeper than Python's stack, and walked step by step: blocks would write the step thrice."""
+    count = 500
+    xs, a, out = loop_of_chain(count)
+    function = pytensor.function([xs, a], pytensor.grad(out.sum(), a), mode=MODES["numba"])
+    assert all(schedule(node.op) == "steps" for node in kernels(function))
+    data = np.array([0.3, -0.2])
+    step = 1e-6
+    high, low = (chain_by_hand(data, 0.4 + s * step, count).sum() for s in (1, -1))
+    np.testing.assert_allclose(function(data, 0.4), (high - low) / (2 * step), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["numba", "c"])

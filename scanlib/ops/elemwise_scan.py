@@ -125,6 +125,9 @@ COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in sq
 # while the next elements and results are computed; in longer ones, the memory waits meanwhile.
 BLOCK = 512
 MANY_STEPS = 256  # so many steps are worth taking channel by channel
+# Steps of so many operations wait for these, not for their states, and blocks write them three
+# times: before the states are scanned, after, and for what cannot be composed.
+LONG_STEP = 200
 
 
 def few_channels(op: ElemwiseScan) -> int:
@@ -149,14 +152,15 @@ def schedule(op: ElemwiseScan) -> str:
     -------
     {"channels", "blocks", "steps", "by width"}
         ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one
-        channel after the other, whose parts all belong to recurrence families. ``"steps"``: one
-        channel, step by step, states in registers. ``"by width"``: ``"blocks"`` for
-        `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``; their number is
-        known when the loop runs.
+        channel after the other, whose parts all belong to recurrence families, where steps are
+        not long. ``"steps"``: one channel, step by step, states in registers. ``"by width"``:
+        ``"blocks"`` for `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``;
+        their number is known when the loop runs.
     """
     families = [recurrence.family for recurrence in op.recurrences]
     composed = bool(families) and all(family in COMPOSED for family in families)
     composed = composed and not has_positions(op.body.outputs)
+    composed = composed and len(op.body.toposort()) <= LONG_STEP
     if not op.layout.ndim:
         return "blocks" if composed else "steps"
     width = static_width(op)

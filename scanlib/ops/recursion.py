@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pytensor.graph.basic import Variable
 
 MOST_TERMS = 10_000
+CALLS_OF_A_NODE = 4  # of PyTensor's `grad`, which calls itself
+
+
+@contextmanager
+def room_for_calls(nodes: int) -> Iterator[None]:
+    """Let functions of PyTensor call themselves as often as a graph of so many nodes takes.
+
+    Calls between Python functions take memory, and no part of the stack of the C library.
+    """
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, before + CALLS_OF_A_NODE * nodes))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
 
 Task = Generator[Any, Any, Any]
 """A computation that yields the computations whose results it needs, and is sent the results."""

@@ -19,6 +19,7 @@ from pytensor.ifelse import IfElse
 from scanlib.ops.gradient.connection import reached_by
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Loop
+from scanlib.ops.recursion import room_for_calls
 
 
 def is_connected(variable: Variable) -> bool:
@@ -105,14 +106,15 @@ class StepPullback:
             for value, (_, g) in zip(values, pairs, strict=True)
         }
         wrt += self.integers()
-        gradients = pg.grad(
-            cost=None,
-            known_grads=known,
-            wrt=wrt,
-            disconnected_inputs="ignore",
-            return_disconnected="disconnected",
-            null_gradients="return",
-        )
+        with room_for_calls(len(list(toposort(list(known))))):
+            gradients = pg.grad(
+                cost=None,
+                known_grads=known,
+                wrt=wrt,
+                disconnected_inputs="ignore",
+                return_disconnected="disconnected",
+                null_gradients="return",
+            )
         for inp, gradient in zip(wrt, substitute(gradients, choices), strict=True):
             if is_connected(gradient):
                 self.results[inp] = gradient
