@@ -13,7 +13,9 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as scalar
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special, subtensor
+from pytensor.tensor.basic import Alloc, alloc
 from pytensor.tensor.rewriting import ofg
+from pytensor.tensor.rewriting import subtensor as subtensor_rewrites
 
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
 # are plain graphs.
@@ -43,6 +45,47 @@ INDEX_WRITES: tuple[type, ...] = (
     subtensor.AdvancedIncSubtensor,
     *INDEXED_BY_VECTOR[1:],
 )
+
+
+def _add_whole_writes(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Write what is added into the other addends, where the sum broadcasts and casts neither.
+
+    Releases before 3.3 do so always: ``zeros(n)[1:].inc(v) + x`` becomes ``x[1:].inc(v)`` where `x`
+    has length 1, which fails, or gives one item. Gradients of steps have such sums.
+    """
+    out = node.outputs[0].type
+
+    def is_whole(variable: Variable) -> bool:
+        given = variable.type
+        return (given.dtype, given.broadcastable) == (out.dtype, out.broadcastable)
+
+    if not all(is_whole(inp) for inp in node.inputs if isinstance(inp.owner_op, INDEX_WRITES)):
+        return None
+    made = _add_write(fgraph, node)
+    return made if made and is_whole(made[0]) else None
+
+
+def _read_same_write(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Read the value that was set where it is read, repeated as often as there is room for.
+
+    Releases before 3.3 ask the read itself for its shape where the value is to be repeated, which
+    keeps what they replace: they replace it for ever.
+    """
+    made = _read_write(fgraph, node)
+    write = node.inputs[0].owner
+    if not made or not isinstance(made[0].owner_op, Alloc) or not write.op.set_instead_of_inc:
+        return made
+    unwritten = node.op(write.inputs[0], *node.inputs[1:])
+    return [alloc(made[0].owner.inputs[0], *unwritten.shape)]
+
+
+if INDEXED_BY_VECTOR:
+    # In PyTensor itself, not for steps alone: steps that need no loop become part of the graph
+    # around it.
+    _add_write = subtensor_rewrites.local_add_of_sparse_write.fn
+    subtensor_rewrites.local_add_of_sparse_write.fn = _add_whole_writes
+    _read_write = subtensor_rewrites.local_read_of_write_same_indices.fn
+    subtensor_rewrites.local_read_of_write_same_indices.fn = _read_same_write
 
 # Nodes with a graph inside that later releases make for the numba linker alone, and whose graph may
 # as well stand in their place: numbers that are no arrays, and what reads them.
@@ -85,7 +128,7 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
 
     The `unfreeze` method of 3.0.x cannot copy a graph whose output is a constant.
     """
-    inputs, outputs = _copy(frozen.inputs, frozen.outputs)
+    inputs, outputs = copy_graph(frozen.inputs, frozen.outputs)
     return FunctionGraph(inputs, outputs, clone=False)
 
 
@@ -99,10 +142,10 @@ def cloneable(
     nodes = [out.owner for out in outputs if out.owner is not None]
     if all(hasattr(node, "clone_with_new_inputs") for node in nodes):
         return list(inputs), list(outputs)
-    return _copy(inputs, outputs)
+    return copy_graph(inputs, outputs)
 
 
-def _copy(
+def copy_graph(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable]]:
     """Return fresh inputs, and copies of the outputs that read them."""

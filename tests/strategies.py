@@ -207,7 +207,11 @@ def loops(draw, dtypes: tuple[str, ...] = DTYPES, steps: tuple[int, ...] = STEPS
         taps = draw(st.sampled_from(STATE_TAPS))
         extra = draw(st.sampled_from((0, 0, 0, 1))) if taps != (-1,) else 0
         style = draw(st.sampled_from(("input", "input", "constant")))
-        states.append(operand(f"y{k}", taps, extra, style))
+        state = operand(f"y{k}", taps, extra, style)
+        # The dtype of a constant that is no float says little: such states become int64.
+        if np.dtype(state.dtype).kind in "biu":
+            state = replace(state, style="input")
+        states.append(state)
     styles = st.sampled_from(("input", "input", "captured", "shared", "constant"))
     non_sequences = [operand(f"w{k}", style=draw(styles)) for k in range(draw(st.integers(0, 2)))]
     matrices = []

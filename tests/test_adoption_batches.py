@@ -14,7 +14,11 @@ import scanlib
 from scanlib.rewrites.adopt import adoption_record
 from scanlib.rewrites.adopt_batches import Member, is_batch
 from tests.checks import assert_same
-from tests.derivatives import central_gradient
+from tests.derivatives import (
+    central_gradient,
+    directional_derivative,
+    second_directional_derivative,
+)
 from tests.legacy_loops import LOOPS, scan
 from tests.modes import MODES
 from tests.test_adoption import ADOPTING, assert_all_adopted, variables
@@ -235,6 +239,14 @@ def until_of_two(a, scan, tanh):
     return y[-1] * z[-1]
 
 
+def until_of_all(a, scan, tanh):
+    def step(y, z, a):
+        return [0.9 * y + a, z * a + 0.3 * y, tanh(y * y) + a * a * z], y > 2.0
+
+    _, z, v = scan(step, [0.1, 0.5, None], a)
+    return v[-1] ** 2 * z[-1] * a
+
+
 def plain_scan(step, initial, a):
     rows, states = [], [value for value in initial if value is not None]
     for _ in range(20):
@@ -258,7 +270,7 @@ def symbolic_scan(step, initial, a):
     return traces if isinstance(traces, list) else [traces]
 
 
-@pytest.mark.parametrize("build", [until_of_a_state, until_of_outputs, until_of_two])
+@pytest.mark.parametrize("build", [until_of_all, until_of_a_state, until_of_outputs, until_of_two])
 def test_members_that_end_by_themselves(build):
     """A gradient walks back from where each member ended, not from where the last one did."""
 
@@ -267,15 +279,21 @@ def test_members_that_end_by_themselves(build):
 
     a, batch = pt.dscalar("a"), pt.dvector("a")
     cost = build(a, symbolic_scan, pt.tanh)
-    results = vectorize_graph([cost, pytensor.grad(cost, a)], {a: batch})
+    gradient = pytensor.grad(cost, a)
+    results = vectorize_graph([cost, gradient, pytensor.grad(gradient, a)], {a: batch})
     values = np.array([0.52, 0.7, 0.9])
     with pytensor.config.change_flags(scanlib__perform="python"):
         f = pytensor.function([batch], results, mode=ADOPTING["c"])
         assert_adopted(f)
-        actual, gradient = f(values)
+        actual, first, second = f(values)
     np.testing.assert_allclose(actual, [reference(value) for value in values], rtol=1e-12)
-    expected = [central_gradient(reference, [value])[0] for value in values]
-    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    for found, derivative in (first, directional_derivative), (second, curvature):
+        expected = [derivative(reference, [value], [1.0]) for value in values]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def curvature(f, arrays, direction):
+    return second_directional_derivative(f, arrays, direction, direction)
 
 
 def test_truncated_gradients_of_members_that_end_by_themselves():

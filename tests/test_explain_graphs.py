@@ -9,7 +9,7 @@ import pytest
 from pytensor.compile.builders import OpFromGraph
 
 import scanlib
-from scanlib.backends.c.printer import printer_for
+from scanlib.backends.handler.programs import program_of
 from scanlib.explain.data import Bytes
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import python_loop
@@ -125,7 +125,7 @@ def test_a_graph_is_explained_as_it_is_compiled():
         (scanlib.cumlogsumexp, BLOCKS),
         (
             lambda x: scan(lambda x, y: 0.5j * y + x, sequences=x, outputs_info=np.complex128(0)),
-            STEPS,
+            BLOCKS,
         ),
     ],
     ids=[
@@ -135,18 +135,17 @@ def test_a_graph_is_explained_as_it_is_compiled():
         "few-channels",
         "unknown-width",
         "logarithms",
-        "no-kernel-in-C",
+        "complex",
     ],
 )
 def test_the_backend_writes_the_schedule_that_is_shown(loop, schedule):
-    printers = {
-        "BlockPrinter": {BLOCKS},
-        "NestPrinter": {STEPS, CHANNELS},
-        "WidthPrinter": {BY_WIDTH},
-    }
     f = pytensor.function([x := pt.dvector("x")], loop(x), mode=MODES["c"])
     (op,) = [n.op for n in f.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
-    assert schedule in printers[type(printer_for(op)).__name__]
+    names = [kernel.name for kernel in program_of(op).kernels.run]
+    if names == ["channels"]:
+        assert schedule in (STEPS, CHANNELS)
+    else:
+        assert schedule == (BLOCKS if names == ["blocks"] else BY_WIDTH)
     assert scanlib.explain(f).loops[0].schedule == schedule
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.mode import Mode
 from pytensor.gradient import DisconnectedInputError, pushforward
 from pytensor.graph.replace import clone_replace
 from pytensor.ifelse import ifelse
@@ -20,6 +21,7 @@ from tests.derivatives import (
     random_directions,
     second_directional_derivative,
 )
+from tests.modes import MODES
 from tests.reference import reference_scan
 
 rng = np.random.default_rng(20240229)
@@ -282,6 +284,55 @@ class TestFirstAndSecondOrder:
             [np.array(0.8)],
             go_backwards=backwards,
         )
+
+
+def turned(xp, y):
+    return xp.concatenate([y[1:], y[:1]])
+
+
+# Of x, h (4,), W (4, 4), a (4,) and c. Their gradients write rows of unknown length beside
+# arrays of length one.
+JOINED = {
+    "turned": lambda xp, x, h, W, a, c: turned(xp, (y := a * xp.tanh(W @ h) + c * x) - xp.mean(y)),
+    "by numbers": lambda xp, x, h, W, a, c: turned(
+        xp, (y := c * xp.tanh(W @ h + a) * x) - y.mean()
+    ),
+    "one replaced": lambda xp, x, h, W, a, c: xp.concatenate(
+        [xp.stack([c * x]), (W @ (a * h))[1:]]
+    ),
+    "mean of both": lambda xp, x, h, W, a, c: turned(xp, xp.tanh(W @ h) * x) + xp.mean(h * a * c),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joined_and_broadcast_parts(name, mode):
+    def step(xp):
+        return lambda *arguments: [JOINED[name](xp, *arguments)]
+
+    parameters = 0.5 * rng.normal(size=(4, 4)), rng.normal(size=4), np.array(0.7)
+    check(mode, step, sum_of_squares, [rng.normal(size=3)], [rng.normal(size=4)], parameters)
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("name", ["c", "py"])
+@pytest.mark.parametrize("base, other", [("x", "one"), ("one", "x"), ("x", "x")])
+def test_sum_with_a_written_array(base, other, name):
+    """Also outside of loops: a rewrite of PyTensor 3.0 loses which of the two is broadcast."""
+    variables = {"x": pt.dvector("x"), "one": pt.dvector("one", shape=(1,))}
+    values = {"x": np.arange(4.0), "one": np.array([2.0])}
+    out = pt.zeros_like(variables[base])[:1].set(3.0) + variables[other]
+    optimized = Mode(linker=MODES[name].linker, optimizer="fast_run")
+    f = pytensor.function([*variables.values()], out, mode=optimized, on_unused_input="ignore")
+    expected = np.zeros_like(values[base])
+    expected[:1] = 3.0
+    np.testing.assert_array_equal(f(*values.values()), expected + values[other])
+
+
+def test_read_of_a_repeated_value():
+    """A rewrite of PyTensor 3.0 replaces such a read by itself, again and again."""
+    x, one = pt.dvector("x"), pt.dvector("one", shape=(1,))
+    f = pytensor.function([x, one], x[1:].set(one)[1:] * 2, mode=Mode("py", "fast_run"))
+    np.testing.assert_array_equal(f(np.arange(4.0), [3.0]), [6.0, 6.0, 6.0])
 
 
 class TestByIntegers:

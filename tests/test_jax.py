@@ -18,7 +18,8 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 
 from pytensor.compile.mode import get_mode  # noqa: E402
 
-from scanlib.backends.jax.kernels import kernel_for  # noqa: E402
+from scanlib.backends.jax.handlers import TARGET  # noqa: E402
+from scanlib.backends.jax.kernels import is_compiled  # noqa: E402
 
 JAX = get_mode("JAX")
 rng = np.random.default_rng(11)
@@ -99,10 +100,9 @@ class TestElementwise:
         inputs, h, _ = channels_loop()
         function = compiled(inputs, h)
         (node,) = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
-        target = kernel_for(node.op, node)
-        assert target is not None
+        assert is_compiled(node.op, node)
         text = jax.jit(function.vm.jit_fn).lower(*channels_values()).as_text()
-        assert target in text
+        assert TARGET in text
         assert "stablehlo.while" not in text
 
     @pytest.mark.parametrize("perform", ["auto", "python"])
@@ -211,7 +211,7 @@ class TestComplex:
         h, y = scanlib.scan(step, x, [h0, None], a, return_updates=False)
         function = compiled([x, a, h0], [h, y])
         (node,) = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
-        assert kernel_for(node.op, node) is not None
+        assert is_compiled(node.op, node)
         for steps in (0, 1, 7):
             values = (
                 self.numbers(dtype, steps, *channels),
@@ -237,7 +237,7 @@ class TestComplex:
         h = scanlib.linear_scan(A, x, h0, matrix=True)
         function = compiled([A, x, h0], h)
         (node,) = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, LinearScan)]
-        assert kernel_for(node.op, node) is not None
+        assert is_compiled(node.op, node)
         values = [self.numbers(dtype, *shape) * 0.4 for shape in [(6, 3, 3), (6, 3), (3,)]]
         rows, state = [], values[2]
         for matrix, row in zip(*values[:2], strict=True):

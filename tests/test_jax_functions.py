@@ -148,15 +148,14 @@ class TestErrors:
         ):
             np.asarray(function(np.array([0, 7]), np.ones(3)))
 
-    def test_what_may_raise_is_no_kernel(self):
-        """A division that a choice guards; `explain` says what runs it."""
+    def test_divisions_by_zero(self):
+        """They give zero, as in NumPy, where a choice does not guard them; it is compiled code."""
         z = pt.lvector("z")
         h = scan(lambda z, h: pt.switch(pt.eq(z, 0), h, (h + 7) // z), z, pt.constant(5))
         function = compiled([z], h)
         np.testing.assert_array_equal(function(np.array([0, 2, 0, -1])), [5, 6, 6, -13])
         (loop,) = scanlib.explain(function).loops
-        assert "lax.scan" in loop.runs
-        assert "XLA" not in loop.runs
+        assert not pytensor.config.cxx or "compiled code that XLA calls" in loop.runs
 
     def test_explain_of_half_precision(self):
         x = pt.tensor("x", dtype="float16", shape=(None,))
@@ -178,7 +177,7 @@ def test_numbers_of_steps_without_numbers_of_64_bits():
 
 
 def check_single_precision():
-    from scanlib.backends.jax.kernels import kernel_for
+    from scanlib.backends.jax.kernels import is_compiled
 
     assert not jax.config.jax_enable_x64
     x, h0, A, n = pt.fmatrix("x"), pt.fvector("h0"), pt.fmatrix("A"), pt.lscalar("n")
@@ -192,8 +191,8 @@ def check_single_precision():
         assert_same(found, expected(*values, steps), 1e-4, 1e-5)
     nodes = function.maker.fgraph.toposort()
     loops = [n for n in nodes if isinstance(n.op, ElemwiseScan | LinearScan)]
-    kernels = [kernel_for(node.op, node) for node in loops]
-    assert not pytensor.config.cxx or (len(kernels) >= 3 and None not in kernels)
+    kernels = [is_compiled(node.op, node) for node in loops]
+    assert not pytensor.config.cxx or (len(kernels) >= 3 and all(kernels))
 
 
 @pytest.mark.slow
@@ -209,7 +208,7 @@ def test_integers_without_numbers_of_64_bits():
 
 def check_integers_of_32_bits():
     from scanlib.backends.cuda.launch import KernelLoop
-    from scanlib.backends.jax.kernels import kernel_for
+    from scanlib.backends.jax.kernels import is_compiled
     from scanlib.backends.jax.narrow import narrowed
 
     table, symbols, x = pt.lmatrix("table"), pt.lvector("symbols"), pt.fvector("x")
@@ -234,8 +233,8 @@ def check_integers_of_32_bits():
             np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
     nodes = function.maker.fgraph.toposort()
     loops = [node for node in nodes if isinstance(node.op, ElemwiseScan)]
-    kernels = [kernel_for(node.op, node) for node in loops]
-    assert not pytensor.config.cxx or (len(kernels) >= 4 and None not in kernels)
+    kernels = [is_compiled(node.op, node) for node in loops]
+    assert not pytensor.config.cxx or (len(kernels) >= 4 and all(kernels))
     for node in loops:  # on CUDA devices as well
         outputs = KernelLoop(narrowed(node.op)).parameters.outputs
         assert {np.dtype(a.dtype).itemsize for a in outputs[: len(node.outputs)]} == {4}, outputs
@@ -253,7 +252,7 @@ def test_wide_matrices_without_numbers_of_64_bits():
 
 
 def check_wide_matrices():
-    from scanlib.backends.jax.kernels import kernel_for
+    from scanlib.backends.jax.kernels import is_compiled
 
     A, x, h0, n = pt.dmatrix("A"), pt.dmatrix("x"), pt.dvector("h0"), pt.lscalar("n")
     w, P, z = pt.dmatrix("w"), pt.dtensor3("P"), pt.zvector("z")
@@ -269,8 +268,8 @@ def check_wide_matrices():
     function = compiled(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
     expected = in_python(inputs, [*traces, *pytensor.grad(cost, [A, x, h0, P])])
     nodes = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, LinearScan)]
-    kernels = [kernel_for(getattr(n.op, "plain", lambda n: n)(n).op, n) for n in nodes]
-    assert not pytensor.config.cxx or (len(nodes) >= 6 and None not in kernels), nodes
+    kernels = [is_compiled(getattr(n.op, "plain", lambda n: n)(n).op, n) for n in nodes]
+    assert not pytensor.config.cxx or (len(nodes) >= 6 and all(kernels)), nodes
     rows = rng.normal(size=(2, 9, 3))
     for steps in (9, 1, 0):
         values = [0.5 * rng.normal(size=(3, 3)), *rows[:, :steps], rng.normal(size=3)]

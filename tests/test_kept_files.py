@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scanlib.backends import kept_files
+from scanlib import kept_files
 from scanlib.backends.cuda import compiler
-from scanlib.backends.kept_files import kept, read_sealed, write_sealed
 from scanlib.backends.numba.disk import SealedFiles, sealed
+from scanlib.kept_files import kept, read_sealed, write_sealed
 
 CONTENT = bytes(range(256)) * 4
 

@@ -71,7 +71,7 @@ SAFE = [
 def steps(draw):
     """Return the operations of a body: a name and which of the values before it takes."""
     count = draw(st.integers(1, 12))
-    chosen = st.sampled_from([*SAFE, "cast", "shift", "divide", "bits"])
+    chosen = st.sampled_from([*SAFE, "cast", "shift", "divide", "bits", "shuffle"])
     return [
         (draw(chosen), [draw(st.integers(0, 50)) for _ in range(3)], draw(st.integers(0, 8)))
         for _ in range(count)
@@ -112,11 +112,19 @@ def write_step(w, values, name, places, dtype):
             return None
         operations = ("shl", "shr") if name == "shift" else ("quotient", "remainder")
         return w.apply(operations[places[1] % 2], value, w.constant(1 + places[2] % 6, value.type))
+    if name == "shuffle":
+        value = values[places[0] % len(values)]
+        lanes = value.type.lanes
+        same = [other for other in values if other.type == value.type]
+        chosen = [place % (2 * lanes) for place in (*places, dtype)]
+        return w.shuffle(value, same[places[1] % len(same)], chosen) if lanes == 4 else None
     rule = OPERATIONS[name]
     first = pick(values, FITS[rule.operands], places[0])
     if first is None:
         return None
     same = [value for value in values if value.type == first.type]
+    if name == "opaque" and first.type.lanes > 1:
+        return None
     operands = [first, *(same[place % len(same)] for place in places[1:])]
     if name == "select":
         condition = pick(values, lambda kind: kind == first.type.of("bool"), places[2])

@@ -1,6 +1,10 @@
 """Elementwise loops as kernels: the interpreter and LLVM against the canonical loop, in Python."""
 
+import ctypes
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 from pytensor.compile.mode import OPT_FAST_RUN, Mode
 
 import scanlib
-from scanlib.backends.numba.elemwise.apart import program_of
+from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.driver import Runner, compiled_runner
 from scanlib.kernels.language import Prefetch, walk
 from scanlib.kernels.verifier import verify
@@ -43,11 +47,16 @@ def lowered(inputs, outputs, values):
 def assert_program(op, inputs, right, rtol=1e-12):
     program = program_of(op)
     kernels = program.kernels
-    for kernel in (kernels.prepare, kernels.start, kernels.run):
+    for kernel in kernels.all:
         verify(kernel)
     results = compiled_runner(program)(*inputs)
-    entries = (interpreted_entry(k, program.words) for k in (kernels.prepare, kernels.start))
-    again = Runner(program, *entries, interpreted_entry(kernels.run, program.words))(*inputs)
+    entries = [interpreted_entry(k, program.words) for k in kernels.all]
+
+    def run(table, frame):
+        words = np.frombuffer((ctypes.c_int64 * program.words.size).from_address(table), np.int64)
+        return entries[2 + words[program.words.choice]](table, frame)
+
+    again = Runner(program, *entries[:2], run)(*inputs)
     for known, result, other in zip(right, results, again, strict=True):
         assert result.dtype == known.dtype
         assert result.shape == known.shape
@@ -110,6 +119,13 @@ def complex_numbers():
     return [x, w], [h], [0.1 * rng.normal(size=7) + 0.2j, 0.3 + 0.1j]
 
 
+def complex_outputs_of_blocks():
+    """Their parts lie side by side: several steps cannot be written at once."""
+    x = vector()
+    h, z = scan(lambda x, h: (0.5 * h + x, pt.cast(h, "complex128")), x, [np.float64(1), None])
+    return [x], [h, z], [rng.normal(size=37)]
+
+
 def truth_values():
     x = matrix("bool")
     h = scan(lambda x, h: pt.switch(x, pt.invert(h), h), x, [pt.zeros(x.shape[1], dtype="bool")])
@@ -149,6 +165,7 @@ CASES = {
     "never stops": lambda: until(300),
     "integers": whole_numbers,
     "complex": complex_numbers,
+    "complex outputs of blocks": complex_outputs_of_blocks,
     "bool": truth_values,
     "float32": single_precision,
     "special functions": special_functions,
@@ -182,8 +199,8 @@ def test_numba_calls_them(name):
         np.testing.assert_array_equal(value, same)
 
 
-# In numba's compiled code, and called from Python.
-LINKERS = {"numba": "NUMBA", "python": Mode("py", OPT_FAST_RUN)}
+# In numba's compiled code, called from Python, and from PyTensor's C code.
+LINKERS = {"numba": "NUMBA", "python": Mode("py", OPT_FAST_RUN), "c": Mode("cvm", OPT_FAST_RUN)}
 
 
 @pytest.mark.parametrize("linker", LINKERS)
@@ -227,7 +244,7 @@ def test_a_long_loop_can_be_interrupted(linker):
 def test_rows_are_asked_for_where_there_are_rows():
     (first, *_) = lowered(*channel(3, 8))
     program = program_of(first[0])
-    assert any(isinstance(s, Prefetch) for s in walk(program.kernels.run.body))
+    assert any(isinstance(s, Prefetch) for s in walk(program.kernels.run[0].body))
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -244,3 +261,38 @@ def test_parts_add_up(threads):
     for one, two, known in zip(results, again, right, strict=True):
         np.testing.assert_array_equal(one, two)
         np.testing.assert_allclose(one, known, rtol=1e-10, atol=1e-12)
+
+
+KEYS = """
+import pytensor, pytensor.tensor as pt, scanlib
+from pytensor.compile.mode import OPT_FAST_RUN, Mode
+from scanlib.backends.handler.programs import program_of
+from scanlib.kernels.compiled import program_key
+from scanlib.ops.elemwise_scan import ElemwiseScan
+x, y, p = pt.dvector("x"), pt.dmatrix("y"), pt.dvector("p")
+a = scanlib.scan(
+    lambda x, h, p: p[0] + p[1] * x**2 + p[2] * h,
+    sequences=x, outputs_info=pt.ones(()), non_sequences=p, return_updates=False,
+)
+b = scanlib.scan(
+    lambda y, h, p: pt.tanh(p[0] * h + y), sequences=y, outputs_info=y[0], non_sequences=p,
+    return_updates=False,
+)
+cost = pt.log(a).sum() + (b**2).sum()
+f = pytensor.function([x, y, p], pytensor.grad(cost, [x, y, p]), mode=Mode("py", OPT_FAST_RUN))
+for node in f.maker.fgraph.toposort():
+    if isinstance(node.op, ElemwiseScan):
+        print(program_key(program_of(node.op)))
+"""
+
+
+def test_keys_are_the_same_in_every_process():
+    """Else what is kept on disk is never found: no set decides the order of what is written."""
+    found = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", KEYS]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert len(done.stdout.split()) >= 3
+        found.add(done.stdout)
+    assert len(found) == 1

@@ -17,12 +17,12 @@ def fused(monkeypatch):
     """The places of the states in the products that were computed with the steps."""
     found = []
 
-    def write(op, node, outer):
-        found.append(outer)
-        return graph_write(op, node, outer)
+    def write(node, outer=""):
+        found.extend([outer] if outer else [])
+        return recurrence_call(node, outer)
 
-    graph_write = graph.write_with_products
-    monkeypatch.setattr(graph, "write_with_products", write)
+    recurrence_call = graph.recurrence_call
+    monkeypatch.setattr(graph, "recurrence_call", write)
     return found
 
 

@@ -6,8 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.numba.elemwise.storage import BLOCK
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.elemwise_scan import BLOCK, ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
 from tests.checks import assert_derivatives
 from tests.families import kernels

@@ -134,6 +134,38 @@ def test_many_states(caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_gradient_of_many_states(count):
+    xs, a = pt.dvector("xs"), pt.dscalar("a")
+    starts = 0.01 * np.arange(count)
+    traces = scanlib.scan(
+        lambda x, *hs: [pt.tanh(a * h + x) for h in hs],
+        sequences=[xs],
+        outputs_info=[pt.constant(start) for start in starts],
+        return_updates=False,
+    )
+    cost = pt.add(*[(trace**2).sum() for trace in traces])
+    results = [*traces, traces[3][1:], traces[5][::2], cost, pytensor.grad(cost, a)]
+    function = pytensor.function([xs, a], results, mode=MODES["numba"])
+    for data in (np.array([0.3, -0.2, 0.1]), np.array([])):
+        h, tangent = starts, np.zeros(count)
+        rows, total, slope = [], 0.0, 0.0
+        for x in data:
+            new = np.tanh(0.4 * h + x)
+            tangent = (1 - new**2) * (h + 0.4 * tangent)
+            h = new
+            rows.append(h)
+            total, slope = total + (h**2).sum(), slope + (2 * h * tangent).sum()
+        columns = np.array(rows).reshape(-1, count).T
+        *found, later, second, cost_value, gradient = function(data, 0.4)
+        np.testing.assert_allclose(found, columns, rtol=1e-12)
+        np.testing.assert_allclose(later, columns[3][1:], rtol=1e-12)
+        np.testing.assert_allclose(second, columns[5][::2], rtol=1e-12)
+        np.testing.assert_allclose([cost_value, gradient], [total, slope], rtol=1e-10)
+        for trace in found:
+            trace += 1.0  # it is the caller's own
+
+
 def test_error_of_one_of_many_states():
     initials = [pt.dvector(f"first{k}") for k in range(10)]
     infos = [{"initial": initial, "taps": [-1, -2]} for initial in initials]

@@ -92,6 +92,47 @@ def test_draws_of_a_loop_of_scanlibs():
         np.testing.assert_allclose(drawn[0][name], drawn[1][name], rtol=1e-12)
 
 
+def test_derived_density():
+    """PyMC derives the density of draws inside a loop; adopted, it is the one of the steps."""
+    y = np.array([0.3, -0.2, 0.5, 0.1])
+
+    def step(level, rho):
+        level = pm.Normal.dist(rho * level, 0.7)
+        return level, pm.pytensorf.collect_default_updates([level])
+
+    def walk(rho, size):
+        levels, _ = pytensor.scan(
+            step, outputs_info=[pt.zeros(())], non_sequences=[rho], n_steps=len(y)
+        )
+        return levels
+
+    with scanlib.enabled(), pm.Model() as model:
+        rho = pm.Normal("rho")
+        pm.CustomDist("level", rho, dist=walk, shape=(len(y),), observed=y)
+        density = model.compile_logp(vars=model["level"])
+        slope = model.compile_dlogp(vars=[rho])
+    assert adoption_record(density.f.maker.fgraph).loops[0].reason is None
+    before = np.concatenate([[0.0], y[:-1]])
+    error = y - 0.4 * before
+    expected = -0.5 * (error**2 / 0.49 + np.log(2 * np.pi * 0.49)).sum()
+    np.testing.assert_allclose(density({"rho": 0.4}), expected)
+    np.testing.assert_allclose(slope({"rho": 0.4}), [error @ before / 0.49 - 0.4])
+
+
+def test_draws_by_rejection():
+    """Draws are repeated until all lie between the bounds; adopted, they are the same."""
+    truncated = pm.Truncated.dist(pm.SkewNormal.dist(alpha=2.0), lower=0.2, upper=0.9, shape=(5,))
+    drawn = []
+    for on in (False, True):
+        with scanlib.enabled(on):
+            function = pm.pytensorf.compile([], truncated, random_seed=1)
+            drawn.append([function() for _ in range(3)])
+        record = adoption_record(function.maker.fgraph)
+        assert (record is not None) == on
+    assert np.unique(drawn[1]).size == 15
+    np.testing.assert_array_equal(*drawn)
+
+
 @pytest.mark.parametrize("adopted", [False, True])
 def test_check_of_a_parameter_in_a_step(adopted):
     """A scale that is not positive has no density; it is no error, as outside of loops."""

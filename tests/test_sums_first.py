@@ -1,6 +1,5 @@
 """Recurrences that are read where their sum comes first, ``h ← a (h + g)``, as gradients are."""
 
-import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -8,7 +7,6 @@ import pytest
 
 import scanlib
 from scanlib._compat import thaw_graph
-from scanlib.backends.numba.elemwise import sums
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.sums_first import elements_with_addend, sum_first
 from tests.families import assert_close, kernels, loops
@@ -17,76 +15,6 @@ from tests.modes import MODES
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 512)
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
 STEPS = (1, 2, 33, 511, 513, 1025)
-
-
-def in_order(reverse, n):
-    return reversed(range(n)) if reverse else range(n)
-
-
-def plain(a, g, state, reverse):
-    """The sums, their sizes, and the state after them, in double precision."""
-    n, size = g.size, abs(state)
-    a = np.broadcast_to(np.float64(a), n)
-    totals, sizes = np.empty(n), np.empty(n)
-    for t in in_order(reverse, n):
-        totals[t], sizes[t] = state + float(g[t]), size + abs(float(g[t]))
-        state, size = a[t] * totals[t], abs(a[t]) * sizes[t]
-    return totals, sizes, state, size
-
-
-def kernel(name, reverse):
-    """Return a function of elements and a state that returns sums, the next state, their trust."""
-    own = sums.KERNELS[name, reverse]
-
-    @numba.njit
-    def call(a, g, s, state):
-        return own(a, g, s, g.size, state, ())
-
-    def run(a, g, state):
-        s = np.zeros_like(g)
-        after, trusted = call(a, g, s, g.dtype.type(state))
-        return s, after, bool(trusted)
-
-    return run
-
-
-class TestKernels:
-    @pytest.mark.slow
-    @DIRECTIONS
-    @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    @pytest.mark.parametrize("name", ["sums_first", "sums_first_fixed"])
-    def test_against_a_plain_loop(self, name, dtype, reverse):
-        run = kernel(name, reverse)
-        for n in LENGTHS:
-            rng = np.random.default_rng(n)
-            a, g = rng.uniform(-1.1, 1.1, n).astype(dtype), rng.standard_normal(n).astype(dtype)
-            a[n // 2] = 0
-            a = a if name == "sums_first" else np.dtype(dtype).type(-0.97)
-            s, after, trusted = run(a, g, 2.0)
-            expected, sizes, state, size = plain(a, g, 2.0, reverse)
-            assert trusted
-            assert np.all(np.abs(s - expected) <= 20 * np.finfo(dtype).eps * sizes)
-            assert abs(after - state) <= 20 * np.finfo(dtype).eps * size
-            again = run(a, g, 2.0)
-            assert again[0].tobytes() == s.tobytes()
-            assert again[1] == after
-
-    @DIRECTIONS
-    def test_what_is_not_trusted(self, reverse):
-        run = kernel("sums_first", reverse)
-        a, g = np.full(40, 0.5), np.ones(40)
-        assert run(a, g, 1.0)[2]
-        for state in (1e300, -1e300, np.inf, np.nan):
-            assert not run(a, g, state)[2], state
-        pairs = ((1e200, 1), (1e-200, 1), (np.nan, 1), (1, np.inf), (1, np.nan), (1, 1e300))
-        for place in (0, 16, 20, 39):
-            for factor, addend in pairs:
-                changed = np.arange(40) == place
-                values = np.where(changed, factor, a), np.where(changed, addend, g)
-                assert not run(*values, 1.0)[2], (place, factor, addend)
-        fixed = kernel("sums_first_fixed", reverse)
-        assert not fixed(1e200, g, 1.0)[2]
-        assert not fixed(0.5, g, np.inf)[2]
 
 
 def lowered(step, sequences, dtype="float64"):

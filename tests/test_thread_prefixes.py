@@ -6,8 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.c.threads import compiler_has_threads
-from scanlib.backends.numba import threads
+from scanlib.kernels.parts import system_has_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
 from scanlib.ops.parts import chunks_by
@@ -16,9 +15,7 @@ from tests.checks import assert_same
 from tests.modes import MODES
 from tests.test_threads import SMALL, STEPS, assert_repeats, compiled, in_forked_process
 
-pytestmark = pytest.mark.skipif(
-    not (threads.system_has_threads() and compiler_has_threads()), reason="no such threads here"
-)
+pytestmark = pytest.mark.skipif(not system_has_threads(), reason="no such threads here")
 
 LENGTHS = (1, 2, 1024, 4095, 4096, 4097, 2 * 4096 - 1, STEPS, 30_011)
 PLACES = (0, 1023, 2500, 4095, 4096, 8000, STEPS - 1)

@@ -16,17 +16,16 @@ import pytest
 from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
-from scanlib.backends.c.threads import compiler_has_threads
-from scanlib.backends.numba import threads
+from scanlib.backends.handler.programs import program_of
+from scanlib.kernels import parts
+from scanlib.kernels.compiled import program_key
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.c_loops import trace, uniform
 from tests.checks import assert_same, keeping_inputs
 from tests.modes import MODES
 from tests.reference import reference_scan
 
-pytestmark = pytest.mark.skipif(
-    not (threads.system_has_threads() and compiler_has_threads()), reason="no such threads here"
-)
+pytestmark = pytest.mark.skipif(not parts.system_has_threads(), reason="no such threads here")
 
 SMALL = {"scanlib__parallel_channels": 1, "scanlib__parallel_steps": 1}
 
@@ -357,18 +356,16 @@ def test_explained():
 
 def test_one_thread_is_the_code_of_one_thread():
     """With one thread, the flags for more change nothing: what is cached stays valid."""
-    from scanlib.backends.numba.elemwise import write_elemwise
-
     inputs, outputs = channels()
     function = pytensor.function(inputs, outputs[:2], mode=MODES["c"], on_unused_input="ignore")
     (op,) = (n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan))
     keys = set()
     for flags in ({}, SMALL):
         with pytensor.config.change_flags(scanlib__threads=1, **flags):
-            keys.add(write_elemwise(op)[1])
+            keys.add(program_key(program_of(op)))
     assert len(keys) == 1
     with pytensor.config.change_flags(scanlib__threads=2):
-        assert write_elemwise(op)[1] not in keys
+        assert program_key(program_of(op)) not in keys
 
 
 @pytest.mark.slow
@@ -388,35 +385,8 @@ def test_python_stays_out_of_threads():
         assert_same(compiled([x, start], [y], 2)(*values), expected)
 
 
-def test_errors_of_a_part():
-    """What a part raises in its thread, the caller raises."""
-    from numba import njit
-
-    def part(k, parts, values):
-        if k == values[0]:
-            raise ValueError("not this one")
-        values[k + 1] = parts
-
-    key = "scanlib test part"
-    call = threads.in_threads(part, key, 3)
-
-    @njit
-    def run(values):
-        call(3, (values,))
-        return values
-
-    assert run(np.array([-1, 0, 0, 0])).tolist() == [-1, 3, 3, 3]
-    for k in range(3):
-        values = np.array([k, 0, 0, 0])
-        with pytest.raises(ValueError, match="not this one"):
-            run(values)
-        expected = [k, 3, 3, 3]
-        expected[k + 1] = 0
-        assert values.tolist() == expected
-
-
 def test_systems_without_threads(monkeypatch):
     """Where the system has no such threads, loops use one."""
-    monkeypatch.setattr(threads, "system_has_threads", lambda: False)
+    monkeypatch.setattr(parts, "system_has_threads", lambda: False)
     with pytensor.config.change_flags(scanlib__threads=4):
-        assert threads.wanted_threads() == 1
+        assert parts.wanted_threads() == 1

@@ -16,9 +16,11 @@ import pytest
 from pytensor.configdefaults import config
 
 import scanlib
-from scanlib.backends.c.printer import ARGUMENTS, print_loop
-from scanlib.backends.c.vector_functions import vector_call, vector_functions
+from scanlib.backends.handler.programs import program_of
 from scanlib.backends.numba.kernel_functions import vector_intrinsic
+from scanlib.kernels.language import functions_of
+from scanlib.kernels.printers.c import ARGUMENTS, print_functions
+from scanlib.kernels.vectors import vector_function
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.modes import MODES
 
@@ -64,14 +66,15 @@ def numba_loop(name, dtype):
 
 def c_loop(name, dtype):
     """Return a loop of C++ code, in a library of its own."""
+    function = vector_function(name, dtype)
     source = f"""
     #include <math.h>
     #include <string.h>
     #include <stdint.h>
-    {vector_functions(dtype)}
+    {print_functions([function])}
     typedef {"double" if dtype == "float64" else "float"} T;
     extern "C" void loop(const T *__restrict__ x, T *__restrict__ out, long n) {{
-      for (long i = 0; i < n; i++) out[i] = {vector_call(name, dtype, ["x[i]"])};
+      for (long i = 0; i < n; i++) out[i] = {function.name}(x[i]);
     }}
     """
     flags = ["-O3", "-fno-math-errno", *ARGUMENTS]
@@ -233,10 +236,10 @@ def test_loops_of_scanlib_use_them(linker):
 
     results = scanlib.scan(step, sequences=[x, n], outputs_info=[0.0, None], return_updates=False)
     f = pytensor.function([x, n], results, mode=MODES[linker])
-    if linker == "c":
-        loops = [v for v in f.maker.fgraph.apply_nodes if isinstance(v.op, ElemwiseScan)]
-        called = "".join(print_loop(loop.op).functions for loop in loops)
-        assert set(re.findall(r"scanlib_vector_float64::(\w+)", called)) == set(EXACT)
+    loops = [v.op for v in f.maker.fgraph.apply_nodes if isinstance(v.op, ElemwiseScan)]
+    kernels = [kernel for op in loops for kernel in program_of(op).kernels.run]
+    called = " ".join(own.name for kernel in kernels for own in functions_of(kernel))
+    assert set(re.findall(r"scanlib_([a-z0-9]+)_float64\b", called)) == set(EXACT)
     x_value, n_value = np.array([0.5, 1e-9, 3.0, 700.0]), np.array([1, 0, -2, 3])
     expected = np.exp(n_value.astype(float))
     expected += np.exp(-x_value) + sum(

@@ -11,8 +11,8 @@ def load_numba() -> None:
 
 
 def load_c() -> None:
-    """Register the C backend."""
-    from scanlib.backends import c  # noqa: F401
+    """Register what the C linker runs."""
+    from scanlib.backends.handler import c_code  # noqa: F401
 
 
 register_loader(load_numba)

@@ -102,9 +102,9 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     graph = thaw_graph(op.body)
     analysis = analyse(ScalarLoop(loop, graph.inputs, graph.outputs, op.layout))
     parts = parts_of(loop, elementwise_shapes(loop, op.layout), analysis.families)
-    chosen = _schedule(node, setting)
+    chosen = schedule(op)
     compiled = setting.is_compiled_here(node)
-    threads, shares = threads_of(node, chosen, setting) if compiled else (1, None)
+    threads, shares = threads_of(op, chosen) if compiled else (1, None)
     return LoopExplanation(
         op="ElemwiseScan",
         schedule=SCHEDULES[chosen] if compiled else setting.other_schedule(),
@@ -116,19 +116,6 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
         shares=shares,
         **_common(op.scan, node, loop, setting),
     )
-
-
-def _schedule(node: Apply, setting: Setting) -> str:
-    """Return the schedule of an elementwise loop: C code has no kernels for some families."""
-    chosen = schedule(node.op)
-    by_xla = setting.linker == "JAX" and setting.is_compiled_here(node)
-    in_c = by_xla or setting.has_c_code(node)
-    if chosen in ("blocks", "by width") and in_c:
-        from scanlib.backends.c.block import fits_blocks
-
-        if not fits_blocks(node.op):
-            return "channels" if node.op.layout.ndim else "steps"
-    return chosen
 
 
 def _why(chosen: str, op: ElemwiseScan, loop: Loop, analysis: Analysis) -> str:

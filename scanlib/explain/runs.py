@@ -121,9 +121,9 @@ def _has_xla_code(node: Apply) -> bool:
     """Whether the JAX backend has XLA call compiled code of scanlib's on the CPU."""
     if not isinstance(node.op, ElemwiseScan | LinearScan):
         return False
-    from scanlib.backends.jax.kernels import code_for
+    from scanlib.backends.jax.kernels import is_compiled
 
-    return code_for(node.op, node) is not None
+    return is_compiled(node.op, node)
 
 
 def _on_cuda(node: Apply) -> str:
@@ -182,11 +182,11 @@ def _runs_in_jax(node: Apply) -> str:
     if isinstance(node.op, AssociativeScan):
         return "by lax.associative_scan, in a tree"
     kernels = _on_cuda(node)
+    stops = getattr(getattr(node.op, "signature", None), "has_stop", False)
+    portable = "by lax.while_loop" if stops else "by lax.scan"
     if _has_xla_code(node):
-        return f"as compiled code that XLA calls on the CPU; {kernels}by lax.scan on other devices"
-    if getattr(getattr(node.op, "signature", None), "has_stop", False):
-        return f"{kernels}by lax.while_loop{' on other devices' * bool(kernels)}"
-    return f"{kernels}by lax.scan{' on other devices' * bool(kernels)}"
+        return f"as compiled code that XLA calls on the CPU; {kernels}{portable} on other devices"
+    return f"{kernels}{portable}{' on other devices' * bool(kernels)}"
 
 
 def _with_unknown_length(node: Apply) -> str:

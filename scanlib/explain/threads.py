@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
 
-from scanlib._compat import thaw_graph
-from scanlib.explain.runs import Setting
+from scanlib.kernels.parts import wanted_threads
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.parts import can_slice, chunks_by, least_row
 
 # How a thread finds the value before its steps.
@@ -16,13 +15,13 @@ _HOW = {
 }
 
 
-def threads_of(node: Apply, chosen: str, setting: Setting) -> tuple[int, str | None]:
+def threads_of(op: ElemwiseScan, chosen: str) -> tuple[int, str | None]:
     """Return how many threads a loop may use, and the share of each where there are several.
 
     `chosen` is the schedule of the compiled code; see `scanlib.ops.elemwise_scan.schedule`.
     """
-    op, threads, in_c = node.op, config.scanlib__threads, setting.has_c_code(node)
-    if threads == 1 or not _available(node, in_c):
+    threads = wanted_threads()
+    if threads == 1:
         return 1, None
     if chosen in ("channels", "by width") and can_slice(op):
         least = config.scanlib__parallel_channels
@@ -36,14 +35,3 @@ def threads_of(node: Apply, chosen: str, setting: Setting) -> tuple[int, str | N
     return threads, (
         f"each for some of the steps, {config.scanlib__parallel_steps:,} at least{_HOW[how]}"
     )
-
-
-def _available(node: Apply, in_c: bool) -> bool:
-    if in_c:
-        from scanlib.backends.c.scalars import can_fail
-        from scanlib.backends.c.threads import threads_available
-
-        return threads_available() and not can_fail(thaw_graph(node.op.body))
-    from scanlib.backends.numba.threads import wanted_threads
-
-    return wanted_threads() > 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from weakref import WeakKeyDictionary
 import llvmlite.binding as llvm
 from pytensor.configdefaults import config
 
-from scanlib.backends import kept_files
+from scanlib import kept_files
 from scanlib.kernels.language import Kernel
 from scanlib.kernels.parts import combining_kernel, parts_text
 from scanlib.kernels.printers.llvm import print_kernels
+from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.verifier import verify
 
@@ -40,20 +40,6 @@ class CompiledKernels:
     engine: Any
 
 
-@cache
-def _processor() -> tuple[str, str]:
-    """Return the name of the processor and what it can do."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-
-
-def has_fused_multiply_add() -> bool:
-    """Whether the processor multiplies and adds in one instruction."""
-    features = _processor()[1].split(",")
-    return "+fma" in features or "+neon" in features
-
-
 _texts: WeakKeyDictionary[LoopProgram, str] = WeakKeyDictionary()
 
 
@@ -62,7 +48,7 @@ def program_text(program: LoopProgram) -> str:
     if program in _texts:
         return _texts[program]
     kernels = program.kernels
-    whole = [kernels.prepare, kernels.start, kernels.run]
+    whole = list(kernels.all)
     if program.shared:
         whole.append(combining_kernel(program))
     for kernel in whole:
@@ -73,8 +59,13 @@ def program_text(program: LoopProgram) -> str:
 
 
 def program_key(program: LoopProgram) -> str:
-    """Return what identifies a loop between processes: its module and its messages."""
-    whole = [program_text(program), str(program.failures), str(program.functions), program.name]
+    """Return what identifies a loop between processes: its module, its arrays, its messages.
+
+    The code of two loops can be the same for arrays of different dtypes.
+    """
+    arrays = str((program.inputs, program.outputs, program.may_stop, program.has_workspace))
+    messages = str(program.failures)
+    whole = [program_text(program), arrays, messages, str(program.functions), program.name]
     return sha256("\n".join(whole).encode()).hexdigest()
 
 
@@ -95,8 +86,8 @@ def compile_kernels(kernels: Sequence[Kernel]) -> CompiledKernels:
 
 def _object_code(text: str) -> bytes:
     """Return the object code of a module, from disk if it is there."""
-    processor, features = _processor()
-    identity = "\n".join([text, processor, features, str(llvm.llvm_version_info)])
+    name, features = processor()
+    identity = "\n".join([text, name, features, str(llvm.llvm_version_info)])
     path = _folder() / f"{sha256(identity.encode()).hexdigest()}.o"
     kept = kept_files.read_sealed(path)
     if kept is None:
@@ -110,11 +101,9 @@ def _folder() -> Path:
 
 
 def _machine() -> Any:
-    processor, features = _processor()
+    name, features = processor()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        processor, features, opt=2, reloc="pic", codemodel="jitdefault"
-    )
+    return target.create_target_machine(name, features, opt=2, reloc="pic", codemodel="jitdefault")
 
 
 def _compile(text: str) -> bytes:
@@ -122,7 +111,8 @@ def _compile(text: str) -> bytes:
     module.verify()
     machine = _machine()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = True
+    # Kernels are written in lanes, and take several steps or channels in a pass where that pays.
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return machine.emit_object(module)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.interpreter import INTERRUPTED
-from scanlib.kernels.program import FULL, WORD, LoopProgram
+from scanlib.kernels.language import INTERRUPTED
+from scanlib.kernels.program import FULL, LoopProgram
 from scanlib.ops import errors
 
 Entry = Callable[[int, int], int]
@@ -127,6 +127,3 @@ def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     failure = program.failures[code]
     kind = getattr(errors, failure.error, None) or getattr(builtins, failure.error)
     raise kind(failure.template, *(int(value) for value in values[: failure.count]))
-
-
-__all__ = ["WORD", "Runner", "compiled_runner", "raise_failure"]

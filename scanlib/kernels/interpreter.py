@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from scanlib.kernels.language import (
+    INTERRUPTED,
     POINTER,
     Apply,
     Assign,
@@ -33,14 +34,13 @@ from scanlib.kernels.language import (
     Poll,
     Prefetch,
     Scratch,
+    Shuffle,
     Statement,
     Store,
     Type,
     Value,
     While,
 )
-
-INTERRUPTED = -1
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _EndError(Exception):
 
 def call(function: Function, *operands: Any) -> tuple[Any, ...]:
     """Return the results of a function; pointers are given as `Address`."""
-    run = _Run(dict(zip(function.parameters, operands, strict=True)), None)
+    run = _Run({}, None)
     with np.errstate(all="ignore"):
         for value, operand in zip(function.parameters, operands, strict=True):
             run.values[value] = _number(operand, value.type)
@@ -165,6 +165,8 @@ class _Run:
                 kind = value.type
                 place = read(pointer).item(int(read(offset)), kind.itemsize * kind.lanes)
                 place.view(kind.dtype)[:] = read(value)
+            case Shuffle(result, first, second, places):
+                values[result] = np.concatenate([read(first), read(second)])[list(places)]
             case Scratch(result, dtype, count):
                 memory = np.full(count * np.dtype(dtype).itemsize, 0xAB, np.uint8)
                 values[result] = Address(memory)
@@ -211,10 +213,6 @@ def apply(operation: str, operands: list[Any], type: Type) -> Any:
     return found if type == POINTER else _number(found, type)
 
 
-def _shift_down(operands: list[Any], type: Type) -> Any:
-    return np.right_shift(*operands)
-
-
 def _quotient(operands: list[Any], type: Type) -> Any:
     x, y = (np.asarray(value) for value in operands)
     q = np.asarray([_truncated(int(a), int(b)) for a, b in zip(x.flat, y.flat, strict=True)])
@@ -234,10 +232,6 @@ def _mask(type: Type) -> int:
 
 def _unsigned(type: Type) -> str:
     return f"uint{8 * type.itemsize}"
-
-
-def _remainder(operands: list[Any], type: Type) -> Any:
-    return np.fmod(*operands)
 
 
 def _fma(operands: list[Any], type: Type) -> Any:
@@ -287,6 +281,13 @@ def _cast(operands: list[Any], type: Type) -> Any:
     return np.asarray(value).astype(type.dtype)
 
 
+def _select(operands: list[Any], type: Type) -> Any:
+    condition, chosen, other = operands
+    if type == POINTER:
+        return chosen if condition else other
+    return np.where(condition, chosen, other)
+
+
 def _offset(operands: list[Any], type: Type) -> Any:
     pointer, count = operands
     return pointer.moved(int(count))
@@ -311,21 +312,22 @@ _MEANING: dict[str, Callable[[list[Any], Type], Any]] = {
     "trunc": _of(np.trunc),
     "rint": _of(np.rint),
     "quotient": _quotient,
-    "remainder": _remainder,
+    "remainder": _of(np.fmod),
     "and": _of(np.bitwise_and),
     "or": _of(np.bitwise_or),
     "xor": _of(np.bitwise_xor),
     "not": _of(np.invert),
     "shl": _of(np.left_shift),
-    "shr": _shift_down,
+    "shr": _of(np.right_shift),
     "eq": _of(np.equal),
     "ne": _of(np.not_equal),
     "lt": _of(np.less),
     "le": _of(np.less_equal),
     "gt": _of(np.greater),
     "ge": _of(np.greater_equal),
-    "select": _of(np.where),
+    "select": _select,
     "copy": _of(lambda value: value),
+    "opaque": _of(lambda value: value),
     "cast": _cast,
     "bitcast": lambda operands, type: np.asarray(operands[0]).view(type.dtype),
     "splat": _of(lambda value: value),

@@ -10,6 +10,7 @@ text is made of them by the printers alone (`scanlib.kernels.printers`), and
                 | name = load type, pointer, bytes   the item `bytes` after the pointer
                 | store pointer, bytes, operand
                 | prefetch pointer, bytes            a hint; has no effect on values
+                | name = shuffle a, b, places        the lanes of `a`, then of `b`, at known places
                 | name = scratch dtype × count       memory of one run of the kernel
                 | local = operand                    a local is a name that changes
                 | for name in start … stop, step: block
@@ -104,7 +105,7 @@ class Type:
 
 POINTER = Type("pointer")
 BOOL = Type("bool")
-INT32, INT64 = Type("int32"), Type("int64")
+INT64 = Type("int64")
 FLOAT32, FLOAT64 = Type("float32"), Type("float64")
 
 
@@ -160,6 +161,7 @@ OPERATIONS: dict[str, Operation] = {
     "ge": Operation(2, "number", "bool"),
     "select": Operation(3, "any"),  # the first operand, a truth value, chooses
     "copy": Operation(1, "any"),  # of a local: its value now
+    "opaque": Operation(1, "integer"),  # the same number, of which compilers are to know nothing
     "cast": Operation(1, "any", "given"),  # to the nearest number; to integers towards zero
     "bitcast": Operation(1, "number", "given"),  # the same bits as another dtype
     "splat": Operation(1, "any", "given"),  # one number in every lane
@@ -265,11 +267,17 @@ class Value:
 
 
 class Constant(Value):
-    """A number that is known, the same in all lanes."""
+    """A number that is known, the same in all lanes, or one for each of them."""
 
     def __init__(self, type: Type, value: Any, writer: Writer | None = None) -> None:
-        self.value = np.dtype(type.dtype).type(value)
+        self.value = np.asarray(value).astype(type.dtype)[()]
+        assert np.ndim(value) == 0 or np.shape(value) == (type.lanes,), (type, value)
         super().__init__(type, str(self.value), writer)
+
+    @property
+    def by_lane(self) -> list[Any]:
+        """The number of each lane."""
+        return list(np.broadcast_to(self.value, self.type.lanes))
 
 
 class Local(Value):
@@ -347,14 +355,26 @@ class Store(Statement):
 
 @dataclass(eq=False)
 class Prefetch(Statement):
-    """Ask for memory that will be read, or written."""
+    """Ask for memory that will be read or written, which need not exist."""
 
     pointer: Value
     offset: Value
-    write: bool
 
     def lines(self) -> Iterator[str]:
-        yield f"prefetch {self.pointer}[{self.offset}]{' to write' if self.write else ''}"
+        yield f"prefetch {self.pointer}[{self.offset}]"
+
+
+@dataclass(eq=False)
+class Shuffle(Statement):
+    """A vector of some of the lanes of two, counted through both."""
+
+    result: Value
+    first: Value
+    second: Value
+    places: tuple[int, ...]
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.result} = shuffle {self.first}, {self.second}, {list(self.places)}"
 
 
 @dataclass(eq=False)
@@ -492,6 +512,9 @@ class End(Statement):
         yield f"end {self.code}"
 
 
+INTERRUPTED = -1  # how a kernel ends when a `poll` says so
+
+
 # Functions and kernels
 
 
@@ -535,12 +558,18 @@ class Kernel:
     slots : tuple of int
         Which word of the table that a caller gives is each parameter; `TABLE` for the address of
         the table.
+    register : int
+        How many bytes the vectors have that it works with; longer ones are taken apart.
+    runs_once : bool
+        Whether it runs once for each call of a loop, whatever its length.
     """
 
     name: str
     parameters: tuple[Value, ...]
     body: Block
     slots: tuple[int, ...]
+    register: int = 32
+    runs_once: bool = False
 
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
@@ -642,7 +671,7 @@ class Writer:
     def splat(self, value: Value, lanes: int) -> Value:
         """Return a number in every lane."""
         if isinstance(value, Constant):
-            return self.constant(value.value, Type(value.type.dtype, lanes))
+            return self.constant(value.value[()], Type(value.type.dtype, lanes))
         return self.apply("splat", value, type=Type(value.type.dtype, lanes))
 
     def lane(self, value: Value, lane: int) -> Value:
@@ -652,8 +681,11 @@ class Writer:
         """Return a pointer some bytes after another."""
         return self.apply("offset", pointer, self.as_value(count, INT64), type=POINTER)
 
-    def sqrt(self, value: Value) -> Value:
-        return self.apply("sqrt", value)
+    def shuffle(self, first: Value, second: Value, places: Sequence[int]) -> Value:
+        """Return a vector of some lanes of two vectors, those of the second counted on."""
+        result = Value(Type(first.type.dtype, len(places)), self.name("v"), self)
+        self.block.statements.append(Shuffle(result, first, second, tuple(places)))
+        return result
 
     # Memory
 
@@ -665,8 +697,8 @@ class Writer:
     def store(self, pointer: Value, offset: Any, value: Value) -> None:
         self.block.statements.append(Store(pointer, self.as_value(offset, INT64), value))
 
-    def prefetch(self, pointer: Value, offset: Any, write: bool = False) -> None:
-        self.block.statements.append(Prefetch(pointer, self.as_value(offset, INT64), write))
+    def prefetch(self, pointer: Value, offset: Any) -> None:
+        self.block.statements.append(Prefetch(pointer, self.as_value(offset, INT64)))
 
     def scratch(self, dtype: str, count: int) -> Value:
         result = Value(POINTER, self.name("m"), self)

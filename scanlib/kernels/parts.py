@@ -1,9 +1,10 @@
 """Parts of a loop in threads of their own.
 
 ``run_parts`` is called like the entry of `run`, and calls it once for each of ``words.parts``
-parts, with tables of their own. Threads are those of the operating system, started for each call
-and joined before it returns: a pool would keep its place between calls, and not survive a fork. A
-part for which there is no thread runs after the first one.
+parts from ``words.part`` on, with tables of their own, and again while `then` says so. Threads are
+those of the operating system, started for each call and joined before it returns: a pool would keep
+its place between calls, and not survive a fork. A part for which there is no thread runs after the
+first one.
 
 Outputs that are sums over the parts (`LoopProgram.shared`) are the first part's; others start from
 zero in memory of their own, which `combining_kernel` adds, in the order of the parts. How many
@@ -16,10 +17,12 @@ import sys
 from functools import cache
 
 import llvmlite.binding as llvm
+from pytensor.configdefaults import config
 
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
-from scanlib.kernels.program import WORD, LoopProgram, TableKernel
+from scanlib.kernels.program import AGAIN, WORD, LoopProgram, TableKernel
 from scanlib.kernels.scalars import parts_of
+from scanlib.kernels.spans import itemsize
 
 # Of one part: its thread, whether that failed to start, its code, its frame, its table.
 _FAILED, _CODE, _FRAME, _TABLE = 8, 16, 32, 128
@@ -30,6 +33,11 @@ def system_has_threads() -> bool:
     """Whether the process has the threads that compiled code starts; Windows has others."""
     names = ("pthread_create", "pthread_join")
     return sys.platform != "win32" and all(llvm.address_of_symbol(name) for name in names)
+
+
+def wanted_threads() -> int:
+    """Return how many threads a loop may use."""
+    return config.scanlib__threads if system_has_threads() else 1
 
 
 def combining_kernel(program: LoopProgram) -> Kernel:
@@ -59,19 +67,20 @@ def combining_kernel(program: LoopProgram) -> Kernel:
 
 def parts_text(program: LoopProgram) -> str:
     """Return ``run_parts`` of a loop, in the language of LLVM."""
+    choice = _choice_text(program)
     if not program.can_be_parted:
-        return """
-define i64 @run_parts(ptr %table, ptr %frame) nounwind {
+        return f"""{choice}
+define i64 @run_parts(ptr %table, ptr %frame) nounwind {{
   %code = call i64 @run_entry(ptr %table, ptr %frame)
   ret i64 %code
-}"""
+}}"""
     words = program.words
     size = _TABLE + WORD * (words.size + len(program.shared))
     start, finish = [], []
     for place, number in enumerate(program.shared):
         output, base = program.outputs[number], words.outputs[number]
         n = f"n{number}"
-        start.append(f"%{n} = add i64 0, {_itemsize(output.type.dtype)}")
+        start.append(f"%{n} = add i64 0, {itemsize(output.type.dtype)}")
         for axis in range(output.type.ndim):
             start += [
                 f"%{n}.p{axis} = getelementptr i8, ptr %table, i64 {WORD * (base + 1 + axis)}",
@@ -110,12 +119,32 @@ define i64 @run_parts(ptr %table, ptr %frame) nounwind {
     text = _TEXT
     for name, value in values.items():
         text = text.replace(f"<{name}>", str(value))
-    return text
+    return f"{choice}\n{text}\n{_ROUND if program.kernels.then is None else _ROUNDS}"
 
 
-def _itemsize(dtype: str) -> int:
-    half = parts_of(dtype)
-    return Type(dtype).itemsize if half is None else 2 * Type(half).itemsize
+def _choice_text(program: LoopProgram) -> str:
+    """Return ``run_entry``, which calls the `run` that the table chooses."""
+    first, *others = [kernel.name for kernel in program.kernels.run]
+    if not others:
+        return f"""
+define i64 @run_entry(ptr %table, ptr %frame) nounwind {{
+  %code = call i64 @{first}_entry(ptr %table, ptr %frame)
+  ret i64 %code
+}}"""
+    (last,) = others
+    return f"""
+define i64 @run_entry(ptr %table, ptr %frame) nounwind {{
+  %place = getelementptr i8, ptr %table, i64 {WORD * program.words.choice}
+  %choice = load i64, ptr %place
+  %is.first = icmp eq i64 %choice, 0
+  br i1 %is.first, label %first, label %last
+first:
+  %code = call i64 @{first}_entry(ptr %table, ptr %frame)
+  ret i64 %code
+last:
+  %code2 = call i64 @{last}_entry(ptr %table, ptr %frame)
+  ret i64 %code2
+}}"""
 
 
 _TEXT = """
@@ -132,7 +161,7 @@ define internal ptr @part_worker(ptr %task) nounwind {
   store i64 %code, ptr %place
   ret ptr null
 }
-define i64 @run_parts(ptr %table, ptr %frame) nounwind {
+define internal i64 @run_round(ptr %table, ptr %frame) nounwind {
 entry:
   %parts.p = getelementptr i8, ptr %table, i64 <PARTS>
   %parts = load i64, ptr %parts.p
@@ -151,7 +180,9 @@ start:
   %own = getelementptr i8, ptr %task, i64 <TABLE>
   call void @llvm.memcpy.p0.p0.i64(ptr %own, ptr %table, i64 <TABLE_BYTES>, i1 false)
   %part.p = getelementptr i8, ptr %own, i64 <PART>
-  store i64 %k, ptr %part.p
+  %part.first = load i64, ptr %part.p
+  %part = add i64 %part.first, %k
+  store i64 %part, ptr %part.p
   <START>
   %failed = call i32 @pthread_create(ptr %task, ptr null, ptr @part_worker, ptr %task)
   %failed.p = getelementptr i8, ptr %task, i64 <FAILED>
@@ -188,3 +219,27 @@ end:
   ret i64 %code
 }
 """
+
+_ROUND = """
+define i64 @run_parts(ptr %table, ptr %frame) nounwind {
+  %code = call i64 @run_round(ptr %table, ptr %frame)
+  ret i64 %code
+}"""
+
+_ROUNDS = f"""
+define i64 @run_parts(ptr %table, ptr %frame) nounwind {{
+entry:
+  br label %next
+next:
+  %code = call i64 @run_round(ptr %table, ptr %frame)
+  %fine = icmp eq i64 %code, 0
+  br i1 %fine, label %then, label %wrong
+then:
+  %decided = call i64 @then_entry(ptr %table, ptr %frame)
+  %again = icmp eq i64 %decided, {AGAIN}
+  br i1 %again, label %next, label %done
+wrong:
+  ret i64 %code
+done:
+  ret i64 %decided
+}}"""

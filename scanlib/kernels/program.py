@@ -29,9 +29,9 @@ from typing import Any
 
 from pytensor.graph.basic import Apply
 
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
+from scanlib.kernels.language import INT64, POINTER, TABLE, Kernel, Type, Value, Writer
 
-FULL = -2
+FULL, AGAIN = -2, -3
 
 WORD = 8
 
@@ -100,8 +100,8 @@ class Words:
             range(place, place + len(names))
         )
         place += len(names)
-        self.part, self.parts = place, place + 1
-        self.functions = place + 2
+        self.part, self.parts, self.choice, self.job, self.chunks = range(place, place + 5)
+        self.functions = place + 5
         self._outputs, self._functions = outputs, functions
 
     @property
@@ -116,11 +116,22 @@ class Words:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of a loop; see the module."""
+    """The kernels of a loop; see the module.
+
+    `run` has one or two, of which ``words.choice`` says which one takes the steps. A program in
+    several parts may have `then`, which is called after they have ended, and says by `AGAIN` that
+    ``words.parts`` parts from ``words.part`` on are to run next.
+    """
 
     prepare: Kernel
     start: Kernel
-    run: Kernel
+    run: tuple[Kernel, ...]
+    then: Kernel | None = None
+
+    @property
+    def all(self) -> tuple[Kernel, ...]:
+        last = () if self.then is None else (self.then,)
+        return (self.prepare, self.start, *self.run, *last)
 
 
 @dataclass(eq=False)
@@ -159,7 +170,6 @@ class LoopProgram:
     functions: tuple[Apply, ...] = ()
     can_be_parted: bool = False
     shared: tuple[int, ...] = ()
-
     may_be_full: bool = False
     may_stop: bool = False
     has_workspace: bool = False
@@ -188,12 +198,12 @@ class TableKernel:
     @property
     def table(self) -> Value:
         """The address of the table itself."""
-        return self.word(-1, POINTER, "table")
+        return self.word(TABLE, POINTER, "table")
 
     def write_word(self, slot: int, value: Value) -> None:
         self.writer.store(self.table, WORD * slot, value)
 
-    def kernel(self) -> Kernel:
-        """Return the kernel that was written."""
-        slots = tuple(self.parameters)
-        return Kernel(self.name, tuple(self.parameters.values()), self.writer.block, slots)
+    def kernel(self, register: int = Kernel.register, runs_once: bool = False) -> Kernel:
+        """Return the kernel that was written; see `Kernel`."""
+        values, slots = tuple(self.parameters.values()), tuple(self.parameters)
+        return Kernel(self.name, values, self.writer.block, slots, register, runs_once)

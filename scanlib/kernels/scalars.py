@@ -320,7 +320,7 @@ COMPARISONS: dict[type, str] = {
 # Complex numbers
 
 
-def _pair_product(w: Writer, x: Pair, y: Pair) -> Pair:
+def pair_product(w: Writer, x: Pair, y: Pair) -> Pair:
     return Pair(
         x.real * y.real - x.imag * y.imag,
         x.real * y.imag + x.imag * y.real,
@@ -359,11 +359,11 @@ def _fold(rule: Callable[[Writer, Pair, Pair], Pair]) -> Callable[..., Pair]:
 PAIR_RULES: dict[type, Callable[..., Pair]] = {
     ps.Add: _fold(_each(lambda w, x, y: x + y)),
     ps.Sub: _each(lambda w, x, y: x - y),
-    ps.Mul: _fold(_pair_product),
+    ps.Mul: _fold(pair_product),
     ps.TrueDiv: _pair_quotient,
     ps.Neg: lambda w, x: Pair(-x.real, -x.imag),
     ps.Conj: lambda w, x: Pair(x.real, -x.imag),
-    ps.Sqr: lambda w, x: _pair_product(w, x, x),
+    ps.Sqr: lambda w, x: pair_product(w, x, x),
     ps.Reciprocal: lambda w, x: _pair_quotient(
         w, Pair(w.constant(1, x.real.type), w.constant(0, x.real.type)), x
     ),

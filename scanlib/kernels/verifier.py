@@ -30,6 +30,7 @@ from scanlib.kernels.language import (
     Poll,
     Prefetch,
     Scratch,
+    Shuffle,
     Statement,
     Store,
     Value,
@@ -103,9 +104,17 @@ class _Scope:
                 self.expect(pointer, POINTER)
                 self.expect(offset, INT64)
                 self.read(value)
-            case Prefetch(pointer, offset, _):
+            case Prefetch(pointer, offset):
                 self.expect(pointer, POINTER)
                 self.expect(offset, INT64)
+            case Shuffle(result, first, second, places):
+                self.read_all([first, second])
+                lanes = first.type.lanes
+                if first.type != second.type or lanes == 1:
+                    raise KernelError(f"a shuffle of {first.type} and {second.type}")
+                if not all(0 <= place < 2 * lanes for place in places):
+                    raise KernelError(f"there are {2 * lanes} lanes")
+                self.define(result)
             case Scratch(result, _, count):
                 if count < 1:
                     raise KernelError(f"scratch memory for {count} numbers")
@@ -224,7 +233,9 @@ def _check_operation(result: Value, operation: str, operands: tuple[Value, ...])
         raise KernelError(f"operands of {_types(kinds)}")
     if not _KINDS[rule.operands](kinds[0]):
         raise KernelError(f"{operation} takes no {kinds[0]}")
-    if operation == "cast":
+    if operation == "opaque":
+        fits = first == made and made.lanes == 1
+    elif operation == "cast":
         fits = POINTER not in (first, made) and first.lanes == made.lanes
     elif operation == "bitcast":
         fits = first.lanes == made.lanes and first.itemsize == made.itemsize
@@ -242,6 +253,6 @@ def _check_given(operation: str, operands: tuple[Value, ...], made: object) -> N
         fits = first.lanes == 1 and getattr(made, "dtype", None) == first.dtype
     else:
         lane = operands[1]
-        fits = isinstance(lane, Constant) and 0 <= lane.value < first.lanes
+        fits = isinstance(lane, Constant) and 0 <= int(lane.value) < first.lanes
     if not fits:
         raise KernelError(f"{operation} of {_types(value.type for value in operands)} is no {made}")

@@ -223,10 +223,9 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
         self.recurrences = recurrences
         self.notes = notes
         self._runners: dict[str, Any] = {}
-        self._printed = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_runners": {}, "_printed": {}}
+        return super().__getstate__() | {"_runners": {}}
 
     def __str__(self) -> str:
         inside = str(self.scan)[len("Scan{") : -1]

@@ -49,7 +49,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType, integer_dtypes
 
-from scanlib.ops.c_code import PrintedNodeOp
+from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.execution import NotCompilableError, load_backends
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_loop import run_in_python
@@ -80,7 +80,7 @@ def register_linear_compiler(
     return compiler
 
 
-class LinearScan(PrintedNodeOp):
+class LinearScan(PrintedOp):
     """A matrix recurrence; see the module's text.
 
     Parameters

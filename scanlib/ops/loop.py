@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType
 
-from scanlib._compat import freeze_graph, thaw_graph
+from scanlib._compat import copy_graph, freeze_graph
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.signature import OuterInputs, Signature
 
@@ -129,10 +129,10 @@ class Loop:
     def from_op(cls, op: Scan, inputs: list[Variable]) -> Loop:
         """Take a loop apart, with fresh body variables."""
         signature, labels = op.signature, op.labels
-        body = thaw_graph(op.body)
+        body_inputs, body_outputs = copy_graph(op.body.inputs, op.body.outputs)
         outer = signature.split_inputs(inputs)
-        inner = signature.split_body_inputs(body.inputs)
-        result = signature.split_body_outputs(body.outputs)
+        inner = signature.split_body_inputs(body_inputs)
+        result = signature.split_body_outputs(body_outputs)
         return cls(
             n_steps=outer.n_steps,
             sequences=[

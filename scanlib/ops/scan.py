@@ -93,10 +93,11 @@ class Scan(HasFrozenBody, Op):
             (None,) * signature.n_outputs,
         )
         self._runners: dict[str, Any] = {}
+        self._pattern: list[list[bool]] | None = None
         load_backends()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_runners": {}}
+        return super().__getstate__() | {"_runners": {}, "_pattern": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -232,7 +233,9 @@ class Scan(HasFrozenBody, Op):
     # Derivatives
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return gradient.connection_pattern(self)
+        if self._pattern is None:  # PyTensor asks once for each result
+            self._pattern = gradient.connection_pattern(self)
+        return self._pattern
 
     def pullback(
         self,

@@ -16,7 +16,7 @@ Body order::
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -101,6 +101,7 @@ class Signature:
     has_stop: bool = False
     reverse: bool = False
     required_steps: int = 0
+    depths: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.taps) != len(self.untraced):
@@ -110,15 +111,12 @@ class Signature:
                 raise ValueError(f"taps of a state are distinct and negative, got {taps}")
         if not self.has_n_steps and not self.n_sequences:
             raise ValueError("a loop without sequences needs its number of steps")
+        # How many past rows each state keeps: its farthest tap.
+        object.__setattr__(self, "depths", tuple(-min(taps) for taps in self.taps))
 
     @property
     def n_states(self) -> int:
         return len(self.taps)
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """How many past rows each state keeps: its farthest tap."""
-        return tuple(-min(taps) for taps in self.taps)
 
     def split_inputs(self, flat: Sequence) -> OuterInputs:
         """Split the flat inputs of a loop."""

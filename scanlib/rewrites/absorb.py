@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import Elemwise
 
@@ -25,15 +26,24 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
     absorbed = {node}
     pending = list(loop.sequences)
     while pending:
-        part = pending.pop()
-        if not _is_read_once(loop, part.outer):
-            continue
-        if any(client not in absorbed for client, _ in fgraph.clients[part.outer]):
-            continue
-        added = _absorb(loop, part)
-        if added is not None:
-            absorbed.add(part.outer.owner)
-            pending += added
+        rows: dict[Variable, Variable] = {}
+        added: list[Sequence] = []
+        read: set[Variable] = set()
+        for part in reversed(pending):
+            if part.row in read:
+                added.append(part)  # until what reads it is part of the step
+                continue
+            if part.outer.owner is None or not _is_read_once(loop, part.outer):
+                continue
+            if any(client not in absorbed for client, _ in fgraph.clients[part.outer]):
+                continue
+            new = _absorb(loop, part, rows)
+            if new is not None:
+                absorbed.add(part.outer.owner)
+                read.update(ancestors([rows[part.row]]))
+                added += new
+        loop.substitute(rows)
+        pending = added
     return loop
 
 
@@ -44,13 +54,18 @@ def _is_read_once(loop: Loop, variable: Variable) -> bool:
     return all(part.outer is not variable for part in loop.non_sequences)
 
 
-def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
-    """Replace a sequence by those it was computed from; return the new ones."""
+def _absorb(
+    loop: Loop, part: Sequence, replaced: dict[Variable, Variable]
+) -> list[Sequence] | None:
+    """Replace a sequence by those it was computed from; return the new ones.
+
+    `replaced` gets what its row is in the step.
+    """
     producer = part.outer.owner
     if producer is None or len(producer.outputs) != 1:
         return None
     if isinstance(producer.op, Alloc):
-        return _absorb_constant(loop, part, producer)
+        return _absorb_constant(loop, part, producer, replaced)
     if not isinstance(producer.op, Elemwise):
         return None
     if all(inp.type.broadcastable[0] for inp in producer.inputs):
@@ -78,11 +93,13 @@ def _absorb(loop: Loop, part: Sequence) -> list[Sequence] | None:
         return None
     loop.sequences = [other for other in loop.sequences if other is not part] + sequences
     loop.non_sequences += non_sequences
-    loop.substitute({part.row: value})
+    replaced[part.row] = value
     return sequences
 
 
-def _absorb_constant(loop: Loop, part: Sequence, producer: Apply) -> list[Sequence] | None:
+def _absorb_constant(
+    loop: Loop, part: Sequence, producer: Apply, replaced: dict[Variable, Variable]
+) -> list[Sequence] | None:
     """Replace a sequence that holds one number everywhere."""
     value = producer.inputs[0]
     if part.row.type.ndim or value.type.ndim > 1 or len(loop.sequences) == 1:
@@ -96,5 +113,5 @@ def _absorb_constant(loop: Loop, part: Sequence, producer: Apply) -> list[Sequen
         inner = scalar.type()
         loop.non_sequences.append(NonSequence(scalar, inner))
     loop.sequences = [other for other in loop.sequences if other is not part]
-    loop.substitute({part.row: inner})
+    replaced[part.row] = inner
     return []

@@ -35,6 +35,7 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import is_legacy_scan
 from scanlib.ops.common_steps import behind_the_batch, common, of_one_member, without_axes
 from scanlib.ops.graph import constant_index
+from scanlib.rewrites.adopt_until import read_last_steps
 
 # What one member's part of a result is computed by, from its parts of the inputs.
 STRUCTURE = (
@@ -88,6 +89,7 @@ def _adopt_rank(
     adopt(one)
     if _count_legacy(one) == count:
         return {}
+    read_last_steps.rewrite(one)
     copies = dict(zip(one.inputs, roots, strict=True))
     shared = {new: root for new, root in copies.items() if root not in member.batches}
     batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
@@ -103,23 +105,32 @@ def _count_legacy(fgraph: FunctionGraph) -> int:
 
 
 def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variable]:
-    """Return a result if other nodes read it than slices of it, and what those slices give."""
+    """Return a result if other nodes read it than slices of it, and what those slices give.
+
+    Rows written into zeros are followed, too: of them the last that ran may be read.
+    """
     found: list[Variable] = []
     is_read = False
     for client, position in fgraph.clients.get(variable, ()):
-        if position == 0 and _slices_rows(client, rank):
+        if _slices_rows(client, position, rank):
             found += _reads(fgraph, client.outputs[0], rank)
         else:
             is_read = True
     return [variable, *found] if is_read else found
 
 
-def _slices_rows(node: Apply, rank: int) -> bool:
-    """Whether a node reads rows of each member of a batch."""
+def _slices_rows(node: Apply, position: int, rank: int) -> bool:
+    """Whether a node reads rows of each member of a batch, or writes them into zeros."""
     op = node.op
+    core = op.core_op if isinstance(op, Blockwise) else op
+    if not isinstance(core, Subtensor | IncSubtensor):
+        return False
+    array = 1 if isinstance(core, IncSubtensor) else 0
+    if position != array:
+        return False
     if isinstance(op, Blockwise):
-        return isinstance(op.core_op, Subtensor) and op.batch_ndim(node) == rank
-    return isinstance(op, Subtensor) and behind_the_batch(node, 1, rank) is not None
+        return op.batch_ndim(node) == rank
+    return behind_the_batch(node, array + 1, rank) is not None
 
 
 def _is_size(variable: Variable) -> bool:

@@ -222,7 +222,7 @@ def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Ente
     result = Entering()
     end = steps + depth
     longer = not rows.agrees(buffer, end)
-    rest = False
+    others: list[Placed] = []
     for placed in placements(buffer, rows.of(buffer) if longer else end, rows):
         at_start = placed.start.is_zero
         if at_start and placed.rows == steps:
@@ -235,10 +235,15 @@ def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Ente
         elif placed.start == steps and placed.rows == number(depth):
             result.tail.append(placed.value)
         elif not end.at_most(placed.start):
-            rest = True
-    if rest:
-        sequence, tail = _cut(buffer, number(0), steps), _cut(buffer, steps, end)
-        return Entering([sequence], [], [tail])
+            others.append(placed)
+    if others:
+        rest = pt.zeros_like(buffer)
+        for placed in others:
+            rest = pt.inc_subtensor(
+                _cut(rest, placed.start, placed.start + placed.rows), placed.value
+            )
+        result.sequences.append(_cut(rest, number(0), steps))
+        result.tail.append(_cut(rest, steps, end))
     return result
 
 

@@ -35,7 +35,7 @@ from scanlib.rewrites.adopt_forms import Form, Symbol, number
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
 from scanlib.rewrites.adopt_steps import step_of
-from scanlib.rewrites.adopt_until import end_of, no_batch_of, ran_steps
+from scanlib.rewrites.adopt_until import end_of, last_step, ran_steps
 from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
 from scanlib.rewrites.edit import results_by_part
 
@@ -104,6 +104,8 @@ class _Adoption:
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Rows(known=known)
         self.steps, self.ran = ran_steps(self.plain.integer(node.inputs[0]), self.plain)
+        # Which step is the last of them, where the loop asks.
+        self.end: Sequence | None = None
         self.rows = Rows(self.steps, known)
         self.reverse = self.is_reversed()
         self.loop = Loop(
@@ -217,26 +219,35 @@ class _Adoption:
                 self.loop.sequences.append(each)
 
     def from_end(self, part: Sequence) -> list[Sequence]:
-        """Make a carry of a cotangent of the last row; return what is left of the sequence.
+        """Take the cotangent of the last row out of a sequence; return what is left of it.
 
-        It waits for the last step that ran, which differs in a batch. There is no batch of a loop
-        that does not begin with that row, as a second derivative does not.
+        The last step that ran differs in a batch: a loop that begins with it carries the cotangent
+        until then, another one is told which step it is.
         """
         end = end_of(self.rows.view(part.outer))
         if end is None:
             return [part]
-        if not self.reverse:
-            self.ran = no_batch_of(self.ran)
-            return [part]
         last, rest = end
         value = part.row.type()
-        self.loop.carries.append(Carry(last, value, pt.zeros_like(value), part.name))
+        if self.reverse:
+            self.loop.carries.append(Carry(last, value, pt.zeros_like(value), part.name))
+            added = value
+        else:
+            self.loop.non_sequences.append(NonSequence(last, value, part.name))
+            added = pt.switch(self.at_end(), value, pt.zeros_like(value))
         if rest is None:
-            self.replaced[part.row] = value
+            self.replaced[part.row] = added
             return []
         left = Sequence(rest, part.row.type(), part.name)
-        self.replaced[part.row] = value + left.row
+        self.replaced[part.row] = added + left.row
         return [left]
+
+    def at_end(self) -> Variable:
+        """Return, in the body, whether a step is the last that ran."""
+        if self.end is None:
+            self.end = Sequence(last_step(self.ran), pt.scalar(dtype="bool"))
+            self.loop.sequences.append(self.end)
+        return self.end.row
 
     def add_windows(self) -> None:
         op, info = self.op, self.info

@@ -7,12 +7,18 @@ of steps is one for all. See `scanlib.ops.ran_steps`.
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Variable
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
-from scanlib.ops.gradient.cotangents import split_output
-from scanlib.ops.ran_steps import RanSteps
+from scanlib.ops.gradient.cotangents import split_history, split_output
+from scanlib.ops.graph import constant_index
+from scanlib.ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt_forms import Form, minimum
+from scanlib.rewrites.adopt_buffers import placements
+from scanlib.rewrites.adopt_forms import Form, minimum, number
 from scanlib.rewrites.adopt_rows import Rows, View
 
 
@@ -41,9 +47,10 @@ def ran_steps(steps: Form, rows: Rows) -> tuple[Form, Variable | None]:
     return steps, None
 
 
-def no_batch_of(ran: Variable) -> Variable:
-    """Return a mask of which there is no batch."""
-    return RanSteps(0, from_first=False)(ran)
+def last_step(ran: Variable) -> Variable:
+    """Return a mask that is true for the last of the steps that ran."""
+    ended = pt.join(0, pt.invert(ran[1:]), pt.ones((1,), dtype="bool"))
+    return pt.and_(ran, ended)
 
 
 def end_of(view: View) -> tuple[Variable, Variable | None] | None:
@@ -51,10 +58,56 @@ def end_of(view: View) -> tuple[Variable, Variable | None] | None:
 
     None if it has no part that is for the last row alone.
     """
-    if not view.is_whole:
+    skipped = view.front.constant
+    if skipped is None or not view.back.is_zero:
         return None
-    parts = split_output(view.base)
-    if parts.last is None:
+    parts = split_history(view.base, skipped, reverse=False) if skipped else split_output(view.base)
+    if parts.last is None or parts.ends is not None:
         return None
     rest = parts.rows
     return parts.last, rest[::-1] if rest is not None and view.flipped else rest
+
+
+@node_rewriter([Subtensor])
+def read_last_step(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Read the last row that a derivative stacked where the loop ended.
+
+    In a batch, rows behind it are zeros.
+    """
+    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    if len(indices) != 1 or isinstance(indices[0], slice) or constant_index(indices[0]) != -1:
+        return None
+    array = node.inputs[0]
+    length = Rows().of(array)
+    rows = Rows(length)
+    terms, found = [], False
+    for placed in placements(array, length, rows):
+        behind = length - placed.start - placed.rows
+        if not behind.is_zero:
+            if number(1).at_most(behind):
+                continue
+            return None
+        view = rows.view(placed.value)
+        ran = _mask_of(view.base) if view.is_whole and not view.flipped else None
+        if ran is None:
+            terms.append(placed.value[-1])
+            continue
+        at_end = pt.expand_dims(last_step(ran), tuple(range(1, view.base.type.ndim)))
+        terms.append(pt.switch(at_end, view.base, pt.zeros_like(view.base)).sum(axis=0))
+        found = True
+    return [sum(terms[1:], terms[0])] if found else None
+
+
+def _mask_of(stacked: Variable) -> Variable | None:
+    """Return which steps ran of a loop that stacks an output forwards, if a mask says so."""
+    node = stacked.owner
+    if node is None or not isinstance(node.op, Scan) or node.op.signature.reverse:
+        return None
+    signature = node.op.signature
+    if stacked not in signature.split_outputs(node.outputs).outputs:
+        return None
+    masks = filter(is_mask, signature.split_inputs(node.inputs).sequences)
+    return next(masks, None)
+
+
+read_last_steps = dfs_rewriter(read_last_step)

@@ -190,8 +190,10 @@ def _factors(loop: Loop, recurrence: Recurrence) -> tuple[Variable, ...]:
 def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
     """Return the carries that only add up, each with what a step adds, and the other carries."""
     sums, rest = [], []
+    outputs = loop.body_outputs()
+    readers = readers_of(outputs)
     for carry in loop.carries:
-        added = _addend(carry, loop)
+        added = _addend(carry, outputs, readers)
         if added is None:
             rest.append(carry)
         else:
@@ -283,16 +285,56 @@ def added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
     return None
 
 
-def added_up(part: State | Carry, loop: Loop) -> Variable | None:
-    """Return what a step adds to a part that only adds up and is not stored, else None."""
-    if isinstance(part, Carry):
-        return _addend(part, loop)
-    if not part.untraced or set(part.taps) != {-1}:
-        return None
-    return _addend(Carry(part.initial, part.taps[-1], part.next), loop)
+Readers = dict[Variable, list[Apply]]
 
 
-def _addend(carry: Carry, loop: Loop) -> Variable | None:
+def added_up(part: State | Carry, loop: Loop, readers: Readers | None = None) -> Variable | None:
+    """Return what a step adds to a part that only adds up and is not stored, else None.
+
+    Parameters
+    ----------
+    part : State or Carry
+    loop : Loop
+    readers : dict, optional
+        What `readers_of` returns for the body, for those who ask for many parts.
+    """
+    if isinstance(part, State):
+        if not part.untraced or set(part.taps) != {-1}:
+            return None
+        part = Carry(part.initial, part.taps[-1], part.next)
+    outputs = loop.body_outputs()
+    return _addend(part, outputs, readers_of(outputs) if readers is None else readers)
+
+
+def readers_of(outputs: list[Variable]) -> Readers:
+    """Return the nodes of a step that read each variable."""
+    readers: Readers = {}
+    for node in toposort(outputs):
+        for inp in set(node.inputs):
+            readers.setdefault(inp, []).append(node)
+    return readers
+
+
+def _reaches(
+    start: Variable,
+    ends: set[Variable],
+    readers: Readers,
+    blocker: Variable,
+) -> bool:
+    """Whether one of some variables depends on another, not by way of a blocker."""
+    seen, pending = {start}, [start]
+    while pending:
+        variable = pending.pop()
+        if variable in ends:
+            return True
+        for node in readers.get(variable, ()):
+            new = [out for out in node.outputs if out not in seen and out is not blocker]
+            seen.update(new)
+            pending += new
+    return False
+
+
+def _addend(carry: Carry, outputs: list[Variable], readers: Readers) -> Variable | None:
     """Return what a step adds to a carry that only adds up, else None."""
     if not is_tensor(carry.value):
         return None
@@ -302,11 +344,10 @@ def _addend(carry: Carry, loop: Loop) -> Variable | None:
     others = [(sign, variable) for sign, variable in summands if variable is not carry.value]
     if len(others) != len(summands) - 1 or not others:
         return None
-    roots = [out for out in loop.body_outputs() if out is not carry.next]
-    if carry.next in roots:
+    if carry.next in readers:
         return None
-    above = set(ancestors([*(variable for _, variable in others), *roots], blockers=[carry.next]))
-    if carry.value in above or carry.next in above:
+    ends = {*outputs, *(variable for _, variable in others)} - {carry.next}
+    if _reaches(carry.value, ends, readers, carry.next):
         return None
     added = None
     for sign, summand in others:

@@ -40,15 +40,15 @@ from scanlib.rewrites.linear_parts import (
     added_up,
     canonical_loop,
     check_maps,
+    readers_of,
     split_sums,
     value_of,
 )
+from scanlib.rewrites.linear_sparse import FEW_BLOCKS, SMALL, WASTE, refuse_sparse
 from scanlib.rewrites.lower import specialize_body
 from scanlib.rewrites.queries import run_query
 
-SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
-WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items
 
 
 def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
@@ -60,6 +60,8 @@ def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
         If the parts are no linear system, or joining would cost more than it gains.
     """
     loop = canonical_loop(node)
+    _, carries = split_sums(loop)
+    refuse_sparse(slots_of([*loop.states, *carries]))
     shifts = _shift(loop)
     if shifts is not None:
         try:
@@ -206,10 +208,7 @@ class _Joining:
             if block.full
         )
         if sum(guessed) ** 2 > WASTE * used:
-            raise NotLinearError(
-                "its states are coupled by few or sparse matrices: joined, most of the "
-                "matrix would be zeros"
-            )
+            raise NotLinearError(FEW_BLOCKS)
 
     def blocks(self) -> list[dict[int, Block]]:
         return [self.forms.form(slot.next).blocks for slot in self.slots]
@@ -219,7 +218,8 @@ class _Joining:
     def result(self) -> tuple[Loop, Parts, Joined]:
         """Return the joined loop, its parts, and what its results are to those of the old one."""
         loop = self.loop
-        if all(added_up(slot.part, loop) is not None for slot in self.slots):
+        readers = readers_of(loop.body_outputs())
+        if all(added_up(slot.part, loop, readers) is not None for slot in self.slots):
             raise NotLinearError("its states only add up what the steps compute")
         matrix = self.matrix(self.forms)
         above = set(ancestors([matrix]))

@@ -23,7 +23,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scanlib.ops.graph import depends_on, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.gathers import varying_index
-from scanlib.rewrites.linear_parts import added_up
+from scanlib.rewrites.linear_parts import added_up, readers_of
 from scanlib.rewrites.split_cost import (
     BOUND,
     HEAVY,
@@ -65,8 +65,9 @@ class SplitParts:
         self.sums: list[tuple[State | Carry, Variable]] = []
         self.recurrent: list[State | Carry] = []
         parts: list[State | Carry] = [*loop.states, *loop.carries]
+        readers = readers_of(loop.body_outputs())
         for part in parts:
-            added = added_up(part, loop)
+            added = added_up(part, loop, readers)
             if added is None:
                 self.recurrent.append(part)
             else:

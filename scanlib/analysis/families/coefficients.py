@@ -6,7 +6,7 @@ what a step meets on the way is compared with bounds. Outside of them the coeffi
 which no kernel composes: it runs such steps as they are written.
 
 Within the bounds, products of what is met on the way with values that kernels trust (see
-`scanlib.backends.numba.elemwise.bounds`) do not overflow. What they lose to underflow is the
+`scanlib.kernels.recurrences.trust`) do not overflow. What they lose to underflow is the
 smallest number, times the other factors.
 """
 

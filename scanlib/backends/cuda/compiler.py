@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pytensor.configdefaults import config
 
-from scanlib.backends.kept_files import kept
+from scanlib.kept_files import kept
 
 OPTIONS = ("-std=c++17", "-w")
 

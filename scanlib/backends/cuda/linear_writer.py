@@ -27,10 +27,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scanlib.backends.c.source import Source
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import SHARED, template
 from scanlib.backends.cuda.scalars import item_type, memory_type
+from scanlib.backends.cuda.source import Source
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import Axes
 from scanlib.ops.linear_scan import LinearScan

@@ -28,13 +28,13 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.c.source import Source
 from scanlib.backends.cuda.channel import whole_sums, write_channel
 from scanlib.backends.cuda.families import composed_recurrences
 from scanlib.backends.cuda.items import write_fixed, write_results, write_rows
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.places import WRONG, PlaceWriter
-from scanlib.backends.cuda.scalars import DeviceScalars, item_type, memory_type
+from scanlib.backends.cuda.scalars import Scalars, item_type, memory_type
+from scanlib.backends.cuda.source import Source
 from scanlib.backends.cuda.summary import write_summary
 from scanlib.backends.cuda.sums import SumWriter
 from scanlib.backends.cuda.support import check_supported
@@ -109,7 +109,7 @@ class LoopWriter:
         single = self.signature.has_stop or self.places is not None
         self.composed = None if single else composed_recurrences(op)
         self.source = Source()
-        self.scalars = DeviceScalars(self.source)
+        self.scalars = Scalars(self.source)
         if self.places is not None:
             self.scalars.positional = self.places.write
         self.loaded = loaded(self.graph.outputs)

@@ -19,7 +19,14 @@ from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of, body_function
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
-from scanlib.backends.jax.kernels import kernel_for, windows_of, with_kernel, words_of
+from scanlib.backends.jax.kernels import (
+    compiled,
+    is_compiled,
+    target_for,
+    windows_of,
+    with_kernel,
+    words_of,
+)
 from scanlib.backends.jax.loops import JAXLoop, single
 from scanlib.backends.jax.until import run_until
 from scanlib.backends.jax.windows import Window, windows
@@ -30,7 +37,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of an elementwise loop."""
     loop = JAXLoop(op.scan, body_function(op.scan.body))
-    target = kernel_for(op, node)
+    in_c = is_compiled(op, node)
     kernels = kernels_for(op, node)
 
     def elemwise_scan(*inputs: Any) -> Any:
@@ -39,9 +46,9 @@ def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Calla
         known = not any(isinstance(value, Bounded) for value in inputs)
         if op.signature.has_n_steps:
             known = known and static_int(inputs[0]) is not None
-        if (target is None and kernels is None) or not known:
+        if (not in_c and kernels is None) or not known:
             return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
-        return single(run_compiled(op, node, loop, target, kernels, inputs))
+        return single(run_compiled(op, node, loop, kernels, inputs))
 
     return elemwise_scan
 
@@ -50,11 +57,10 @@ def run_compiled(
     op: ElemwiseScan,
     node: Apply,
     loop: JAXLoop,
-    target: str | None,
     kernels: KernelLoop | None,
     inputs: tuple[Any, ...],
 ) -> list[Any]:
-    """Run a loop of a known number of steps by the compiled code `target`, or by kernels."""
+    """Run a loop of a known number of steps by compiled code, or by kernels."""
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
@@ -75,7 +81,8 @@ def run_compiled(
         count = len(node.outputs)
         return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)[:count]
 
+    on_cpu = compiled(target_for(op, node), portable)
     if steps:
         arrays[0] = jnp.asarray(words_of(steps))
     window = [jnp.asarray(words_of(places))] if count else []
-    return with_kernel(target, portable, on_cuda())(*arrays, *window)
+    return with_kernel(portable, on_cpu, on_cuda())(*arrays, *window)

@@ -1,16 +1,13 @@
 """Compiled loops that XLA calls on the CPU, through its foreign function interface.
 
-The C code is that of `scanlib.backends.c`, between the `shim` and a handler. It is compiled once by
-the compiler that PyTensor uses, with the headers that jaxlib ships, and kept in PyTensor's
-compilation directory (`libraries`). Where there is no compiler, or the code of a loop cannot be
-compiled without Python, loops are `lax.scan`.
+A loop's program (`scanlib.kernels.program`) is called by one handler, which looks it up by its key.
+Where there is no compiler for the handler, or a loop has no program, it is `lax.scan`.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,47 +15,59 @@ import numpy as np
 from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import thaw_graph
-from scanlib.backends.c.linear_scan import print_linear
-from scanlib.backends.c.printer import print_loop
-from scanlib.backends.c.scalars import can_fail
-from scanlib.backends.cuda.printer import template
-from scanlib.backends.jax.libraries import identity, load_library
+from scanlib.backends.handler.programs import program_of, program_of_node, registered
+from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
-from scanlib.backends.jax.shim import COMPLEX, SHIM, handler
-from scanlib.ops.c_code import NODE_NAME, UNWANTED_FLAGS, CCode, NoCCodeError
+from scanlib.backends.jax.narrow import narrowed, narrowed_linear
+from scanlib.kernels.program import LoopProgram
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 
-KINDS = "biufc"  # of dtypes that the shim knows
-_targets: dict[str, str | None] = {}
-_libraries: list[ctypes.CDLL] = []
+KINDS = "biufc"  # of dtypes that handlers know
 
 
-def code_for(op: ElemwiseScan | LinearScan, node: Apply) -> CCode | None:
-    """Return the C code of a loop that XLA can call, None if there is none."""
+@dataclass(frozen=True)
+class Target:
+    """What XLA calls for a loop.
+
+    Attributes
+    ----------
+    name : str
+        The name of a handler.
+    attributes : dict
+        What the call says besides its arrays.
+    """
+
+    name: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def is_compiled(op: ElemwiseScan | LinearScan, node: Apply) -> bool:
+    """Whether XLA calls compiled code for a loop."""
+    return _program(op, node) is not None
+
+
+def _program(op: ElemwiseScan | LinearScan, node: Apply) -> LoopProgram | None:
+    """Return the program that XLA calls for a loop, None if nothing."""
     if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
         return None
-    if isinstance(op, ElemwiseScan) and op.signature.has_stop:
-        return None  # XLA's results have a length that is known beforehand
-    try:
-        if isinstance(op, LinearScan):
-            return print_linear(op, narrowed_linear(node))
-        if can_fail(thaw_graph(op.body)):
-            return None  # what raises needs Python; positions, which the shim knows, do not count
-        return print_loop(narrowed(op))
-    except NoCCodeError:
+    if isinstance(op, LinearScan):
+        return program_of_node(narrowed_linear(node))
+    if op.signature.has_stop and op.signature.required_steps > 1:
+        return None  # JAX raises no errors where there are fewer: it marks what is missing
+    return program_of(narrowed(op))
+
+
+def target_for(op: ElemwiseScan | LinearScan, node: Apply) -> Target | None:
+    """Return what XLA calls for a loop, None if nothing."""
+    program = _program(op, node)
+    if program is None or program_handler() is None:
         return None
-
-
-def kernel_for(op: ElemwiseScan | LinearScan, node: Apply) -> str | None:
-    """Return the name by which XLA knows the compiled loop, None if there is none."""
-    code = code_for(op, node)
-    return None if code is None else register(code, node)
+    key = registered(program)
+    register_program(key)
+    return Target(TARGET, {"program": key, "first": np.int64(windows_of(op)[1])})
 
 
 def words_of(numbers: Any) -> np.ndarray:
@@ -74,7 +83,7 @@ def arrays_of(node: Apply) -> list[Variable]:
 
 
 def _has_plain_types(node: Apply) -> bool:
-    """Whether all arrays have dtypes that the shim knows.
+    """Whether all arrays have dtypes that handlers know.
 
     Loops are `narrowed` to those that JAX keeps. A number of steps is given as `words_of` it.
     """
@@ -87,44 +96,6 @@ def _has_plain_types(node: Apply) -> bool:
     return True
 
 
-def register(code: CCode, node: Apply) -> str | None:
-    """Compile the code of a loop and make it known to XLA."""
-
-    def sizes(variables: Sequence[Any]) -> list[int]:
-        return [np.dtype(kept_dtype(variable.type.dtype)).itemsize for variable in variables]
-
-    function = "scanlib_loop"
-    text = "\n".join(
-        [
-            SHIM,
-            *(f"#include {header}" for header in _headers(code)),
-            *_complex_numbers(node),
-            code.helpers,
-            code.functions.replace(NODE_NAME, function),
-            handler(
-                "scanlib_handler",
-                f"{function}_call",
-                sizes(node.inputs),
-                sizes(node.outputs),
-                *windows_of(node.op),
-            ),
-        ]
-    )
-    arguments = compile_arguments(code)
-    name = f"scanlib_{identity(text, arguments)}"
-    if name not in _targets:
-        _targets[name] = _load(name, text, arguments)
-    return _targets[name]
-
-
-def _complex_numbers(node: Apply) -> list[str]:
-    """Return C++ classes for the complex numbers of a loop; matrix code has its own."""
-    dtypes = [variable.type.dtype for variable in [*node.inputs, *node.outputs]]
-    if isinstance(node.op, LinearScan) or not any(d.startswith("complex") for d in dtypes):
-        return []
-    return [COMPLEX, template("complex")]
-
-
 def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
     """Return of how many inputs a compiled loop reads some rows only, and the first of them.
 
@@ -135,59 +106,39 @@ def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
     return op.signature.n_sequences, int(op.signature.has_n_steps)
 
 
-def _headers(code: CCode) -> list[str]:
-    found = [header for op in code.scalar_ops for header in op.c_headers()]
-    return [h for h in dict.fromkeys(found) if "numpy" not in h and "Python" not in h]
+def compiled(target: Target | None, portable: Callable[..., list[Any]]) -> Any:
+    """Return the function that calls a compiled loop, whose results are like those of `portable`;
+    None if there is none."""
+
+    def run(*inputs: Any) -> list[Any]:
+        assert target is not None
+        return call_target(target, jax.eval_shape(portable, *inputs), inputs)
+
+    return None if target is None else run
 
 
-def compile_arguments(code: CCode) -> list[str]:
-    """Return the flags to compile a loop with: PyTensor's own, and those of its operations."""
-    own = [flag for op in code.scalar_ops for flag in op.c_compile_args()]
-    flags = [flag for flag in GCC_compiler.compile_args() if flag not in UNWANTED_FLAGS]
-    flags = [flag for flag in flags if not flag.startswith(("-I", "-L", "-D NPY", "-DNPY"))]
-    return [
-        *flags,
-        "-O3",
-        "-std=c++17",
-        "-fno-math-errno",
-        "-fno-fast-math",
-        "-ffp-contract=fast",
-        *own,
-        *code.compile_args,
-        "-w",
-    ]
-
-
-def _load(name: str, text: str, arguments: list[str]) -> str | None:
-    """Return the name of the registered handler, None if it cannot be compiled."""
-    loaded = load_library(name, text, arguments)
-    if loaded is None:
-        return None
-    _libraries.append(loaded)  # XLA keeps an address in it
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(loaded.scanlib_handler), platform="cpu")
-    return name
+def call_target(target: Target, results: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of a compiled loop, given their shapes and dtypes."""
+    call = jax.ffi.ffi_call(target.name, results, vmap_method="sequential")
+    return list(call(*inputs, **target.attributes))
 
 
 def with_kernel(
-    target: str | None,
     portable: Callable[..., list[Any]],
+    on_cpu: Callable[..., list[Any]] | None = None,
     on_cuda: Callable[..., list[Any]] | None = None,
 ) -> Callable[..., list[Any]]:
-    """Return a function that calls a compiled loop on the CPU, and `portable` elsewhere.
+    """Return a function that calls one of these, by the device that it runs on.
 
-    On CUDA devices it calls `on_cuda`, if there is such a function. Derivatives that JAX takes by
-    itself, with `jax.grad` around the function that PyTensor compiled, are those of `portable`.
+    On other devices, and where there is no special function, it is `portable`. Derivatives that
+    JAX takes by itself, with `jax.grad` around the function that PyTensor compiled, are those of
+    `portable`.
     """
-
-    def compiled(target: str, *inputs: Any) -> list[Any]:
-        results = jax.eval_shape(portable, *inputs)
-        call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
-        return list(call(*inputs))
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
         inputs = varying(inputs, inputs)
-        special: dict[str, Any] = {} if target is None else {"cpu": partial(compiled, target)}
+        special = {} if on_cpu is None else {"cpu": on_cpu}
         special |= {} if on_cuda is None else {"cuda": on_cuda}
         return lax.platform_dependent(*inputs, default=portable, **special)
 

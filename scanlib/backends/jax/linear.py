@@ -28,7 +28,7 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
-from scanlib.backends.jax.kernels import kernel_for, with_kernel, words_of
+from scanlib.backends.jax.kernels import compiled, target_for, with_kernel, words_of
 from scanlib.backends.jax.loops import single
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops import linear_loop
@@ -40,7 +40,7 @@ from scanlib.ops.linear_scan import LinearScan, Parts
 @jax_funcify.register(LinearScan)
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a matrix recurrence."""
-    target = kernel_for(op, node)
+    target = target_for(op, node)
     has_kernels = has_linear_kernels(op, node)
     start = op.parts(range(len(node.inputs))).initial
 
@@ -70,7 +70,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         else:
             portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
         on_cuda = call_linear(op, values) if has_kernels else None
-        return single(with_kernel(target, portable, on_cuda)(*arrays))
+        return single(with_kernel(portable, compiled(target, portable), on_cuda)(*arrays))
 
     return linear_scan
 

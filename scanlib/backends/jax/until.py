@@ -1,14 +1,15 @@
-"""Elementwise loops with `until` by a kernel on CUDA devices: `lax.while_loop` elsewhere.
+"""Elementwise loops with `until`: compiled on the CPU, kernels on CUDA, else `lax.while_loop`.
 
-A kernel writes into buffers as long as the loop can get, as `lax.while_loop` does (see
-`scanlib.backends.jax.unknown_steps`), and says how many steps it took. Between the two, results are
-plain arrays: the buffers, then the lengths of those that are `Bounded`.
+Both write into buffers as long as the loop can get, as `lax.while_loop` does (see
+`scanlib.backends.jax.unknown_steps`), and say how many steps they took. Between the three, results
+are plain arrays: the buffers, then the lengths of those that are `Bounded`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from pytensor.graph.basic import Apply
@@ -18,7 +19,13 @@ from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.cuda import call_kernels, sizes_of
-from scanlib.backends.jax.kernels import with_kernel
+from scanlib.backends.jax.kernels import (
+    call_target,
+    is_compiled,
+    target_for,
+    with_kernel,
+    words_of,
+)
 from scanlib.backends.jax.loops import JAXLoop
 from scanlib.backends.jax.unknown_steps import marked, origins_of, rolled
 from scanlib.backends.jax.windows import Window
@@ -36,11 +43,18 @@ def run_until(
 ) -> list[Any]:
     """Run a loop that ends by a condition."""
     values = [value.rows() if isinstance(value, Window) else value for value in inputs]
-    sizes = None if kernels is None else _sizes(op, kernels, values)
-    if kernels is None or sizes is None:
+    number = _number_of_steps(op, values)
+    in_c = number is not None and number >= op.signature.required_steps and is_compiled(op, node)
+    if number is None or not (kernels or in_c):
         return loop(*values)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
-    steps = [static_int(values[0])] if op.signature.has_n_steps else []
+    steps = [number] if op.signature.has_n_steps else []
+    sizes = None if kernels is None else _sizes(kernels, arrays[len(steps) :], steps)
+    target = target_for(op, node) if in_c else None
+    if sizes is None and target is None:
+        return loop(*values)
+    if steps:
+        arrays[0] = jnp.asarray(words_of(steps))
     origins = origins_of(loop)
 
     def portable(*arguments: Any) -> list[Any]:
@@ -51,9 +65,17 @@ def run_until(
 
     def on_cuda(*arguments: Any) -> list[Any]:
         own = arguments[len(steps) :]
-        return _flat(op, sizes, call_kernels(kernels, sizes, own, WHOLE))
+        return _flat(op, number, call_kernels(kernels, sizes, own, WHOLE))
 
-    found = with_kernel(None, portable, on_cuda)(*arrays)
+    def on_cpu(*arguments: Any) -> list[Any]:
+        buffers = jax.eval_shape(portable, *arguments)[: len(node.outputs)]
+        taken = jax.ShapeDtypeStruct((2,), jnp.int32)
+        assert target is not None
+        *results, words = call_target(target, [*buffers, taken], arguments)
+        return _flat(op, number, [*results, words[0]])
+
+    special = [f if known else None for f, known in ((on_cpu, target), (on_cuda, sizes))]
+    found = with_kernel(portable, *special)(*arrays)
     rows, lengths = found[: len(origins)], iter(found[len(origins) :])
     return [
         buffer if origin is None else Bounded(buffer, next(lengths), origin)
@@ -61,25 +83,29 @@ def run_until(
     ]
 
 
-def _sizes(op: ElemwiseScan, kernels: KernelLoop, values: list[Any]) -> Geometry | None:
-    """Return the sizes of a loop, None if they are not known or it has no kernel of these."""
-    has_steps = op.signature.has_n_steps
+def _number_of_steps(op: ElemwiseScan, values: list[Any]) -> int | None:
+    """Return the number of steps if there is no `until`, None if it is not known or wrong."""
     if any(isinstance(value, Bounded) for value in values):
         return None
-    steps = static_int(values[0]) if has_steps else None
-    if has_steps and (steps is None or steps < 0):
-        return None
-    arrays = [jnp.asarray(value) for value in values[int(has_steps) :]]
-    sizes = sizes_of(kernels, arrays, WHOLE, steps)
+    if op.signature.has_n_steps:
+        steps = static_int(values[0])
+        return steps if steps is not None and 0 <= steps < 2**31 else None
+    lengths = {len(value) for value in values[: op.signature.n_sequences]}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _sizes(kernels: KernelLoop, arrays: list[Any], steps: list[int]) -> Geometry | None:
+    """Return the sizes of a loop, None if it has no kernel of these."""
+    sizes = sizes_of(kernels, arrays, WHOLE, steps[0] if steps else None)
     return sizes if sizes is not None and sizes.channels and sizes.steps else None
 
 
-def _flat(op: ElemwiseScan, sizes: Geometry, found: list[Any]) -> list[Any]:
-    """Return what a kernel has written as `lax.while_loop` leaves it."""
+def _flat(op: ElemwiseScan, steps: int, found: list[Any]) -> list[Any]:
+    """Return what has been written for a loop of so many steps as `lax.while_loop` leaves it."""
     signature = op.signature
     count = signature.n_states + signature.n_carries + signature.n_outputs
     results, taken = found[:count], found[count]
-    skipped = sizes.steps - taken if signature.reverse else None
+    skipped = steps - taken if signature.reverse else None
     rows, lengths = [], []
     pairs = zip(signature.depths, signature.untraced, strict=True)
     depths = [None if untraced else depth for depth, untraced in pairs]

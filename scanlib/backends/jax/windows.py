@@ -17,7 +17,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.backends.jax.bounded import Bounded, static_int
-from scanlib.backends.jax.kernels import code_for
+from scanlib.backends.jax.kernels import is_compiled
 from scanlib.backends.jax.rows import OnRows, funcify_on_rows
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
@@ -58,20 +58,20 @@ def funcify_slice(op: Slice, node: Apply, **kwargs: Any) -> Callable[..., Any]:
 
 def read_in_place(fgraph: FunctionGraph) -> None:
     """Make a `Slice` of every slice of rows that only compiled loops read, as sequences."""
-    compiled: dict[Apply, bool] = {}
+    known: dict[Apply, bool] = {}
 
-    def is_compiled(node: Apply) -> bool:
-        if node not in compiled:
-            known = isinstance(node.op, ElemwiseScan) and code_for(node.op, node) is not None
-            compiled[node] = known
-        return compiled[node]
+    def reads_windows(node: Apply) -> bool:
+        if node not in known:
+            steps = isinstance(node.op, ElemwiseScan) and not node.op.signature.has_stop
+            known[node] = steps and is_compiled(node.op, node)
+        return known[node]
 
     for node in fgraph.toposort():
         core = getattr(node.op, "core", node.op)
         if not isinstance(core, Subtensor) or not _is_slice_of_rows(core):
             continue
         clients = fgraph.clients[node.outputs[0]]
-        if clients and all(_is_sequence(*c) and is_compiled(c[0]) for c in clients):
+        if clients and all(_is_sequence(*c) and reads_windows(c[0]) for c in clients):
             new = Apply(Slice(core), list(node.inputs), [node.outputs[0].type()])
             fgraph.replace(node.outputs[0], new.outputs[0], reason=REASON)
 

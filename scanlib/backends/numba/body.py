@@ -10,7 +10,6 @@ from pytensor.compile.io import In
 from pytensor.compile.mode import NUMBA
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.graph import is_tensor
@@ -83,32 +82,6 @@ def _may_view(variable: Variable, targets: set[Variable]) -> bool:
             return False
         variable = variable.owner.inputs[viewed[0]]
     return True
-
-
-def escaping_values(fgraph: FunctionGraph, carries: list[Variable]) -> set[Variable]:
-    """Return the variables whose memory a carry may still hold after the step.
-
-    States and outputs are copied into their histories before the next step begins; a carry
-    keeps what it was given, and whatever that is a view of or was computed in.
-    """
-    escaping: set[Variable] = set()
-    pending = list(carries)
-    while pending:
-        variable = pending.pop()
-        if variable in escaping:
-            continue
-        escaping.add(variable)
-        node = variable.owner
-        if node is None:
-            continue
-        position = node.outputs.index(variable)
-        if isinstance(node.op, Elemwise):
-            reused = node.op.destroy_map.get(position, [])
-            pending.extend(node.inputs[i] for i in reused)
-        else:
-            # What an Op without a view map promises may still hold on to its inputs.
-            pending.extend(node.inputs)
-    return escaping
 
 
 def constant_value(data: object) -> np.ndarray | object:

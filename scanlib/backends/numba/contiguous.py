@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
-from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import as_dtype
 from pytensor.link.numba.cache import compile_numba_function_src
 
 from scanlib.backends.numba.lazy import lazily, register
-from scanlib.backends.numba.vectors import lies_side_by_side
 
 VERSION = "scanlib-contiguous-1"
 MOST_AXES = 8  # copied by code of our own
@@ -92,49 +89,6 @@ def _contiguous(array):
         return assumed_contiguous(array)
 
     return checked
-
-
-@intrinsic
-def rows_of_block(typingctx: Any, array: Any, low: Any, n: Any, indices: Any, buffer: Any) -> Any:
-    """Return `n` rows of one channel, ``array[low : low + n, *indices]``, as a contiguous vector.
-
-    They are the rows themselves where they lie side by side, else their copy in `buffer` (a
-    `row_buffer`). The result counts no reference, which would take as long as dozens of steps in
-    every block: it may be used only as long as `array` and `buffer` are there.
-    """
-    known = buffer.copy(layout="C")
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source = context.make_array(array)(context, builder, arguments[0])
-        spare = context.make_array(buffer)(context, builder, arguments[4])
-        word = source.itemsize.type
-        pointer = spare.data.type
-        distances = cgutils.unpack_tuple(builder, source.strides, array.ndim)
-        places = [arguments[1], *cgutils.unpack_tuple(builder, arguments[3], array.ndim - 1)]
-        first = builder.ptrtoint(source.data, word)
-        for place, distance in zip(places, distances, strict=True):
-            first = builder.add(first, builder.mul(place, distance))
-        rows = cgutils.alloca_once_value(builder, builder.inttoptr(first, pointer))
-        if not lies_side_by_side(array):
-            apart = builder.icmp_signed("!=", distances[0], source.itemsize)
-            with cgutils.if_unlikely(builder, apart):
-                with cgutils.for_range(builder, arguments[2], intp=word) as loop:
-                    place = builder.add(first, builder.mul(loop.index, distances[0]))
-                    item = builder.load(builder.inttoptr(place, pointer))
-                    builder.store(item, builder.gep(spare.data, [loop.index]))
-                builder.store(spare.data, rows)
-        result = context.make_array(known)(context, builder)
-        populate_array(
-            result,
-            data=builder.load(rows),
-            shape=[arguments[2]],
-            strides=[source.itemsize],
-            itemsize=source.itemsize,
-            meminfo=None,
-        )
-        return result._getvalue()
-
-    return known(array, types.intp, types.intp, indices, buffer), codegen
 
 
 def contiguous_steps(array: Any) -> Any:

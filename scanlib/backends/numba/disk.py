@@ -16,7 +16,7 @@ import numba
 from numba.core import serialize
 from numba.core.caching import Cache
 
-from scanlib.backends.kept_files import read_sealed, write_sealed
+from scanlib.kept_files import read_sealed, write_sealed
 
 
 class SealedFiles:

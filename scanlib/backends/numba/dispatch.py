@@ -15,14 +15,16 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.random.type import RandomGeneratorType
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib.backends.handler.programs import program_of
+from scanlib.backends.handler.thunks import runner
+from scanlib.backends.numba.bundles import as_arrays
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.elemwise import only_call, write_elemwise
-from scanlib.backends.numba.elemwise.apart import program_of
 from scanlib.backends.numba.lazy import lazily, tuple_text
 from scanlib.backends.numba.loop import write_loop
-from scanlib.backends.numba.programs import runner
+from scanlib.backends.numba.programs import Call, call_program
 from scanlib.backends.numba.source import Source, may_cache
-from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.kernels.compiled import program_key
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
 
@@ -30,34 +32,38 @@ VERSION = "scanlib-apart-1"
 
 
 @register_funcify_and_cache_key(Scan)
-def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], str | None]:
-    """Return the compiled function of a loop for use inside numba mode."""
-    function, key = _apart(node, *write_loop(op))
+@register_funcify_and_cache_key(ElemwiseScan)
+def funcify_loop(
+    op: Scan | ElemwiseScan, node: Apply, **kwargs: Any
+) -> tuple[Callable[..., Any], str | None]:
+    """Return the compiled function of a loop for use inside numba mode.
+
+    It calls the loop's, which is compiled for itself: what PyTensor compiles is optimized again
+    with every function that it becomes part of, three times in all; for the code of a loop, that
+    takes longer than compiling it.
+    """
+    called = loop_call(node)
+    if called is None:
+        function, key = write_loop(_canonical(op))
+        return numba_njit(function), key
+    source = Source()
+    name = source.function(called.function, called.key)
+    arguments = [f"x{i}" for i in range(len(node.inputs))]
+    result = f"{name}({tuple_text(arguments)})"
+    if called.bundled:
+        source.object("as_arrays", as_arrays)
+        result = f"as_arrays({result})"
+    source.line(f"return {result}")
+    function, key = source.compile("scan_loop", arguments, VERSION)
     return numba_njit(function), key
 
 
-def _apart(
-    node: Apply, function: Callable[..., Any], key: str | None
-) -> tuple[Callable[..., Any], str | None]:
-    """Return a function that calls a loop's, which is compiled for itself.
-
-    What PyTensor compiles is optimized again with every function that it becomes part of, three
-    times in all; for the code of a loop, that takes longer than compiling it.
-    """
-    called = _called_apart(node, function, key)
-    if called is None:
-        return function, key
-    source = Source()
-    name = source.function(*called)
-    arguments = [f"x{i}" for i in range(len(node.inputs))]
-    source.line(f"return {name}({tuple_text(arguments)})")
-    return source.compile("scan_loop", arguments, VERSION)
+def _canonical(op: Scan | ElemwiseScan) -> Scan:
+    return op.scan if isinstance(op, ElemwiseScan) else op
 
 
-def _called_apart(
-    node: Apply, function: Callable[..., Any], key: str | None
-) -> tuple[Callable[..., Any], str | None] | None:
-    """Return what calls a loop's function with a tuple of arguments, and its key.
+def _called_apart(node: Apply, function: Callable[..., Any], key: str | None) -> Call | None:
+    """Return what calls a loop's function.
 
     None where a result has a type that cannot be told before.
     """
@@ -70,26 +76,19 @@ def _called_apart(
         else:
             return None
     call = lazily(function, key or f"function {id(function)}", results, key is not None)
-    return call, None if key is None else f"apart {key}"
+    return Call(call, None if key is None else f"apart {key}")
 
 
-def loop_call(node: Apply) -> tuple[Callable[..., Any], str | None] | None:
+def loop_call(node: Apply) -> Call | None:
     """Return what calls a loop with a tuple of its inputs, for code that is compiled itself.
 
     None where a function of the loop has more to do than that.
     """
-    if isinstance(node.op, ElemwiseScan):
-        return only_call(node.op)
-    return _called_apart(node, *write_loop(node.op))
-
-
-@register_funcify_and_cache_key(ElemwiseScan)
-def funcify_elemwise_scan(
-    op: ElemwiseScan, node: Apply, **kwargs: Any
-) -> tuple[Callable[..., Any], str | None]:
-    """Return the compiled function of an elementwise loop for use inside numba mode."""
-    function, key = write_elemwise(op)
-    return numba_njit(function), key
+    program = program_of(node.op) if isinstance(node.op, ElemwiseScan) else None
+    if program is None:
+        return _called_apart(node, *write_loop(_canonical(node.op)))
+    key = f"program {program_key(program)}"
+    return Call(call_program(program, key), key, bundled=len(program.outputs) > 1)
 
 
 @register_compiler
@@ -98,12 +97,10 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
     try:
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
-        if isinstance(op, ElemwiseScan) and schedule(op) in ("channels", "steps"):
-            program = program_of(op)
-            if program is not None:
-                return runner(program)
-        write = write_elemwise if isinstance(op, ElemwiseScan) else write_loop
-        function, key = write(op)
+        program = program_of(op) if isinstance(op, ElemwiseScan) else None
+        if program is not None:
+            return runner(program)
+        function, key = write_loop(_canonical(op))
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
     compiled = sealed(numba_njit(function, final_function=True, cache=may_cache(key)))

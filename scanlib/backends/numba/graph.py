@@ -13,14 +13,18 @@ Graphs without loops are PyTensor's own business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import singledispatchmethod
+from hashlib import sha256
+from itertools import groupby
 from math import prod
 from typing import Any
 
+import numpy as np
 from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
@@ -31,28 +35,34 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.math import Dot
+from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib.backends.numba.bundles import VERSION as BUNDLES
+from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.elementwise import Value
+from scanlib.backends.numba.elementwise import Part, Value
 from scanlib.backends.numba.emit import is_zero_dim
 from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart, tuple_text
-from scanlib.backends.numba.linear_outer import products_behind, write_with_products
+from scanlib.backends.numba.recurrences import recurrence_call
 from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
+from scanlib.backends.numba.state_products import products_behind
+from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import AxesSum, StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
 
-VERSION = "scanlib-graph-3"
+VERSION = "scanlib-graph-4"
 FEW = 1 << 14  # items that stay in the cache
+FEW_RESULTS = 32  # so many are arrays for compiled code that calls the function
+FEW_ITEMS = 16  # of a constant that is written where it is used
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 _pytensors = numba_funcify_and_cache_key.dispatch(FunctionGraph)
 
@@ -102,13 +112,16 @@ class GraphWriter(GatherEmitter):
             else:
                 self.bind_array(variable, name)
         self._write_nodes()
-        results = [self.argument(out) for out in self.fgraph.outputs]
-        together = f"({', '.join(results)},)"
-        single = squeeze_output and len(results) == 1
         if for_python:
             as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
-            together = f"{as_tuple}({', '.join(results)})"
-        self.source.line(f"return {results[0] if single else together}")
+            few = len(self.fgraph.outputs) <= FEW_RESULTS
+            wanted = self.arguments if few else self.bundled_arguments
+            result = f"{as_tuple}({tuple_text(wanted(self.fgraph.outputs))})"
+        else:
+            results = self.arguments(self.fgraph.outputs)
+            single = squeeze_output and len(results) == 1
+            result = results[0] if single else f"({', '.join(results)},)"
+        self.source.line(f"return {result}")
         return self.source.compile("graph", arguments, VERSION)
 
     def _write_nodes(self) -> None:
@@ -161,30 +174,79 @@ class GraphWriter(GatherEmitter):
         if known is None:
             self._call(op, node)
             return
-        call, key = known
-        name = self.source.function(call, key, "loop")
-        arguments = tuple_text(list(map(self.item_or_array, node.inputs)))
+        name = self.source.function(known.function, known.key, "loop")
+        arguments = tuple_text(self.arguments_of(node.inputs, self.for_loop))
+        if known.bundled:
+            whole = self.source.name("b")
+            self.source.line(f"{whole} = {name}({arguments})")
+            for place, out in enumerate(node.outputs):
+                self.values[out] = Value(part=Part(whole, (place, None, None)))
+            return
         results = [self.source.name("v") for _ in node.outputs]
         self.source.line(f"{', '.join(results)} = {name}({arguments})")
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_array(out, result)
 
-    def item_or_array(self, variable: Variable) -> str:
-        """Return a variable as loops take it: numbers need no memory."""
-        return self.scalar(variable) if is_zero_dim(variable.type) else self.array(variable)
+    def bundled_arguments(self, variables: Sequence[Variable]) -> list[str]:
+        """Return variables as `arguments` does, those of a bundle as one."""
+        return self.arguments_of(variables, self.arguments)
+
+    def arguments(self, variables: Sequence[Variable]) -> list[str]:
+        """Return variables as PyTensor's numba functions take them."""
+        return [self.argument(variable) for variable in variables]
+
+    def arguments_of(
+        self,
+        variables: Sequence[Variable],
+        others: Callable[[Sequence[Variable]], list[str]],
+    ) -> list[str]:
+        """Return variables as arguments; those that stand side by side in a bundle are one."""
+        values = [None if isinstance(v, Constant) else self.find(v) for v in variables]
+        free = [v.part if v and v.array is None and v.scalar is None else None for v in values]
+        names: list[str] = []
+        for bundle, run in groupby(
+            zip(variables, free, strict=True), lambda both: both[1] and both[1].bundle
+        ):
+            if bundle is None:
+                names += others([variable for variable, _ in run])
+                continue
+            rows = tuple(part.rows for _, part in run if part is not None)
+            words = sha256(str(rows).encode()).hexdigest()
+            picked = self.source.function(picking(rows), f"{BUNDLES} picked {words}", "picked")
+            names.append(self.source.name("b"))
+            self.source.line(f"{names[-1]} = {picked}({bundle})")
+        return names
+
+    def for_loop(self, variables: Sequence[Variable]) -> list[str]:
+        """Return variables as loops take them: numbers need no memory, small constants no name."""
+        names = []
+        for small, run in groupby(variables, _is_small_array):
+            if small:
+                values = [np.asarray(variable.data) for variable in run]
+                given = self.source.function(
+                    constants(values), f"{BUNDLES} {digest_of(values)}", "given"
+                )
+                names.append(f"{given}()")
+                continue
+            names += [
+                self.scalar(variable) if is_zero_dim(variable.type) else self.array(variable)
+                for variable in run
+            ]
+        return names
 
     @_emit.register
     def _matrix_recurrence(self, op: LinearScan, node: Apply) -> None:
+        if isinstance(op, CheckedLinearScan):
+            self._kernel(op, node)
+            return
         later = [after for after in self.later if after not in self.done]
         found = products_behind(self.fgraph, node, later, self.underway)
         if found is None or found[0].outputs[0] in self.outputs:
-            self._kernel(op, node)
+            name = self.source.function(*recurrence_call(node), "loop")
+            arguments = tuple_text(self.arguments_of(node.inputs, self.for_loop))
+            self._view(node.outputs[0], f"{name}({arguments})")
             return
         product, other, outer, first = found
-        function, key = write_with_products(op, node, outer)
-        if not may_cache(key):
-            self._kernel(op, node)
-            return
         self.done.add(product)
         self.underway.add(node)
         for before in first:
@@ -192,10 +254,11 @@ class GraphWriter(GatherEmitter):
                 self.done.add(before)
                 self.emit(before)
         self.underway.discard(node)
-        call = self._apart(function, f"{key}{other.type}", node)
+        name = self.source.function(*recurrence_call(node, outer), "loop")
         history, products = self.source.name("v"), self.source.name("v")
-        arguments = ", ".join(map(self.argument, [*node.inputs, other]))
-        self.source.line(f"{history}, {products} = {call}({arguments})")
+        self.source.object("as_arrays", as_arrays)
+        arguments = tuple_text(self.arguments_of([*node.inputs, other], self.for_loop))
+        self.source.line(f"{history}, {products} = as_arrays({name}({arguments}))")
         self.bind_array(node.outputs[0], history)
         operands = [self._operand(inp, 3) for inp in product.inputs]
         self._check_sizes(product, operands, self._elemwise_sizes(product, operands))
@@ -225,11 +288,7 @@ class GraphWriter(GatherEmitter):
         for condition in conditions:
             self._fail_if(op.exc_type, op.msg, f"not {self.scalar(condition)}")
         value = self.find(checked)
-        self.values[node.outputs[0]] = Value(value.scalar, value.array)
-
-    @_emit.register
-    def _product(self, op: Dot, node: Apply) -> None:
-        self._call(op, node)  # of any size: not what the base class makes of a step's products
+        self.values[node.outputs[0]] = replace(value)
 
     # Elementwise operations and sums
 
@@ -282,6 +341,13 @@ def _graph_inside(op: Op) -> FunctionGraph | None:
     finds = numba_funcify_and_cache_key.dispatch
     ready = isinstance(op, READY_GRAPHS) and finds(type(op)) is finds(OpFromGraph)
     return op.fgraph if ready else None
+
+
+def _is_small_array(variable: Variable) -> bool:
+    """Whether a variable is a constant with axes, but few items."""
+    if not isinstance(variable, Constant) or not isinstance(variable.type, DenseTensorType):
+        return False
+    return variable.type.ndim > 0 and np.asarray(variable.data).size <= FEW_ITEMS
 
 
 def _is_small(fgraph: FunctionGraph) -> bool:

@@ -24,6 +24,7 @@ from pytensor.tensor.type import DenseTensorType
 from scanlib._compat import join_of, split_of
 from scanlib.backends.numba.array_values import NEGATIVE_SIZE
 from scanlib.backends.numba.contiguous import contiguous
+from scanlib.backends.numba.elementwise import Part, Value
 from scanlib.backends.numba.graph_arrays import ArrayEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.vectors import VERSION, reshaped, shuffling
@@ -129,6 +130,10 @@ class PlaceEmitter(ArrayEmitter):
         x, out = node.inputs[0], node.outputs[0]
         if not all(isinstance(index, slice | int | Variable) for index in indices):
             self._call(op, node)
+            return
+        part, ends = self.find(x).part, _fixed_ends(indices)
+        if part is not None and part.rows[1:] == (None, None) and ends is not None:
+            self.values[out] = Value(part=Part(part.bundle, (part.rows[0], *ends)))
             return
         text = self._indexed(self.array(x), indices)
         if out.type.ndim:
@@ -332,3 +337,14 @@ class PlaceEmitter(ArrayEmitter):
         for out, count in zip(node.outputs, counts, strict=True):
             self._view(out, f"{array}[{':, ' * axis}{first}:{first + count}]")
             first += count
+
+
+def _fixed_ends(indices: Sequence[Any]) -> tuple[int | None, int | None] | None:
+    """Return the ends of the only slice among indices; None if there is more, or they may vary."""
+    if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
+        return None
+    ends = [
+        int(end.data) if isinstance(end, Constant) else end
+        for end in (indices[0].start, indices[0].stop)
+    ]
+    return None if any(isinstance(end, Variable) for end in ends) else (ends[0], ends[1])

@@ -10,6 +10,8 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.elemwise import Elemwise
 
+from scanlib.backends.numba.bundles import VERSION as BUNDLES
+from scanlib.backends.numba.bundles import reading, taking
 from scanlib.backends.numba.elementwise import Operand
 from scanlib.backends.numba.emit import Emitter
 from scanlib.backends.numba.source import Source
@@ -24,8 +26,22 @@ class VectorEmitter(Emitter):
         source.object("as_array", as_array)
         self.walks = False  # whether code is written that walks an array
 
+    def scalar(self, variable: Variable) -> str:
+        value = self.find(variable)
+        if value.scalar is None and value.array is None and value.part is not None:
+            place = value.part.rows[0]
+            name = self.source.function(reading(place), f"{BUNDLES} {place}", "number_in")
+            value.scalar = self.source.name("s")
+            self.source.line(f"{value.scalar} = {name}({value.part.bundle})")
+        return super().scalar(variable)
+
     def array(self, variable: Variable) -> str:
         value = self.find(variable)
+        if value.array is None and value.scalar is None and value.part is not None:
+            rows = value.part.rows
+            name = self.source.function(taking(rows), f"{BUNDLES} taken {rows}", "taken")
+            value.array = self.source.name("a")
+            self.source.line(f"{value.array} = {name}({value.part.bundle})")
         if value.array is None:
             value.array = name = self.source.name("a")
             ndim = variable.type.ndim
@@ -42,9 +58,10 @@ class VectorEmitter(Emitter):
         if isinstance(variable, Constant) and value.scalar is None:
             value.scalar = self.source.constant(np.asarray(variable.data).reshape(-1)[0])
         elif value.scalar is None and variable.type.ndim:
+            array = self.array(variable)
             value.scalar = self.source.name("s")
             place = ", ".join(["0"] * variable.type.ndim)
-            self.source.line(f"{value.scalar} = {value.array}[{place}]")
+            self.source.line(f"{value.scalar} = {array}[{place}]")
         return self.scalar(variable)
 
     def _operand(self, variable: Variable, ndim: int) -> Operand:

@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from scanlib.kernels.compiled import has_fused_multiply_add
 from scanlib.kernels.printers.llvm import print_function
+from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.kernels.vectors import vector_function
 
 

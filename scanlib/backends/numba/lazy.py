@@ -8,7 +8,7 @@ loaded from numba's cache, when it is first called; until then it is a name.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -25,6 +25,7 @@ from pytensor.configdefaults import config
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 from pytensor.link.numba.dispatch.basic import numba_njit
 
+from scanlib.backends.numba.bundles import Group
 from scanlib.backends.numba.disk import sealed
 
 _functions: dict[str, tuple[Callable[..., Any], bool]] = {}
@@ -91,7 +92,7 @@ def lazily(
 ) -> Any:
     """Return a function, for compiled code, that takes a tuple of another's arguments.
 
-    The tuple may hold them in groups, as `tuple_text` writes it.
+    The tuple may hold them in groups, as `tuple_text` writes it, and in bundles.
 
     Parameters
     ----------
@@ -138,16 +139,28 @@ def flat_types(whole: Any) -> list[Any]:
     """Return the types of the arguments in a tuple that `tuple_text` wrote."""
     found = []
     for kind in whole:
-        found += flat_types(kind) if isinstance(kind, types.BaseTuple) else [kind]
+        if isinstance(kind, types.BaseTuple):
+            found += flat_types(kind)
+        else:
+            found += kind.own_types if isinstance(kind, Group) else [kind]
     return found
 
 
-def flat_values(builder: Any, whole: Any, value: Any) -> list[Any]:
-    """Return the arguments in a tuple that `tuple_text` wrote, of type `whole`."""
-    found = []
+def flat_parts(builder: Any, whole: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parts of a tuple that `tuple_text` wrote, with their types; groups are parts."""
     for kind, item in zip(whole, cgutils.unpack_tuple(builder, value), strict=True):
-        nested = isinstance(kind, types.BaseTuple)
-        found += flat_values(builder, kind, item) if nested else [item]
+        if isinstance(kind, types.BaseTuple):
+            yield from flat_parts(builder, kind, item)
+        else:
+            yield kind, item
+
+
+def flat_values(context: Any, builder: Any, whole: Any, value: Any) -> list[Any]:
+    """Return the arguments in a tuple that `tuple_text` wrote, of type `whole`."""
+    found: list[Any] = []
+    for kind, item in flat_parts(builder, whole, value):
+        grouped = isinstance(kind, Group)
+        found += kind.arrays(context, builder, item) if grouped else [item]
     return found
 
 
@@ -177,7 +190,7 @@ def _codegen(key: str) -> Any:
         convention = context.call_conv
         pointer = convention.get_function_type(own.return_type, own.args).as_pointer()
         target = builder.inttoptr(address_of(context, builder, key, own), pointer)
-        values = flat_values(builder, signature.args[0], arguments[0])
+        values = flat_values(context, builder, signature.args[0], arguments[0])
         status, result = convention.call_function(
             builder, target, own.return_type, own.args, values
         )

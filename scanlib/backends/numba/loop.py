@@ -14,13 +14,11 @@ How values are kept while the loop runs:
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
-from pytensor.graph.basic import Variable
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 
-from scanlib.backends.numba.body import escaping_values, prepare_body
+from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.emit import Emitter, is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
@@ -31,16 +29,15 @@ from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-loop-7"
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FEW_CHECKS = 8  # written one by one
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
 class LoopWriter(WholeArrays):
-    """Writes the function of one loop."""
+    """Writes what the functions of all loops share; subclasses write the steps."""
 
-    version = VERSION
+    version: str  # of the code that a subclass writes
     first_capacity = FIRST_CAPACITY
 
     def __init__(self, op: Scan) -> None:
@@ -75,29 +72,6 @@ class LoopWriter(WholeArrays):
         self.source.object("numba_deepcopy", numba_deepcopy)
         self.source.object("advise", advise)
         self.source.object("as_array", as_array)
-
-    def write(self) -> tuple[Callable[..., Any], str | None]:
-        """Return the loop's function and its cache key."""
-        self.write_checks()
-        self.write_storage()
-        line = self.source.line
-        self.source.mark_prelude()
-        self.emitter.escaping = self.escaping_values()
-        line("i = 0")
-        line("stopped = False")
-        with ExitStack() as stack:
-            stack.enter_context(self.source.block("while i < steps and not stopped:"))
-            if self.grows:  # between steps, not in them: numba would count references in each
-                self.write_growth()
-                stack.enter_context(self.source.block("while i < capacity and not stopped:"))
-            self.write_step()
-            line("i += 1")
-        self.write_return()
-        return self.source.compile("scan_loop", self.arguments, self.version)
-
-    def escaping_values(self) -> set[Variable]:
-        """Return the results of a step that need fresh memory every time."""
-        return escaping_values(self.body.fgraph, self.result.carries)
 
     # Before the first step
 
@@ -144,27 +118,6 @@ class LoopWriter(WholeArrays):
         with self.source.block("if wrong >= 0:"):
             self.raise_error("InitialRowsError", errors.BETWEEN.join(messages), "wrong", "given")
 
-    def write_storage(self) -> None:
-        """Write what is set up before the first step."""
-        line = self.source.line
-        line(f"capacity = least(steps, {FIRST_CAPACITY})" if self.grows else "capacity = steps")
-        for i, name in enumerate(self.outer.non_sequences):
-            variable = self.inner.non_sequences[i]
-            if is_zero_dim(variable.type):
-                line(f"w{i} = as_scalar({name})")
-                self.emitter.bind_scalar(variable, f"w{i}")
-            else:
-                self.emitter.bind_array(variable, name)
-                self.emitter.whole.add(name)
-        for i, name in enumerate(self.outer.carries):
-            if is_zero_dim(self.inner.carries[i].type):
-                line(f"c{i} = as_scalar({name})")
-            else:
-                line(f"c{i} = numba_deepcopy({name})")
-        for i in range(self.signature.n_states):
-            self.write_state_storage(i)
-        self.write_output_storage()
-
     def write_state_storage(self, i: int) -> None:
         line = self.source.line
         initial, depth = self.outer.initials[i], self.signature.depths[i]
@@ -199,25 +152,6 @@ class LoopWriter(WholeArrays):
 
     # One step
 
-    def write_step(self) -> None:
-        line = self.source.line
-        line("t = steps - 1 - i" if self.reverse else "t = i")
-        self.bind_inputs()
-        self.choose_destinations()
-        for node in self.body.fgraph.toposort():
-            self.emitter.emit(node)
-        # Everything is read before anything is replaced: results may be one another's inputs.
-        states = [self.hold(value) for value in self.result.states]
-        carries = [self.hold(value) for value in self.result.carries]
-        outputs = [self.hold(value) for value in self.result.outputs]
-        if self.result.stop is not None:
-            line(f"stopped = {self.emitter.scalar(self.result.stop)} != 0")
-        for i, name in enumerate(states):
-            self.write_state(i, name)
-        for i, name in enumerate(outputs):
-            self.write_output(i, name)
-        self.advance(states, carries)
-
     def advance(self, states: list[str], carries: list[str]) -> None:
         """Move registers and carries on to the next step, all at once."""
         targets, values = [], []
@@ -232,28 +166,6 @@ class LoopWriter(WholeArrays):
         if targets:
             self.source.line(f"{', '.join(targets)} = {', '.join(values)}")
 
-    def bind_inputs(self) -> None:
-        line, emitter = self.source.line, self.emitter
-        for i, variable in enumerate(self.inner.rows):
-            line(f"x{i}_t = {self.outer.sequences[i]}[t]")
-            self.bind(variable, f"x{i}_t")
-        for i, taps in enumerate(self.inner.taps):
-            for offset, variable in zip(self.signature.taps[i], taps, strict=True):
-                if self.in_registers[i]:
-                    emitter.bind_scalar(variable, f"r{i}_{-offset}")
-                    continue
-                name = f"y{i}_{-offset}"
-                line(f"{name} = h{i}[{self.tap_row(i, offset)}]")
-                self.bind(variable, name)
-        for i, variable in enumerate(self.inner.carries):
-            self.bind(variable, f"c{i}")
-
-    def bind(self, variable: Variable, name: str) -> None:
-        if is_zero_dim(variable.type):
-            self.emitter.bind_scalar(variable, name)
-        else:
-            self.emitter.bind_array(variable, name)
-
     def tap_row(self, i: int, offset: int) -> str:
         depth = self.signature.depths[i]
         if self.signature.untraced[i]:
@@ -266,67 +178,10 @@ class LoopWriter(WholeArrays):
             return f"(i + {depth}) % {depth + 1}"
         return "t" if self.reverse else f"t + {depth}"
 
-    def choose_destinations(self) -> None:
-        """Let elementwise results go straight into the row that will hold them."""
-        self.emitter.destinations = {}
-        self.written: dict[str, str] = {}
-        inputs = set(self.body.fgraph.inputs)
-        for i, value in enumerate(self.result.states):
-            if not self.in_registers[i] and not self.scalar_state[i]:
-                self._add_destination(value, f"h{i}", self.written_row(i), inputs)
-        for i, value in enumerate(self.result.outputs):
-            if self.known_rows[i] and value.type.ndim:
-                self._add_destination(value, f"z{i}", "t", inputs)
-
-    def _add_destination(
-        self, value: Variable, array: str, row: str, inputs: set[Variable]
-    ) -> None:
-        if value in inputs or value in self.emitter.destinations or value.owner is None:
-            return
-        name = self.source.name("d")
-        self.source.line(f"{name} = {array}[{row}]")
-        self.emitter.destinations[value] = name
-        self.written[array] = name
-
-    def hold(self, variable: Variable) -> str:
-        """Return the name of a result of the step."""
-        if is_zero_dim(variable.type):
-            return self.emitter.scalar(variable)
-        return self.emitter.array(variable)
-
     def write_state(self, i: int, name: str) -> None:
-        line = self.source.line
-        if self.in_registers[i]:
-            if not self.signature.untraced[i]:
-                line(f"h{i}[{self.written_row(i)}] = {name}")
-        elif self.scalar_state[i]:
-            line(f"h{i}[{self.written_row(i)}] = {name}")
-        else:
-            self.check_row(f"h{i}", name, self.result.states[i], "state", i)
-            if self.written.get(f"h{i}") != name:
-                ndim = self.result.states[i].type.ndim
-                self.copy_array(f"h{i}", (self.written_row(i),), name, (), ndim)
-
-    def check_row(self, array: str, name: str, value: Variable, kind: str, i: int) -> None:
-        """Write the check that a row has the shape of the rows before it."""
-        text = self.messages.state_shape if kind == "state" else self.messages.output_shape
-        for axis in range(value.type.ndim):
-            expected, size = f"{array}.shape[{axis + 1}]", f"{name}.shape[{axis}]"
-            with self.source.block(f"if {expected} != {size}:"):
-                self.raise_error("StepShapeError", text(i, axis), "np.int64(i)", expected, size)
-
-    def write_output(self, i: int, name: str) -> None:
-        value = self.result.outputs[i]
-        if value.type.ndim:
-            if not self.known_rows[i]:
-                with self.source.block("if i == 0:"):
-                    dtype = self.emitter._dtype(value)
-                    self.source.line(f"z{i} = np.empty((capacity,) + {name}.shape, {dtype})")
-            self.check_row(f"z{i}", name, value, "output", i)
-        if not value.type.ndim:
-            self.source.line(f"z{i}[t] = {name}")
-        elif self.written.get(f"z{i}") != name:
-            self.copy_array(f"z{i}", ("t",), name, (), value.type.ndim)
+        """Write a state without dimensions to its row, if it has one."""
+        if not (self.in_registers[i] and self.signature.untraced[i]):
+            self.source.line(f"h{i}[{self.written_row(i)}] = {name}")
 
     def write_growth(self) -> None:
         with self.source.block("if i == capacity:"):

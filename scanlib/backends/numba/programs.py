@@ -7,9 +7,9 @@ are compiled, or loaded from disk, when the loop first runs, and asked for by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -19,17 +19,17 @@ from numba.core import cgutils
 from numba.core.callconv import RETCODE_EXC
 from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
-from pytensor.graph.basic import Apply
-from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
 
-from scanlib.backends.numba.lazy import address_of, flat_types, flat_values, register_address
+from scanlib.backends.handler.functions import function_address
+from scanlib.backends.numba.bundles import WORDS, Bundle, Group, each, new_bundle
+from scanlib.backends.numba.lazy import address_of, flat_parts, register_address
 from scanlib.backends.numba.memory import ask_for_large_pages
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.driver import FRAME, Runner, compiled_runner, poll_address, raise_failure
+from scanlib.kernels.driver import FRAME, poll_address, raise_failure
 from scanlib.kernels.program import FULL, WORD, LoopProgram
 
-VERSION = "scanlib-programs-1"
+VERSION = "scanlib-programs-2"
 
 _INT = ir.IntType(64)
 _BYTE = ir.IntType(8)
@@ -38,10 +38,19 @@ _programs: dict[str, LoopProgram] = {}
 _codes: dict[str, Any] = {}
 
 
+class Call(NamedTuple):
+    """A function of a tuple of a loop's inputs, its key, and whether results are a bundle."""
+
+    function: Callable[..., Any]
+    key: str | None
+    bundled: bool = False
+
+
 def call_program(program: LoopProgram, key: str) -> Any:
     """Return a function, for compiled code, that takes a tuple of a loop's inputs.
 
-    The tuple may hold them in groups, as `lazy.tuple_text` writes it.
+    The tuple may hold them in groups, as `lazy.tuple_text` writes it, and in bundles. Several
+    results are a bundle.
 
     Parameters
     ----------
@@ -54,22 +63,19 @@ def call_program(program: LoopProgram, key: str) -> Any:
     for name in ("prepare_entry", "start_entry", "run_parts"):
         register_address(f"{key} {name}", partial(_entry, key, name))
     for place, node in enumerate(program.functions):
-        register_address(f"{key} {place}", partial(_address, node))
+        register_address(f"{key} {place}", partial(function_address, node))
     register_address("scanlib poll", poll_address)
     results = [
         types.Array(numba.from_dtype(np.dtype(o.type.dtype)), o.type.ndim, "C")
         for o in program.outputs
     ]
-    returned = results[0] if len(results) == 1 else types.Tuple(results)
+    returned = results[0] if len(results) == 1 else Bundle(results)
 
     @intrinsic
     def call(typingctx: Any, arguments: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            items = flat_values(builder, arguments, values[0])
-            made = _Call(context, builder, program, key, results).write(
-                flat_types(arguments), items
-            )
-            whole = made[0] if len(made) == 1 else context.make_tuple(builder, returned, made)
+            parts = flat_parts(builder, arguments, values[0])
+            whole = _Call(context, builder, program, key, returned).write(parts)
             return impl_ret_new_ref(context, builder, returned, whole)
 
         return returned(arguments), codegen
@@ -77,44 +83,11 @@ def call_program(program: LoopProgram, key: str) -> Any:
     return call
 
 
-def runner(program: LoopProgram) -> Runner:
-    """Return a function from the inputs of a loop to its outputs, for `perform`."""
-    return compiled_runner(program, [_address(node) for node in program.functions])
-
-
 def _entry(key: str, name: str) -> int:
     """Return the address of a function of a registered program."""
     if key not in _codes:
         _codes[key] = compile_program(_programs[key])
     return _codes[key].entries[name]
-
-
-_scalar_functions: dict[Any, Any] = {}
-
-
-def _address(node: Apply) -> int:
-    """Return the address of PyTensor's own function for a scalar node, from numbers to one."""
-    dtypes = tuple(variable.type.dtype for variable in (*node.inputs, *node.outputs))
-    known = node.op, dtypes
-    if known not in _scalar_functions:
-        function, _ = numba_funcify_ensure_cache(node.op, node=node)
-        kinds = [numba.from_dtype(np.dtype(dtype)) for dtype in dtypes]
-        _scalar_functions[known] = numba.cfunc(kinds[-1](*kinds[:-1]))(
-            _plain(function, len(node.inputs))
-        )
-    return _scalar_functions[known].address
-
-
-def has_compiled_function(node: Apply) -> bool:
-    """Whether PyTensor's function for a scalar node is compiled, and does not call Python."""
-    return numba_funcify_ensure_cache(node.op, node=node)[1] is not None
-
-
-def _plain(function: Any, count: int) -> Callable[..., Any]:
-    names = ", ".join(f"x{i}" for i in range(count))
-    scope = {"function": function}
-    exec(f"def plain({names}):\n    return function({names})", scope)
-    return scope["plain"]
 
 
 def fail(key: bytes, code: int, values: bytes) -> None:
@@ -126,27 +99,26 @@ class _Call:
     """Writes the call of one program."""
 
     def __init__(
-        self, context: Any, builder: Any, program: LoopProgram, key: str, results: list[Any]
+        self, context: Any, builder: Any, program: LoopProgram, key: str, returned: Any
     ) -> None:
         self.context, self.builder = context, builder
-        self.program, self.key, self.results = program, key, results
+        self.program, self.key, self.returned = program, key, returned
+        self.results = returned.kinds if isinstance(returned, Bundle) else [returned]
         self.words = program.words
         self.table = cgutils.alloca_once(builder, ir.ArrayType(_INT, self.words.size))
         self.frame = cgutils.alloca_once(builder, ir.ArrayType(_INT, FRAME))
 
-    def write(self, kinds: Any, values: list[Any]) -> list[Any]:
-        """Write everything; return the results."""
+    def write(self, parts: Iterable[tuple[Any, Any]]) -> Any:
+        """Write everything; return the result, or a bundle of several."""
         builder, words = self.builder, self.words
-        for place, kind, value in zip(words.inputs, kinds, values, strict=True):
-            self.write_input(place, kind, value)
+        self.write_inputs(parts)
         for place in range(len(self.program.functions)):
             self.write_word(words.functions + place, self.address(str(place)))
         poll = address_of(self.context, builder, "scanlib poll")
         builder.store(poll, self.field(self.frame, 0))
-        self.fail_if(self.call("prepare_entry"), [])
-        slots = [cgutils.alloca_once(builder, self.context.get_value_type(k)) for k in self.results]
-        for number, slot in enumerate(slots):
-            builder.store(self.allocated(number), slot)
+        self.fail_if(self.call("prepare_entry"))
+        bundle = self.make_places()
+        self.allocate(range(len(self.results)))
         space = types.Array(types.uint8, 1, "C")
         if self.program.has_workspace:
             size = self.read_word(words.workspace_size)
@@ -155,11 +127,47 @@ class _Call:
         self.call("start_entry")
         code = self.call("run_parts")
         if self.program.may_be_full:
-            code = self.run_until_done(code, slots)
+            code = self.run_until_done(code)
         if self.program.has_workspace:
             self.context.nrt.decref(builder, space, workspace._getvalue())
-        self.fail_if(code, slots)
-        return [self.result(number, slot) for number, slot in enumerate(slots)]
+        self.fail_if(code, self.only_result() if bundle is None else bundle)
+        if self.program.may_stop:
+            self.cut_results()
+        return self.only_result() if bundle is None else bundle
+
+    def make_places(self) -> Any:
+        """Write where results are kept: a bundle, which is returned, or a place on the stack."""
+        if isinstance(self.returned, Bundle):
+            bundle, self.memory = new_bundle(self.context, self.builder, self.returned)
+            return bundle
+        memory = cgutils.alloca_once(self.builder, self.context.get_value_type(self.returned))
+        self.memory = self.builder.bitcast(memory, WORDS)
+        return None
+
+    def only_result(self) -> Any:
+        return self.builder.load(self.result_at(self.returned, ir.Constant(_INT, 0)))
+
+    def result_at(self, kind: Any, offset: Any) -> Any:
+        """Write the address of a result."""
+        pointer = self.context.get_value_type(kind).as_pointer()
+        return self.builder.bitcast(self.builder.gep(self.memory, [offset]), pointer)
+
+    def each_result(self, numbers: Iterable[int]) -> Iterator[tuple[Any, list[Any]]]:
+        """Write code for each of some results: of all of one type it is the same code.
+
+        It gets the type and, as words, where the result is in the table and in memory, how many
+        rows it has before the first step, and where the table says which rows it has.
+        """
+        offsets = self.returned.offsets if isinstance(self.returned, Bundle) else [0]
+        alike: dict[Any, list[list[int]]] = {}
+        for number in numbers:
+            output, row = self.program.outputs[number], [self.words.outputs[number]]
+            row += [offsets[number], output.extra]
+            row.append(self.words.first_row(number) if self.program.may_stop else 0)
+            alike.setdefault(self.results[number], []).append(row)
+        for kind, rows in alike.items():
+            with each(self.builder, rows) as row:
+                yield kind, row
 
     # The table
 
@@ -171,6 +179,27 @@ class _Call:
 
     def write_word(self, place: int, value: Any) -> None:
         self.builder.store(value, self.field(self.table, place))
+
+    def place_at(self, place: Any, number: int = 0) -> Any:
+        """Write the address of a word of the table, some words behind a computed place."""
+        place = self.builder.add(place, ir.Constant(_INT, number))
+        return self.builder.gep(self.table, [ir.Constant(_INT, 0), place])
+
+    def word_at(self, place: Any, number: int = 0) -> Any:
+        return self.builder.load(self.place_at(place, number))
+
+    def write_inputs(self, parts: Iterable[tuple[Any, Any]]) -> None:
+        """Write all inputs, as they come in a tuple."""
+        places = list(self.words.inputs)
+        table = self.builder.bitcast(self.table, WORDS)
+        for kind, value in parts:
+            if isinstance(kind, Group):
+                count = len(kind.own_types)
+                kind.write_words(self.context, self.builder, value, table, places[:count])
+                del places[:count]
+            else:
+                self.write_input(places.pop(0), kind, value)
+        assert not places
 
     def write_input(self, place: int, kind: Any, value: Any) -> None:
         """Write the address, the shape and the strides of an input."""
@@ -201,13 +230,13 @@ class _Call:
         places = [builder.bitcast(place, _BYTES) for place in (self.table, self.frame)]
         return builder.call(target, places)
 
-    def fail_if(self, code: Any, slots: list[Any]) -> None:
-        """Write that an error is raised where a code is not zero."""
+    def fail_if(self, code: Any, held: Any = None) -> None:
+        """Write that results are given up and an error is raised where a code is not zero."""
         builder, context = self.builder, self.context
         wrong = builder.icmp_signed("!=", code, ir.Constant(_INT, 0))
         with cgutils.if_unlikely(builder, wrong):
-            for kind, slot in zip(self.results, slots, strict=False):
-                context.nrt.decref(builder, kind, builder.load(slot))
+            if held is not None:
+                context.nrt.decref(builder, self.returned, held)
             failed = builder.icmp_signed(">", code, ir.Constant(_INT, 0))
             with builder.if_then(failed):
                 self.raise_error(code)
@@ -238,16 +267,20 @@ class _Call:
 
     # Outputs
 
-    def allocated(self, number: int) -> Any:
-        """Write a new output with the dimensions in the table, and its address into the table."""
-        place, kind = self.words.outputs[number], self.results[number]
-        shape = [self.read_word(place + 1 + axis) for axis in range(kind.ndim)]
-        array = fresh_array(self.context, self.builder, kind, shape)
-        ask_for_large_pages(self.builder, array)
-        self.write_word(place, self.builder.ptrtoint(array.data, _INT))
-        return array._getvalue()
+    def allocate(self, numbers: Iterable[int]) -> None:
+        """Write new outputs with the dimensions in the table, which gets their addresses."""
+        for kind, (place, offset, *_) in self.each_result(numbers):
+            self.allocate_one(kind, place, offset)
 
-    def run_until_done(self, code: Any, slots: list[Any]) -> Any:
+    def allocate_one(self, kind: Any, place: Any, offset: Any) -> None:
+        builder = self.builder
+        shape = [self.word_at(place, 1 + axis) for axis in range(kind.ndim)]
+        array = fresh_array(self.context, builder, kind, shape)
+        ask_for_large_pages(builder, array)
+        builder.store(builder.ptrtoint(array.data, _INT), self.place_at(place))
+        builder.store(array._getvalue(), self.result_at(kind, offset))
+
+    def run_until_done(self, code: Any) -> Any:
         """Write that outputs grow, and the loop goes on, as long as they are full."""
         builder = self.builder
         last = cgutils.alloca_once_value(builder, code)
@@ -258,13 +291,18 @@ class _Call:
         is_full = builder.icmp_signed("==", builder.load(last), full)
         builder.cbranch(is_full, blocks[1], blocks[2])
         builder.position_at_end(blocks[1])
-        self.grow(slots)
+        self.grow()
         builder.store(self.call("run_parts"), last)
         builder.branch(blocks[0])
         builder.position_at_end(blocks[2])
         return builder.load(last)
 
-    def grow(self, slots: list[Any]) -> None:
+    @property
+    def growing(self) -> list[int]:
+        """The numbers of the outputs that have a row for each step."""
+        return [number for number, out in enumerate(self.program.outputs) if out.grows]
+
+    def grow(self) -> None:
         """Write twice as many rows, at most one for each step, with the same first ones."""
         builder, words = self.builder, self.words
         self.write_word(words.begin, self.read_word(words.taken))
@@ -273,36 +311,34 @@ class _Call:
         less = builder.icmp_signed("<", twice, steps)
         capacity = builder.select(less, twice, steps)
         self.write_word(words.capacity, capacity)
-        for number, (output, slot) in enumerate(zip(self.program.outputs, slots, strict=True)):
-            if not output.grows:
-                continue
-            kind, place = self.results[number], words.outputs[number]
-            old = self.context.make_array(kind)(self.context, builder, builder.load(slot))
-            rows = builder.add(capacity, ir.Constant(_INT, output.extra))
-            self.write_word(place + 1, rows)
-            builder.store(self.allocated(number), slot)
-            new = self.context.make_array(kind)(self.context, builder, builder.load(slot))
+        for kind, (place, offset, extra, _) in self.each_result(self.growing):
+            old = self.array_at(kind, offset)
+            builder.store(builder.add(capacity, extra), self.place_at(place, 1))
+            self.allocate_one(kind, place, offset)
+            new = self.array_at(kind, offset)
             count = builder.mul(old.nitems, old.itemsize)
             pointers = [builder.bitcast(array.data, _BYTES) for array in (new, old)]
             cgutils.raw_memcpy(builder, *pointers, count, 1)
             self.context.nrt.decref(builder, kind, old._getvalue())
 
-    def result(self, number: int, slot: Any) -> Any:
-        """Return an output, or the rows of it that are the result."""
-        builder, kind = self.builder, self.results[number]
-        value = builder.load(slot)
-        if not (self.program.may_stop and self.program.outputs[number].grows):
-            return value
-        array = self.context.make_array(kind)(self.context, builder, value)
-        place = self.words.first_row(number)
-        first, rows = self.read_word(place), self.read_word(place + 1)
-        shape = cgutils.unpack_tuple(builder, array.shape)
-        strides = cgutils.unpack_tuple(builder, array.strides)
-        data = builder.gep(builder.bitcast(array.data, _BYTES), [builder.mul(first, strides[0])])
-        array.data = builder.bitcast(data, array.data.type)
-        array.shape = cgutils.pack_array(builder, [rows, *shape[1:]])
-        items = rows
-        for size in shape[1:]:
-            items = builder.mul(items, size)
-        array.nitems = items
-        return array._getvalue()
+    def array_at(self, kind: Any, offset: Any) -> Any:
+        value = self.builder.load(self.result_at(kind, offset))
+        return self.context.make_array(kind)(self.context, self.builder, value)
+
+    def cut_results(self) -> None:
+        """Write that outputs have the rows that are the result, where the loop may have stopped."""
+        builder = self.builder
+        for kind, (_, offset, _, place) in self.each_result(self.growing):
+            array = self.array_at(kind, offset)
+            first, rows = self.word_at(place), self.word_at(place, 1)
+            shape = cgutils.unpack_tuple(builder, array.shape)
+            strides = cgutils.unpack_tuple(builder, array.strides)
+            start = builder.mul(first, strides[0])
+            data = builder.gep(builder.bitcast(array.data, _BYTES), [start])
+            array.data = builder.bitcast(data, array.data.type)
+            array.shape = cgutils.pack_array(builder, [rows, *shape[1:]])
+            items = rows
+            for size in shape[1:]:
+                items = builder.mul(items, size)
+            array.nitems = items
+            builder.store(array._getvalue(), self.result_at(kind, offset))

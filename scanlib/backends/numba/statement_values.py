@@ -13,7 +13,6 @@ from numba import types
 from numba.core import cgutils
 from numba.np.arrayobj import fix_integer_index
 
-from scanlib.backends.numba.contiguous import rows_of_block
 from scanlib.backends.numba.expressions import Plan, Values, Writer
 from scanlib.backends.numba.liveness import Names
 
@@ -136,8 +135,7 @@ class StatementValues(Plan):
             raise NotScalarError(f"{function} of {[own for own, _ in parts]}")
         if any(isinstance(own, types.Omitted) for own in signature.args):
             raise NotScalarError(f"{function} has arguments that are left out")
-        own = function is not rows_of_block and self._holds_memory(signature.return_type)
-        if own:
+        if self._holds_memory(signature.return_type):
             raise NotScalarError(f"{function} returns {signature.return_type}")
         fixed, rest, kinds = signature.args, None, list(signature.args)
         if len(fixed) != len(parts) or isinstance(fixed[-1] if fixed else None, _REST):

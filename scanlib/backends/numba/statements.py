@@ -28,7 +28,6 @@ from scanlib.backends.numba.statement_values import CASTS
 _OF_NUMBERS = {
     "address",
     "as_scalar",
-    "as_words",
     "computed",
     "divide",
     "larger",
@@ -38,7 +37,6 @@ _OF_NUMBERS = {
     "opaque",
     "pointer",
     "reading",
-    "rows_of_block",
     "shift",
     "smaller",
 }

@@ -160,36 +160,6 @@ def _view(
 
 
 @intrinsic
-def row_buffer(typingctx: Any, rows: Any, n: Any, dtype: Any) -> Any:
-    """Return a vector for copies of `n` rows, none where the type says that none are copied."""
-    known = types.Array(dtype.dtype, 1, "C")
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if not lies_side_by_side(rows):
-            array = fresh_array(context, builder, known, (arguments[1],))
-            return impl_ret_new_ref(context, builder, known, array._getvalue())
-        array = context.make_array(known)(context, builder)
-        nothing = ir.Constant(context.get_value_type(types.intp), 0)
-        item = ir.Constant(nothing.type, context.get_abi_sizeof(context.get_data_type(dtype.dtype)))
-        populate_array(
-            array,
-            data=ir.Constant(array.data.type, None),
-            shape=[nothing],
-            strides=[item],
-            itemsize=item,
-            meminfo=None,
-        )
-        return array._getvalue()
-
-    return known(rows, types.intp, dtype), codegen
-
-
-def lies_side_by_side(rows: types.Array) -> bool:
-    """Whether the type of an array says that its rows are numbers without gaps between them."""
-    return rows.ndim == 1 and rows.layout == "C"
-
-
-@intrinsic
 def as_array(typingctx: Any, value: Any) -> Any:
     """Return a new 0-d array that holds a scalar, or an array as it is."""
     if isinstance(value, types.Array):
@@ -245,17 +215,6 @@ def _extreme(sign: str) -> Any:
         return builder.select(builder.or_(beyond, unknown), new, old)
 
     return codegen
-
-
-@intrinsic
-def as_words(typingctx: Any, start: Any) -> Any:
-    """Return the address of real numbers as one of integers of the same size: of their bits."""
-    word = {64: types.int64, 32: types.int32}[start.dtype.bitwidth]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(word)(start), codegen
 
 
 def failing(error: type[Exception], message: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from scanlib.kernels.language import (
+    INTERRUPTED,
     POINTER,
     TABLE,
     Apply,
@@ -33,6 +34,7 @@ from scanlib.kernels.language import (
     Poll,
     Prefetch,
     Scratch,
+    Shuffle,
     Statement,
     Store,
     Type,
@@ -41,7 +43,6 @@ from scanlib.kernels.language import (
     functions_of,
     walk,
 )
-from scanlib.kernels.printers.llvm import INTERRUPTED
 
 HEADERS = ("<math.h>", "<stdint.h>", "<string.h>")
 ARGUMENTS = ("-fwrapv", "-fno-fast-math", "-ffp-contract=off", "-fno-trapping-math")
@@ -251,12 +252,11 @@ class _Body:
         """Return the text of an operand."""
         if not isinstance(value, Constant):
             return value.name
-        text = literal(value.value, value.type.dtype)
+        dtype, items = value.type.dtype, value.by_lane
         if value.type.lanes == 1:
-            return text
-        if value.type.dtype == "bool":
-            text = "-1" if value.value else "0"
-        return f"({self.types.text(value.type)}){{{', '.join([text] * value.type.lanes)}}}"
+            return literal(items[0], dtype)
+        texts = [str(-int(i)) if dtype == "bool" else literal(i, dtype) for i in items]
+        return f"({self.types.text(value.type)}){{{', '.join(texts)}}}"
 
     def define(self, value: Value, text: str) -> None:
         kind = self.types.text(value.type, self.masks.get(value, 8))
@@ -309,6 +309,9 @@ class _Body:
             self.define(result, f"{texts[0]} ? {texts[1]} : {texts[2]}")
         elif operation == "copy":
             self.define(result, texts[0])
+        elif operation == "opaque":
+            self.line(f"{kind} {result} = {texts[0]};")
+            self.line(f'asm("" : "+r"({result}));')
         elif operation == "cast":
             truth = result.type.dtype == "bool"
             self.define(result, f"{texts[0]} != 0" if truth else f"({kind}){texts[0]}")
@@ -412,7 +415,22 @@ class _Body:
     @write.register
     def _(self, statement: Prefetch) -> None:
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
-        self.line(f"__builtin_prefetch({place}, {int(statement.write)}, 3);")
+        self.line(f"__builtin_prefetch({place}, 0, 3);")
+
+    @write.register
+    def _(self, statement: Shuffle) -> None:
+        result, lanes = statement.result, statement.first.type.lanes
+        size = 8
+        if result.type.dtype == "bool":
+            size = max(self.masks.get(v, 8) for v in (statement.first, statement.second))
+            self.masks[result] = size
+        names = []
+        for place, value in enumerate((statement.first, statement.second)):
+            names.append(f"{result}_{place}")
+            text = self.mask(value, size) if value.type.dtype == "bool" else self.read(value)
+            self.line(f"const {self.types.text(value.type, size)} {names[-1]} = {text};")
+        items = [f"{names[place // lanes]}[{place % lanes}]" for place in statement.places]
+        self.define(result, f"{{{', '.join(items)}}}")
 
     @write.register
     def _(self, statement: Scratch) -> None:

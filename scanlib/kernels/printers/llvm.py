@@ -13,13 +13,16 @@ which returns an int, not zero to stop, and one for every value of a `fail`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import singledispatchmethod
+from typing import Any
 
 import numpy as np
 
 from scanlib.kernels.language import (
+    INTERRUPTED,
     POINTER,
     TABLE,
     Apply,
@@ -40,6 +43,7 @@ from scanlib.kernels.language import (
     Poll,
     Prefetch,
     Scratch,
+    Shuffle,
     Statement,
     Store,
     Type,
@@ -49,9 +53,9 @@ from scanlib.kernels.language import (
     walk,
 )
 
-INTERRUPTED = -1
 MOST_COPIES = 24  # of a function that is inlined: more would take long to compile
 
+_NAME = re.compile(r"%([\w.]+)")
 _FLOAT = {"float32": "float", "float64": "double"}
 
 # By operation: of floats, of signed integers, of unsigned integers and truth values.
@@ -100,21 +104,23 @@ def _bits(type: Type) -> int:
 
 
 def constant_text(value: Constant) -> str:
-    """Return the text of a number, in all lanes."""
-    type = value.type
+    """Return the text of a number, or of the numbers of all lanes."""
+    items = [_number_text(item, value.type) for item in value.by_lane]
+    if value.type.lanes == 1:
+        return items[0]
+    one = type_text(Type(value.type.dtype))
+    return f"<{', '.join(f'{one} {item}' for item in items)}>"
+
+
+def _number_text(value: Any, type: Type) -> str:
     if type.is_float:
+        if np.isnan(value):
+            return "0x7FF8000000000000"
         # The bits of a double, whatever the type.
-        item = f"0x{np.float64(value.value).view(np.uint64):016X}"
-        if np.isnan(value.value):
-            item = "0x7FF8000000000000"
-    elif type.dtype == "bool":
-        item = "true" if value.value else "false"
-    else:
-        item = str(int(value.value))
-    if type.lanes == 1:
-        return item
-    one = type_text(Type(type.dtype))
-    return f"<{', '.join([f'{one} {item}'] * type.lanes)}>"
+        return f"0x{np.float64(value).view(np.uint64):016X}"
+    if type.dtype == "bool":
+        return "true" if value else "false"
+    return str(int(value))
 
 
 def print_function(function: Function, linkage: str = "", fused: bool = True) -> str:
@@ -184,6 +190,8 @@ class _Module:
         return self
 
     def kernel(self, kernel: Kernel) -> _Module:
+        if kernel.runs_once:
+            return self.run_once(kernel)
         body = _Body(self, kernel.body)
         body.line("ret i64 0")
         parameters = [
@@ -191,24 +199,31 @@ class _Module:
             for v in kernel.parameters
         ]
         head = f"internal i64 @{kernel.name}({', '.join([*parameters, 'ptr %frame'])})"
-        # Vectors of 64 bytes would cross a cache line at every other place in memory.
-        widths = '"prefer-vector-width"="256" "min-legal-vector-width"="256"'
+        width = 8 * kernel.register
+        widths = f'"prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
         self.define(f"{head} noinline nounwind {widths}", body)
         self.entry(kernel)
         return self
 
+    def run_once(self, kernel: Kernel) -> _Module:
+        """Write a kernel as one function.
+
+        For arguments that are passed on, values that live from the beginning to the end, and one
+        condition after the other, LLVM takes the square of their number.
+        """
+        pairs = zip(kernel.parameters, kernel.slots, strict=True)
+        body = _Body(self, kernel.body, {value.name: _read(value, slot) for value, slot in pairs})
+        body.line("ret i64 0")
+        effort = "" if any(isinstance(s, For) for s in walk(kernel.body)) else "optnone "
+        head = f"i64 @{kernel.name}_entry(ptr %table, ptr %frame)"
+        self.define(f"{head} noinline {effort}nounwind", body)
+        return self
+
     def entry(self, kernel: Kernel) -> None:
         lines, values = [], []
-        for place, (value, slot) in enumerate(zip(kernel.parameters, kernel.slots, strict=True)):
-            kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
-            if slot == TABLE:
-                values.append("ptr %table")
-                continue
-            lines.append(f"%p{place} = getelementptr i8, ptr %table, i64 {8 * slot}")
-            lines.append(f"%q{place} = load {memory}, ptr %p{place}, align 8")
-            if kind != memory:
-                lines.append(f"%r{place} = icmp ne {memory} %q{place}, 0")
-            values.append(f"{kind} %{'q' if kind == memory else 'r'}{place}")
+        for value, slot in zip(kernel.parameters, kernel.slots, strict=True):
+            lines += _read(value, slot)
+            values.append(f"{type_text(value.type)} %{value.name}")
         call = f"call i64 @{kernel.name}({', '.join([*values, 'ptr %frame'])})"
         self.definitions += [
             f"define i64 @{kernel.name}_entry(ptr %table, ptr %frame) nounwind {{",
@@ -227,10 +242,29 @@ class _Module:
         self.declarations[f"declare {text}"] = None
 
 
-class _Body:
-    """The instructions of one function."""
+def _read(value: Value, slot: int) -> list[str]:
+    """Return the instructions that read a parameter of a kernel from the table."""
+    kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
+    name = value.name
+    if slot == TABLE:
+        return []  # it has that name
+    lines = [f"%{name}.place = getelementptr i8, ptr %table, i64 {8 * slot}"]
+    if kind == memory:
+        return [*lines, f"%{name} = load {memory}, ptr %{name}.place, align 8"]
+    lines.append(f"%{name}.word = load {memory}, ptr %{name}.place, align 8")
+    return [*lines, f"%{name} = icmp ne {memory} %{name}.word, 0"]
 
-    def __init__(self, module: _Module, block: Block) -> None:
+
+class _Body:
+    """The instructions of one function.
+
+    `reads` has the instructions that make values; they are written before the statement of the
+    block that needs the value first.
+    """
+
+    def __init__(
+        self, module: _Module, block: Block, reads: Mapping[str, list[str]] | None = None
+    ) -> None:
         self.module = module
         self.lines: list[str] = []
         self.slots: list[str] = []  # what is on the stack
@@ -241,7 +275,14 @@ class _Body:
                 self.made.add(statement.local)
                 kind = type_text(statement.local.type)
                 self.slots.append(f"%{statement.local.name}.slot = alloca {kind}")
-        self.block(block)
+        missing = dict(reads or {})
+        for statement in block.statements:
+            start = len(self.lines)
+            self.write(statement)
+            if missing:
+                names = dict.fromkeys(_NAME.findall("\n".join(self.lines[start:])))
+                needed = [name for name in names if name in missing]
+                self.lines[start:start] = [line for name in needed for line in missing.pop(name)]
 
     # Text
 
@@ -326,6 +367,8 @@ class _Body:
             self.line(f"{name} = select {type_text(kinds[0])} {texts[0]}, {chosen}")
         elif operation == "copy":
             self.line(f"{name} = {_same(last, texts[0])}")
+        elif operation == "opaque":
+            self.line(f'{name} = call {kind} asm "", "=r,0"({kind} {texts[0]})')
         elif operation == "cast":
             self.line(f"{name} = {_cast(kinds[0], result.type, texts[0])}")
         elif operation == "bitcast":
@@ -381,8 +424,15 @@ class _Body:
     def _(self, statement: Prefetch) -> None:
         place = self.address(statement.pointer, statement.offset)
         self.module.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        arguments = f"ptr {place}, i32 {int(statement.write)}, i32 3, i32 1"
-        self.line(f"call void @llvm.prefetch.p0({arguments})")
+        self.line(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
+
+    @write.register
+    def _(self, statement: Shuffle) -> None:
+        kind = type_text(statement.first.type)
+        texts = [f"{kind} {self.read(value)}" for value in (statement.first, statement.second)]
+        places = ", ".join(f"i32 {place}" for place in statement.places)
+        mask = f"<{len(statement.places)} x i32> <{places}>"
+        self.line(f"%{statement.result.name} = shufflevector {', '.join(texts)}, {mask}")
 
     @write.register
     def _(self, statement: Scratch) -> None:

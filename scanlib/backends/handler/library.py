@@ -1,0 +1,78 @@
+"""C++ code of scanlib's own: compiled by the compiler that PyTensor uses, and kept on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from pytensor.configdefaults import config
+from pytensor.link.c.cmodule import std_lib_dirs, std_libs
+
+from scanlib.kept_files import kept
+
+
+def source(name: str) -> str:
+    """Return a file of this folder, with `program.h` in the place where it is included."""
+    folder = files("scanlib.backends.handler")
+    text = folder.joinpath(name).read_text()
+    return text.replace('#include "program.h"', folder.joinpath("program.h").read_text())
+
+
+def python_options() -> list[str]:
+    """Return the compiler's options for code that calls Python."""
+    options = [f"-I{sysconfig.get_paths()['include']}"]
+    if sys.platform == "darwin":
+        options += ["-undefined", "dynamic_lookup"]
+    if sys.platform == "win32":
+        options += [f"-L{folder}" for folder in std_lib_dirs()]
+        options += [f"-l{library}" for library in std_libs()]
+    return options
+
+
+def identity(text: str, options: Sequence[str]) -> str:
+    """Return what tells the library of some code from all others, as part of a name."""
+    parts = [str(config.cxx), *options, text]
+    return sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def load_library(
+    name: str, text: str, options: Sequence[str], kind: type[ctypes.CDLL] = ctypes.CDLL
+) -> ctypes.CDLL | None:
+    """Return the library of some code, None if it cannot be compiled.
+
+    Parameters
+    ----------
+    name : str
+        Which the `identity` of the code is part of.
+    text : str
+        The code.
+    options : sequence of str
+        The compiler's; libraries, whose order counts, come last.
+    kind : type
+        `ctypes.PyDLL` for functions that are called with Python's lock.
+    """
+    if not config.cxx:
+        return None
+    folder = Path(config.compiledir) / "scanlib_libraries"
+    try:
+        path, _ = kept(folder, name, ".so", partial(_compile, text, options))
+        return kind(str(path))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _compile(text: str, options: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        written, target = Path(folder) / "library.cpp", Path(folder) / "library.so"
+        written.write_text(text)
+        command = [str(config.cxx), "-shared", "-fPIC", "-o", str(target), str(written), *options]
+        subprocess.run(command, check=True, capture_output=True)
+        return target.read_bytes()

@@ -1,0 +1,130 @@
+"""What C has to know of a loop program: ``scanlib_program`` in ``program.h``, filled in by Python.
+
+Programs are known by their keys (`scanlib.kernels.compiled.program_key`), which are the same in all
+processes; addresses are not, so that nothing that is kept on disk has any.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply
+
+from scanlib.backends.handler.functions import function_address, has_compiled_function
+from scanlib.kernels.compiled import compile_program, program_key
+from scanlib.kernels.driver import raise_failure
+from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.schedules.choice import elementwise_program
+from scanlib.kernels.schedules.linear import linear_program
+from scanlib.ops.checked_linear import CheckedLinearScan
+from scanlib.ops.elemwise_scan import ElemwiseScan
+
+_WORDS = ("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size", "functions")
+_ENTRIES = ("prepare_entry", "start_entry", "run_parts")
+
+
+class _Array(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("word", "ndim", "type", "itemsize", "grows", "extra", "first")
+    ]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("prepare", "start", "run")),
+        *((name, ctypes.c_int64) for name in ("n_inputs", "n_outputs", "n_functions")),
+        *((name, ctypes.c_int64) for name in _WORDS),
+        ("may_stop", ctypes.c_int64),
+        ("inputs", ctypes.POINTER(_Array)),
+        ("outputs", ctypes.POINTER(_Array)),
+        ("addresses", ctypes.POINTER(ctypes.c_int64)),
+        ("fail", ctypes.py_object),
+    ]
+
+
+_programs: dict[str, LoopProgram] = {}
+# Whatever has the address of a program may call it as long as the process runs.
+_described: dict[str, tuple[_Program, Any]] = {}
+
+
+def program_of(op: ElemwiseScan) -> LoopProgram | None:
+    """Return the kernels of an elementwise loop; None where an operation has none."""
+    try:
+        program = elementwise_program(op)
+    except NoKernelError:
+        return None
+    return program if all(map(has_compiled_function, program.functions)) else None
+
+
+def program_of_node(node: Apply) -> LoopProgram | None:
+    """Return the kernels of an elementwise loop or a matrix recurrence.
+
+    None where an operation has none, and where the recurrence may not be the loop.
+    """
+    if isinstance(node.op, ElemwiseScan):
+        return program_of(node.op)
+    if isinstance(node.op, CheckedLinearScan):
+        return None
+    try:
+        return linear_program(node.op, node)
+    except NoKernelError:
+        return None
+
+
+def registered(program: LoopProgram) -> str:
+    """Return the key of a program, whose `address` can be asked for from now on."""
+    key = program_key(program)
+    _programs.setdefault(key, program)
+    return key
+
+
+def address(key: str) -> int:
+    """Return the address of a registered program, which is compiled if it has not been."""
+    if key not in _described:
+        _described[key] = _describe(_programs[key])
+    return ctypes.addressof(_described[key][0])
+
+
+def _describe(program: LoopProgram) -> tuple[_Program, Any]:
+    """Return a program as C reads it, and what has to stay as long as it does."""
+    code, words = compile_program(program), program.words
+    inputs = [_array(kind, place) for kind, place in zip(program.inputs, words.inputs, strict=True)]
+    outputs = []
+    for number, (output, place) in enumerate(zip(program.outputs, words.outputs, strict=True)):
+        outputs.append(_array(output.type, place))
+        outputs[-1].grows, outputs[-1].extra = output.grows, output.extra
+        outputs[-1].first = words.first_row(number)
+    functions = [function_address(node) for node in program.functions]
+    described = _Program(
+        *(code.entries[name] for name in _ENTRIES),
+        len(inputs),
+        len(outputs),
+        len(functions),
+        *(getattr(words, name) for name in _WORDS),
+        program.may_stop,
+        _sequence(_Array, inputs),
+        _sequence(_Array, outputs),
+        _sequence(ctypes.c_int64, functions),
+        partial(_fail, program),
+    )
+    return described, code
+
+
+def _sequence(kind: Any, items: Sequence[Any]) -> Any:
+    return ctypes.cast((kind * len(items))(*items), ctypes.POINTER(kind))
+
+
+def _array(kind: ArrayType, place: int) -> _Array:
+    dtype = np.dtype(kind.dtype)
+    return _Array(place, kind.ndim, dtype.num, dtype.itemsize)
+
+
+def _fail(program: LoopProgram, code: int, values: bytes) -> None:
+    """Raise what a code of a program stands for."""
+    raise_failure(program, code, np.frombuffer(values, np.int64))

@@ -1,0 +1,161 @@
+"""Loops on NumPy arrays: under PyTensor's C linker without a C compiler, and in `perform`.
+
+PyTensor's virtual machine calls the function in a thunk's capsule straight from C. Where it makes
+one C module of a whole function (``linker="c"``), a loop is a call of the same handler, `C_CODE`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply, Variable
+from pytensor.scalar.basic import ScalarType
+
+from scanlib.backends.handler.functions import function_address
+from scanlib.backends.handler.library import identity, load_library, python_options, source
+from scanlib.backends.handler.programs import address, registered
+from scanlib.kernels.driver import compiled_runner
+from scanlib.kernels.program import LoopProgram
+
+OPTIONS = ("-O2", "-w", f"-I{np.get_include()}")
+
+
+@cache
+def library() -> Any:
+    """Return the library of ``thunk.cpp``, None if it cannot be compiled."""
+    text, options = source("thunk.cpp"), [*OPTIONS, *python_options()]
+    name = f"scanlib_thunk_{identity(text, options)}"
+    found = load_library(name, text, options, ctypes.PyDLL)
+    if found is None:
+        return None
+    found.scanlib_set_up()
+    found.scanlib_values.argtypes = (ctypes.c_void_p, ctypes.py_object)
+    found.scanlib_values.restype = ctypes.py_object
+    found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+    found.scanlib_thunk.restype = ctypes.py_object
+    found.scanlib_run_thunk.argtypes = (ctypes.py_object,)
+    return found
+
+
+class Thunk:
+    """Runs one node of a function on the values in its storage.
+
+    Parameters
+    ----------
+    key : str
+        The program's.
+    inputs, outputs : sequence of list
+        Lists of one item, in which values are.
+    computed : sequence of list
+        Lists whose item says whether an output has been computed.
+    """
+
+    lazy = False
+
+    def __init__(
+        self,
+        key: str,
+        inputs: Sequence[list[Any]],
+        outputs: Sequence[list[Any]],
+        computed: Sequence[list[bool]],
+    ) -> None:
+        self.inputs, self.outputs, self.computed = list(inputs), list(outputs), computed
+        self.error: list[Any] = [None, None, None]
+        cells = (*self.inputs, *self.outputs)
+        self.cthunk = library().scanlib_thunk(address(key), self.error, cells)
+
+    def __call__(self) -> None:
+        library().scanlib_run_thunk(self.cthunk)
+        for cell in self.computed:
+            cell[0] = True
+
+
+def make_thunk(
+    program: LoopProgram,
+    node: Apply,
+    storage_map: dict[Variable, list[Any]],
+    compute_map: dict[Variable, list[bool]] | None,
+    no_recycling: Collection[Variable],
+) -> Thunk:
+    """Return what runs a node; the arguments are those of `COp.make_c_thunk`."""
+    if library() is None:
+        raise NotImplementedError("the handler of loop programs cannot be compiled")
+    computed = [] if compute_map is None else [compute_map[out] for out in node.outputs]
+    for out in node.outputs:
+        if out in no_recycling:
+            storage_map[out][0] = None
+    inputs, outputs = ([storage_map[v] for v in some] for some in (node.inputs, node.outputs))
+    return Thunk(registered(program), inputs, outputs, computed)
+
+
+def runner(program: LoopProgram) -> Callable[..., list[np.ndarray]]:
+    """Return a function from the inputs of a loop to its outputs, for `perform`."""
+    if library() is None:
+        return compiled_runner(program, [function_address(node) for node in program.functions])
+    place, run = address(registered(program)), library().scanlib_values
+    return lambda *inputs: run(place, inputs)
+
+
+def find(key: str) -> tuple[int, int]:
+    """Return the addresses of the handler and of a program, for C code."""
+    return ctypes.cast(library().scanlib_run, ctypes.c_void_p).value or 0, address(key)
+
+
+C_CODE = r"""
+#ifndef SCANLIB_PROGRAMS
+#define SCANLIB_PROGRAMS
+typedef int (*scanlib_handler)(void *, PyObject **, PyArrayObject ***);
+/* Asks scanlib for the handler and for a program of this process. */
+static int scanlib_find(const char *key, scanlib_handler *handler, void **program) {
+  PyObject *module = PyImport_ImportModule("scanlib.backends.handler.thunks");
+  PyObject *found = module ? PyObject_CallMethod(module, "find", "s", key) : NULL;
+  long long first, second;
+  const int known = found && PyArg_ParseTuple(found, "LL", &first, &second);
+  if (known) {
+    *program = (void *)(npy_intp)second;
+    *handler = (scanlib_handler)(npy_intp)first;
+  }
+  Py_XDECREF(found);
+  Py_XDECREF(module);
+  return known ? 0 : -1;
+}
+#endif
+"""
+
+
+def calling_lines(
+    program: LoopProgram, types: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str]
+) -> list[str]:
+    """Return the statements of C code that run a program, and return how that ended.
+
+    Parameters
+    ----------
+    program : LoopProgram
+    types : sequence
+        The types of the inputs.
+    inputs, outputs : sequence of str
+        The names of the inputs, and of the addresses of the outputs.
+    """
+    lines = [
+        "static scanlib_handler handler;",
+        "static void *program;",
+        f'if (!handler && scanlib_find("{registered(program)}", &handler, &program)) return -1;',
+        f"PyObject *given[{max(len(inputs), 1)}];",
+        f"PyArrayObject **made[] = {{{', '.join(outputs)}}};",
+    ]
+    scalars = []
+    for k, (name, kind) in enumerate(zip(inputs, types, strict=True)):
+        value = f"(PyObject *){name}"
+        if isinstance(kind, ScalarType):
+            number = np.dtype(kind.dtype).num
+            value = f"PyArray_SimpleNewFromData(0, NULL, {number}, &{name})"
+            scalars.append(k)
+        lines.append(f"given[{k}] = {value};")
+    lines += [f"if (!given[{k}]) return -1;" for k in scalars]
+    lines.append("const int failed = handler(program, given, made);")
+    lines += [f"Py_DECREF(given[{k}]);" for k in scalars]
+    return [*lines, "return failed;"]

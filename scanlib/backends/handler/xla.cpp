@@ -1,0 +1,183 @@
+/* Loops that XLA calls on the CPU, through its foreign function interface.
+ *
+ * One handler serves all loops. The attribute ``program`` of a call is the key of a loop in a table
+ * of this process. XLA calls from any of its threads, without Python's lock. Arrays are contiguous,
+ * and results are there before the loop runs. Where there is one argument more than the loop has
+ * inputs, it says of the inputs from ``first`` on which rows are read: the first one and their
+ * number. A loop that may stop has one result more, the number of steps that it took, and writes
+ * results that are as long as it can get.
+ */
+#define PY_SSIZE_T_CLEAN
+#include "program.h"
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+#include "xla/ffi/api/c_api.h"
+
+/* The table: lists by the hash of a key. Entries are added by Python, and stay. */
+struct Entry {
+  const scanlib_program *program;
+  const Entry *next;
+  size_t length;
+  char key[1];
+};
+
+enum { LISTS = 1024 };
+static const Entry *lists[LISTS];
+static unsigned long main_thread;
+
+static size_t list_of(const char *key, size_t length) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)key[i]) * 1099511628211ULL;
+  return hash % LISTS;
+}
+
+static const scanlib_program *find(const char *key, size_t length) {
+  const Entry *entry = __atomic_load_n(&lists[list_of(key, length)], __ATOMIC_ACQUIRE);
+  while (entry && (entry->length != length || memcmp(entry->key, key, length)))
+    entry = entry->next;
+  return entry ? entry->program : NULL;
+}
+
+extern "C" void scanlib_set_main_thread(unsigned long thread) { main_thread = thread; }
+
+/* Makes a loop known; Python's lock is held. */
+extern "C" int scanlib_register(const char *key, const scanlib_program *program) {
+  const size_t length = strlen(key), list = list_of(key, length);
+  Entry *entry = (Entry *)malloc(sizeof *entry + length);
+  if (!entry) return -1;
+  entry->program = program;
+  entry->length = length;
+  entry->next = lists[list];
+  memcpy(entry->key, key, length + 1);
+  __atomic_store_n(&lists[list], entry, __ATOMIC_RELEASE);
+  return 0;
+}
+
+/* XLA asks first which version of its interface this code was compiled for. */
+static bool is_question(XLA_FFI_CallFrame *frame) {
+  auto *extension = frame->extension_start; /* its type has had several names */
+  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  return true;
+}
+
+static const void *attribute(XLA_FFI_CallFrame *frame, const char *name) {
+  for (int64_t k = 0; k < frame->attrs.size; k++) {
+    const XLA_FFI_ByteSpan *own = frame->attrs.names[k];
+    if (own->len == strlen(name) && !memcmp(own->ptr, name, own->len)) return frame->attrs.attrs[k];
+  }
+  return NULL;
+}
+
+static XLA_FFI_Error *failed(XLA_FFI_CallFrame *frame, const char *text) {
+  XLA_FFI_Error_Create_Args args;
+  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
+  args.extension_start = NULL;
+  args.message = text;
+  args.errc = XLA_FFI_Error_Code_INTERNAL;
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+/* Returns the error of a kernel that ended with a code: the text is Python's. */
+static XLA_FFI_Error *raised(XLA_FFI_CallFrame *frame, scanlib_call &call, int64_t code) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  call.raise(code);
+  PyObject *kind, *value, *trace;
+  PyErr_Fetch(&kind, &value, &trace);
+  PyErr_NormalizeException(&kind, &value, &trace);
+  PyObject *text = kind ? PyUnicode_FromFormat("%s: %S", ((PyTypeObject *)kind)->tp_name, value)
+                        : NULL;
+  const char *bytes = text ? PyUnicode_AsUTF8(text) : NULL;
+  XLA_FFI_Error *error = failed(frame, bytes ? bytes : "a loop failed");
+  /* An interruption is to be seen by the caller, whom XLA gives errors of its own. */
+  if (kind && PyErr_GivenExceptionMatches(kind, PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+  PyErr_Clear();
+  Py_XDECREF(text);
+  Py_XDECREF(kind);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  PyGILState_Release(state);
+  return error;
+}
+
+/* Signals are for the main thread, which is this one where XLA does not call from another. */
+static int ask() { return PyThread_get_thread_ident() == main_thread ? scanlib_ask() : 0; }
+
+/* A result as large as that is fresh memory: pages of 2 MB are quicker to get than many of 4 KB. */
+static void ask_for_large_pages(const scanlib_array &kind, const XLA_FFI_Buffer *buffer) {
+#ifdef __linux__
+  int64_t bytes = kind.itemsize;
+  for (int64_t i = 0; i < buffer->rank; i++) bytes *= buffer->dims[i];
+  if (bytes < (1 << 22)) return;
+  const uintptr_t first = ((uintptr_t)buffer->data + 4095) & ~(uintptr_t)4095;
+  madvise((void *)first, bytes - 4096, MADV_HUGEPAGE);
+#endif
+}
+
+static const XLA_FFI_Buffer *argument(XLA_FFI_CallFrame *frame, int64_t k) {
+  return (const XLA_FFI_Buffer *)frame->args.args[k];
+}
+
+static const XLA_FFI_Buffer *result(XLA_FFI_CallFrame *frame, int64_t k) {
+  return (const XLA_FFI_Buffer *)frame->rets.rets[k];
+}
+
+/* Puts an array, or the window of its rows that is read, into the table. */
+static void give(XLA_FFI_CallFrame *frame, scanlib_call &call, int64_t k, int64_t first) {
+  const scanlib_array &kind = call.program->inputs[k];
+  const XLA_FFI_Buffer *buffer = argument(frame, k);
+  call.give(k, buffer->data, buffer->dims, NULL);
+  const int64_t n = call.program->n_inputs;
+  if (frame->args.size == n || k < first || kind.ndim == 0) return;
+  const XLA_FFI_Buffer *windows = argument(frame, n);
+  int64_t bytes = 4, place[2];
+  for (int64_t i = 0; i < windows->rank; i++) bytes *= windows->dims[i];
+  if (16 * (k - first + 1) > bytes) return;
+  memcpy(place, (const char *)windows->data + 16 * (k - first), sizeof place);
+  int64_t *words = call.table + kind.word;
+  words[0] += place[0] * words[1 + kind.ndim];
+  words[1] = place[1];
+}
+
+extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
+  if (is_question(frame)) return NULL;
+  const XLA_FFI_ByteSpan *key = (const XLA_FFI_ByteSpan *)attribute(frame, "program");
+  const scanlib_program *program = key ? find(key->ptr, key->len) : NULL;
+  if (!program) return failed(frame, "scanlib: no such loop was compiled in this process");
+  const XLA_FFI_Scalar *windows = (const XLA_FFI_Scalar *)attribute(frame, "first");
+  const int64_t first = windows ? *(const int64_t *)windows->value : 0;
+  if (frame->args.size < program->n_inputs ||
+      frame->rets.size != program->n_outputs + (program->may_stop ? 1 : 0))
+    return failed(frame, "scanlib: a loop is called with other arrays than it has");
+  scanlib_call call(program);
+  if (!call.table) return failed(frame, "MemoryError: a loop");
+  call.frame[0] = (int64_t)(intptr_t)&ask;
+  for (int64_t k = 0; k < program->n_inputs; k++) {
+    if (program->inputs[k].ndim && argument(frame, k)->rank != program->inputs[k].ndim)
+      return failed(frame, "scanlib: an array of a loop has another number of axes than it should");
+    give(frame, call, k, first);
+  }
+  int64_t code = call.prepare();
+  if (code) return raised(frame, call, code);
+  call.table[program->capacity] = call.table[program->steps];
+  for (int64_t k = 0; k < program->n_outputs; k++) {
+    const scanlib_array &kind = program->outputs[k];
+    const XLA_FFI_Buffer *buffer = result(frame, k);
+    int64_t *dims = call.dims(k);
+    if (kind.grows) dims[0] = call.table[program->steps] + kind.extra;
+    bool same = buffer->rank == kind.ndim;
+    for (int64_t i = 0; same && i < kind.ndim; i++) same = buffer->dims[i] == dims[i];
+    if (!same) return failed(frame, "ValueError: a result of a scan has an unexpected shape");
+    ask_for_large_pages(kind, buffer);
+    call.use(k, buffer->data);
+  }
+  if (!call.start()) return failed(frame, "MemoryError: the workspace of a loop");
+  code = call.run();
+  if (code) return raised(frame, call, code);
+  if (program->may_stop)
+    memcpy(result(frame, program->n_outputs)->data, call.table + program->taken, sizeof(int64_t));
+  return NULL;
+}

@@ -1,0 +1,29 @@
+"""What the processor can do that this process runs on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import llvmlite.binding as llvm
+
+
+@cache
+def processor() -> tuple[str, str]:
+    """Return the name of the processor and its features, as LLVM writes them."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def _has(feature: str) -> bool:
+    return f"+{feature}" in processor()[1].split(",")
+
+
+def has_fused_multiply_add() -> bool:
+    """Whether the processor multiplies and adds in one instruction."""
+    return _has("fma") or _has("neon")
+
+
+def register_bytes() -> int:
+    """Return how many bytes scans in vector registers take at once: one register, or two short."""
+    return 64 if _has("avx512f") else 32

@@ -1,0 +1,140 @@
+"""Numbers side by side in memory, and one number in the place of such."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scanlib.kernels.language import INT64, Type, Value, Writer
+from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
+
+LINE = 64  # bytes that are fetched together
+
+
+def itemsize(dtype: str) -> int:
+    """Return how many bytes a number has, which may be complex."""
+    half = parts_of(dtype)
+    return Type(dtype).itemsize if half is None else 2 * Type(half).itemsize
+
+
+def load_number(
+    w: Writer, dtype: str, pointer: Value, offset: Value | int, lanes: int = 1
+) -> Number:
+    """Read a number, or several that lie side by side.
+
+    Raises
+    ------
+    LanesError
+        For several complex numbers.
+    """
+    half = parts_of(dtype)
+    if half is None:
+        return w.load(Type(dtype, lanes), pointer, offset)
+    if lanes > 1:
+        raise LanesError("complex numbers")
+    kind = Type(half)
+    second = w.as_value(offset, INT64) + kind.itemsize
+    return Pair(w.load(kind, pointer, offset), w.load(kind, pointer, second))
+
+
+def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) -> None:
+    """Write a number, or several side by side.
+
+    Raises
+    ------
+    LanesError
+        For several complex numbers.
+    """
+    if isinstance(value, Value):
+        w.store(pointer, offset, value)
+        return
+    if value.real.type.lanes > 1:
+        raise LanesError("complex numbers")
+    w.store(pointer, offset, value.real)
+    second = w.as_value(offset, INT64) + value.real.type.itemsize
+    w.store(pointer, second, value.imag)
+
+
+def added(x: Number, y: Number) -> Number:
+    """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return Pair(x.real + y.real, x.imag + y.imag)
+    assert isinstance(x, Value)
+    assert isinstance(y, Value)
+    return x | y if x.type.dtype == "bool" else x + y
+
+
+def sum_of_lanes(w: Writer, value: Value) -> Value:
+    """Return the sum of all lanes, in pairs of halves."""
+    while value.type.lanes > 1:
+        half = value.type.lanes // 2
+        if half == 1:
+            low, high = w.lane(value, 0), w.lane(value, 1)
+        else:
+            low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
+        total = added(low, high)
+        assert isinstance(total, Value)
+        value = total
+    return value
+
+
+@dataclass(frozen=True)
+class Span:
+    """Numbers of one dtype side by side, from `start` bytes after a pointer on."""
+
+    w: Writer
+    dtype: str
+    pointer: Value
+    start: Value | int = 0
+
+    @property
+    def itemsize(self) -> int:
+        return itemsize(self.dtype)
+
+    def place(self, index: Value | int) -> Value | int:
+        """Return how many bytes after the pointer an item is."""
+        if isinstance(index, int):
+            return (
+                self.start
+                if index == 0
+                else self.w.as_value(self.start, INT64) + (index * self.itemsize)
+            )
+        return index * self.itemsize + self.start
+
+    def load(self, index: Value | int, lanes: int = 1) -> Number:
+        return load_number(self.w, self.dtype, self.pointer, self.place(index), lanes)
+
+    def real(self, index: Value | int, lanes: int = 1) -> Value:
+        """Read numbers that are known not to be complex."""
+        value = self.load(index, lanes)
+        assert isinstance(value, Value)
+        return value
+
+    def store(self, index: Value | int, value: Number) -> None:
+        store_number(self.w, self.pointer, self.place(index), value)
+
+    def moved(self, items: Value | int) -> Span:
+        """Return the numbers from one of them on."""
+        return Span(self.w, self.dtype, self.pointer, self.place(items))
+
+
+@dataclass(frozen=True)
+class Same:
+    """One number, read like a span whose items are all equal to it."""
+
+    w: Writer
+    value: Number
+
+    def load(self, index: Value | int, lanes: int = 1) -> Number:
+        if lanes == 1:
+            return self.value
+        if isinstance(self.value, Pair):
+            raise LanesError("complex numbers")
+        return self.w.splat(self.value, lanes)
+
+    def real(self, index: Value | int, lanes: int = 1) -> Value:
+        value = self.load(index, lanes)
+        assert isinstance(value, Value)
+        return value
+
+
+Items = Span | Same
