@@ -1,4 +1,4 @@
-"""What all schedules of an elementwise loop share: its arrays, `prepare`, `start`, how it ends.
+"""What the schedules of loops share: their arrays, `prepare`, `start`, how they end.
 
 A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, one `start`, and a
 `run` for each way in which its steps may be taken (`channels`, `blocks`): `prepare` chooses.
@@ -283,13 +283,11 @@ class LoopKernel:
             self.out.write_word(place + 1, rows)
 
 
-class Prepare(LoopKernel):
-    """Writes the kernel that checks the inputs and computes the sizes of everything."""
+class Checks(LoopKernel):
+    """Writes the checks of a loop's inputs that all schedules have."""
 
-    def __init__(self, loop: ElemwiseLoop) -> None:
-        super().__init__(loop, "prepare")
-
-    def kernel(self) -> Kernel:
+    def checked_steps(self) -> Value:
+        """Write the checks of steps and rows, and the words a loop begins with; return the steps."""
         loop, w, words = self.loop, self.w, self.words
         steps = self.steps()
         self.out.write_word(words.steps, steps)
@@ -302,12 +300,82 @@ class Prepare(LoopKernel):
             with w.when(rows.differs(depth)):
                 message = loop.messages.initial_rows(i)
                 w.fail(loop.failure("InitialRowsError", message, 1), rows)
-        sizes = self.sizes(steps)
+        return steps
+
+    def capacity(self, steps: Value) -> Value:
+        """Write how many rows outputs that grow have at first."""
+        loop, w = self.loop, self.w
         capacity = steps
         if loop.grows:
             capacity = w.select(steps < FIRST_CAPACITY, steps, FIRST_CAPACITY)
-        self.out.write_word(words.capacity, capacity)
-        for number, output in enumerate(loop.outputs):
+        self.out.write_word(self.words.capacity, capacity)
+        return capacity
+
+    def state_dims(self, i: int, capacity: Value) -> list[Value]:
+        """Return the dimensions of a state's output."""
+        loop, output = self.loop, self.loop.outputs[i]
+        dims = [self.dim(loop.outer.initials[i], axis) for axis in range(output.type.ndim)]
+        dims[0] = self.w.constant(output.extra, INT64)
+        if output.grows:
+            dims[0] = capacity + output.extra
+        return dims
+
+    def carry_dims(self, i: int) -> list[Value]:
+        """Return the dimensions of a carry."""
+        name = self.loop.outer.carries[i]
+        return [self.dim(name, axis) for axis in range(self.loop.inputs[int(name[1:])].ndim)]
+
+    def steps(self) -> Value:
+        """Write the number of steps, and the checks that keep every read inside its array."""
+        loop, w = self.loop, self.w
+        rows = [self.dim(name, 0) for name in loop.outer.sequences]
+        if loop.outer.n_steps is not None:
+            number = int(loop.outer.n_steps[1:])
+            kind = loop.inputs[number]
+            address = self.out.word(self.words.inputs[number], POINTER, "n_steps")
+            steps = w.cast(w.load(Type(kind.dtype), address), "int64")
+            with w.when(steps < 0):
+                code = loop.failure("StepCountError", loop.messages.negative_steps(), 1)
+                w.fail(code, steps)
+        else:
+            steps = rows[0]
+            for size in rows[1:]:
+                steps = w.select(size < steps, size, steps)
+        for i, size in enumerate(rows):
+            with w.when(size.differs(steps)):
+                message = loop.messages.sequence_length(i)
+                w.fail(loop.failure("SequenceLengthError", message, 2), size, steps)
+        return steps
+
+    def space_bytes(self) -> Value:
+        """Write how many bytes the rows of states have that are kept in the workspace."""
+        total: Value = self.w.constant(0, INT64)
+        for i in range(self.loop.signature.n_states):
+            rows = workspace_rows(self.loop, i)
+            if rows:
+                total = total + self.row_bytes(i) * rows + 2 * LINE
+        return total
+
+    def row_bytes(self, i: int) -> Value:
+        name = self.loop.outer.initials[i]
+        array = self.loop.arrays[name]
+        size: Value = self.w.constant(array.itemsize, INT64)
+        for axis in range(len(array.axes)):
+            size = size * self.dim(name, axis + 1)
+        return size
+
+
+class Prepare(Checks):
+    """Writes the kernel that checks the inputs and computes the sizes of everything."""
+
+    def __init__(self, loop: ElemwiseLoop) -> None:
+        super().__init__(loop, "prepare")
+
+    def kernel(self) -> Kernel:
+        steps = self.checked_steps()
+        sizes = self.sizes(steps)
+        capacity = self.capacity(steps)
+        for number, output in enumerate(self.loop.outputs):
             self.write_dims(number, output, capacity, sizes)
         self.write_workspace(steps)
         self.write_parts(steps, sizes)
@@ -367,28 +435,6 @@ class Prepare(LoopKernel):
             choice = w.cast(few, "int64")
         self.out.write_word(self.words.choice, choice)
 
-    def steps(self) -> Value:
-        """Write the number of steps, and the checks that keep every read inside its array."""
-        loop, w = self.loop, self.w
-        rows = [self.dim(name, 0) for name in loop.outer.sequences]
-        if loop.outer.n_steps is not None:
-            number = int(loop.outer.n_steps[1:])
-            kind = loop.inputs[number]
-            address = self.out.word(self.words.inputs[number], POINTER, "n_steps")
-            steps = w.cast(w.load(Type(kind.dtype), address), "int64")
-            with w.when(steps < 0):
-                code = loop.failure("StepCountError", loop.messages.negative_steps(), 1)
-                w.fail(code, steps)
-        else:
-            steps = rows[0]
-            for size in rows[1:]:
-                steps = w.select(size < steps, size, steps)
-        for i, size in enumerate(rows):
-            with w.when(size.differs(steps)):
-                message = loop.messages.sequence_length(i)
-                w.fail(loop.failure("SequenceLengthError", message, 2), size, steps)
-        return steps
-
     def sizes(self, steps: Value) -> list[Value]:
         """Write the lengths of the loops over channels, and the checks that inputs agree."""
         loop, found = self.loop, []
@@ -417,13 +463,9 @@ class Prepare(LoopKernel):
         loop, w = self.loop, self.w
         n, m = loop.signature.n_states, loop.signature.n_states + loop.signature.n_carries
         if number < n:
-            dims = [self.dim(loop.outer.initials[number], a) for a in range(output.type.ndim)]
-            dims[0] = w.constant(output.extra, INT64)
-            if output.grows:
-                dims[0] = capacity + output.extra
+            dims = self.state_dims(number, capacity)
         elif number < m:
-            name = loop.outer.carries[number - n]
-            dims = [self.dim(name, axis) for axis in range(output.type.ndim)]
+            dims = self.carry_dims(number - n)
         else:
             (target,) = (
                 t for t in loop.plan.targets if t.kind == "output" and t.number == number - m
@@ -436,23 +478,11 @@ class Prepare(LoopKernel):
             self.out.write_word(self.words.outputs[number] + 1 + axis, value)
 
     def write_workspace(self, steps: Value) -> None:
-        total: Value = self.w.constant(0, INT64)
-        for i in range(self.loop.signature.n_states):
-            rows = workspace_rows(self.loop, i)
-            if rows:
-                total = total + self.row_bytes(i) * rows + 2 * LINE
         loop = self.loop
-        total = total + loop.block_bytes * max(loop.slices, loop.chunks)
+        total = self.space_bytes() + loop.block_bytes * max(loop.slices, loop.chunks)
         if loop.extra_bytes is not None:
             total = total + loop.extra_bytes(self.w, steps)
         self.out.write_word(self.words.workspace_size, total)
-
-    def row_bytes(self, i: int) -> Value:
-        name = self.loop.outer.initials[i]
-        size: Value = self.w.constant(self.loop.arrays[name].itemsize, INT64)
-        for axis in range(len(self.loop.layout.states[i])):
-            size = size * self.dim(name, axis + 1)
-        return size
 
 
 def workspace_rows(loop: ElemwiseLoop, i: int) -> int:
