@@ -63,6 +63,13 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Routine:
+    """A function of BLAS or LAPACK, known by its name; all its arguments are pointers."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Failure:
     """What a code of failure means: an exception of `scanlib.ops.errors` or a builtin one, and the
     template of its message, which the values of the frame are put into."""
@@ -146,9 +153,9 @@ class LoopProgram:
     words : Words
     kernels : Kernels
     failures : dict of int to Failure
-    functions : tuple of Apply
-        Scalar nodes that no kernel computes: the table has the addresses of functions from their
-        inputs to their output.
+    functions : tuple of Apply and Routine
+        Scalar nodes that no kernel computes, and routines: the table has the addresses of functions
+        from the inputs of a node to its output, and of the routines.
     can_be_parted : bool
         Whether `prepare` may ask for several parts.
     shared : tuple of int
@@ -167,7 +174,7 @@ class LoopProgram:
     words: Words
     kernels: Kernels
     failures: dict[int, Failure]
-    functions: tuple[Apply, ...] = ()
+    functions: tuple[Apply | Routine, ...] = ()
     can_be_parted: bool = False
     shared: tuple[int, ...] = ()
     may_be_full: bool = False
