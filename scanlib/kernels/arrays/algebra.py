@@ -57,7 +57,8 @@ def write_dot(step: Step, node: Apply) -> None:
     c = target
     if target.ndim < 2:
         c = as_matrix(target, is_row=left.type.ndim == 1)
-    multiply(step.writer, *(matrix(step, place) for place in (a, b, c)), library=step.library)
+    one, other, result = (matrix(step, place) for place in (a, b, c))
+    multiply(step.writer, one, other, result, library=step.library)
     if sizes:
         step.bind_place(out, target)
     else:

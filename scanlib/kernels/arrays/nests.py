@@ -154,7 +154,7 @@ def innermost(step: Step, arrays: Sequence[Walk], size: Size, write: Callable[[i
             write(taken)
 
     if axis < 0 or size == 1:
-        at(0, 1)
+        write(1)
         return
     if isinstance(size, int):
         pieces = _pieces(size, lanes)
@@ -278,7 +278,8 @@ class Tree:
 
     def write(self, node: Apply, lanes: int) -> list[Number]:
         """Write one item of a node, or several."""
-        scalars, loaded = self.step.scalars, {}
+        scalars = self.step.scalars
+        loaded: dict[Variable, Number] = {}
         scalars.lanes = lanes
         try:
             return self._write(node, lanes, loaded)

@@ -15,7 +15,7 @@ from typing import Any
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, Value, Writer
-from scanlib.kernels.scalars import Scalars
+from scanlib.kernels.scalars import Number, Scalars
 
 INT64_NAME = "int64"
 
@@ -238,7 +238,9 @@ class SizeValues:
         parts = [self.value(part) for part in size.parts]
         if isinstance(size.operation, Apply):
             dtypes = [inp.type.dtype for inp in size.operation.inputs]
-            numbers = [w.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+            numbers: list[Number] = [
+                w.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)
+            ]
             (result,) = Scalars(w).apply(size.operation, numbers)
             assert isinstance(result, Value)
             return w.cast(result, INT64_NAME)

@@ -72,13 +72,18 @@ def write_make_vector(step: Step, node: Apply) -> None:
 
 @rule(Shape)
 def write_shape(step: Step, node: Apply) -> None:
-    raise NoKernelError("shapes as vectors have no kernel")
+    """Bind the sizes of an array, of which a vector is made only if it is read as one."""
+    (inp,), (out,) = node.inputs, node.outputs
+    step.items[out] = [Shape_i(axis)(inp) for axis in range(inp.type.ndim)]
+    for variable, size in zip(step.items[out], shape_of(step, inp), strict=True):
+        step.bind_known(variable, size)
 
 
 @rule(CheckAndRaise)
 def write_check(step: Step, node: Apply) -> None:
     """Write a check, before the first step if it is the same for all of them."""
-    kind, (value, *conditions) = node.op.exc_type, node.inputs
+    kind: type = node.op.exc_type
+    value, *conditions = node.inputs
     if getattr(builtins, kind.__name__, None) is not kind:
         raise NoKernelError(f"a check that raises {kind.__name__} has no kernel")
     for condition in conditions:

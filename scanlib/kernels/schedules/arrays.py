@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.elemwise import Elemwise
@@ -27,18 +27,16 @@ from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, SizeValues, combined, product
 from scanlib.kernels.arrays.step import Destination, Step
 from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Type, Value
-from scanlib.kernels.program import ArrayType, Failure, Kernels, LoopProgram, Output, Routine, Words
-
+from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Routine, Words
 from scanlib.kernels.scalars import Number, Scalars
-from scanlib.kernels.schedules.elementwise import Array, Checks, LoopKernel, Start, array_type
+from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, LoopKernel, Start
 from scanlib.kernels.schedules.steps import TakesSteps
 from scanlib.kernels.spans import itemsize, store_number
-from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
 
 
-class ArrayLoop:
-    """A loop, and what its kernels need to know of it.
+class ArrayLoop(Loop):
+    """A loop whose steps work on arrays.
 
     Raises
     ------
@@ -46,29 +44,19 @@ class ArrayLoop:
         Where an input is no array.
     """
 
-    by_channels, by_blocks = True, False
-
     def __init__(self, op: Scan) -> None:
-        self.op = op
-        self.signature = op.signature
-        self.reverse = self.signature.reverse
-        self.grows = self.signature.has_stop and not self.reverse
-        self.graph = thaw_graph(op.body)
-        inline(self.graph)
-        self.inner = self.signature.split_body_inputs(self.graph.inputs)
-        self.result = self.signature.split_body_outputs(self.graph.outputs)
-        self.messages = Messages(self.signature, op.labels, op.name)
-        self.failures: dict[int, Failure] = {}
+        graph = thaw_graph(op.body)
+        inline(graph)
         types = op.outer_input_types()
-        self.inputs = tuple(map(array_type, types))
+        super().__init__(op, graph, types)
         self.outer = self.signature.split_inputs([f"x{i}" for i in range(len(types))])
         self.outputs = tuple(self._outputs())
-        self.functions: list[Apply | Routine] = []
         self.words = Words(self.inputs, self.outputs, self.functions)
         self.arrays = {array.name: array for array in self._arrays()}
         # What the step turns out to need.
         self.workspace = Workspace(Sizes())
         self.checks: list[Check] = []
+        self.unfit = 0
         self.rows: dict[int, tuple[Size, ...]] = {}  # the sizes of a stacked output's rows
 
     def _outputs(self) -> Iterator[Output]:
@@ -97,24 +85,6 @@ class ArrayLoop:
             axes = tuple(range(output.type.ndim - lead))
             name = f"{letter}{number - first}"
             yield Array(name, True, number, output.type.dtype, axes, lead)
-
-    def failure(self, error: str, template: str, count: int = 0) -> int:
-        """Return the code of a failure."""
-        for code, known in self.failures.items():
-            if known == Failure(error, template, count):
-                return code
-        self.failures[len(self.failures) + 1] = Failure(error, template, count)
-        return len(self.failures)
-
-    def is_local(self, i: int) -> bool:
-        return False
-
-    def has_ring(self, i: int) -> bool:
-        """Whether the last rows of a state that is not traced are kept in a ring."""
-        return self.signature.untraced[i]
-
-    def has_latest(self, i: int) -> bool:
-        return False
 
     # Sizes
 
@@ -157,10 +127,8 @@ def size_values(
     return values
 
 
-class PrepareArrays(Checks):
+class PrepareArrays(Checks[ArrayLoop]):
     """Writes the kernel that checks the inputs and computes the sizes of everything."""
-
-    loop: ArrayLoop
 
     def __init__(self, loop: ArrayLoop) -> None:
         super().__init__(loop, "prepare")
@@ -194,15 +162,17 @@ class PrepareArrays(Checks):
         loop, w = self.loop, self.w
         one, other = map(self.values.value, check.sizes)
         wrong = one.differs(other) if check.operation == "ne" else one < other
+        values = () if check.error == CARRY_ERROR else check.values
         with w.when((steps > 0) & wrong):
-            code = loop.failure(check.error, check.template, len(check.values))
-            w.fail(code, *map(self.values.value, check.values))
+            code = loop.failure(check.error, check.template, len(values))
+            w.fail(code, *map(self.values.value, values))
+            if check.error == CARRY_ERROR:
+                loop.unfit = code
 
 
-class ArraysRun(TakesSteps):
+class ArraysRun(TakesSteps[ArrayLoop]):
     """Writes the kernel that takes the steps."""
 
-    loop: ArrayLoop
     steps_of_a_turn = 64
 
     def __init__(self, loop: ArrayLoop) -> None:
@@ -334,9 +304,6 @@ class ArraysRun(TakesSteps):
         pointer = w.select(is_second, self.second[i].pointer, first.pointer)
         return first.view(list(first.sizes), list(first.strides), pointer)
 
-    def next_carry(self, i: int) -> Place:
-        return self.carry(i, 1)
-
     def stays(self, i: int) -> bool:
         """Whether the new value of a carry may be written over the old one.
 
@@ -436,7 +403,7 @@ def inline(graph: FunctionGraph) -> None:
             graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
 
 
-CARRY_ERROR, CARRY = "CarrySizesError", "a carry gets another shape"
+CARRY_ERROR, CARRY = "CarryShapeError", "a carry gets another shape"
 
 
 def array_program(op: Scan) -> LoopProgram:
@@ -462,4 +429,5 @@ def array_program(op: Scan) -> LoopProgram:
         may_be_full=loop.grows,
         may_stop=loop.signature.has_stop,
         has_workspace=rings or bool(loop.workspace.parts),
+        unfit=loop.unfit,
     )

@@ -58,7 +58,7 @@ def rows_ahead(w: Writer, steps: Value, sizes: Sequence[Value]) -> Value:
     return w.select(pays, w.select(rows < 1, 1, rows), 0)
 
 
-class ChannelsRun(TakesSteps):
+class ChannelsRun(TakesSteps[ElemwiseLoop]):
     """Writes the kernel that takes the steps."""
 
     def __init__(self, loop: ElemwiseLoop) -> None:
@@ -93,7 +93,7 @@ class ChannelsRun(TakesSteps):
     # The function
 
     def kernel(self) -> Kernel:
-        loop, w, words = self.loop, self.w, self.words
+        words = self.words
         self.prepare_memory()
         self.steps = self.out.number(words.steps, "steps")
         self.begin = self.out.number(words.begin, "begin")

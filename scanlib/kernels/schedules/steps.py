@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value
 from scanlib.kernels.program import FULL
-from scanlib.kernels.schedules.elementwise import LoopKernel
+from scanlib.kernels.schedules.elementwise import L, LoopKernel
 
 
-class TakesSteps(LoopKernel):
+class TakesSteps(LoopKernel[L]):
     """Writes the loop over the steps; what a step is, `step` of a schedule says.
 
     Attributes
@@ -16,6 +16,8 @@ class TakesSteps(LoopKernel):
         A power of two.
     steps, begin : Value
         How many steps there are, and the first one that this call takes.
+    i, t : Value
+        The number of the step that is written, and its row in the arrays.
     stopped : Local
         Set by a step of a loop that may stop.
     """
@@ -23,6 +25,8 @@ class TakesSteps(LoopKernel):
     steps_of_a_turn = 4096  # after so many, the loop can be interrupted
     steps: Value
     begin: Value
+    i: Value
+    t: Value
     turn: Local
     stopped: Local
 
