@@ -350,13 +350,16 @@ class _Product:
         zero, has_rows = w.constant(0, INT64), self.b_column.equals(item)
         is_copied = ~has_rows | (less(w, self.m, self.depth) >= MANY)
         wide = ROWS * width
+        places = sized(w, *range(0, wide * item, self.vector.lanes * item))
         start = w.select(self.m.equals(1) & has_rows, self.n & -wide, 0)
         with w.loop(0, start, wide) as j:
             rows = _Rows(w.offset(self.b, j * item), self.b_row, self.depth)
-            self.tile(rows, [self.a], [w.offset(self.c, j * item)], ROWS * VECTORS, self.more)
+            self.tile(rows, [self.a], [w.offset(self.c, j * item)], places, self.more)
         with w.loop(start, self.n, width) as j:
             known = less(w, self.n - j, w.constant(width, INT64))
-            is_narrow = known < width
+            is_narrow = known < self.vector.lanes
+            # The last vector ends with the last column, wherever it begins.
+            ends = [zero, w.select(is_narrow, 0, known - self.vector.lanes) * item]
             is_direct = ~(is_narrow | is_copied)
             pieces = w.select(is_direct | (self.depth < 1), 1, (self.depth + (PIECE - 1)) >> SHIFT)
             with w.loop(0, pieces) as q:
@@ -365,17 +368,15 @@ class _Product:
                 terms = w.select(is_direct, self.depth, rest)
                 source = w.offset(self.b, k * self.b_row + j * self.b_column)
                 with w.when(~is_direct):
-                    self.copy_rows(panel, source, terms, known)
+                    self.copy_rows(panel, source, terms, known, ends)
                 line = w.select(is_direct, self.b_row, width * item)
                 rows = _Rows(w.select(is_direct, source, panel), line, terms)
                 more = self.more | (q > 0)
                 with w.loop(0, self.m, ROWS) as i:
                     a = w.offset(self.a, i * self.a_row + k * self.a_column)
                     c = w.offset(self.c, i * self.c_row + j * item)
-                    target, c_line = (
-                        w.select(is_narrow, edge, c),
-                        w.select(is_narrow, width * item, self.c_row),
-                    )
+                    target = w.select(is_narrow, edge, c)
+                    c_line = w.select(is_narrow, width * item, self.c_row)
                     # Past the end, the last row once more.
                     last = self.m - 1 - i
                     numbers = [zero, *(less(w, last, w.constant(r, INT64)) for r in range(1, ROWS))]
@@ -383,7 +384,7 @@ class _Product:
                         rows,
                         [w.offset(a, number * self.a_row) for number in numbers],
                         [w.offset(target, number * c_line) for number in numbers],
-                        VECTORS,
+                        ends,
                         more & ~is_narrow,
                     )
                     with w.when(is_narrow):
@@ -391,16 +392,18 @@ class _Product:
                             edge, c, (less(w, last + 1, w.constant(ROWS, INT64)), known), more
                         )
 
-    def copy_rows(self, panel: Value, source: Value, terms: Value, known: Value) -> None:
+    def copy_rows(
+        self, panel: Value, source: Value, terms: Value, known: Value, ends: Sequence[Value]
+    ) -> None:
         """Write rows of `B` one behind the other, filled up with copies of their last number."""
         w, kind, line = self.w, Type(self.dtype), self.width * self.item
-        in_vectors = known.equals(self.width) & self.b_column.equals(self.item)
+        in_vectors = (known >= self.vector.lanes) & self.b_column.equals(self.item)
+        count = w.select(known < self.vector.lanes, self.vector.lanes, known)
         with w.when(in_vectors) as choice, w.loop(0, terms) as k:
-            for v in range(VECTORS):
-                at = v * self.vector.lanes * self.item
+            for at in ends:
                 value = w.load(self.vector, source, k * self.b_row + at)
                 w.store(panel, k * line + at, value)
-        with w.otherwise(choice), w.loop(0, self.width) as c:
+        with w.otherwise(choice), w.loop(0, count) as c:
             start = w.offset(source, less(w, c, known - 1) * self.b_column)
             place = w.offset(panel, c * self.item)
             with w.loop(0, terms) as k:
@@ -419,17 +422,19 @@ class _Product:
         rows: _Rows,
         factors: Sequence[Value],
         lines: Sequence[Value],
-        vectors: int,
+        ends: Sequence[Value],
         more: Value,
     ) -> None:
-        """Write some vectors of lines of `C`, given where they and those of `A` begin."""
-        w, kind = self.w, self.vector
-        ends = [v * kind.lanes * self.item for v in range(vectors)]
+        """Write the vectors at `ends` of lines of `C`, given where they and those of `A` begin.
+
+        Vectors may have numbers in common: all are read before the first is written.
+        """
+        w, kind, vectors = self.w, self.vector, len(ends)
         olds = [w.load(kind, line, at) for line in lines for at in ends]
         totals = [w.local(w.select(more, old, 0)) for old in olds]
         with w.loop(0, rows.count) as k:
             start = k * rows.line
-            items = [w.load(kind, rows.pointer, start + at if at else start) for at in ends]
+            items = [w.load(kind, rows.pointer, start + at) for at in ends]
             for r, pointer in enumerate(factors):
                 factor = w.splat(w.load(Type(self.dtype), pointer, k * self.a_column), kind.lanes)
                 for item, total in zip(items, totals[r * vectors :], strict=False):
