@@ -166,6 +166,9 @@ class LoopProgram:
         Whether outputs may have more rows than the result.
     has_workspace : bool
         Whether the workspace may have any bytes.
+    unfit : int
+        The failure of `prepare` that says that these kernels cannot run the loop on the given
+        inputs, and that something else has to; 0 if there is none.
     """
 
     name: str
@@ -180,6 +183,7 @@ class LoopProgram:
     may_be_full: bool = False
     may_stop: bool = False
     has_workspace: bool = False
+    unfit: int = 0
 
 
 @dataclass
