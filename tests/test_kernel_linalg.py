@@ -158,7 +158,7 @@ def test_products_in_the_interpreter():
 def test_large_products_are_left_to_blas(dtype, more):
     library = ["sgemm" if dtype == "float32" else "dgemm"]
     for layouts in [("rows", "columns", "rows"), ("columns", "rows", "rows"), ("apart",) * 3]:
-        check_product(by_llvm, 60, 50, 70, dtype, layouts, more=more, library=library)
+        check_product(by_llvm, 130, 129, 131, dtype, layouts, more=more, library=library)
         check_product(by_llvm, 5, 6, 7, dtype, layouts, more=more, library=library)
 
 
