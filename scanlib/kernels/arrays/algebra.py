@@ -17,7 +17,7 @@ from scanlib.kernels.spans import load_number
 from scanlib.ops import reductions
 from scanlib.ops.reductions import StepProducts
 
-PRODUCT_SIZES = "incompatible array sizes for a matrix product inside a scan"
+PRODUCT_SIZES = "incompatible array sizes for a matrix product"
 
 
 def size_operand(step: Step, size: Size) -> Value | int:
@@ -51,7 +51,7 @@ def write_dot(step: Step, node: Apply) -> None:
         raise NoKernelError("products of complex numbers, or of several dtypes, have no kernel")
     a = as_matrix(step.place(left), is_row=True)
     b = as_matrix(step.place(right), is_row=False)
-    step.sizes.require_equal(a.sizes[1], b.sizes[0], "ValueError", PRODUCT_SIZES)
+    step.sizes.require_equal(a.sizes[1], b.sizes[0], "ValueError", PRODUCT_SIZES + step.where)
     sizes = [
         *([a.sizes[0]] if left.type.ndim == 2 else []),
         *([b.sizes[1]] if right.type.ndim == 2 else []),

@@ -81,7 +81,14 @@ class Step:
         Takes the name of an exception and a message; returns the code of that failure.
     library : callable
         Takes a routine of BLAS or LAPACK; returns its address.
+
+    Attributes
+    ----------
+    where : str
+        What messages say at their ends.
     """
+
+    where = ""
 
     def __init__(
         self,

@@ -141,6 +141,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         self.body = Step(
             w, self.scalars, self.values, space, self.before, loop.failure, self.routine
         )
+        self.body.where = " inside a scan"
         self.place_inputs()
         taken = self.take_steps()
         self.finish_carries(taken)
