@@ -18,7 +18,8 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.explain.data import AdoptedLoop, Explanation, LoopExplanation, Obstacle, Part
+from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
+from scanlib.explain.explanation import Explanation
 from scanlib.explain.loops import explain_nodes
 from scanlib.explain.runs import Setting, linker_name
 from scanlib.ops.loop_rewrite import failures_of

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
-from scanlib.explain.data import Bytes, Explanation, LoopExplanation, Memory, Part, readable
+from scanlib.explain.data import Bytes, LoopExplanation, Memory, Part, readable
+
+if TYPE_CHECKING:
+    from scanlib.explain.explanation import Explanation
 
 WIDTH = 100
 MIN_NAME = 12

@@ -6,7 +6,6 @@ from scanlib.frontend.associative import (
     prefix_scan,
     reduce_scan,
 )
-from scanlib.frontend.checkpoints import scan_checkpoints
 from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
 from scanlib.frontend.filtering import lfilter
 from scanlib.frontend.linear import (
@@ -18,7 +17,7 @@ from scanlib.frontend.linear import (
 )
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
-from scanlib.frontend.views import filter, foldl, foldr, map, reduce
+from scanlib.frontend.views import filter, foldl, foldr, map, reduce, scan_checkpoints
 from scanlib.ops.checkpoints import Levels, Memory
 
 __all__ = [

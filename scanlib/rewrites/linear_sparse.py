@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scanlib.ops.gradient.connection import reached_by
+from scanlib.ops.connection import reached_by
 from scanlib.rewrites.linear_joined import Slot
 from scanlib.rewrites.linear_parts import NotLinearError
 

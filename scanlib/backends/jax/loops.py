@@ -34,6 +34,8 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.state_rows import joined, last_rows, shifted, window_of
+from scanlib.backends.jax.unknown_steps import run_unknown
 from scanlib.ops.errors import (
     InitialRowsError,
     SequenceLengthError,
@@ -109,8 +111,6 @@ class JAXLoop:
         ]
         if steps.known is not None and not self.signature.has_stop:
             return self.run_known(outer, steps.known, windows)
-        from scanlib.backends.jax.unknown_steps import run_unknown
-
         return run_unknown(self, outer, steps, windows)
 
     # Before the first step
@@ -258,23 +258,3 @@ class JAXLoop:
             "sequence bounds it. Read last rows only, pass n_steps as an input or a "
             "constant, or loop over a sequence of the greatest length"
         )
-
-
-def window_of(initial: Any, depth: int, reverse: bool) -> tuple[Any, ...]:
-    """Return the initial rows of a state, the latest one first."""
-    return tuple(initial[k if reverse else depth - 1 - k] for k in range(depth))
-
-
-def shifted(window: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
-    """Return the last rows of a state after a step."""
-    return (new, *window[:-1])
-
-
-def last_rows(window: tuple[Any, ...], reverse: bool) -> Any:
-    """Return the last rows of a state as they stand in its history."""
-    return jnp.stack(window if reverse else window[::-1])
-
-
-def joined(initial: Any, rows: Any, reverse: bool) -> Any:
-    """Return a history from its initial rows and the others."""
-    return jnp.concatenate([rows, initial] if reverse else [initial, rows])

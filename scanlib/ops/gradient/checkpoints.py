@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
@@ -35,11 +34,9 @@ from scanlib.ops.gradient.truncated import truncated_pullback
 from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
 from scanlib.ops.loop import Carry, Loop, Results, State
 from scanlib.ops.nest import Cut, outer_loop, restored_carry, stored_carry, tail_loop
+from scanlib.ops.scan import Scan
 from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
 from scanlib.ops.signature import OuterInputs, OuterOutputs
-
-if TYPE_CHECKING:
-    from scanlib.ops.scan import Scan
 
 
 def checkpointed_pullback(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
@@ -20,10 +19,8 @@ from scanlib.ops.gradient.pullback import finish, is_null, reachable
 from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
 from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
-
-if TYPE_CHECKING:
-    from scanlib.ops.scan import Scan
 
 
 def truncated_pullback(
