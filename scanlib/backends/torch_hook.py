@@ -23,6 +23,11 @@ from scanlib.ops.whole_loops import holds_scanlib_ops
 DISPATCH = "pytensor.link.pytorch.dispatch.basic"
 
 
+def load_torch() -> None:
+    """Import the PyTorch backend."""
+    from scanlib.backends import torch  # noqa: F401
+
+
 def load_before_linking() -> None:
     """Have the linker load scanlib's rules before it converts a graph."""
     convert = PytorchLinker.fgraph_convert
@@ -31,8 +36,7 @@ def load_before_linking() -> None:
 
     @functools.wraps(convert)
     def fgraph_convert(self: PytorchLinker, *args: Any, **kwargs: Any) -> Any:
-        from scanlib.backends import torch  # noqa: F401
-
+        load_torch()
         return convert(self, *args, **kwargs)
 
     PytorchLinker.fgraph_convert = fgraph_convert
@@ -41,7 +45,7 @@ def load_before_linking() -> None:
 def load_where_dispatch_is() -> None:
     """Import the backend if PyTensor's PyTorch dispatch has been imported already."""
     if DISPATCH in sys.modules:
-        from scanlib.backends import torch  # noqa: F401
+        load_torch()
 
 
 class LoadTorch(LoopRewrite):

@@ -27,6 +27,7 @@ from scanlib.ops.elemwise_scan import (
     few_channels,
     schedule,
 )
+from scanlib.ops.execution import compiled_body
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
@@ -236,6 +237,4 @@ def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExpl
         return explain_nodes(body.toposort(), setting.of(body, data_in(body)))
     if not compiled:
         return found
-    from scanlib.backends.numba.body import prepare_body
-
-    return explain_nodes(prepare_body(op).fgraph.toposort(), setting)
+    return explain_nodes(compiled_body(op).toposort(), setting)
