@@ -161,6 +161,15 @@ class IndexedValues(ScalarValues):
         )
         return Item(places).make_node(port, *positions).outputs[0]
 
+    def rank(self) -> int:
+        """Return the number of the channels' axes."""
+        return self.ndim + self.extra - len(self.dropped)
+
+    def renumber(self, axes: Axes) -> Axes:
+        """Return axes of the channels as kernels count them; None for those of length one."""
+        kept = [axis for axis in range(self.ndim + self.extra) if axis not in self.dropped]
+        return tuple(kept.index(axis) if axis in kept else None for axis in axes)
+
     def number(self, axis: int) -> int:
         """Return an axis of the channels as kernels count them, without those of length one."""
         return axis - sum(other < axis for other in self.dropped)
