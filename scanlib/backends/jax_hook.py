@@ -17,13 +17,13 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
-from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.whole_loops import (
+from scanlib.ops.linker_features import (
     CompilesStepProducts,
     NeedsKnownLengths,
     holds_scanlib_ops,
     needs_known_lengths,
 )
+from scanlib.ops.loop_rewrite import LoopRewrite
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 

@@ -17,8 +17,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.pytorch.linker import PytorchLinker
 
 from scanlib.ops.execution import register_loader
+from scanlib.ops.linker_features import holds_scanlib_ops
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.whole_loops import holds_scanlib_ops
 
 DISPATCH = "pytensor.link.pytorch.dispatch.basic"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pytensor.tensor.random.type import RandomType
 
-from scanlib.ops.checkpoints import Lengths, Levels, Schedule
+from scanlib.ops.checkpoint_schedules import Lengths, Levels, Schedule
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 

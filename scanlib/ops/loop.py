@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType
 
 from scanlib._compat import copy_graph, freeze_graph
-from scanlib.ops.checkpoints import Schedule
+from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.scan import RandomScan, Scan
 from scanlib.ops.signature import Labels, OuterInputs, Signature

@@ -26,11 +26,11 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
-from scanlib.ops.body import HasFrozenBody
-from scanlib.ops.checkpoints import Schedule
+from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import load_backends, runner_for
+from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature

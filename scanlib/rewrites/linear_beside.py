@@ -11,7 +11,7 @@ from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.graph import substitute
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop, Sequence, State
-from scanlib.rewrites.linear_parts import Parts, value_of
+from scanlib.rewrites.linear_roles import Parts, value_of
 from scanlib.rewrites.peel import OverTime
 
 
@@ -48,7 +48,7 @@ class BesideLoop:
         later: slice,
         earlier: slice,
     ) -> Variable:
-        """Return the history of ``u = c + g``; see `linear_parts.shifted`.
+        """Return the history of ``u = c + g``; see `linear_roles.shifted`.
 
         A step reads the rows `earlier` of the loop, and the `g` of `later` ones.
         """

@@ -9,7 +9,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.linear_joined import Joined
-from scanlib.rewrites.linear_parts import (
+from scanlib.rewrites.linear_roles import (
     MatricesCostMoreError,
     NotLinearError,
     Parts,

@@ -1,6 +1,6 @@
 """What takes the place of a loop around a matrix recurrence: a `LinearScan` and batches.
 
-`scanlib.rewrites.linear` says which loops these are, and in which steps this is done.
+`scanlib.rewrites.lower_linear` says which loops these are, and in which steps this is done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linear_scan import Parts as OpParts
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.linear_beside import BesideLoop
-from scanlib.rewrites.linear_parts import NotLinearError, Parts, value_of
+from scanlib.rewrites.linear_roles import NotLinearError, Parts, value_of
 from scanlib.rewrites.peel import OverTime
 
 
@@ -128,7 +128,7 @@ class LinearLowering:
         return out, rows if is_state else out[index]
 
     def run_shifted(self) -> tuple[Variable, None]:
-        """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
+        """Return all values of ``u = c + g``; see `linear_roles.shifted`."""
         assert self.parts.shift is not None
         op, operands = self.operation(True)
         matrix, offset, mask, right = operands

@@ -3,7 +3,7 @@
 A loop of states that a step maps linearly into one another, with any number of taps, is a loop of
 one state ``s = [s_1, s_2, …]`` with ``s' = s W + c`` (`scanlib.analysis.matrix_system`); a tap
 `-k` is a part of `s` that takes the value of the tap before it. `join_parts` makes that loop; the
-rest of the lowering (`scanlib.rewrites.linear`) need not know that there were several, and
+rest of the lowering (`scanlib.rewrites.lower_linear`) need not know that there were several, and
 `Joined.results` takes the result apart again.
 
 A joined matrix holds zeros that nobody multiplied before. Joining pays where few of its blocks are
@@ -31,7 +31,7 @@ from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.linear_joined import Joined, initial_of, piece_of, slots_of
-from scanlib.rewrites.linear_parts import (
+from scanlib.rewrites.linear_roles import (
     CANONICAL,
     MatricesCostMoreError,
     NotLinearError,
@@ -45,7 +45,7 @@ from scanlib.rewrites.linear_parts import (
     value_of,
 )
 from scanlib.rewrites.linear_sparse import FEW_BLOCKS, SMALL, WASTE, refuse_sparse
-from scanlib.rewrites.lower import specialize_body
+from scanlib.rewrites.lower_elementwise import specialize_body
 from scanlib.rewrites.queries import run_query
 
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
@@ -81,7 +81,7 @@ def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop,
 def _shift(loop: Loop) -> dict[int, Variable] | None:
     """Let a loop whose steps read carries `c` only in ``u = c + g`` be one of the `u`.
 
-    See `linear_parts.shifted`; the values of `g` are returned by position of the carry.
+    See `linear_roles.shifted`; the values of `g` are returned by position of the carry.
     """
     if loop.states:
         return None

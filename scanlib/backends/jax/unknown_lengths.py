@@ -27,9 +27,9 @@ from scanlib.backends.jax.static import AtMost, StaticNumber, StaticRange, Stati
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linker_features import countable_scalars
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
-from scanlib.ops.whole_loops import countable_scalars
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FOLLOWED = (

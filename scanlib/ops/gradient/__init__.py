@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pytensor.graph.basic import Variable
 
 from scanlib.ops.derivatives import pullback_rule, pushforward_rule
-from scanlib.ops.gradient.checkpoints import checkpointed_pullback
+from scanlib.ops.gradient.checkpointed import checkpointed_pullback
 from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.gradient.pushforward import pushforward
 from scanlib.ops.scan import Scan

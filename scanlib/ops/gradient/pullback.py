@@ -17,7 +17,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, split_output
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
-from scanlib.ops.gradient.step import (
+from scanlib.ops.gradient.step_pullback import (
     StepPullback,
     as_dtype,
     cotangent_type,

@@ -14,7 +14,7 @@ from pytensor.tensor.random.type import RandomType
 
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.gradient.step import (
+from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
     is_connected,

@@ -16,7 +16,7 @@ from pytensor.graph.basic import Variable
 
 from scanlib.ops.gradient.cotangents import HistoryCotangent, placed_history, split_history
 from scanlib.ops.gradient.pullback import finish, is_null, reachable
-from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
 from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.scan import Scan

@@ -29,7 +29,7 @@ from scanlib.ops.gradient.cotangents import (
     total_of,
 )
 from scanlib.ops.gradient.pullback import finish, is_null, pull_back, reachable
-from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
 from scanlib.ops.gradient.truncated import truncated_pullback
 from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
 from scanlib.ops.loop import Carry, Loop, Results, State

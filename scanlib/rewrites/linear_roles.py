@@ -1,6 +1,6 @@
 """The parts of a loop around one matrix recurrence, each with its role.
 
-See `scanlib.rewrites.linear` for what such a loop becomes.
+See `scanlib.rewrites.lower_linear` for what such a loop becomes.
 """
 
 from __future__ import annotations

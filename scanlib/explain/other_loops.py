@@ -8,9 +8,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
 from scanlib.explain.data import LoopExplanation, Obstacle, Part, Size
+from scanlib.explain.linkers import Setting
+from scanlib.explain.loop_parts import RowOf, Sizes, make_part, memory_of
 from scanlib.explain.names import describe_outer
-from scanlib.explain.parts import RowOf, Sizes, make_part, memory_of
-from scanlib.explain.runs import Setting
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
