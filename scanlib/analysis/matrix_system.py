@@ -42,7 +42,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.analysis.matrix_affine import NotAffineError, is_minus_one, name_of, plus
-from scanlib.analysis.system_rules import Affine, Block, PartRules, Sizes
+from scanlib.analysis.system_rules import Affine, Jacobian, PartRules, Sizes
 from scanlib.ops.graph import constant_integer, depends_on
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
@@ -89,7 +89,7 @@ class SystemForms(PartRules):
             order = tuple(range(source.type.ndim))
             if core != 1:
                 self.bases[k] = self.basis(k)
-            start = Block(None, order) if core == 1 else Block(self.bases[k], full=core == 0)
+            start = Jacobian(None, order) if core == 1 else Jacobian(self.bases[k], full=core == 0)
             start.covers = True
             self.forms[source] = Affine({k: start})
         for node in toposort(list(targets), blockers=list(sources)):
@@ -127,13 +127,13 @@ class SystemForms(PartRules):
             return eye.dimshuffle(0, *["x"] * self.batch, 1)
         return eye.reshape((self.size(k), *ones, *sizes))
 
-    def value(self, k: int, block: Block) -> Variable:
+    def value(self, k: int, block: Jacobian) -> Variable:
         """Return a Jacobian as an array."""
         if block.value is not None:
             return block.value
         return self.basis(k).dimshuffle(0, *(p if p == "x" else p + 1 for p in block.order))
 
-    def whole(self, k: int, block: Block | None, variable: Variable) -> Variable:
+    def whole(self, k: int, block: Jacobian | None, variable: Variable) -> Variable:
         """Return a Jacobian with all axes but batches as long as those of its variable."""
         sizes = list(self.sizes(variable))
         if block is None:
@@ -205,7 +205,7 @@ class SystemForms(PartRules):
         self.keeps_batch(node, order[: self.batch] == tuple(range(self.batch)))
         form = self.form(node.inputs[0])
 
-        def turned(block: Block) -> Block:
+        def turned(block: Jacobian) -> Jacobian:
             if block.value is None:
                 places = tuple(k if k == "x" else block.order[k] for k in order)
                 return replace(block, order=places)
@@ -245,7 +245,7 @@ class SystemForms(PartRules):
 
     def total(self, summands: list[tuple[int, Variable]]) -> Affine:
         """Return the form of a sum, each part with its sign."""
-        blocks: dict[int, Block] = {}
+        blocks: dict[int, Jacobian] = {}
         offset = None
         for sign, inp in summands:
             form = self.form(inp)
@@ -304,10 +304,10 @@ class SystemForms(PartRules):
         blocks = {}
         for k, block in form.blocks.items():
             if block.value is None and block.order[contracted] == self.batch:
-                blocks[k] = Block(_columns(factor, from_left), full=True)
+                blocks[k] = Jacobian(_columns(factor, from_left), full=True)
                 continue
             value = product(self.whole(k, block, state))
-            blocks[k] = Block(value, full=block.full or (alone and block.covers))
+            blocks[k] = Jacobian(value, full=block.full or (alone and block.covers))
         offset = form.offset
         if offset is not None:
             whole = self.whole_offset(offset, state)

@@ -21,7 +21,7 @@ Sizes = Callable[[Variable], Sequence[Variable]]
 
 
 @dataclass
-class Block:
+class Jacobian:
     """The Jacobian of a variable by one state.
 
     `value` is None for the state itself, a vector, with its axes in the order `order`. `full` says
@@ -34,16 +34,16 @@ class Block:
     full: bool = False
     covers: bool = False
 
-    def moved(self, value: Variable) -> Block:
+    def moved(self, value: Variable) -> Jacobian:
         """Return the block of a variable with the same items in other places."""
-        return Block(value, (), self.full, self.covers)
+        return Jacobian(value, (), self.full, self.covers)
 
 
 @dataclass
 class Affine:
     """What a variable is to all states: see the module's text."""
 
-    blocks: dict[int, Block] = field(default_factory=dict)
+    blocks: dict[int, Jacobian] = field(default_factory=dict)
     offset: Variable | None = None
 
 
@@ -54,8 +54,8 @@ class PartRules:
     sizes: Sizes
     dependent: set[Variable]
     form: Callable[[Variable], Affine]
-    value: Callable[[int, Block], Variable]
-    whole: Callable[[int, Block | None, Variable], Variable]
+    value: Callable[[int, Jacobian], Variable]
+    whole: Callable[[int, Jacobian | None, Variable], Variable]
     whole_offset: Callable[[Variable | None, Variable], Variable]
 
     def only_first_varies(self, node: Apply) -> Affine:
@@ -74,7 +74,7 @@ class PartRules:
         source = node.inputs[0]
         form = self.only_first_varies(node)
         blocks = {
-            k: Block(
+            k: Jacobian(
                 change(self.whole(k, block, source), 1),
                 full=block.full,
                 covers=covers and block.covers,
@@ -148,7 +148,7 @@ class PartRules:
         results = [Affine() for _ in node.outputs]
         for k, block in form.blocks.items():
             for result, part in zip(results, parts(self.whole(k, block, source), 1), strict=True):
-                result.blocks[k] = Block(part, full=block.full)
+                result.blocks[k] = Jacobian(part, full=block.full)
         if form.offset is not None:
             whole = self.whole_offset(form.offset, source)
             for result, part in zip(results, parts(whole, 0), strict=True):
@@ -224,11 +224,11 @@ def _all(count: int) -> tuple[slice, ...]:
     return (slice(None),) * count
 
 
-def _of_both(blocks: Sequence[Block | None], value: Variable) -> Block:
+def _of_both(blocks: Sequence[Jacobian | None], value: Variable) -> Jacobian:
     """Return the block of a variable made of the items of others."""
     found = [block for block in blocks if block is not None]
     full = len(found) == len(blocks) and all(block.full for block in found)
-    return Block(value, (), full, any(block.covers for block in found))
+    return Jacobian(value, (), full, any(block.covers for block in found))
 
 
 def _with_axes(variable: Variable, lead: int, missing: int) -> Variable:

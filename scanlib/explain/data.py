@@ -129,7 +129,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """The arrays with a time axis that a loop reads and writes.
 
     Attributes
@@ -182,7 +182,7 @@ class LoopExplanation:
     parts : tuple of Part
     obstacles : tuple of Obstacle
         What stands in the way of more.
-    memory : Memory or None
+    memory : MemoryUse or None
         None where scanlib does not know.
     inner : tuple of LoopExplanation
         Loops inside a step, as the body is compiled.
@@ -201,7 +201,7 @@ class LoopExplanation:
     runs: str
     parts: tuple[Part, ...]
     obstacles: tuple[Obstacle, ...] = ()
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     inner: tuple[LoopExplanation, ...] = ()
     inside: str | None = None
     threads: int = 1

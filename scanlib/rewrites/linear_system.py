@@ -22,10 +22,10 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.analysis.matrix_affine import NotAffineError
-from scanlib.analysis.matrix_recurrence import Recurrence
+from scanlib.analysis.matrix_recurrence import MatrixRecurrence
 from scanlib.analysis.matrix_system import SystemForms
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.analysis.system_rules import Block
+from scanlib.analysis.system_rules import Jacobian
 from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
@@ -35,7 +35,7 @@ from scanlib.rewrites.linear_roles import (
     CANONICAL,
     MatricesCostMoreError,
     NotLinearError,
-    Parts,
+    Roles,
     added_to,
     added_up,
     canonical_loop,
@@ -51,7 +51,7 @@ from scanlib.rewrites.queries import run_query
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 
 
-def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
+def join_parts(node: Apply) -> tuple[Loop, Roles, Joined]:
     """Return a loop with all its recurrent parts joined, and what it is to the loop of `node`.
 
     Raises
@@ -71,7 +71,7 @@ def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
     return _joined(node, canonical_loop(node), {})
 
 
-def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop, Parts, Joined]:
+def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop, Roles, Joined]:
     try:
         return _Joining(node, loop, shifts).result()
     except NotAffineError as error:  # a size that a step computes
@@ -210,12 +210,12 @@ class _Joining:
         if sum(guessed) ** 2 > WASTE * used:
             raise NotLinearError(FEW_BLOCKS)
 
-    def blocks(self) -> list[dict[int, Block]]:
+    def blocks(self) -> list[dict[int, Jacobian]]:
         return [self.forms.form(slot.next).blocks for slot in self.slots]
 
     # The joined recurrence
 
-    def result(self) -> tuple[Loop, Parts, Joined]:
+    def result(self) -> tuple[Loop, Roles, Joined]:
         """Return the joined loop, its parts, and what its results are to those of the old one."""
         loop = self.loop
         readers = readers_of(loop.body_outputs())
@@ -228,14 +228,14 @@ class _Joining:
             raise MatricesCostMoreError
         mask = None if self.is_dense() else self.mask()
         offset = self.offset()
-        recurrence = Recurrence("real", self.batch, matrix.mT, offset)
+        recurrence = MatrixRecurrence("real", self.batch, matrix.mT, offset)
         sizes = [self.forms.size(k) for k in range(len(self.slots))]
         shapes = [tuple(self.sizes(slot.value))[self.batch :] for slot in self.slots]
         state = self.joined_state(matrix, offset)
         changes = self.changes(state, sizes, shapes)
         joined, sums = self.joined_loop(state, changes)
         self.sizes.add_to(joined)
-        parts = Parts(state, recurrence, sums, self.shift(), mask)
+        parts = Roles(state, recurrence, sums, self.shift(), mask)
         check_maps(joined, parts)
         outside = self.sizes.outer_of
         return (

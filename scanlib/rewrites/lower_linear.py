@@ -33,7 +33,7 @@ from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
 from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_lowering import LinearLowering
-from scanlib.rewrites.linear_roles import NotLinearError, Parts
+from scanlib.rewrites.linear_roles import NotLinearError, Roles
 from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.simplify import replace
 
@@ -91,7 +91,7 @@ def lower_linear(
 
 
 def lower_parts(
-    loop: Loop, parts: Parts, read: list[bool], step_products: bool
+    loop: Loop, parts: Roles, read: list[bool], step_products: bool
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop around a recurrence that is read."""
     outer = list(dict.fromkeys(loop.outer_inputs()))

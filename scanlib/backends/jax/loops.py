@@ -71,7 +71,7 @@ class Steps(NamedTuple):
     bound: int | None
 
 
-class Values(NamedTuple):
+class StepValues(NamedTuple):
     """What a step gives: new rows of the states, next carries, rows of the outputs, stop."""
 
     states: tuple[Any, ...]
@@ -175,7 +175,9 @@ class JAXLoop:
 
     # One step
 
-    def step(self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]) -> Values:
+    def step(
+        self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]
+    ) -> StepValues:
         """Return what one step computes, in the dtypes of the body."""
         taps = [
             window[-offset - 1]
@@ -193,7 +195,7 @@ class JAXLoop:
             for axis, (size, wanted) in enumerate(zip(value.shape, window[0].shape, strict=True)):
                 if size != wanted:
                     raise StepShapeError(self.messages.state_shape(i, axis), 0, wanted, size)
-        return Values(
+        return StepValues(
             states,
             tuple(map(array_of, found.carries, self.inner.carries)),
             tuple(map(array_of, found.outputs, self.result.outputs)),
