@@ -23,9 +23,9 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_recurrence import MatrixRecurrence
-from scanlib.analysis.matrix_system import SystemForms
+from scanlib.analysis.matrix_system import Jacobian, SystemForms
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.analysis.system_rules import Jacobian
+from scanlib.analysis.system_rules import propagate
 from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
@@ -169,7 +169,7 @@ class _Joining:
     def propagate(self, batch: int, structure: bool = False) -> SystemForms:
         sources = [slot.value for slot in self.slots]
         targets = [slot.next for slot in self.slots]
-        return SystemForms(sources, targets, batch, self.sizes, structure)
+        return propagate(SystemForms(sources, targets, batch, self.sizes, structure))
 
     def refuse_elementwise(self) -> None:
         """Leave loops to the elementwise lowering that it knows."""
