@@ -63,7 +63,8 @@ def program_key(program: LoopProgram) -> str:
 
     The code of two loops can be the same for arrays of different dtypes.
     """
-    arrays = str((program.inputs, program.outputs, program.may_stop, program.has_workspace))
+    words = program.may_stop, program.has_workspace, program.unfit
+    arrays = str((program.inputs, program.outputs, *words))
     messages = str(program.failures)
     whole = [program_text(program), arrays, messages, str(program.functions), program.name]
     return sha256("\n".join(whole).encode()).hexdigest()

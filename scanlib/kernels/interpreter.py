@@ -190,7 +190,9 @@ class _Run:
             case CallSymbol(result, symbol, operands):
                 values[result] = _library_call(symbol, result.type, map(read, operands))
             case CallPointer(result, pointer, operands):
-                values[result] = _number(read(pointer)(*map(read, operands)), result.type)
+                found = read(pointer)(*map(read, operands))
+                if result is not None:
+                    values[result] = _number(found, result.type)
             case Poll():
                 if self.interrupted is not None and self.interrupted():
                     raise _EndError(INTERRUPTED)

@@ -19,6 +19,7 @@ text is made of them by the printers alone (`scanlib.kernels.printers`), and
                 | name, … = call function(operand, …)
                 | name = call symbol(operand, …)     a function of the C library, on one number
                 | name = call [pointer](operand, …)  a function outside, whose address is given
+                | call [pointer](operand, …)         one that has no result
                 | poll                               a chance to interrupt the kernel
                 | fail code, operand, …              ends the kernel; what it wrote stays
                 | end code                           ends it, with a negative code: no failure
@@ -473,14 +474,15 @@ class CallSymbol(Statement):
 
 @dataclass(eq=False)
 class CallPointer(Statement):
-    """Call a function outside of the kernel: numbers in, one out."""
+    """Call a function outside of the kernel: numbers and pointers in, one of them out, or none."""
 
-    result: Value
+    result: Value | None
     pointer: Value
     operands: tuple[Value, ...]
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.result} = call [{self.pointer}]({_listed(self.operands)})"
+        target = "" if self.result is None else f"{self.result} = "
+        yield f"{target}call [{self.pointer}]({_listed(self.operands)})"
 
 
 @dataclass(eq=False)
@@ -529,12 +531,15 @@ class Function:
     parameters : tuple of Value
     body : Block
     results : tuple of Value
+    is_shared : bool
+        Whether all calls of it run the same code, of which no copies are made.
     """
 
     name: str
     parameters: tuple[Value, ...]
     body: Block
     results: tuple[Value, ...]
+    is_shared: bool = False
 
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
@@ -781,6 +786,10 @@ class Writer:
         self.block.statements.append(CallPointer(result, pointer, operands))
         return result
 
+    def call_routine(self, pointer: Value, *operands: Value) -> None:
+        """Write the call of a function outside that has no result."""
+        self.block.statements.append(CallPointer(None, pointer, operands))
+
     def poll(self) -> None:
         self.block.statements.append(Poll())
 
@@ -792,7 +801,10 @@ class Writer:
 
 
 def write_function(
-    name: str, types: Sequence[Type], write: Callable[..., Value | tuple[Value, ...]]
+    name: str,
+    types: Sequence[Type],
+    write: Callable[..., Value | tuple[Value, ...]],
+    is_shared: bool = False,
 ) -> Function:
     """Return the function that `write` writes.
 
@@ -803,12 +815,14 @@ def write_function(
         Of its parameters.
     write : callable
         Takes a `Writer` and the parameters; returns a result or several.
+    is_shared : bool, optional
+        Whether no copies are made of its code.
     """
     writer = Writer()
     parameters = tuple(writer.parameter(type, f"x{i}") for i, type in enumerate(types))
     found = write(writer, *parameters)
     results = found if isinstance(found, tuple) else (found,)
-    return Function(name, parameters, writer.block, results)
+    return Function(name, parameters, writer.block, results, is_shared)
 
 
 def write_kernel(name: str, types: dict[str, Type], write: Callable[..., None]) -> Kernel:

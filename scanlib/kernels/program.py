@@ -63,6 +63,13 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Routine:
+    """A function of BLAS or LAPACK, known by its name; all its arguments are pointers."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Failure:
     """What a code of failure means: an exception of `scanlib.ops.errors` or a builtin one, and the
     template of its message, which the values of the frame are put into."""
@@ -146,9 +153,9 @@ class LoopProgram:
     words : Words
     kernels : Kernels
     failures : dict of int to Failure
-    functions : tuple of Apply
-        Scalar nodes that no kernel computes: the table has the addresses of functions from their
-        inputs to their output.
+    functions : tuple of Apply and Routine
+        Scalar nodes that no kernel computes, and routines: the table has the addresses of functions
+        from the inputs of a node to its output, and of the routines.
     can_be_parted : bool
         Whether `prepare` may ask for several parts.
     shared : tuple of int
@@ -159,6 +166,9 @@ class LoopProgram:
         Whether outputs may have more rows than the result.
     has_workspace : bool
         Whether the workspace may have any bytes.
+    unfit : int
+        The failure of `prepare` that says that these kernels cannot run the loop on the given
+        inputs, and that something else has to; 0 if there is none.
     """
 
     name: str
@@ -167,12 +177,13 @@ class LoopProgram:
     words: Words
     kernels: Kernels
     failures: dict[int, Failure]
-    functions: tuple[Apply, ...] = ()
+    functions: tuple[Apply | Routine, ...] = ()
     can_be_parted: bool = False
     shared: tuple[int, ...] = ()
     may_be_full: bool = False
     may_stop: bool = False
     has_workspace: bool = False
+    unfit: int = 0
 
 
 @dataclass

@@ -162,9 +162,11 @@ class _Scope:
             case CallPointer(result, pointer, operands):
                 self.expect(pointer, POINTER)
                 self.read_all(operands)
-                if any(value.type.lanes > 1 for value in (result, *operands)):
-                    raise KernelError("functions outside of a kernel take numbers")
-                self.define(result)
+                results = () if result is None else (result,)
+                if any(value.type.lanes > 1 for value in (*results, *operands)):
+                    raise KernelError("functions outside of a kernel take numbers and pointers")
+                for value in results:
+                    self.define(value)
             case Fail(code, values):
                 self.read_all(values)
                 if code < 1 or not isinstance(self.root, Kernel):

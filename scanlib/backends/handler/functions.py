@@ -1,20 +1,28 @@
-"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them."""
+"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, BLAS
+and LAPACK."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
+from scipy.linalg import cython_blas, cython_lapack
+
+from scanlib.kernels.program import Routine
 
 _scalar_functions: dict[Any, Any] = {}
 
 
-def function_address(node: Apply) -> int:
-    """Return the address of PyTensor's own function for a scalar node, from numbers to one."""
+def function_address(node: Apply | Routine) -> int:
+    """Return the address of a routine, or of PyTensor's own function for a scalar node."""
+    if isinstance(node, Routine):
+        return _routine_address(node.name)
     dtypes = tuple(variable.type.dtype for variable in (*node.inputs, *node.outputs))
     known = node.op, dtypes
     if known not in _scalar_functions:
@@ -26,8 +34,21 @@ def function_address(node: Apply) -> int:
     return _scalar_functions[known].address
 
 
-def has_compiled_function(node: Apply) -> bool:
-    """Whether PyTensor's function for a scalar node is compiled, and does not call Python."""
+@cache
+def _routine_address(name: str) -> int:
+    """Return the address of a function of the libraries that SciPy calls."""
+    names = cython_blas.__pyx_capi__
+    capsule = names[name] if name in names else cython_lapack.__pyx_capi__[name]
+    name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name_of.argtypes, name_of.restype = [ctypes.py_object], ctypes.c_char_p
+    pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    return int(pointer_of(capsule, name_of(capsule)))
+
+
+def has_compiled_function(node: Apply | Routine) -> bool:
+    """Whether a function is compiled, and does not call Python."""
+    if isinstance(node, Routine):
+        return True
     return numba_funcify_ensure_cache(node.op, node=node)[1] is not None
 
 

@@ -19,10 +19,12 @@ from scanlib.kernels.compiled import compile_program, program_key
 from scanlib.kernels.driver import raise_failure
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.schedules.arrays import array_program
 from scanlib.kernels.schedules.choice import elementwise_program
 from scanlib.kernels.schedules.linear import linear_program
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
 
 _WORDS = ("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size", "functions")
 _ENTRIES = ("prepare_entry", "start_entry", "run_parts")
@@ -53,10 +55,10 @@ _programs: dict[str, LoopProgram] = {}
 _described: dict[str, tuple[_Program, Any]] = {}
 
 
-def program_of(op: ElemwiseScan) -> LoopProgram | None:
-    """Return the kernels of an elementwise loop; None where an operation has none."""
+def program_of(op: ElemwiseScan | Scan) -> LoopProgram | None:
+    """Return the kernels of a loop; None where an operation has none."""
     try:
-        program = elementwise_program(op)
+        program = elementwise_program(op) if isinstance(op, ElemwiseScan) else array_program(op)
     except NoKernelError:
         return None
     return program if all(map(has_compiled_function, program.functions)) else None

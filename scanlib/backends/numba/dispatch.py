@@ -25,6 +25,7 @@ from scanlib.backends.numba.programs import Call, call_program
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.kernels.compiled import program_key
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import CarryShapeError
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
 
@@ -84,11 +85,16 @@ def loop_call(node: Apply) -> Call | None:
 
     None where a function of the loop has more to do than that.
     """
-    program = program_of(node.op) if isinstance(node.op, ElemwiseScan) else None
+    program = program_of(node.op)
     if program is None:
         return _called_apart(node, *write_loop(_canonical(node.op)))
-    key = f"program {program_key(program)}"
-    return Call(call_program(program, key), key, bundled=len(program.outputs) > 1)
+    key, otherwise = f"program {program_key(program)}", None
+    if program.unfit:
+        other = _called_apart(node, *write_loop(_canonical(node.op)))
+        assert other is not None
+        key, otherwise = f"{key} or {other.key}", other.function
+    call = call_program(program, key, otherwise)
+    return Call(call, key, bundled=len(program.outputs) > 1)
 
 
 @register_compiler
@@ -97,12 +103,31 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
     try:
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
-        program = program_of(op) if isinstance(op, ElemwiseScan) else None
-        if program is not None:
-            return runner(program)
-        function, key = write_loop(_canonical(op))
+        program = program_of(op)
+        if program is None:
+            return _compiled_apart(op, node)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
+    return _run_or_apart(op, node, runner(program)) if program.unfit else runner(program)
+
+
+def _run_or_apart(
+    op: Scan | ElemwiseScan, node: Apply, run: Callable[..., Sequence[Any]]
+) -> Callable[..., Sequence[Any]]:
+    """Return a function that runs kernels, or where these are unfit what numba compiles."""
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        try:
+            return run(*inputs)
+        except CarryShapeError:
+            return _compiled_apart(op, node)(*inputs)
+
+    return call
+
+
+def _compiled_apart(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Sequence[Any]]:
+    """Return a function from values to values that numba compiles whole."""
+    function, key = write_loop(_canonical(op))
     compiled = sealed(numba_njit(function, final_function=True, cache=may_cache(key)))
     single = len(node.outputs) == 1
 

@@ -46,7 +46,9 @@ class Call(NamedTuple):
     bundled: bool = False
 
 
-def call_program(program: LoopProgram, key: str) -> Any:
+def call_program(
+    program: LoopProgram, key: str, otherwise: Callable[..., Any] | None = None
+) -> Any:
     """Return a function, for compiled code, that takes a tuple of a loop's inputs.
 
     The tuple may hold them in groups, as `lazy.tuple_text` writes it, and in bundles. Several
@@ -58,6 +60,9 @@ def call_program(program: LoopProgram, key: str) -> Any:
     key : str
         What identifies it between processes; each that runs code which calls it must register it
         like this.
+    otherwise : callable, optional
+        For a program that may be unfit: runs the loop another way, with the same tuple, and returns
+        arrays.
     """
     _programs[key] = program
     for name in ("prepare_entry", "start_entry", "run_parts"):
@@ -74,13 +79,22 @@ def call_program(program: LoopProgram, key: str) -> Any:
     @intrinsic
     def call(typingctx: Any, arguments: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            parts = flat_parts(builder, arguments, values[0])
-            whole = _Call(context, builder, program, key, returned).write(parts)
+            call = _Call(context, builder, program, key, returned)
+            if otherwise is not None:
+                kind = results[0] if len(results) == 1 else types.Tuple(results)
+                call.otherwise = lambda: context.compile_internal(
+                    builder, _calling(otherwise), kind(arguments), values
+                )
+            whole = call.write(flat_parts(builder, arguments, values[0]))
             return impl_ret_new_ref(context, builder, returned, whole)
 
         return returned(arguments), codegen
 
     return call
+
+
+def _calling(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda arguments: function(arguments)
 
 
 def _entry(key: str, name: str) -> int:
@@ -107,6 +121,7 @@ class _Call:
         self.words = program.words
         self.table = cgutils.alloca_once(builder, ir.ArrayType(_INT, self.words.size))
         self.frame = cgutils.alloca_once(builder, ir.ArrayType(_INT, FRAME))
+        self.otherwise: Callable[[], Any] | None = None
 
     def write(self, parts: Iterable[tuple[Any, Any]]) -> Any:
         """Write everything; return the result, or a bundle of several."""
@@ -116,7 +131,35 @@ class _Call:
             self.write_word(words.functions + place, self.address(str(place)))
         poll = address_of(self.context, builder, "scanlib poll")
         builder.store(poll, self.field(self.frame, 0))
-        self.fail_if(self.call("prepare_entry"))
+        code = self.call("prepare_entry")
+        if self.otherwise is None:
+            self.fail_if(code)
+            return self.write_run()
+        unfit = builder.icmp_signed("==", code, ir.Constant(_INT, self.program.unfit))
+        place = cgutils.alloca_once(builder, self.context.get_value_type(self.returned))
+        with builder.if_else(unfit, likely=False) as (other, own):
+            with other:
+                builder.store(self.gathered(self.otherwise()), place)
+            with own:
+                self.fail_if(code)
+                builder.store(self.write_run(), place)
+        return builder.load(place)
+
+    def gathered(self, value: Any) -> Any:
+        """Write the arrays of a tuple as the result."""
+        bundle = self.make_places()
+        if bundle is None:
+            return value
+        offsets = self.returned.offsets
+        for array, kind, offset in zip(
+            cgutils.unpack_tuple(self.builder, value), self.results, offsets, strict=False
+        ):
+            self.builder.store(array, self.result_at(kind, ir.Constant(_INT, offset)))
+        return bundle
+
+    def write_run(self) -> Any:
+        """Write what follows the checks; return the result, or a bundle of several."""
+        builder, words = self.builder, self.words
         bundle = self.make_places()
         self.allocate(range(len(self.results)))
         space = types.Array(types.uint8, 1, "C")

@@ -191,7 +191,8 @@ class _Module:
         else:
             result = "void"
         given = ", ".join(self.parameter(value) for value in function.parameters)
-        self.lines.append(f"static inline {result} {function.name}({given}) {{")
+        how = "__attribute__((noinline)) static" if function.is_shared else "static inline"
+        self.lines.append(f"{how} {result} {function.name}({given}) {{")
         self.lines += [*body.lines, "}"]
 
     def parameter(self, value: Value) -> str:
@@ -490,10 +491,14 @@ class _Body:
     @write.register
     def _(self, statement: CallPointer) -> None:
         kinds = ", ".join(self.types.text(value.type) for value in statement.operands)
-        kind = self.types.text(statement.result.type)
+        result = statement.result
+        kind = "void" if result is None else self.types.text(result.type)
         given = ", ".join(self.read(value) for value in statement.operands)
-        target = f"(({kind} (*)({kinds})){self.read(statement.pointer)})"
-        self.define(statement.result, f"{target}({given})")
+        call = f"(({kind} (*)({kinds})){self.read(statement.pointer)})({given})"
+        if result is None:
+            self.line(f"{call};")
+        else:
+            self.define(result, call)
 
     @write.register
     def _(self, statement: Poll) -> None:

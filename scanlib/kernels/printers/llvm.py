@@ -163,7 +163,8 @@ class _Module:
             if isinstance(statement, Call)
         )
         for function in functions:
-            self.function(function, "internal", calls[function] <= MOST_COPIES)
+            has_copies = not function.is_shared and calls[function] <= MOST_COPIES
+            self.function(function, "internal", has_copies)
         return self
 
     def function(self, function: Function, linkage: str, is_inlined: bool = True) -> _Module:
@@ -520,10 +521,12 @@ class _Body:
 
     @write.register
     def _(self, statement: CallPointer) -> None:
-        kind = type_text(statement.result.type)
         given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
-        target = self.read(statement.pointer)
-        self.line(f"%{statement.result.name} = call {kind} {target}({given})")
+        called, result = f"{self.read(statement.pointer)}({given})", statement.result
+        if result is None:
+            self.line(f"call void {called}")
+        else:
+            self.line(f"%{result.name} = call {type_text(result.type)} {called}")
 
     @write.register
     def _(self, statement: Poll) -> None:

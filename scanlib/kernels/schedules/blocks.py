@@ -104,7 +104,7 @@ class Buffers:
         return 0 if fits else self.size
 
 
-class BlocksRun(LoopKernel):
+class BlocksRun(LoopKernel[ElemwiseLoop]):
     """Writes the kernel that takes the steps in blocks."""
 
     def __init__(self, loop: ElemwiseLoop) -> None:

@@ -33,14 +33,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
-from scanlib.kernels.program import FULL
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.schedules.elementwise import ElemwiseLoop, LoopKernel
+from scanlib.kernels.schedules.elementwise import ElemwiseLoop
+from scanlib.kernels.schedules.steps import TakesSteps
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
 from scanlib.ops.channels import Target
 from scanlib.ops.positions import Channel, Item, Position, PositionalOp, loaded, only_place
-
-STEPS_OF_A_TURN = 4096  # after so many steps, a loop can be interrupted
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for
 LONGEST_ROW = 8192  # bytes
@@ -60,7 +58,7 @@ def rows_ahead(w: Writer, steps: Value, sizes: Sequence[Value]) -> Value:
     return w.select(pays, w.select(rows < 1, 1, rows), 0)
 
 
-class ChannelsRun(LoopKernel):
+class ChannelsRun(TakesSteps[ElemwiseLoop]):
     """Writes the kernel that takes the steps."""
 
     def __init__(self, loop: ElemwiseLoop) -> None:
@@ -95,52 +93,17 @@ class ChannelsRun(LoopKernel):
     # The function
 
     def kernel(self) -> Kernel:
-        loop, w, words = self.loop, self.w, self.words
+        words = self.words
         self.prepare_memory()
         self.steps = self.out.number(words.steps, "steps")
         self.begin = self.out.number(words.begin, "begin")
         self.prepare_channels()
         self.read_locals()
         self.ahead = self.rows_ahead()
-        end = self.steps
-        if loop.grows:
-            capacity = self.out.number(words.capacity, "capacity")
-            end = w.select(capacity < end, capacity, end)
-        self.turn = w.local(self.begin)
-        if loop.signature.has_stop:
-            self.stopped = w.local(False, BOOL)
-            self.steps_until(end)
-        else:
-            self.steps_in_turns(end)
-        taken = w.copy(self.turn)
-        self.out.write_word(words.taken, taken)
+        taken = self.take_steps()
         self.write_locals()
-        if loop.signature.has_stop:
-            full = (taken < self.steps) & ~w.copy(self.stopped)
-            with w.when(full):
-                w.end(FULL)
         self.finish(taken)
         return self.out.kernel()
-
-    def steps_in_turns(self, end: Value) -> None:
-        """Write all steps, with a chance to interrupt them now and then."""
-        w = self.w
-        with w.loop(self.begin, end, STEPS_OF_A_TURN) as first:
-            with w.when(first > self.begin):
-                w.poll()
-            last = first + STEPS_OF_A_TURN
-            with w.loop(first, w.select(last < end, last, end)) as i:
-                self.step(i)
-        w.assign(self.turn, w.select(self.begin < end, end, self.begin))
-
-    def steps_until(self, end: Value) -> None:
-        w = self.w
-        with w.loop_while(lambda: (w.copy(self.turn) < end) & ~w.copy(self.stopped)):
-            i = w.copy(self.turn)
-            with w.when((i & (STEPS_OF_A_TURN - 1)).equals(STEPS_OF_A_TURN - 1)):
-                w.poll()
-            self.step(i)
-            w.assign(self.turn, i + 1)
 
     # Before the first step
 
@@ -247,21 +210,6 @@ class ChannelsRun(LoopKernel):
                 for offset in loop.signature.taps[i]:
                     rows[f"h{i}", offset] = self.row_of(i, offset)
         return rows
-
-    def row_of(self, i: int, offset: int) -> Value:
-        """Return where a state's row is, `offset` steps after this one's."""
-        loop, w = self.loop, self.w
-        depth = loop.signature.depths[i]
-        if loop.has_ring(i):
-            place = self.w.apply(
-                "remainder", self.i + (depth + offset), w.constant(depth + 1, INT64)
-            )
-            return place * self.row_sizes[i]
-        return (self.t + (-offset if loop.reverse else depth + offset)) * self.row_sizes[i]
-
-    def memory_of(self, i: int) -> Value:
-        """Return the memory that holds the rows of a state."""
-        return self.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
 
     def rows_ahead(self) -> Value | None:
         """Write how many rows ahead the arrays are asked for, 0 for not at all."""
@@ -619,24 +567,3 @@ class ChannelsRun(LoopKernel):
             return f"c{i}", self.data(f"c{i}"), 0
         name, *_ = loop.plan.array_of(variable)
         return name, self.data(name), self.rows.get(name, 0)
-
-    # After the last step
-
-    def finish(self, taken: Value) -> None:
-        loop = self.loop
-        for i in range(loop.signature.n_states):
-            if loop.has_ring(i):
-                self.write_last_rows(i, taken)
-        self.write_result(self.steps, taken)
-
-    def write_last_rows(self, i: int, taken: Value) -> None:
-        """Write the rows of a ring to the output."""
-        loop, w = self.loop, self.w
-        depth, size = loop.signature.depths[i], self.row_sizes[i]
-        kind = Type("uint8")
-        for k in range(1, depth + 1):
-            row = k - 1 if loop.reverse else depth - k
-            source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
-            with w.loop(0, size) as byte:
-                value = w.load(kind, self.spaces[i], source + byte)
-                w.store(self.data(f"h{i}"), size * row + byte, value)

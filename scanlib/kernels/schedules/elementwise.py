@@ -1,4 +1,4 @@
-"""What all schedules of an elementwise loop share: its arrays, `prepare`, `start`, how it ends.
+"""What the schedules of loops share: their arrays, `prepare`, `start`, how they end.
 
 A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, one `start`, and a
 `run` for each way in which its steps may be taken (`channels`, `blocks`): `prepare` chooses.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
 from scanlib.kernels.parts import wanted_threads
-from scanlib.kernels.program import ArrayType, Failure, Output, TableKernel, Words
+from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
 from scanlib.ops.messages import Messages
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import OuterInputs
 from scanlib.ops.thread_splits import can_slice, least_row
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
@@ -48,7 +52,55 @@ class Array:
         return int(np.dtype(self.dtype).itemsize)
 
 
-class ElemwiseLoop:
+class Loop:
+    """A loop, and what the kernels of all schedules need to know of it.
+
+    Parameters
+    ----------
+    scan : Scan
+    graph : FunctionGraph
+        The body whose results the kernels compute.
+    types : sequence of Type
+        Of the loop's inputs.
+    """
+
+    by_channels, by_blocks = True, False
+    arrays: dict[str, Array]
+    outer: OuterInputs
+    outputs: tuple[Output, ...]
+    words: Words
+
+    def __init__(self, scan: Scan, graph: FunctionGraph, types: Sequence[object]) -> None:
+        self.signature = scan.signature
+        self.reverse = self.signature.reverse
+        self.grows = self.signature.has_stop and not self.reverse
+        self.graph = graph
+        self.inner = self.signature.split_body_inputs(graph.inputs)
+        self.result = self.signature.split_body_outputs(graph.outputs)
+        self.messages = Messages(self.signature, scan.labels, scan.name)
+        self.failures: dict[int, Failure] = {}
+        self.inputs = tuple(array_type(type) for type in types)
+        self.functions: list[Apply | Routine] = []  # that no kernel has
+
+    def failure(self, error: str, template: str, count: int = 0) -> int:
+        """Return the code of a failure."""
+        wanted = Failure(error, template, count)
+        for code, known in self.failures.items():
+            if known == wanted:
+                return code
+        self.failures[len(self.failures) + 1] = wanted
+        return len(self.failures)
+
+    def has_ring(self, i: int) -> bool:
+        """Whether the last rows of a state that is not traced are kept in a ring."""
+        return self.signature.untraced[i]
+
+    def has_latest(self, i: int) -> bool:
+        """Whether a state's latest row is kept apart from its history as well."""
+        return False
+
+
+class ElemwiseLoop(Loop):
     """An elementwise loop, and what its kernels need to know of it.
 
     Parameters
@@ -59,6 +111,7 @@ class ElemwiseLoop:
     """
 
     def __init__(self, op: ElemwiseScan, schedule: str) -> None:
+        super().__init__(op.scan, thaw_graph(op.body), op.outer_input_types())
         self.op = op
         self.by_channels = schedule != "blocks"
         self.by_blocks = schedule in ("blocks", "by width")
@@ -67,19 +120,10 @@ class ElemwiseLoop:
         self.extra_bytes: Callable[[Writer, Value], Value] | None = None
         self.least_chunk = 1  # steps
         self.probes = False  # whether one block tells first whether chunks pay
-        self.signature, self.layout = op.signature, op.layout
-        self.reverse = self.signature.reverse
-        self.grows = self.signature.has_stop and not self.reverse
-        self.graph = thaw_graph(op.body)
-        self.inner = self.signature.split_body_inputs(self.graph.inputs)
-        self.result = self.signature.split_body_outputs(self.graph.outputs)
-        self.messages = Messages(self.signature, op.scan.labels, op.scan.name)
+        self.layout = op.layout
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
         self.outer = self.plan.outer
-        self.failures: dict[int, Failure] = {}
-        self.inputs = tuple(array_type(type) for type in op.outer_input_types())
         self.outputs = tuple(self._outputs())
-        self.functions: list[Apply] = []  # that no kernel has
         self.words = Words(self.inputs, self.outputs, self.functions)
         self.slices = wanted_threads() if can_slice(op) else 1
         self.chunks = 1  # of the steps, each in a thread of its own
@@ -133,11 +177,6 @@ class ElemwiseLoop:
                 self.groups_of_loops.append(group)
             self._number_loops(group, level + 1)
 
-    def failure(self, error: str, template: str, count: int = 0) -> int:
-        """Return the code of a failure."""
-        self.failures[len(self.failures) + 1] = Failure(error, template, count)
-        return len(self.failures)
-
     def is_local(self, i: int) -> bool:
         """Whether a state lives in local variables."""
         free = all(axis is None for axis in self.layout.states[i])
@@ -181,10 +220,13 @@ def array_type(kind: object) -> ArrayType:
     return ArrayType(kind.dtype, kind.ndim)
 
 
-class LoopKernel:
+L = TypeVar("L", bound=Loop)
+
+
+class LoopKernel(Generic[L]):
     """What the writers of `prepare`, `start` and `run` share: how they read the table."""
 
-    def __init__(self, loop: ElemwiseLoop, name: str) -> None:
+    def __init__(self, loop: L, name: str) -> None:
         self.loop = loop
         self.words = loop.words
         self.out = TableKernel(name)
@@ -254,7 +296,8 @@ class LoopKernel:
             if parts_of(variable.type.dtype) is not None:
                 raise NoKernelError(f"{node.op} of complex numbers has no kernel")
         known = [
-            other.op == node.op and _types(other) == _types(node) for other in self.loop.functions
+            isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
+            for other in self.loop.functions
         ]
         place = known.index(True) if any(known) else len(known)
         if place == len(known):
@@ -283,13 +326,11 @@ class LoopKernel:
             self.out.write_word(place + 1, rows)
 
 
-class Prepare(LoopKernel):
-    """Writes the kernel that checks the inputs and computes the sizes of everything."""
+class Checks(LoopKernel[L]):
+    """Writes the checks of a loop's inputs that all schedules have."""
 
-    def __init__(self, loop: ElemwiseLoop) -> None:
-        super().__init__(loop, "prepare")
-
-    def kernel(self) -> Kernel:
+    def checked_steps(self) -> Value:
+        """Write the checks of steps and rows, and the loop's first words; return the steps."""
         loop, w, words = self.loop, self.w, self.words
         steps = self.steps()
         self.out.write_word(words.steps, steps)
@@ -302,12 +343,82 @@ class Prepare(LoopKernel):
             with w.when(rows.differs(depth)):
                 message = loop.messages.initial_rows(i)
                 w.fail(loop.failure("InitialRowsError", message, 1), rows)
-        sizes = self.sizes(steps)
+        return steps
+
+    def capacity(self, steps: Value) -> Value:
+        """Write how many rows outputs that grow have at first."""
+        loop, w = self.loop, self.w
         capacity = steps
         if loop.grows:
             capacity = w.select(steps < FIRST_CAPACITY, steps, FIRST_CAPACITY)
-        self.out.write_word(words.capacity, capacity)
-        for number, output in enumerate(loop.outputs):
+        self.out.write_word(self.words.capacity, capacity)
+        return capacity
+
+    def state_dims(self, i: int, capacity: Value) -> list[Value]:
+        """Return the dimensions of a state's output."""
+        loop, output = self.loop, self.loop.outputs[i]
+        dims = [self.dim(loop.outer.initials[i], axis) for axis in range(output.type.ndim)]
+        dims[0] = self.w.constant(output.extra, INT64)
+        if output.grows:
+            dims[0] = capacity + output.extra
+        return dims
+
+    def carry_dims(self, i: int) -> list[Value]:
+        """Return the dimensions of a carry."""
+        name = self.loop.outer.carries[i]
+        return [self.dim(name, axis) for axis in range(self.loop.inputs[int(name[1:])].ndim)]
+
+    def steps(self) -> Value:
+        """Write the number of steps, and the checks that keep every read inside its array."""
+        loop, w = self.loop, self.w
+        rows = [self.dim(name, 0) for name in loop.outer.sequences]
+        if loop.outer.n_steps is not None:
+            number = int(loop.outer.n_steps[1:])
+            kind = loop.inputs[number]
+            address = self.out.word(self.words.inputs[number], POINTER, "n_steps")
+            steps = w.cast(w.load(Type(kind.dtype), address), "int64")
+            with w.when(steps < 0):
+                code = loop.failure("StepCountError", loop.messages.negative_steps(), 1)
+                w.fail(code, steps)
+        else:
+            steps = rows[0]
+            for size in rows[1:]:
+                steps = w.select(size < steps, size, steps)
+        for i, size in enumerate(rows):
+            with w.when(size.differs(steps)):
+                message = loop.messages.sequence_length(i)
+                w.fail(loop.failure("SequenceLengthError", message, 2), size, steps)
+        return steps
+
+    def space_bytes(self) -> Value:
+        """Write how many bytes the rows of states have that are kept in the workspace."""
+        total: Value = self.w.constant(0, INT64)
+        for i in range(self.loop.signature.n_states):
+            rows = workspace_rows(self.loop, i)
+            if rows:
+                total = total + self.row_bytes(i) * rows + 2 * LINE
+        return total
+
+    def row_bytes(self, i: int) -> Value:
+        name = self.loop.outer.initials[i]
+        array = self.loop.arrays[name]
+        size: Value = self.w.constant(array.itemsize, INT64)
+        for axis in range(len(array.axes)):
+            size = size * self.dim(name, axis + 1)
+        return size
+
+
+class Prepare(Checks[ElemwiseLoop]):
+    """Writes the kernel that checks the inputs and computes the sizes of everything."""
+
+    def __init__(self, loop: ElemwiseLoop) -> None:
+        super().__init__(loop, "prepare")
+
+    def kernel(self) -> Kernel:
+        steps = self.checked_steps()
+        sizes = self.sizes(steps)
+        capacity = self.capacity(steps)
+        for number, output in enumerate(self.loop.outputs):
             self.write_dims(number, output, capacity, sizes)
         self.write_workspace(steps)
         self.write_parts(steps, sizes)
@@ -367,28 +478,6 @@ class Prepare(LoopKernel):
             choice = w.cast(few, "int64")
         self.out.write_word(self.words.choice, choice)
 
-    def steps(self) -> Value:
-        """Write the number of steps, and the checks that keep every read inside its array."""
-        loop, w = self.loop, self.w
-        rows = [self.dim(name, 0) for name in loop.outer.sequences]
-        if loop.outer.n_steps is not None:
-            number = int(loop.outer.n_steps[1:])
-            kind = loop.inputs[number]
-            address = self.out.word(self.words.inputs[number], POINTER, "n_steps")
-            steps = w.cast(w.load(Type(kind.dtype), address), "int64")
-            with w.when(steps < 0):
-                code = loop.failure("StepCountError", loop.messages.negative_steps(), 1)
-                w.fail(code, steps)
-        else:
-            steps = rows[0]
-            for size in rows[1:]:
-                steps = w.select(size < steps, size, steps)
-        for i, size in enumerate(rows):
-            with w.when(size.differs(steps)):
-                message = loop.messages.sequence_length(i)
-                w.fail(loop.failure("SequenceLengthError", message, 2), size, steps)
-        return steps
-
     def sizes(self, steps: Value) -> list[Value]:
         """Write the lengths of the loops over channels, and the checks that inputs agree."""
         loop, found = self.loop, []
@@ -417,13 +506,9 @@ class Prepare(LoopKernel):
         loop, w = self.loop, self.w
         n, m = loop.signature.n_states, loop.signature.n_states + loop.signature.n_carries
         if number < n:
-            dims = [self.dim(loop.outer.initials[number], a) for a in range(output.type.ndim)]
-            dims[0] = w.constant(output.extra, INT64)
-            if output.grows:
-                dims[0] = capacity + output.extra
+            dims = self.state_dims(number, capacity)
         elif number < m:
-            name = loop.outer.carries[number - n]
-            dims = [self.dim(name, axis) for axis in range(output.type.ndim)]
+            dims = self.carry_dims(number - n)
         else:
             (target,) = (
                 t for t in loop.plan.targets if t.kind == "output" and t.number == number - m
@@ -436,26 +521,14 @@ class Prepare(LoopKernel):
             self.out.write_word(self.words.outputs[number] + 1 + axis, value)
 
     def write_workspace(self, steps: Value) -> None:
-        total: Value = self.w.constant(0, INT64)
-        for i in range(self.loop.signature.n_states):
-            rows = workspace_rows(self.loop, i)
-            if rows:
-                total = total + self.row_bytes(i) * rows + 2 * LINE
         loop = self.loop
-        total = total + loop.block_bytes * max(loop.slices, loop.chunks)
+        total = self.space_bytes() + loop.block_bytes * max(loop.slices, loop.chunks)
         if loop.extra_bytes is not None:
             total = total + loop.extra_bytes(self.w, steps)
         self.out.write_word(self.words.workspace_size, total)
 
-    def row_bytes(self, i: int) -> Value:
-        name = self.loop.outer.initials[i]
-        size: Value = self.w.constant(self.loop.arrays[name].itemsize, INT64)
-        for axis in range(len(self.loop.layout.states[i])):
-            size = size * self.dim(name, axis + 1)
-        return size
 
-
-def workspace_rows(loop: ElemwiseLoop, i: int) -> int:
+def workspace_rows(loop: Loop, i: int) -> int:
     """Return how many rows of a state the workspace has."""
     if not loop.by_channels:
         return 0
@@ -464,10 +537,10 @@ def workspace_rows(loop: ElemwiseLoop, i: int) -> int:
     return int(loop.has_latest(i))
 
 
-class Start(LoopKernel):
+class Start(LoopKernel[Loop]):
     """Writes the kernel that copies what outputs start with."""
 
-    def __init__(self, loop: ElemwiseLoop) -> None:
+    def __init__(self, loop: Loop) -> None:
         super().__init__(loop, "start")
 
     def kernel(self) -> Kernel:

@@ -1,0 +1,607 @@
+"""Loops over the items of arrays: elementwise Ops, copies and fills, reductions.
+
+Axes along which all arrays go on where the next axis ends are walked as one. Where all items lie
+side by side along the innermost axis, it takes as many at once as fill two vector registers, half
+as many while there are enough, and the rest one by one; a few of known number without a loop.
+
+A sum over inner axes is collected in one number for each lane, one over outer axes in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from pytensor.graph.basic import Apply, Variable
+from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, get_scalar_type
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+
+from scanlib.kernels.arrays.places import Place, is_contiguous
+from scanlib.kernels.arrays.sizes import Expression, Size, product
+from scanlib.kernels.arrays.step import Step, rule
+from scanlib.kernels.language import INT64, Local, Type, Value
+from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
+from scanlib.kernels.spans import itemsize, load_number, store_number
+
+REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
+FEWEST_LANES = 4
+MOST_UNROLLED = 4  # parts of a known number of items
+SHAPES = "Incompatible Elemwise input shapes inside a scan"
+
+
+@dataclass
+class Walk:
+    """An array inside nested loops.
+
+    Attributes
+    ----------
+    pointer : Value
+    dtype : str
+    strides : list of Size
+        In bytes, along the axis of each loop.
+    offset : Value or int
+        Where its item is, as far as loops are open.
+    """
+
+    pointer: Value
+    dtype: str
+    strides: list[Size]
+    offset: Value | int = 0
+
+    def load(self, step: Step, lanes: int) -> Number:
+        """Read the item, or several, which are the same one where the innermost stride is zero."""
+        several = lanes if self.strides and self.strides[-1] != 0 else 1
+        number = load_number(step.writer, self.dtype, self.pointer, self.offset, several)
+        return spread(step, number, lanes)
+
+    def store(self, step: Step, number: Number) -> None:
+        store_number(step.writer, self.pointer, self.offset, number)
+
+
+def spread(step: Step, number: Number, lanes: int) -> Number:
+    """Return a number in all lanes."""
+    if lanes == 1 or (isinstance(number, Value) and number.type.lanes == lanes):
+        return number
+    if isinstance(number, Pair):
+        raise LanesError("complex numbers")
+    return step.writer.splat(number, lanes)
+
+
+def walked(step: Step, place: Place, sizes: Sequence[Size]) -> Walk:
+    """Return an array for loops of these sizes; it repeats itself along axes where it has one."""
+    strides: list[Size] = []
+    for own, size, stride in zip(place.sizes, sizes, place.strides, strict=True):
+        repeated = step.sizes.same(own) == 1 or step.sizes.same(size) == 1
+        strides.append(0 if repeated else step.sizes.same(stride))
+    return Walk(place.pointer, place.dtype, strides)
+
+
+def collapse(step: Step, arrays: Sequence[Walk], sizes: Sequence[Size]) -> list[Size]:
+    """Walk axes as one where all arrays allow it; change their strides, return the sizes."""
+    same = step.sizes.same
+    kept = [axis for axis, size in enumerate(sizes) if same(size) != 1]
+    for array in arrays:
+        array.strides = [array.strides[axis] for axis in kept]
+    found = [same(sizes[axis]) for axis in kept]
+    for axis in range(len(found) - 2, -1, -1):
+        inner = found[axis + 1]
+        if all(
+            same(array.strides[axis]) == same(product(array.strides[axis + 1], inner))
+            for array in arrays
+        ):
+            for array in arrays:
+                del array.strides[axis]
+            found[axis : axis + 2] = [same(product(found[axis], inner))]
+    return found
+
+
+def nest(
+    step: Step, arrays: Sequence[Walk], sizes: Sequence[Size], write: Callable[[int], None]
+) -> None:
+    """Write loops of some sizes; `write` gets how many items are taken at once.
+
+    It may raise `LanesError`, after which single items are taken.
+    """
+    with ExitStack() as stack:
+        for axis in range(len(sizes) - 1):
+            index = stack.enter_context(step.writer.loop(0, step.value(sizes[axis])))
+            move(step, arrays, axis, index, stack)
+        innermost(step, arrays, sizes[-1] if sizes else 1, write)
+
+
+def move(
+    step: Step, arrays: Sequence[Walk], axis: int, index: Value | int, stack: ExitStack
+) -> None:
+    """Let arrays be at an index of an axis, until the stack is closed."""
+    for array in arrays:
+        if axis >= len(array.strides) or array.strides[axis] == 0:
+            continue
+        stack.callback(setattr, array, "offset", array.offset)
+        if isinstance(index, int):
+            if index:
+                moved = step.bytes(index, array.strides[axis])
+                array.offset = moved + array.offset
+            continue
+        array.offset = step.bytes(index, array.strides[axis]) + array.offset
+
+
+def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
+    """Return how many items may be taken at once along the innermost axis, most first."""
+    if not arrays[0].strides or size == 1:
+        return [1]
+    side_by_side = all(array.strides[-1] in (0, itemsize(array.dtype)) for array in arrays)
+    if not side_by_side or any(parts_of(array.dtype) is not None for array in arrays):
+        return [1]
+    lanes = REGISTER // max(itemsize(array.dtype) for array in arrays)
+    if isinstance(size, int) and len(_pieces(size, lanes)) <= MOST_UNROLLED:
+        return sorted(set(_pieces(size, lanes)) | {1}, reverse=True)
+    found = []
+    while lanes >= FEWEST_LANES:
+        found.append(lanes)
+        lanes //= 2
+    return [*found, 1]
+
+
+def innermost(step: Step, arrays: Sequence[Walk], size: Size, write: Callable[[int], None]) -> None:
+    """Write the loop over the innermost axis."""
+    lanes, axis = possible_lanes(arrays, size)[0], len(arrays[0].strides) - 1
+
+    def at(index: Value | int, taken: int) -> None:
+        with ExitStack() as stack:
+            move(step, arrays, axis, index, stack)
+            write(taken)
+
+    if axis < 0 or size == 1:
+        write(1)
+        return
+    if isinstance(size, int):
+        pieces = _pieces(size, lanes)
+        if len(pieces) <= MOST_UNROLLED:
+            if not _try(step, lambda: _unrolled(pieces, at)):
+                _unrolled([1] * size, at) if size <= MOST_UNROLLED else _loop(step, size, at)
+            return
+    if lanes < FEWEST_LANES:
+        _loop(step, size, at)
+        return
+    w, whole = step.writer, step.value(size)
+    first: Value = w.constant(0, INT64)
+
+    def vectors() -> None:
+        nonlocal first
+        taken = lanes
+        while taken >= FEWEST_LANES:
+            last = whole & -taken
+            with w.loop(first, last, taken) as index:
+                at(index, taken)
+            first, taken = last, taken // 2
+
+    _try(step, vectors)
+    with w.loop(first, whole) as index:
+        at(index, 1)
+
+
+def _pieces(size: int, lanes: int) -> list[int]:
+    """Return the numbers of items that are taken at once, powers of two, as many as lanes."""
+    pieces = []
+    while size:
+        while lanes > size:
+            lanes //= 2
+        pieces.append(lanes)
+        size -= lanes
+    return pieces
+
+
+def _unrolled(pieces: Sequence[int], at: Callable[[Value | int, int], None]) -> None:
+    first = 0
+    for taken in pieces:
+        at(first, taken)
+        first += taken
+
+
+def _loop(step: Step, size: Size, at: Callable[[Value | int, int], None]) -> None:
+    with step.writer.loop(0, step.value(size)) as index:
+        at(index, 1)
+
+
+def _try(step: Step, write: Callable[[], None]) -> bool:
+    """Write something; take it back and return False where an operation is for single numbers."""
+    before = len(step.writer.block.statements)
+    try:
+        write()
+    except LanesError:
+        del step.writer.block.statements[before:]
+        return False
+    return True
+
+
+# Elementwise Ops
+
+
+class Tree:
+    """The elementwise nodes that are computed together, from arrays and numbers.
+
+    `sizes` are those of the loops, `None` as long as an axis has a size of one only.
+    """
+
+    def __init__(self, step: Step, node: Apply) -> None:
+        self.step = step
+        self.sizes: list[Size | None] = [None] * node.outputs[0].type.ndim
+        self.places: list[tuple[Variable, Place]] = []
+        self.walks: dict[Variable, Walk] = {}
+        self.numbers: dict[Variable, Number] = {}
+        self._collect(node)
+
+    def _collect(self, node: Apply) -> None:
+        step, shape = self.step, node.outputs[0].type.shape
+        for axis, known in enumerate(shape):
+            if known is not None and known != 1:
+                self._agree(axis, known)
+        for inp in node.inputs:
+            if inp in step.deferred:
+                self._collect(inp.owner)
+                continue
+            number = step.only_number(inp)
+            if number is not None:
+                self.numbers[inp] = number
+                continue
+            place = step.place(inp)
+            self.places.append((inp, place))
+            for axis, known in enumerate(inp.type.shape):
+                if known != 1:
+                    self._agree(axis, place.sizes[axis])
+
+    def _agree(self, axis: int, size: Size) -> None:
+        own = self.sizes[axis]
+        self.sizes[axis] = (
+            size if own is None else self.step.sizes.require_equal(own, size, "ValueError", SHAPES)
+        )
+
+    def loops(self) -> list[Size]:
+        return [1 if size is None else self.step.sizes.same(size) for size in self.sizes]
+
+    def prepare(self) -> list[Walk]:
+        """Return the arrays that are read, for loops of the sizes that were found."""
+        sizes = self.loops()
+        for variable, place in self.places:
+            if variable not in self.walks:
+                shaped = place.view(
+                    [
+                        1 if known == 1 else size
+                        for known, size in zip(variable.type.shape, place.sizes, strict=True)
+                    ],
+                    list(place.strides),
+                )
+                self.walks[variable] = walked(self.step, shaped, sizes)
+        return list(self.walks.values())
+
+    def write(self, node: Apply, lanes: int) -> list[Number]:
+        """Write one item of a node, or several."""
+        scalars = self.step.scalars
+        loaded: dict[Variable, Number] = {}
+        scalars.lanes = lanes
+        try:
+            return self._write(node, lanes, loaded)
+        finally:
+            scalars.lanes = 1
+
+    def _write(self, node: Apply, lanes: int, loaded: dict[Variable, Number]) -> list[Number]:
+        step = self.step
+        items = []
+        for inp in node.inputs:
+            if inp not in loaded:
+                if inp in step.deferred:
+                    (loaded[inp],) = self._write(inp.owner, lanes, loaded)
+                elif inp in self.numbers:
+                    loaded[inp] = self.numbers[inp]
+                else:
+                    loaded[inp] = self.walks[inp].load(step, lanes)
+            items.append(loaded[inp])
+        return step.scalars.apply(node.op.make_scalar_node(*node.inputs), items)
+
+
+@rule(Elemwise)
+def write_elemwise(step: Step, node: Apply) -> None:
+    if node.outputs[0].type.ndim == 0:
+        known = step.known_result(node)
+        if known is not None:
+            step.bind_known(node.outputs[0], known)
+            return
+        items = [step.number(inp) for inp in node.inputs]
+        results = step.scalars.apply(node.op.make_scalar_node(*node.inputs), items)
+        for out, result in zip(node.outputs, results, strict=True):
+            step.bind_number(out, result)
+        return
+    tree = Tree(step, node)
+    sizes = tree.loops()
+    plain = [pair for pair in tree.places if not any(k == 1 for k in pair[0].type.shape)]
+    read = tree.places if len(plain) == len(tree.places) else []
+    targets = [step.target(out, sizes, read) for out in node.outputs]
+    reads = tree.prepare()
+    writes = [walked(step, place, sizes) for place in targets]
+    loops = collapse(step, [*reads, *writes], sizes)
+
+    def write(lanes: int) -> None:
+        for array, number in zip(writes, tree.write(node, lanes), strict=True):
+            array.store(step, spread(step, number, lanes))
+
+    nest(step, [*reads, *writes], loops, write)
+    for out, place in zip(node.outputs, targets, strict=True):
+        step.bind_place(out, place)
+
+
+# Copies
+
+
+def write_copy(step: Step, source: Place | Number, target: Place, add: bool = False) -> None:
+    """Write that an array of the target's sizes, or a number, is copied or added."""
+    write = walked(step, target, target.sizes)
+    arrays = [write]
+    if isinstance(source, Place):
+        arrays.append(walked(step, source, target.sizes))
+    sizes = collapse(step, arrays, target.sizes)
+
+    def copy(lanes: int) -> None:
+        if isinstance(source, Place):
+            item = arrays[1].load(step, lanes)
+        else:
+            item = spread(step, source, lanes)
+        if add:
+            old = write.load(step, lanes)
+            item = _sum(old, item)
+        write.store(step, item)
+
+    nest(step, arrays, sizes, copy)
+
+
+def _sum(old: Number, item: Number) -> Number:
+    if isinstance(old, Pair) and isinstance(item, Pair):
+        return Pair(old.real + item.real, old.imag + item.imag)
+    assert isinstance(old, Value)
+    assert isinstance(item, Value)
+    return old | item if old.type.dtype == "bool" else old + item
+
+
+def contiguous(step: Step, variable: Variable) -> Place:
+    """Return where an array lies in order of memory, a copy if need be."""
+    place = step.place(variable)
+    if is_contiguous(step.sizes, place):
+        return place
+    copy = step.fresh(place.dtype, place.sizes)
+    assert copy.part is not None
+    step.readers[copy.part].add(variable)
+    write_copy(step, place, copy)
+    return copy
+
+
+# Reductions
+
+
+class Reduction:
+    """A reduction of an array, or of what elementwise nodes compute."""
+
+    def __init__(self, step: Step, node: Apply) -> None:
+        self.step, self.op = step, node.op
+        (variable,), (self.out,) = node.inputs, node.outputs
+        ndim = variable.type.ndim
+        axes = range(ndim) if node.op.axis is None else node.op.axis
+        self.axes = {axis % ndim for axis in axes}
+        self.dtype = getattr(node.op, "acc_dtype", None) or self.out.type.dtype
+        self.tree = Tree(step, variable.owner) if variable in step.deferred else None
+        self.variable = variable
+
+    def sizes(self) -> list[Size]:
+        if self.tree is not None:
+            return self.tree.loops()
+        return list(map(self.step.sizes.same, self.step.place(self.variable).sizes))
+
+    def arrays(self, sizes: list[Size]) -> list[Walk]:
+        if self.tree is not None:
+            return self.tree.prepare()
+        return [walked(self.step, self.step.place(self.variable), sizes)]
+
+    def item(self, arrays: list[Walk], lanes: int) -> Number:
+        """Return the item, or several, as the dtype in which they are collected."""
+        if self.tree is None:
+            item = arrays[0].load(self.step, lanes)
+        else:
+            item = spread(self.step, self.tree.write(self.variable.owner, lanes)[0], lanes)
+        return self.converted(item, self.dtype)
+
+    def converted(self, number: Number, dtype: str) -> Number:
+        half = parts_of(dtype)
+        w = self.step.writer
+        if half is None:
+            assert isinstance(number, Value)
+            return w.cast(number, dtype)
+        if isinstance(number, Pair):
+            return Pair(w.cast(number.real, half), w.cast(number.imag, half))
+        return Pair(w.cast(number, half), w.constant(0, Type(half)))
+
+    def identity(self) -> Number:
+        op, dtype = self.op.scalar_op, np.dtype(self.dtype)
+        if isinstance(op, ScalarMaximum | ScalarMinimum):
+            largest = isinstance(op, ScalarMinimum)
+            if dtype.kind == "f":
+                value = np.inf if largest else -np.inf
+            elif dtype.kind == "b":
+                value = largest
+            else:
+                value = np.iinfo(dtype).max if largest else np.iinfo(dtype).min
+        else:
+            value = op.identity
+        return self.step.scalars.constant(value, self.dtype)
+
+    def combined(self, one: Number, other: Number) -> Number:
+        scalars, lanes = self.step.scalars, 1
+        if isinstance(one, Value):
+            lanes = one.type.lanes
+        kind = self.op.scalar_op
+        node = kind.make_node(*(get_scalar_type(self.dtype)() for _ in range(2)))
+        kept, scalars.lanes = scalars.lanes, lanes
+        try:
+            (result,) = scalars.apply(node, [one, other])
+        finally:
+            scalars.lanes = kept
+        return self.converted(result, self.dtype)
+
+    def of_lanes(self, value: Number) -> Number:
+        """Return what all lanes give together, in pairs of halves."""
+        w = self.step.writer
+        while isinstance(value, Value) and value.type.lanes > 1:
+            half = value.type.lanes // 2
+            if half == 1:
+                low, high = w.lane(value, 0), w.lane(value, 1)
+            else:
+                low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
+            value = self.combined(low, high)
+        return value
+
+    def write(self) -> None:
+        step, sizes = self.step, self.sizes()
+        kept = [axis for axis in range(len(sizes)) if axis not in self.axes]
+        if not kept:
+            self.write_number(sizes)
+            return
+        outer = [sizes[axis] for axis in kept]
+        target = step.target(self.out, outer)
+        sums = target if self.dtype == self.out.type.dtype else step.fresh(self.dtype, outer)
+        if all(axis > kept[-1] for axis in self.axes):
+            self.write_inner(sizes, len(kept), sums)
+        else:
+            self.write_outer(sizes, kept, sums)
+        if sums is not target:
+            write_copy_converted(step, sums, target, self)
+        step.bind_place(self.out, target)
+
+    def write_number(self, sizes: list[Size]) -> None:
+        arrays = self.arrays(sizes)
+        loops = collapse(self.step, arrays, sizes)
+        total = self.collect(arrays, loops, 0)
+        self.step.bind_number(self.out, self.converted(total, self.out.type.dtype))
+
+    def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
+        """Write the loops from an axis on, and return what they give together."""
+        step, w = self.step, self.step.writer
+        totals: dict[int, list[Local]] = {}
+        for lanes in possible_lanes(arrays, loops[-1] if loops[first:] else 1):
+            try:
+                start = spread(step, self.identity(), lanes)
+            except LanesError:
+                continue
+            totals[lanes] = [w.local(part) for part in _parts(start)]
+        used: set[int] = set()
+
+        def write(lanes: int) -> None:
+            if lanes not in totals:
+                raise LanesError("complex numbers")
+            old = _whole([w.copy(local) for local in totals[lanes]])
+            new = self.combined(old, self.item(arrays, lanes))
+            for local, part in zip(totals[lanes], _parts(new), strict=True):
+                w.assign(local, part)
+            used.add(lanes)
+
+        inner = loops[first:]
+        shifted = [_from_axis(array, first) for array in arrays]
+        for array, own in zip(arrays, shifted, strict=True):
+            own.offset = array.offset
+        by_walk = dict(zip(map(id, arrays), shifted, strict=True))
+        if self.tree is not None:
+            kept_walks = dict(self.tree.walks)
+            self.tree.walks = {v: by_walk[id(walk)] for v, walk in self.tree.walks.items()}
+        arrays = shifted
+        nest(step, arrays, inner, write)
+        if self.tree is not None:
+            self.tree.walks = kept_walks
+        whole = None
+        for lanes in sorted(used, reverse=True):
+            result = self.of_lanes(_whole([w.copy(local) for local in totals[lanes]]))
+            whole = result if whole is None else self.combined(whole, result)
+        return self.identity() if whole is None else whole
+
+    def write_inner(self, sizes: list[Size], lead: int, sums: Place) -> None:
+        """Write a reduction over the last axes."""
+        step = self.step
+        arrays = self.arrays(sizes)
+        result = walked(step, sums, sums.sizes)
+        with ExitStack() as stack:
+            for axis in range(lead):
+                index = stack.enter_context(step.writer.loop(0, step.value(sizes[axis])))
+                move(step, [*arrays, result], axis, index, stack)
+            total = self.collect(arrays, sizes, lead)
+            result.store(step, total)
+
+    def write_outer(self, sizes: list[Size], kept: list[int], sums: Place) -> None:
+        """Write a reduction that is collected in memory, in the order of the array's axes."""
+        step = self.step
+        write_copy(step, self.identity(), sums)
+        arrays = self.arrays(sizes)
+        strides: list[Size] = [0] * len(sizes)
+        for axis, stride in zip(kept, sums.strides, strict=True):
+            strides[axis] = 0 if step.sizes.same(sizes[axis]) == 1 else stride
+        result = Walk(sums.pointer, sums.dtype, strides)
+
+        def write(lanes: int) -> None:
+            if lanes > 1 and result.strides[-1] == 0:
+                raise LanesError("a reduction over the innermost axis")
+            item = self.item(arrays, lanes)
+            result.store(step, self.combined(result.load(step, lanes), item))
+
+        loops = collapse(step, [*arrays, result], sizes)
+        nest(step, [*arrays, result], loops, write)
+
+
+def _from_axis(walk: Walk, first: int) -> Walk:
+    return Walk(walk.pointer, walk.dtype, walk.strides[first:])
+
+
+def _parts(number: Number) -> list[Value]:
+    return [number.real, number.imag] if isinstance(number, Pair) else [number]
+
+
+def _whole(parts: Sequence[Value]) -> Number:
+    return parts[0] if len(parts) == 1 else Pair(*parts)
+
+
+def write_copy_converted(step: Step, source: Place, target: Place, reduction: Reduction) -> None:
+    """Write a copy that changes the dtype."""
+    arrays = [walked(step, source, target.sizes), walked(step, target, target.sizes)]
+    sizes = collapse(step, arrays, target.sizes)
+
+    def copy(lanes: int) -> None:
+        item = reduction.converted(arrays[0].load(step, lanes), target.dtype)
+        arrays[1].store(step, item)
+
+    nest(step, arrays, sizes, copy)
+
+
+@rule(CAReduce)
+def write_reduction(step: Step, node: Apply) -> None:
+    (variable,), (out,) = node.inputs, node.outputs
+    if variable in step.items and out.type.ndim == 0:
+        _reduce_items(step, node)
+        return
+    if variable.type.ndim == 0 and variable not in step.deferred:
+        reduction = Reduction(step, node)
+        step.bind_number(out, reduction.converted(step.number(variable), out.type.dtype))
+        return
+    Reduction(step, node).write()
+
+
+def _reduce_items(step: Step, node: Apply) -> None:
+    """Write the reduction of a few numbers, which may be known before the first step."""
+    reduction = Reduction(step, node)
+    (out,), members = node.outputs, step.items[node.inputs[0]]
+    if all(map(step.is_known, members)) and np.dtype(out.type.dtype).kind in "iub":
+        kind = get_scalar_type(reduction.dtype)
+        known = step.size_of(members[0])
+        for member in members[1:]:
+            pair = reduction.op.scalar_op.make_node(kind(), kind())
+            known = Expression(pair, (known, step.size_of(member)))
+        step.bind_known(out, known)
+        return
+    total = reduction.identity()
+    for member in members:
+        total = reduction.combined(total, reduction.converted(step.number(member), reduction.dtype))
+    step.bind_number(node.outputs[0], reduction.converted(total, node.outputs[0].type.dtype))

@@ -1,0 +1,133 @@
+"""Where the arrays of a step lie, and who may use a part of the workspace when.
+
+All results of a step lie in one workspace, which lives as long as the loop runs. A part of it is
+given back when the last value in it has been read, for later results of the same step that have the
+same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, combined, product, total
+from scanlib.kernels.language import INT64, Value
+from scanlib.kernels.spans import LINE, itemsize
+
+
+@dataclass(eq=False)
+class Part:
+    """A part of the workspace.
+
+    Attributes
+    ----------
+    start, end : Given
+        Bytes from the workspace's start.
+    size : Size
+        Bytes.
+    pinned : bool
+        Whether it is kept for the whole loop.
+    """
+
+    start: Given
+    end: Given
+    size: Size
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """An array in memory.
+
+    Attributes
+    ----------
+    pointer : Value
+        The address of the first item.
+    dtype : str
+    sizes, strides : tuple of Size
+        Strides in bytes.
+    part : Part, optional
+        Where it lies if that is the workspace.
+    """
+
+    pointer: Value
+    dtype: str
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    part: Part | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def itemsize(self) -> int:
+        return itemsize(self.dtype)
+
+    def view(self, sizes: list[Size], strides: list[Size], pointer: Value | None = None) -> Place:
+        """Return another way to look at the same memory."""
+        return replace(
+            self,
+            pointer=self.pointer if pointer is None else pointer,
+            sizes=tuple(sizes),
+            strides=tuple(strides),
+        )
+
+    def transposed(self) -> Place:
+        return replace(self, sizes=self.sizes[::-1], strides=self.strides[::-1])
+
+
+def is_contiguous(sizes: Sizes, place: Place) -> bool:
+    """Whether an array is known to fill its memory in order."""
+    expected = sizes.contiguous_strides(place.itemsize, place.sizes)
+    return all(
+        sizes.same(size) == 1 or sizes.same(stride) == wanted
+        for size, stride, wanted in zip(place.sizes, place.strides, expected, strict=True)
+    )
+
+
+class Workspace:
+    """Hands out parts of the workspace."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.parts: list[Part] = []
+        self._free: list[Part] = []
+
+    @property
+    def end(self) -> Size:
+        """How many bytes it has."""
+        return self.parts[-1].end if self.parts else 0
+
+    def take(self, size: Size, *, pinned: bool = False) -> Part:
+        """Return memory for so many bytes, which hold anything."""
+        size = self.sizes.same(size)
+        if not pinned:
+            for part in self._free:
+                if self.sizes.same(part.size) == size:
+                    self._free.remove(part)
+                    return part
+        number = len(self.parts)
+        part = Part(Given("part", "", number), Given("part", "", number + 1), size, pinned)
+        self.parts.append(part)
+        return part
+
+    def value(self, number: int, values: SizeValues) -> Value:
+        """Write where a part begins, or, for their number, how many bytes all have."""
+        if number == 0:
+            return values.writer.constant(0, INT64)
+        part = self.parts[number - 1]
+        return values.value(part.start) + values.value(rounded(part.size))
+
+    def give_back(self, part: Part) -> None:
+        """Let later results use a part."""
+        if not part.pinned and part not in self._free:
+            self._free.append(part)
+
+
+def rounded(size: Size) -> Size:
+    """Return a number of bytes with which no two parts share a line of the cache."""
+    return product(LINE, combined("quotient", total(size, LINE - 1), LINE))
+
+
+def bytes_of(dtype: str, sizes: tuple[Size, ...]) -> Size:
+    return product(itemsize(dtype), *sizes)

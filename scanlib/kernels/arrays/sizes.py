@@ -1,0 +1,261 @@
+"""Integers that are known before the first step: the sizes and strides of a step's arrays.
+
+A size is a Python integer or an expression of the dimensions, strides and integers that the loop is
+given. Expressions are values: equal ones are the same size. They are written into a kernel when
+they are needed there, once in each (`SizeValues`), so that the kernel that allocates memory and the
+one that uses it agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytensor.graph.basic import Apply
+
+from scanlib.kernels.language import INT64, Value, Writer
+from scanlib.kernels.scalars import Number, Scalars
+
+INT64_NAME = "int64"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A number of an input: its dimension or stride along an axis, or the integer that it is.
+
+    Attributes
+    ----------
+    kind : str
+        ``"dim"``, ``"stride"`` (bytes) or ``"value"``; or ``"part"``, where a part of the workspace
+        begins, by its number.
+    array : str
+        The loop's name for the input.
+    axis : int
+    """
+
+    kind: str
+    array: str
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An operation on sizes.
+
+    Attributes
+    ----------
+    operation : str or Apply
+        ``"add"``, ``"mul"``, ``"sub"``, ``"min"``, ``"max"``, ``"quotient"``, ``"equal"``
+        (which chooses the third part where the first two are equal, else the fourth), or a scalar
+        node of PyTensor's.
+    parts : tuple
+    """
+
+    operation: str | Apply
+    parts: tuple[Size, ...]
+
+
+Size = int | Given | Expression
+
+
+def product(*sizes: Size) -> Size:
+    """Return the product of sizes."""
+    number, factors = 1, []
+    for size in sizes:
+        if isinstance(size, int):
+            number *= size
+        elif isinstance(size, Expression) and size.operation == "mul":
+            for part in size.parts:
+                if isinstance(part, int):
+                    number *= part
+                else:
+                    factors.append(part)
+        else:
+            factors.append(size)
+    if number == 0 or not factors:
+        return number
+    factors.sort(key=repr)
+    parts = (*factors, *([number] if number != 1 else []))
+    return parts[0] if len(parts) == 1 else Expression("mul", parts)
+
+
+def total(*sizes: Size) -> Size:
+    """Return the sum of sizes."""
+    number, terms = 0, []
+    for size in sizes:
+        if isinstance(size, int):
+            number += size
+        elif isinstance(size, Expression) and size.operation == "add":
+            for part in size.parts:
+                if isinstance(part, int):
+                    number += part
+                else:
+                    terms.append(part)
+        else:
+            terms.append(size)
+    if not terms:
+        return number
+    terms.sort(key=repr)
+    parts = (*terms, *([number] if number else []))
+    return parts[0] if len(parts) == 1 else Expression("add", parts)
+
+
+_KNOWN: dict[str, Callable[..., int]] = {
+    "sub": lambda a, b: a - b,
+    "min": min,
+    "max": max,
+    "quotient": lambda a, b: a // b if b else 0,
+    "equal": lambda a, b, same, other: same if a == b else other,
+}
+
+
+def combined(operation: str, *parts: Size) -> Size:
+    """Return an expression, or its value where that is known."""
+    if all(isinstance(part, int) for part in parts):
+        return _KNOWN[operation](*parts)
+    if operation == "sub":
+        return 0 if parts[0] == parts[1] else total(parts[0], product(-1, parts[1]))
+    if operation in ("min", "max") and parts[0] == parts[1]:
+        return parts[0]
+    return Expression(operation, parts)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Sizes that must be equal, or the first one not below the second.
+
+    Attributes
+    ----------
+    operation : str
+        ``"ne"`` or ``"lt"``: what must not be.
+    sizes : tuple of two sizes
+    error, template : str
+        The failure (`scanlib.kernels.program.Failure`).
+    values : tuple of sizes
+        What its message shows.
+    """
+
+    operation: str
+    sizes: tuple[Size, Size]
+    error: str
+    template: str
+    values: tuple[Size, ...] = ()
+
+
+class Sizes:
+    """Which sizes are the same, and what has to be compared before the first step."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+        self._same: dict[Size, Size] = {}
+        self._resolved: dict[Size, Size] = {}
+
+    def same(self, size: Size) -> Size:
+        """Return what stands for all sizes known to be equal to this one."""
+        if isinstance(size, int):
+            return size
+        if size not in self._resolved:
+            self._resolved[size] = self._resolve(size)
+        return self._resolved[size]
+
+    def _resolve(self, size: Size) -> Size:
+        if size in self._same:
+            return self.same(self._same[size])
+        if isinstance(size, Expression):
+            parts = tuple(map(self.same, size.parts))
+            if parts == size.parts:
+                return size
+            if size.operation == "mul":
+                return self.same(product(*parts))
+            if size.operation == "add":
+                return self.same(total(*parts))
+            if isinstance(size.operation, str):
+                return self.same(combined(size.operation, *parts))
+            return Expression(size.operation, parts)
+        return size
+
+    def require_equal(
+        self, size: Size, other: Size, error: str, template: str, values: tuple[Size, ...] = ()
+    ) -> Size:
+        """Note that two sizes must be equal, and return what stands for both."""
+        size, other = self.same(size), self.same(other)
+        if size == other:
+            return size
+        self.checks.append(Check("ne", (size, other), error, template, values))
+        if isinstance(size, int) and isinstance(other, int):
+            return size
+        kept, dropped = (size, other) if isinstance(size, int) else (other, size)
+        if isinstance(kept, Expression) and isinstance(dropped, Given):
+            kept, dropped = dropped, kept
+        self._same[dropped] = kept
+        self._resolved.clear()
+        return kept
+
+    def require_not_below(self, size: Size, least: int, error: str, template: str) -> None:
+        """Note that a size must not be below a number."""
+        size = self.same(size)
+        if not isinstance(size, int) or size < least:
+            self.checks.append(Check("lt", (size, least), error, template))
+
+    def contiguous_strides(self, itemsize: int, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        """Return the strides in bytes of an array that fills its memory in order."""
+        return tuple(self.same(product(itemsize, *sizes[axis + 1 :])) for axis in range(len(sizes)))
+
+
+class SizeValues:
+    """Writes sizes into a kernel.
+
+    Parameters
+    ----------
+    writer : Writer
+        Of the kernel; expressions are written into the block that `inside` opens.
+    given : callable
+        Returns the value of a `Given`.
+    inside : callable
+        Opens the block, which comes before all that read sizes.
+    """
+
+    def __init__(
+        self, writer: Writer, given: Callable[[Given], Value], inside: Callable[[], Any]
+    ) -> None:
+        self.writer, self.given, self.inside = writer, given, inside
+        self._values: dict[Size, Value] = {}
+
+    def value(self, size: Size) -> Value:
+        """Return a size as a value of the kernel."""
+        if isinstance(size, int):
+            return self.writer.constant(size, INT64)
+        if size not in self._values:
+            with self.inside():
+                self._values[size] = self._write(size)
+        return self._values[size]
+
+    def _write(self, size: Given | Expression) -> Value:
+        w = self.writer
+        if isinstance(size, Given):
+            return self.given(size)
+        parts = [self.value(part) for part in size.parts]
+        if isinstance(size.operation, Apply):
+            dtypes = [inp.type.dtype for inp in size.operation.inputs]
+            numbers: list[Number] = [
+                w.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)
+            ]
+            (result,) = Scalars(w).apply(size.operation, numbers)
+            assert isinstance(result, Value)
+            return w.cast(result, INT64_NAME)
+        if size.operation in ("min", "max"):
+            a, b = parts
+            return w.select(a < b if size.operation == "min" else a > b, a, b)
+        if size.operation == "equal":
+            a, b, same, other = parts
+            return w.select(a.equals(b), same, other)
+        if size.operation == "quotient":
+            a, b = parts
+            zero = b.equals(0)
+            whole = w.apply("quotient", a, w.select(zero, 1, b))
+            return w.select(zero, 0, whole)
+        result = parts[0]
+        for part in parts[1:]:
+            result = result + part if size.operation == "add" else result * part
+        return result

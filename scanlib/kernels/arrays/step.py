@@ -1,0 +1,409 @@
+"""One step of a loop over arrays: how its variables are held, and which rule writes which Op.
+
+A variable without axes is a number; an integer that is known before the first step is a size as
+well (`scanlib.kernels.arrays.sizes`). Every other one has a `Place` in memory. Elementwise results
+that one other elementwise Op or reduction reads, at the same indices, are not stored at all: they
+are computed where they are read.
+
+An Op has one rule, a function that takes the step and the node; the modules beside this one have
+them. An Op without a rule has no kernel (`NoKernelError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.scalar.basic import ScalarType
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.type import TensorType
+
+from scanlib.kernels.arrays.places import Part, Place, Workspace, bytes_of, is_contiguous
+from scanlib.kernels.arrays.sizes import Expression, Size, Sizes, SizeValues
+from scanlib.kernels.language import INT64, Block, Type, Value, Writer
+from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
+from scanlib.kernels.spans import load_number, store_number
+
+MOST_CONSTANTS = 1024  # numbers of one array that a kernel writes itself
+
+Rule = Callable[["Step", Apply], None]
+RULES: dict[type, Rule] = {}
+
+
+def rule(*kinds: type) -> Callable[[Rule], Rule]:
+    """Register the rule of an Op."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Memory that a result of the step must end in, and the error where it does not fit.
+
+    Attributes
+    ----------
+    place : callable
+        Takes the result's sizes; returns where it goes.
+    error : str
+    templates : tuple of str
+        For each axis; the message gets the step, the size of the place, and the result's.
+    """
+
+    place: Callable[[tuple[Size, ...]], Place]
+    error: str
+    templates: tuple[str, ...]
+
+
+class Step:
+    """Writes the nodes of a body.
+
+    Parameters
+    ----------
+    writer : Writer
+        Of the kernel that takes the steps.
+    scalars : Scalars
+    values : SizeValues
+    space : Value
+        The address of the workspace.
+    before : Block
+        What the kernel does before the first step.
+    fail : callable
+        Takes the name of an exception and a message; returns the code of that failure.
+    library : callable
+        Takes a routine of BLAS or LAPACK; returns its address.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        scalars: Scalars,
+        values: SizeValues,
+        space: Value,
+        before: Block,
+        fail: Callable[[str, str], int],
+        library: Callable[[Any], Value],
+    ) -> None:
+        self.writer, self.scalars, self.size_values = writer, scalars, values
+        self.space, self.before, self.fail, self.library = space, before, fail, library
+        self.sizes = Sizes()
+        self.workspace = Workspace(self.sizes)
+        self.numbers: dict[Variable, Number] = {}
+        self.known: dict[Variable, Size] = {}
+        self.items: dict[Variable, list[Variable]] = {}  # of vectors that are made of numbers
+        self.places: dict[Variable, Place] = {}
+        self.deferred: set[Variable] = set()
+        self.destinations: dict[Variable, Destination] = {}
+        self.arrived: dict[Variable, tuple[Destination, Value]] = {}
+        self.position = -1
+        self.last_use: dict[Variable, float] = {}
+        self.readers: dict[Part, set[Variable]] = {}
+        self._claimed: set[Part] = set()
+
+    # The whole step
+
+    def emit(self, graph: FunctionGraph) -> None:
+        """Write all nodes of a body whose inputs are bound."""
+        nodes = graph.toposort()
+        for position, node in enumerate(nodes):
+            for inp in node.inputs:
+                self.last_use[inp] = position
+        for out in graph.outputs:
+            self.last_use[out] = float("inf")
+        self._plan_fusion(graph, nodes)
+        for position, node in enumerate(nodes):
+            self.position = position
+            if node.outputs[0] not in self.deferred:
+                self.apply(node)
+                self._finish_node()
+
+    def apply(self, node: Apply) -> None:
+        """Write one node."""
+        op = node.op
+        if isinstance(op, Blockwise):
+            if node.outputs[0].type.ndim != len(op.outputs_sig[0]):
+                raise NoKernelError(f"batches of {op.core_op} have no kernel")
+            op = op.core_op
+        found = next((RULES[kind] for kind in type(op).__mro__ if kind in RULES), None)
+        if found is None:
+            raise NoKernelError(f"{node.op} has no kernel for arrays")
+        for variable in (*node.inputs, *node.outputs):
+            if isinstance(variable.type, TensorType | ScalarType):
+                parts_of(variable.type.dtype)
+        found(self, node)
+
+    def _plan_fusion(self, graph: FunctionGraph, nodes: Sequence[Apply]) -> None:
+        """Choose the elementwise results that are computed where they are read.
+
+        What they read is not given back before that.
+        """
+        for node in reversed(nodes):
+            if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
+                continue
+            (out,) = node.outputs
+            clients = graph.clients[out]
+            if out.type.ndim == 0 or len(clients) != 1:
+                continue
+            ((client, _),) = clients
+            if not isinstance(client.op, Elemwise | CAReduce) or out in graph.outputs:
+                continue
+            if isinstance(client.op, Elemwise):
+                read = client.outputs[0].type
+                if client.inputs.count(out) > 1 or read.broadcastable != out.type.broadcastable:
+                    continue
+            self.deferred.add(out)
+            last = self.last_use[out]
+            if client.outputs[0] in self.deferred:
+                last = max(last, self.last_use[client.outputs[0]])
+                self.last_use[out] = last
+            for inp in node.inputs:
+                self.last_use[inp] = max(self.last_use[inp], last)
+
+    # How variables are held
+
+    def bind_number(self, variable: Variable, number: Number) -> None:
+        self.numbers[variable] = number
+
+    def bind_known(self, variable: Variable, size: Size) -> None:
+        """Bind an integer that is known before the first step."""
+        self.known[variable] = self.sizes.same(size)
+
+    def bind_place(self, variable: Variable, place: Place) -> None:
+        sizes = list(place.sizes)
+        for axis, known in enumerate(variable.type.shape):
+            if known is not None and sizes[axis] != known:
+                text = "An array inside a scan has not the shape of its type"
+                sizes[axis] = self.sizes.require_equal(sizes[axis], known, "ValueError", text)
+        place = place.view(sizes, list(place.strides))
+        self.places[variable] = place
+        if place.part is not None:
+            self.readers.setdefault(place.part, set()).add(variable)
+
+    def alias(self, out: Variable, inp: Variable) -> None:
+        """Bind a variable to what another one is."""
+        if inp in self.known:
+            self.known[out] = self.known[inp]
+        if inp in self.items:
+            self.items[out] = self.items[inp]
+        elif out.type.ndim == 0:
+            self.numbers[out] = self.number(inp)
+        else:
+            self.bind_place(out, self.place(inp))
+
+    def size_of(self, variable: Variable) -> Size:
+        """Return an integer as a size.
+
+        Raises
+        ------
+        NoKernelError
+            If only a step tells it.
+        """
+        if isinstance(variable, Constant):
+            return int(np.asarray(variable.data))
+        if variable not in self.known:
+            raise NoKernelError("sizes that change from step to step have no kernel")
+        return self.sizes.same(self.known[variable])
+
+    def is_known(self, variable: Variable) -> bool:
+        if isinstance(variable, Constant):
+            return np.size(variable.data) == 1 and np.dtype(variable.type.dtype).kind in "iub"
+        return variable in self.known
+
+    def number(self, variable: Variable) -> Number:
+        """Return the number that a variable without axes is."""
+        if variable not in self.numbers:
+            if isinstance(variable, Constant):
+                return self.scalars.constant(variable.data, variable.type.dtype)
+            if variable in self.known:
+                return self.writer.cast(self.value(self.known[variable]), variable.type.dtype)
+            place = self.places[variable]
+            self.numbers[variable] = load_number(self.writer, place.dtype, place.pointer, 0)
+        return self.numbers[variable]
+
+    def only_number(self, variable: Variable) -> Number | None:
+        """Return the number of a variable that is known to be the same at all its indices."""
+        if variable.type.ndim == 0:
+            return self.number(variable)
+        if isinstance(variable, Constant) and variable.data.size:
+            data = np.asarray(variable.data).reshape(-1)
+            if data[0] == data[0] and (data == data[0]).all() and not _is_minus_zero(data):
+                return self.scalars.constant(data[0], variable.type.dtype)
+        if all(known == 1 for known in variable.type.shape) and variable in self.numbers:
+            return self.numbers[variable]
+        return None
+
+    def place(self, variable: Variable) -> Place:
+        """Return where an array lies."""
+        if variable in self.places:
+            return self.places[variable]
+        if isinstance(variable, Constant):
+            self.places[variable] = self._constant(variable)
+        elif variable in self.items:
+            members = self.items[variable]
+            place = self.fresh(variable.type.dtype, (len(members),))
+            for k, member in enumerate(members):
+                store_number(self.writer, place.pointer, k * place.itemsize, self.number(member))
+            self.bind_place(variable, place)
+        else:
+            place = self.fresh(variable.type.dtype, (1,) * variable.type.ndim)
+            store_number(self.writer, place.pointer, 0, self.number(variable))
+            self.bind_place(variable, place)
+        return self.places[variable]
+
+    def _constant(self, variable: Constant) -> Place:
+        """Write the numbers of a constant into the workspace, before the first step."""
+        data, dtype = np.ascontiguousarray(variable.data), variable.type.dtype
+        if data.size > MOST_CONSTANTS:
+            raise NoKernelError("large constants inside a step have no kernel")
+        sizes = tuple(map(int, data.shape))
+        part = self.workspace.take(bytes_of(dtype, sizes), pinned=True)
+        with self.writer.inside(self.before):
+            place = self._at(part, dtype, sizes)
+            flat, k = data.reshape(-1), 0
+            lanes = 1 if parts_of(dtype) is not None else 8
+            while k < flat.size:
+                while lanes > flat.size - k:
+                    lanes //= 2
+                if lanes == 1:
+                    number = self.scalars.constant(flat[k], dtype)
+                else:
+                    number = self.writer.constant(flat[k : k + lanes], Type(dtype, lanes))
+                store_number(self.writer, place.pointer, k * place.itemsize, number)
+                k += lanes
+        return place
+
+    # Sizes as values
+
+    def value(self, size: Size) -> Value:
+        return self.size_values.value(self.sizes.same(size))
+
+    def bytes(self, count: Value | int, stride: Size) -> Value:
+        """Return a number of strides in bytes."""
+        w, stride = self.writer, self.sizes.same(stride)
+        if isinstance(count, int):
+            return w.constant(count, INT64) * self.value(stride)
+        return count * (stride if isinstance(stride, int) else self.value(stride))
+
+    def known_result(self, node: Apply) -> Size | None:
+        """Return a number without axes as a size, if all it is computed from is known."""
+        (out, *others) = node.outputs
+        if others or np.dtype(out.type.dtype).kind not in "iub":
+            return None
+        if not all(self.is_known(inp) for inp in node.inputs):
+            return None
+        if any(np.dtype(inp.type.dtype).kind not in "iub" for inp in node.inputs):
+            return None
+        parts = tuple(map(self.size_of, node.inputs))
+        return Expression(node.op.make_scalar_node(*node.inputs), parts)
+
+    # Memory
+
+    def _at(self, part: Part, dtype: str, sizes: tuple[Size, ...]) -> Place:
+        strides = self.sizes.contiguous_strides(Place(self.space, dtype, (), ()).itemsize, sizes)
+        pointer = self.writer.offset(self.space, self.value(part.start))
+        return Place(pointer, dtype, sizes, strides, part)
+
+    def fresh(self, dtype: str, sizes: Sequence[Size]) -> Place:
+        """Return memory for a result."""
+        sizes = tuple(map(self.sizes.same, sizes))
+        part = self.workspace.take(bytes_of(dtype, sizes))
+        self.readers.setdefault(part, set())
+        return self._at(part, dtype, sizes)
+
+    def pinned(self, dtype: str, sizes: Sequence[Size]) -> Place:
+        """Return memory that is kept for the whole loop."""
+        sizes = tuple(map(self.sizes.same, sizes))
+        return self._at(self.workspace.take(bytes_of(dtype, sizes), pinned=True), dtype, sizes)
+
+    def target(
+        self, out: Variable, sizes: Sequence[Size], read: Sequence[tuple[Variable, Place]] = ()
+    ) -> Place:
+        """Return where a result of these sizes goes.
+
+        `read` are the arguments of an Op that writes an item after it has read the items of the
+        arguments at the same index, and none later.
+        """
+        if out in self.destinations:
+            destination = self.destinations[out]
+            place = self.at_destination(destination, sizes)
+            self.arrived[out] = destination, place.pointer
+            return place
+        for variable, place in read:
+            if self._may_overwrite(out, sizes, variable, place, read):
+                assert place.part is not None
+                self._claimed.add(place.part)
+                return place
+        return self.fresh(out.type.dtype, sizes)
+
+    def at_destination(self, destination: Destination, sizes: Sequence[Size]) -> Place:
+        same = self.sizes.same
+        place = destination.place(tuple(map(same, sizes)))
+        for axis, size in enumerate(sizes):
+            own = same(place.sizes[axis])
+            text = destination.templates[axis]
+            self.sizes.require_equal(size, own, destination.error, text, (0, own, same(size)))
+        return place
+
+    def is_last_reader(self, variable: Variable, place: Place) -> bool:
+        """Whether nobody reads a part of the workspace after this node."""
+        part = place.part
+        if part is None or part.pinned or part in self._claimed:
+            return False
+        readers = self.readers.get(part, set())
+        return all(self.last_use.get(reader, -1) <= self.position for reader in readers)
+
+    def _may_overwrite(
+        self,
+        out: Variable,
+        sizes: Sequence[Size],
+        variable: Variable,
+        place: Place,
+        read: Sequence[tuple[Variable, Place]],
+    ) -> bool:
+        same = self.sizes.same
+        if place.dtype != out.type.dtype or not self.is_last_reader(variable, place):
+            return False
+        if list(map(same, place.sizes)) != list(map(same, sizes)):
+            return False
+        assert place.part is not None
+        if same(place.part.size) != same(bytes_of(place.dtype, place.sizes)):
+            return False
+        if not is_contiguous(self.sizes, place):
+            return False
+        others = [other for _, other in read if other.part is place.part]
+        return all(other.strides == place.strides for other in others) and all(
+            other.pointer is place.pointer and other.sizes == place.sizes for other in others
+        )
+
+    def _finish_node(self) -> None:
+        """Give back what nobody reads after this node."""
+        self._claimed.clear()
+        for part, readers in list(self.readers.items()):
+            if all(self.last_use.get(reader, -1) <= self.position for reader in readers):
+                del self.readers[part]
+                self.workspace.give_back(part)
+
+    # Failures
+
+    def fail_when(self, condition: Value, error: str, text: str) -> None:
+        """Write that the loop fails at this step where a condition holds."""
+        with self.writer.when(condition):
+            self.writer.fail(self.fail(error, text))
+
+    @contextmanager
+    def before_the_loop(self) -> Iterator[None]:
+        with self.writer.inside(self.before):
+            yield
+
+
+def _is_minus_zero(data: Any) -> bool:
+    return data.dtype.kind == "f" and data[0] == 0 and bool(np.signbit(data).any())

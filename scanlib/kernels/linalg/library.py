@@ -1,0 +1,63 @@
+"""Calls of BLAS and LAPACK, whose routines take pointers alone.
+
+They store matrices by columns: rows that are contiguous are columns of the transposed matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scanlib.kernels.language import INT64, POINTER, Type, Value, Writer
+from scanlib.kernels.program import Routine
+
+# Gives the address of a routine.
+Library = Callable[[Routine], Value]
+
+
+def routine_of(name: str, dtype: str) -> Routine:
+    """Return a routine by its name without the letter for its dtype."""
+    return Routine(f"{'s' if dtype == 'float32' else 'd'}{name}")
+
+
+def call_library(w: Writer, address: Value, *arguments: Value | str) -> None:
+    """Write the call of a routine.
+
+    Parameters
+    ----------
+    w : Writer
+    address : Value
+    arguments : Value or str
+        Pointers are given as they are; for letters, integers and other numbers, the addresses of
+        memory that holds them.
+    """
+    operands = []
+    for argument in arguments:
+        if isinstance(argument, str):
+            argument = w.constant(ord(argument), Type("uint8"))
+        if argument.type != POINTER:
+            number = w.cast(argument, "int32") if argument.type == INT64 else argument
+            argument = w.scratch(number.type.dtype, 1)
+            w.store(argument, 0, number)
+        operands.append(argument)
+    w.call_routine(address, *operands)
+
+
+def layout(
+    w: Writer, strides: tuple[Value, Value], sizes: tuple[Value, Value], item: int
+) -> tuple[Value, Value, Value]:
+    """Return how a routine reads a matrix.
+
+    Returns
+    -------
+    is_by_rows : Value
+        Whether its rows are contiguous.
+    line : Value
+        How many items a row, or else a column, is from the next.
+    fits : Value
+        Whether one of them is contiguous, so that it can be read at all.
+    """
+    (row, column), (rows, columns) = strides, sizes
+    is_by_rows = column.equals(item) & (row >= columns * item)
+    is_by_columns = row.equals(item) & (column >= rows * item)
+    line = w.apply("quotient", w.select(is_by_rows, row, column), w.constant(item, INT64))
+    return is_by_rows, line, is_by_rows | is_by_columns
