@@ -17,10 +17,10 @@ from jax import lax
 from scanlib.backends.jax.bounded import Bounded, rows_of
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.state_rows import last_rows, shifted
+from scanlib.ops.signature import OuterInputs
 
 if TYPE_CHECKING:
     from scanlib.backends.jax.loops import JAXLoop, Steps
-    from scanlib.ops.signature import OuterInputs
 
 
 class Progress(NamedTuple):
