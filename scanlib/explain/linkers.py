@@ -50,7 +50,7 @@ class Setting:
         The Op whose inner graph is looked at.
     reasons : dict
         Why loops of `pytensor.scan` were not adopted, by name.
-    lengths : Lengths or None
+    lengths : KnownLengths or None
         For JAX: which lengths it knows when it compiles the graph.
     """
 
