@@ -26,9 +26,9 @@ from scanlib.kernels.spans import LINE
 from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
 from scanlib.ops.messages import Messages
-from scanlib.ops.parts import can_slice, least_row
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
+from scanlib.ops.thread_splits import can_slice, least_row
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
