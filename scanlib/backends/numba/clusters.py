@@ -83,7 +83,7 @@ class Plan:
         self.gathered = {
             node for node in nodes if node not in self.cheap and self._may_be_gathered(node)
         }
-        written = self._written(nodes)
+        written = self.written = self._written(nodes)
         stages = self._stages(nodes)
         for stage in range(max(stages.values(), default=0) + 1):
             own = [node for node in nodes if node in self.gathered and stages[node] == stage]
@@ -147,7 +147,34 @@ class Plan:
             if node in self.cheap:
                 inside[node] = first
             stages[node] = first if node in self.gathered else last
-        return stages
+        return self._delayed(nodes, stages, orderings)
+
+    def _delayed(
+        self, nodes: Sequence[Apply], stages: dict[Apply, int], orderings: dict
+    ) -> dict[Apply, int]:
+        """Return the stages with each node in the last cluster that it can be in.
+
+        There are fewer clusters then, and fewer results that one has to keep for another.
+        """
+        last = max((stages[node] for node in self.gathered), default=0)
+        waiting: dict[Apply, list[Apply]] = {}  # what must come after a node that it does not read
+        for node, before in orderings.items():
+            for other in before:
+                waiting.setdefault(other, []).append(node)
+        latest: dict[Apply, int] = {}
+        for node in reversed(nodes):
+            clients = [c for out in node.outputs for c, _ in self.fgraph.clients[out]]
+            limits = [last]
+            for client in (*clients, *waiting.get(node, ())):
+                if client in latest:
+                    limits.append(latest[client])
+            if node in self.gathered:
+                latest[node] = max(stages[node], min(limits))
+            elif node in self.cheap and node not in self.written:
+                latest[node] = min(limits)
+            else:
+                latest[node] = stages[node]
+        return {node: latest[node] if node in self.gathered else stages[node] for node in nodes}
 
     def _cluster(self, nodes: list[Apply], written: set[Apply]) -> Cluster:
         own = set(nodes)
