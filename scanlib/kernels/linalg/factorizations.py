@@ -156,17 +156,21 @@ def _write_cholesky(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
     a, row, column, n, lower, out, *address = values
     done = _factor(w, dtype, (a, row, column, n, out), address)
     kind, item = Type(dtype), Type(dtype).itemsize
-    with w.when(done) as choice, w.when(lower), w.loop(0, n) as i, w.loop(i + 1, n) as j:
+    with w.when(done) as choice, w.loop(0, n) as i, w.loop(i + 1, n) as j:
         above, below = (i * n + j) * item, (j * n + i) * item
-        w.store(out, below, w.load(kind, out, above))
-        w.store(out, above, w.constant(0, kind))
+        value = w.load(kind, out, above)
+        w.store(out, below, w.select(lower, value, 0))
+        w.store(out, above, w.select(lower, 0, value))
     with w.otherwise(choice):
         _call(w, "fill", dtype, out, n * n, w.constant(float("nan"), kind))
     return ()
 
 
 def _factor(w: Writer, dtype: str, operands: tuple[Value, ...], address: list[Value]) -> Value:
-    """Write the upper factor of the upper triangle of a matrix; return whether there is one."""
+    """Write the upper factor of the upper triangle of a matrix; return whether there is one.
+
+    What is below its diagonal stays undefined.
+    """
     return w.call(_function("factor", dtype, bool(address)), *operands, *address)[0]
 
 
@@ -174,9 +178,8 @@ def _write_factor(w: Writer, *values: Value, dtype: str) -> Value:
     a, row, column, n, out, *address = values
     kind, item = Type(dtype), Type(dtype).itemsize
     line = n * item
-    with w.loop(0, n) as i, w.loop(0, n) as j:
-        value = w.load(kind, a, i * row + j * column)
-        w.store(out, i * line + j * item, w.select(j >= i, value, 0))
+    with w.loop(0, n) as i, w.loop(i, n) as j:
+        w.store(out, i * line + j * item, w.load(kind, a, i * row + j * column))
     done = w.local(True, BOOL)
     if not address:
         _write_own_factor(w, dtype, n, out, done)
@@ -225,24 +228,39 @@ def _write_row(
 ) -> None:
     """Write ``row[j] = (row[j] - Σ_k factors[k] x[k, j]) / pivot`` for all j between `ends`."""
     item, dtype = pivot.type.itemsize, pivot.type.dtype
-    lanes = register_bytes() // item
     start, stop = ends
 
-    def write(kind: Type, j: Value) -> None:
-        at = j * item
-        total = w.local(w.load(kind, row, at))
-        above = w.offset(x, at)
+    def write(j: Value, kind: Type, count: int) -> None:
+        ends = [v * kind.lanes * item for v in range(count)]
+        own, above = w.offset(row, j * item), w.offset(x, j * item)
+        totals = [w.local(w.load(kind, own, at)) for at in ends]
         with w.loop(*terms) as k:
             factor = -w.load(Type(dtype), factors[0], k * factors[1])
             factor = factor if kind.lanes == 1 else w.splat(factor, kind.lanes)
-            w.assign(total, w.fma(factor, w.load(kind, above, k * line), w.copy(total)))
-        w.store(row, at, w.copy(total) / pivot)
+            other = w.offset(above, k * line)
+            for at, total in zip(ends, totals, strict=True):
+                w.assign(total, w.fma(factor, w.load(kind, other, at), w.copy(total)))
+        for at, total in zip(ends, totals, strict=True):
+            w.store(own, at, w.copy(total) / pivot)
 
-    whole = start + ((stop - start) & -lanes)
-    with w.loop(start, whole, lanes) as j:
-        write(Type(dtype, lanes), j)
-    with w.loop(whole, stop) as j:
-        write(Type(dtype), j)
+    _write_pieces(w, dtype, start, stop, write)
+
+
+def _write_pieces(
+    w: Writer,
+    dtype: str,
+    start: Value,
+    stop: Value,
+    write: Callable[[Value, Type, int], None],
+) -> None:
+    """Write loops over some numbers, several vectors, one vector, and one number at a time."""
+    lanes = register_bytes() // Type(dtype).itemsize
+    for count, kind in ((4, Type(dtype, lanes)), (1, Type(dtype, lanes)), (1, Type(dtype))):
+        size = count * kind.lanes
+        end = start + ((stop - start) & -size) if size > 1 else stop
+        with w.loop(start, end, size) as j:
+            write(j, kind, count)
+        start = end
 
 
 def _write_substitute(w: Writer, *values: Value, dtype: str) -> Value:
@@ -267,7 +285,7 @@ def _write_eliminate(w: Writer, *values: Value, dtype: str) -> Value:
     """Write triangular factors into a matrix, and pivots; return whether it is not singular."""
     f, n, pivots = values
     kind, item = Type(dtype), Type(dtype).itemsize
-    lanes, line = register_bytes() // item, n * item
+    line = n * item
     done = w.local(True, BOOL)
     with w.loop(0, n) as k:
         mine = w.offset(f, k * line)
@@ -287,16 +305,24 @@ def _write_eliminate(w: Writer, *values: Value, dtype: str) -> Value:
                 other = w.offset(f, i * line)
                 ratio = w.load(kind, other, k * item) / pivot
                 w.store(other, k * item, ratio)
-                start = k + 1
-                whole = start + ((n - start) & -lanes)
-                for first, last, count in ((start, whole, lanes), (whole, n, 1)):
-                    several = Type(dtype, count)
-                    factor = -ratio if count == 1 else w.splat(-ratio, count)
-                    with w.loop(first, last, count) as j:
-                        at = j * item
-                        x, y = w.load(several, other, at), w.load(several, mine, at)
-                        w.store(other, at, w.fma(factor, y, x))
+                _write_difference(w, other, mine, ratio, (k + 1, n))
     return w.copy(done)
+
+
+def _write_difference(
+    w: Writer, row: Value, other: Value, factor: Value, ends: tuple[Value, Value]
+) -> None:
+    """Write ``row[j] -= factor other[j]`` for all j between `ends`."""
+    item, opposite = factor.type.itemsize, -factor
+
+    def write(j: Value, kind: Type, count: int) -> None:
+        several = opposite if kind.lanes == 1 else w.splat(opposite, kind.lanes)
+        for v in range(count):
+            at = (j + v * kind.lanes) * item
+            value = w.fma(several, w.load(kind, other, at), w.load(kind, row, at))
+            w.store(row, at, value)
+
+    _write_pieces(w, factor.type.dtype, *ends, write)
 
 
 def _write_exchange(w: Writer, kind: Type, x: Value, y: Value, count: Value) -> None:

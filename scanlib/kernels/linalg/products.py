@@ -91,14 +91,14 @@ def multiply(
         return
     is_small = static is not None and static[0] * static[1] * static[2] <= LARGEST
     is_vector = 1 in (known(out.rows), known(out.columns))
+    form, turns = _known_form(a, b, out)
+    given = [*operands, *counts[:3]]
+    given = [given[place] for place in _TURNED] if turns else given
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
-        form, turns = _known_form(a, b, out)
-        given = [*operands, *counts[:3]]
-        given = [given[place] for place in _TURNED] if turns else given
         w.call(_product(out.dtype, form), *given, counts[3])
         return
     address = library(routine_of("gemm", out.dtype))
-    w.call(_any_product(out.dtype), *operands, *counts, address)
+    w.call(_library_product(out.dtype, form), *given, counts[3], address)
 
 
 # Tiny products
@@ -202,7 +202,7 @@ def _plain_product(dtypes: tuple[str, str, str]) -> Function:
 
 
 @cache
-def _product(dtype: str, form: str = "any") -> Function:
+def _product(dtype: str, form: str) -> Function:
     """Return the function of products of numbers of one dtype, in one form or whichever fits."""
 
     def write(w: Writer, *values: Value) -> tuple[Value, ...]:
@@ -231,9 +231,9 @@ def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
         return "any", False
     if known(b.column_stride) == item:
         return "tiles", turns
-    if known(b.row_stride) != item or m is None or not are_side_by_side:
-        return "any", False
-    return "sums" if m < FEW else "tiles", turns
+    if m is not None and m < FEW:
+        return ("sums", turns) if are_side_by_side else ("any", False)
+    return ("tiles", turns) if known(b.row_stride) == item else ("any", False)
 
 
 def _write_choice(w: Writer, dtype: str, *values: Value) -> None:
@@ -461,7 +461,7 @@ def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
 
 
 @cache
-def _any_product(dtype: str) -> Function:
+def _library_product(dtype: str, form: str) -> Function:
     """Return the function of products that may be large: its last operand is BLAS's routine.
 
     BLAS stores matrices by columns: what it is asked for is ``Cᵀ = Bᵀ Aᵀ``.
@@ -485,8 +485,8 @@ def _any_product(dtype: str) -> Function:
             last = w.select(more, one, 0), c, c_line
             call_library(w, routine, *letters, *sizes, one, b, b_line, a, a_line, *last)
         with w.otherwise(choice):
-            w.call(_product(dtype), *own)
+            w.call(_product(dtype, form), *own)
         return ()
 
     types = [*MATRIX * 3, INT64, INT64, INT64, BOOL, POINTER]
-    return write_function(f"any_product_{dtype}", types, write, is_shared=True)
+    return write_function(f"library_product_{dtype}_{form}", types, write, is_shared=True)
