@@ -18,7 +18,7 @@ import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import toposort, toposort_with_orderings
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -64,10 +64,13 @@ class Plan:
     fgraph : FunctionGraph
     refused : set of Apply
         Nodes that turned out to have no kernel, or that something else computes.
+    early : dict of Apply to list of Variable
+        What has to be computed before a node besides its inputs.
     """
 
     fgraph: FunctionGraph
     refused: set[Apply] = field(default_factory=set)
+    early: dict[Apply, list[Variable]] = field(default_factory=dict)
 
     def order(self) -> list[Cluster | Apply]:
         """Return clusters and single nodes, each after what it needs."""
@@ -78,13 +81,17 @@ class Plan:
                 self.refused |= error.nodes
 
     def _order(self) -> Iterator[Cluster | Apply]:
-        nodes = self.fgraph.toposort()
+        orderings = self.fgraph.orderings()
+        for node, variables in self.early.items():
+            owners = [variable.owner for variable in variables if variable.owner is not None]
+            orderings[node] = [*orderings.get(node, ()), *owners]
+        nodes = list(toposort_with_orderings(self.fgraph.outputs, orderings=orderings))
         self.cheap = self._cheap(nodes)
         self.gathered = {
             node for node in nodes if node not in self.cheap and self._may_be_gathered(node)
         }
         written = self.written = self._written(nodes)
-        stages = self._stages(nodes)
+        stages = self._stages(nodes, orderings)
         for stage in range(max(stages.values(), default=0) + 1):
             own = [node for node in nodes if node in self.gathered and stages[node] == stage]
             if own:
@@ -124,16 +131,17 @@ class Plan:
         """Return the nodes that are written one by one: those that are not gathered, and what is
         cheap and needed by them or by the graph."""
         written = {node for node in nodes if node not in self.gathered and node not in self.cheap}
-        needed = set(self.fgraph.outputs)
+        needed = {*self.fgraph.outputs, *(v for some in self.early.values() for v in some)}
         for node in reversed(nodes):
             if node in written or (node in self.cheap and needed & set(node.outputs)):
                 written.add(node)
                 needed |= set(node.inputs)
         return written
 
-    def _stages(self, nodes: Sequence[Apply]) -> dict[Apply, int]:
+    def _stages(
+        self, nodes: Sequence[Apply], orderings: dict[Apply, list[Apply]]
+    ) -> dict[Apply, int]:
         """Return the stage of each node: that of its cluster, or of the last cluster it needs."""
-        orderings = self.fgraph.orderings()
         stages: dict[Apply, int] = {}
         inside: dict[Apply, int] = {}  # the first cluster that can have what is cheap
         for node in nodes:

@@ -10,6 +10,7 @@ import builtins
 from collections.abc import Sequence
 
 import numpy as np
+from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
@@ -320,6 +321,18 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
 
 
 # New arrays
+
+
+@rule(DeepCopyOp)
+def write_deep_copy(step: Step, node: Apply) -> None:
+    (inp,), (out,) = node.inputs, node.outputs
+    if inp.type.ndim == 0:
+        step.bind_number(out, step.number(inp))
+        return
+    place = step.place(inp)
+    target = step.target(out, place.sizes)
+    write_copy(step, place, target)
+    step.bind_place(out, target)
 
 
 @rule(Alloc)
