@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, toposort_with_orderings
@@ -34,7 +33,7 @@ from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.array_kernels import has_rule
 from scanlib.kernels.schedules.graphs import graph_program
 
-VIEWS = (Subtensor, DimShuffle, SpecifyShape)
+VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
 MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
@@ -109,22 +108,21 @@ class Plan:
     def _cheap(self, nodes: Sequence[Apply]) -> set[Apply]:
         """Return views of what comes from elsewhere, and numbers that are computed from numbers."""
         cheap: set[Apply] = set()
+
+        def comes_from_elsewhere(variable: Variable) -> bool:
+            owner = variable.owner
+            return owner is None or owner in cheap or not self._may_be_gathered(owner)
+
         for node in nodes:
             if node in self.refused:
                 continue
             if isinstance(node.op, Shape_i):
                 cheap.add(node)
-            elif isinstance(node.op, NUMBERS) and not isinstance(node.op, OpFromGraph):
-                flat = all(getattr(v.type, "ndim", 0) == 0 for v in (*node.inputs, *node.outputs))
-                if flat and all(
-                    inp.owner is None or inp.owner in cheap or not has_rule(inp.owner.op)
-                    for inp in node.inputs
-                ):
+            elif all(getattr(v.type, "ndim", 0) == 0 for v in (*node.inputs, *node.outputs)):
+                if isinstance(node.op, NUMBERS) and all(map(comes_from_elsewhere, node.inputs)):
                     cheap.add(node)
-            elif isinstance(node.op, VIEWS):
-                owner = node.inputs[0].owner
-                if owner is None or owner in cheap or not self._may_be_gathered(owner):
-                    cheap.add(node)
+            elif isinstance(node.op, VIEWS) and comes_from_elsewhere(node.inputs[0]):
+                cheap.add(node)
         return cheap
 
     def _written(self, nodes: Sequence[Apply]) -> set[Apply]:
@@ -186,11 +184,13 @@ class Plan:
 
     def _cluster(self, nodes: list[Apply], written: set[Apply]) -> Cluster:
         own = set(nodes)
-        outputs = []
-        for node in nodes:
-            for out in node.outputs:
-                if self._is_read_outside(out, own, written):
-                    outputs.append(out)
+        early = {variable for some in self.early.values() for variable in some}
+        outputs = [
+            out
+            for node in nodes
+            for out in node.outputs
+            if out in early or self._is_read_outside(out, own, written)
+        ]
         inputs: dict[Variable, None] = {}
         todo, seen = [inp for node in nodes for inp in node.inputs], set()
         while todo:
