@@ -21,7 +21,13 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.arrays import algebra, views  # noqa: F401  (their rules)
+from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
+    algebra,
+    batches,
+    gathers,
+    orders,
+    views,
+)
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, SizeValues, combined, product
