@@ -17,6 +17,14 @@ from pytensor.tensor.basic import Alloc, alloc
 from pytensor.tensor.rewriting import ofg
 from pytensor.tensor.rewriting import subtensor as subtensor_rewrites
 
+# A choice between graphs; defined elsewhere in later releases.
+try:
+    from pytensor import conditional
+except ImportError:
+    from pytensor.ifelse import IfElse
+else:
+    IfElse = conditional.op.IfElse
+
 # Later releases write `logaddexp` and `logsumexp` as Ops with a graph inside; None where they
 # are plain graphs.
 LOG_ADD_EXP = getattr(special, "LogAddExp", None)

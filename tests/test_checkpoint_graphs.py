@@ -11,7 +11,7 @@ import pytest
 from pytensor.graph.replace import vectorize_graph
 
 import scanlib
-from scanlib.ops.checkpoints import Lengths
+from scanlib.ops.checkpoint_schedules import Lengths
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from tests.checkpoint_loops import PLAIN, close, tanh_loop

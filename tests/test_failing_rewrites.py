@@ -16,7 +16,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop_rewrite import LoopRewrite, WhereLoopsAre, failures_of
 from scanlib.ops.scan import Scan
-from scanlib.rewrites import adopt, lower
+from scanlib.rewrites import adopt, lower_elementwise
 from tests.modes import MODES
 
 REWRITES = sorted(name for name in optdb._names if name.startswith("scanlib_"))
@@ -84,12 +84,12 @@ def test_a_function_without_any_of_them(mode, lenient, monkeypatch):
 
 def test_one_loop_of_two(lenient, monkeypatch, caplog):
     """The other loop is lowered all the same, and `explain` tells the two apart."""
-    lowered = lower.lower_elementwise
+    lowered = lower_elementwise.lower_elementwise
 
     def fail_for_one(loop):
         return fail() if loop.name == "bad" else lowered(loop)
 
-    monkeypatch.setattr(lower, "lower_elementwise", fail_for_one)
+    monkeypatch.setattr(lower_elementwise, "lower_elementwise", fail_for_one)
     x, z = pt.dvector("x"), pt.dvector("z")
     outputs = [smoothed(x, "bad"), smoothed(z, "good", factor=0.25)]
     f = pytensor.function([x, z], outputs, mode=MODES["c"])

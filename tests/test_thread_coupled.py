@@ -8,7 +8,7 @@ import pytest
 import scanlib
 from scanlib.kernels.parts import system_has_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.parts import chunks_by
+from scanlib.ops.thread_splits import chunks_by
 from tests.c_loops import trace
 from tests.checks import assert_same
 from tests.modes import MODES

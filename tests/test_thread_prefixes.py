@@ -9,7 +9,7 @@ import scanlib
 from scanlib.kernels.parts import system_has_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
-from scanlib.ops.parts import chunks_by
+from scanlib.ops.thread_splits import chunks_by
 from tests.c_loops import trace, uniform
 from tests.checks import assert_same
 from tests.modes import MODES

@@ -11,9 +11,9 @@ import pytest
 import scipy.linalg
 import scipy.special
 from pytensor.graph.replace import vectorize_graph
-from pytensor.ifelse import IfElse
 
 import scanlib
+from scanlib._compat import IfElse
 
 torch = pytest.importorskip("torch", reason="the PyTorch linker needs PyTorch")
 

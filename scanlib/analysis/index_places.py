@@ -24,7 +24,7 @@ FULL = slice(None)
 
 
 @dataclass
-class Place:
+class IndexPlace:
     """What an index says of one axis of a row.
 
     `index` is the variable that the axis is read at, with `along` the axes of the result that the
@@ -36,7 +36,7 @@ class Place:
     along: tuple[int, ...] = ()
 
 
-def index_places(node: Apply, sizes: BodyLengths) -> tuple[list[Place], int]:
+def index_places(node: Apply, sizes: BodyLengths) -> tuple[list[IndexPlace], int]:
     """Return the place of every axis of the row that a node indexes, and the rank of the items.
 
     Parameters
@@ -55,7 +55,7 @@ def index_places(node: Apply, sizes: BodyLengths) -> tuple[list[Place], int]:
     batch = op.batch_ndim(node) if isinstance(op, Blockwise) else 0
     source = node.inputs[0]
     indices = _indices(node, batch)
-    places = [Place(out=k) for k in range(batch)]
+    places = [IndexPlace(out=k) for k in range(batch)]
     advanced = [k for k, index in enumerate(indices) if not isinstance(index, slice)]
     joint = max([*(_ndim(indices[k]) - batch for k in advanced), 0])
     together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
@@ -64,14 +64,14 @@ def index_places(node: Apply, sizes: BodyLengths) -> tuple[list[Place], int]:
     out = start = batch
     for k, index in enumerate(indices):
         if isinstance(index, slice):
-            places.append(Place(out=out))
+            places.append(IndexPlace(out=out))
             out += 1
             continue
         if k == advanced[0]:
             start, out = out, out + joint
         last = start + joint
         along = range(batch) if batch else range(last - _ndim(index), last)
-        place = Place(index=index, along=tuple(along))
+        place = IndexPlace(index=index, along=tuple(along))
         places.append(_counted(source, batch + k, place, sizes) or place)
     return places, out
 
@@ -101,7 +101,9 @@ def _ndim(index: Variable) -> int:
     return getattr(index.type, "ndim", 0)
 
 
-def _counted(source: Variable, axis: int, place: Place, sizes: BodyLengths) -> Place | None:
+def _counted(
+    source: Variable, axis: int, place: IndexPlace, sizes: BodyLengths
+) -> IndexPlace | None:
     """Return the place of an axis that an index array counts through, None if it does not."""
     index, along = place.index, place.along
     if index is None or not along:
@@ -115,4 +117,4 @@ def _counted(source: Variable, axis: int, place: Place, sizes: BodyLengths) -> P
     counted = sizes.of_range(index)
     if counted is None or counted.isdisjoint(sizes.of_axis(source, axis)):
         return None
-    return Place(out=along[0])
+    return IndexPlace(out=along[0])

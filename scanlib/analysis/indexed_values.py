@@ -29,7 +29,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
-from scanlib.analysis.index_places import Place, index_places
+from scanlib.analysis.index_places import IndexPlace, index_places
 from scanlib.analysis.scalar_values import (
     Axes,
     NotElementwiseError,
@@ -68,13 +68,13 @@ class IndexedValues(ScalarValues):
             return self.convert_write(node, axes)
         return super().convert_node(op, node, variable, axes)
 
-    def places(self, node: Apply) -> tuple[list[Place], int]:
+    def places(self, node: Apply) -> tuple[list[IndexPlace], int]:
         """Return the place of every axis of the indexed row, and the rank of the items."""
         return index_places(node, self.sizes)
 
     # Positions
 
-    def position(self, source: Variable, axis: int, place: Place, axes: Axes) -> Variable:
+    def position(self, source: Variable, axis: int, place: IndexPlace, axes: Axes) -> Variable:
         """Return the position at which an axis of a row is read; `axes` are those of the result."""
         assert place.index is not None
         index = self.convert(place.index, tuple(axes[k] for k in place.along))
@@ -122,7 +122,7 @@ class IndexedValues(ScalarValues):
 
     # Reading
 
-    def convert_read(self, node: Apply, places: list[Place], axes: Axes) -> Task:
+    def convert_read(self, node: Apply, places: list[IndexPlace], axes: Axes) -> Task:
         source = node.inputs[0]
         own: list[Any] = []
         checks = []
@@ -160,6 +160,15 @@ class IndexedValues(ScalarValues):
             for axis in axes
         )
         return Item(places).make_node(port, *positions).outputs[0]
+
+    def rank(self) -> int:
+        """Return the number of the channels' axes."""
+        return self.ndim + self.extra - len(self.dropped)
+
+    def renumber(self, axes: Axes) -> Axes:
+        """Return axes of the channels as kernels count them; None for those of length one."""
+        kept = [axis for axis in range(self.ndim + self.extra) if axis not in self.dropped]
+        return tuple(kept.index(axis) if axis in kept else None for axis in axes)
 
     def number(self, axis: int) -> int:
         """Return an axis of the channels as kernels count them, without those of length one."""
@@ -338,7 +347,7 @@ class IndexedValues(ScalarValues):
             self.same, self.memo = before, memo
 
 
-def _is_diagonal(places: Sequence[Place]) -> bool:
+def _is_diagonal(places: Sequence[IndexPlace]) -> bool:
     """Whether several axes of a row become one axis of the items."""
     kept = [place.out for place in places if place.index is None]
     return len(set(kept)) < len(kept)

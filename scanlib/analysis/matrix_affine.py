@@ -37,7 +37,7 @@ class NotAffineError(Exception):
 
 
 @dataclass
-class Form:
+class MatrixForm:
     """What a variable is to the state; see the module's text.
 
     `weight` is None for no elementwise term and 1 for the state itself. `both` are matrices along
@@ -78,16 +78,18 @@ class Propagation:
     def __init__(self, state: Variable, dependent: set[Variable]) -> None:
         self.state = state
         self.dependent = dependent
-        self.forms: dict[Variable, Form] = {state: Form(tuple(range(state.type.ndim)), weight=1)}
+        self.forms: dict[Variable, MatrixForm] = {
+            state: MatrixForm(tuple(range(state.type.ndim)), weight=1)
+        }
 
-    def form(self, variable: Variable) -> Form:
+    def form(self, variable: Variable) -> MatrixForm:
         for node in toposort([variable], blockers=[self.state]):
             out = node.outputs[0]
             if out in self.dependent and out not in self.forms:
                 self.forms[out] = self.of_node(node)
         return self.forms[variable]
 
-    def of_node(self, node: Apply) -> Form:
+    def of_node(self, node: Apply) -> MatrixForm:
         op = node.op
         if len(node.outputs) > 1:
             raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
@@ -106,7 +108,7 @@ class Propagation:
 
     # Axes
 
-    def dimshuffle(self, node: Apply) -> Form:
+    def dimshuffle(self, node: Apply) -> MatrixForm:
         order = node.op.new_order
         form = self.forms[node.inputs[0]]
         lost = set(range(form.ndim)) - {k for k in order if k != "x"}
@@ -117,11 +119,11 @@ class Propagation:
         def move(part: Any) -> Any:
             return part if part is None or isinstance(part, int) else part.dimshuffle(*order)
 
-        return Form(axes, move(form.weight), dict(form.terms), move(form.offset), form.both)
+        return MatrixForm(axes, move(form.weight), dict(form.terms), move(form.offset), form.both)
 
     # Elementwise operations
 
-    def elemwise(self, node: Apply) -> Form:
+    def elemwise(self, node: Apply) -> MatrixForm:
         scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
         if out.type.dtype != self.state.type.dtype:
             raise NotAffineError(f"{name_of(out)} has another dtype than the state")
@@ -151,8 +153,8 @@ class Propagation:
         """
         return pt.cast(variable, self.state.type.dtype)
 
-    def total(self, summands: list[tuple[int, Variable]], out: Variable) -> Form:
-        result: Form | None = None
+    def total(self, summands: list[tuple[int, Variable]], out: Variable) -> MatrixForm:
+        result: MatrixForm | None = None
         constant: Any = None
         for sign, inp in summands:
             if inp in self.dependent:
@@ -166,7 +168,7 @@ class Propagation:
         assert result is not None
         return replace(result, offset=plus(result.offset, constant))
 
-    def plus(self, one: Form, two: Form, out: Variable) -> Form:
+    def plus(self, one: MatrixForm, two: MatrixForm, out: Variable) -> MatrixForm:
         if one.axes != two.axes:
             raise NotAffineError(f"{name_of(out)} adds the state to itself along another axis")
         if one.both is not None or two.both is not None:
@@ -174,11 +176,13 @@ class Propagation:
         terms = dict(one.terms)
         for axis, matrix in two.terms.items():
             terms[axis] = plus(terms.get(axis), matrix)
-        return Form(one.axes, plus(one.weight, two.weight), terms, plus(one.offset, two.offset))
+        return MatrixForm(
+            one.axes, plus(one.weight, two.weight), terms, plus(one.offset, two.offset)
+        )
 
     def scale(
-        self, form: Form, apply: Callable[[Any], Any], factor: Variable | None, out: Variable
-    ) -> Form:
+        self, form: MatrixForm, apply: Callable[[Any], Any], factor: Variable | None, out: Variable
+    ) -> MatrixForm:
         """Return a form multiplied by a factor in its layout (None: a plain number)."""
 
         def on(part: Any) -> Any:
@@ -205,7 +209,7 @@ class Propagation:
         both = form.both
         if both is not None:
             both = {0: self.scaled(both[0], apply, factor, out), 1: both[1]}
-        return Form(form.axes, weight, terms, on(form.offset), both)
+        return MatrixForm(form.axes, weight, terms, on(form.offset), both)
 
     def scaled(
         self,
@@ -223,7 +227,7 @@ class Propagation:
 
     # Reductions and products
 
-    def sum(self, node: Apply) -> Form:
+    def sum(self, node: Apply) -> MatrixForm:
         inp, out = node.inputs[0], node.outputs[0]
         form = self.forms[inp]
         axes = node.op.axis
@@ -234,7 +238,7 @@ class Propagation:
             form = self.sum_one(form, axis, inp, out)
         return form
 
-    def sum_one(self, form: Form, axis: int, inp: Variable, out: Variable) -> Form:
+    def sum_one(self, form: MatrixForm, axis: int, inp: Variable, out: Variable) -> MatrixForm:
         state_axis = form.axes[axis]
         keep = [k for k in range(form.ndim) if k != axis]
         if form.terms or form.both or state_axis is None or isinstance(form.weight, int | None):
@@ -255,9 +259,9 @@ class Propagation:
                 offset = offset * inp.shape[axis].astype(self.state.type.dtype)
             offset = offset.sum(axis=axis)
         axes = tuple(state_axis if k == row else form.axes[k] for k in keep)
-        return Form(axes, None, {state_axis: matrix}, offset)
+        return MatrixForm(axes, None, {state_axis: matrix}, offset)
 
-    def dot(self, node: Apply) -> Form:
+    def dot(self, node: Apply) -> MatrixForm:
         left, right = node.inputs
         out = node.outputs[0]
         if left in self.dependent and right in self.dependent:
@@ -281,17 +285,17 @@ class Propagation:
         if form.both is not None or any(axis != state_axis for axis in form.terms):
             both = self.from_both_sides(matrix, form, state_axis, out)
             offset = self.product_offset(node, form, contracted, product)
-            return Form(form.axes, None, {}, offset, both)
+            return MatrixForm(form.axes, None, {}, offset, both)
         result = []
         if form.weight is not None:
             result.append(self.weighted(matrix, form, state_axis, contracted, out))
         result += [pt.matmul(matrix, term) for term in form.terms.values()]
         total = result[0] if len(result) == 1 else result[0] + result[1]
         offset = self.product_offset(node, form, contracted, product)
-        return Form(form.axes, None, {state_axis: total}, offset)
+        return MatrixForm(form.axes, None, {state_axis: total}, offset)
 
     def product_offset(
-        self, node: Apply, form: Form, contracted: int, product: Callable[[Any], Any]
+        self, node: Apply, form: MatrixForm, contracted: int, product: Callable[[Any], Any]
     ) -> Any:
         """Return the offset of a form after a product."""
         offset, (left, right) = form.offset, node.inputs
@@ -303,7 +307,7 @@ class Propagation:
         return product(offset)
 
     def from_both_sides(
-        self, matrix: Variable, form: Form, state_axis: int, out: Variable
+        self, matrix: Variable, form: MatrixForm, state_axis: int, out: Variable
     ) -> dict[int, Variable]:
         """Return the matrices along both axes after a product along one of them."""
         if self.state.type.ndim != 2 or form.weight is not None or len(form.terms) > 1:
@@ -315,7 +319,9 @@ class Propagation:
             raise NotAffineError(f"{name_of(out)} has a matrix for each row or column of the state")
         return both
 
-    def spread(self, matrix: Variable, form: Form, state_axis: int, out: Variable) -> Variable:
+    def spread(
+        self, matrix: Variable, form: MatrixForm, state_axis: int, out: Variable
+    ) -> Variable:
         """Give a matrix one axis for every other axis of the state; batch axes line up."""
         batch = matrix.type.ndim - 2
         order: list[Any] = []
@@ -330,7 +336,7 @@ class Propagation:
         return matrix.dimshuffle(*order, batch, batch + 1)
 
     def weighted(
-        self, matrix: Variable, form: Form, state_axis: int, contracted: int, out: Variable
+        self, matrix: Variable, form: MatrixForm, state_axis: int, contracted: int, out: Variable
     ) -> Variable:
         """Return a matrix times the elementwise factor of a form."""
         weight = form.weight

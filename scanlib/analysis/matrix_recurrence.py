@@ -33,7 +33,7 @@ from scanlib.ops.graph import depends_on
 
 
 @dataclass
-class Recurrence:
+class MatrixRecurrence:
     """A recognized recurrence of body variables.
 
     Attributes
@@ -57,7 +57,7 @@ class Recurrence:
     across: Variable | None = None
 
 
-def recognize(state: Variable, following: Variable) -> Recurrence:
+def recognize(state: Variable, following: Variable) -> MatrixRecurrence:
     """Return the recurrence of a state's next value.
 
     Parameters
@@ -80,7 +80,7 @@ def recognize(state: Variable, following: Variable) -> Recurrence:
     if form.axes != tuple(range(state.type.ndim)):
         raise NotAffineError(f"{name_of(following)} has the state's axes in another order")
     if form.both is not None:
-        return Recurrence("real", 0, form.both[0], form.offset, form.both[1])
+        return MatrixRecurrence("real", 0, form.both[0], form.offset, form.both[1])
     if not form.terms:
         raise NotAffineError(f"{name_of(following)} is elementwise in the state")
     if len(form.terms) > 1:
@@ -88,7 +88,7 @@ def recognize(state: Variable, following: Variable) -> Recurrence:
     ((axis, matrix),) = form.terms.items()
     if form.weight is not None:
         matrix = matrix + _diagonal(form.weight, axis, matrix, state)
-    return Recurrence("real", axis, matrix, form.offset)
+    return MatrixRecurrence("real", axis, matrix, form.offset)
 
 
 def _diagonal(weight: Any, axis: int, matrix: Variable, state: Variable) -> Variable:
@@ -104,7 +104,7 @@ def _diagonal(weight: Any, axis: int, matrix: Variable, state: Variable) -> Vari
 
 def _in_other_semiring(
     state: Variable, following: Variable, dependent: set[Variable]
-) -> Recurrence | None:
+) -> MatrixRecurrence | None:
     """Return ``⊕_j (A[i, j] + h[j]) + c[i]`` if the next value is that, else None."""
     variable, offset = following, None
     sign = 1
@@ -162,7 +162,7 @@ def _in_other_semiring(
     matrix = form.offset.dimshuffle(*others, row, axis)
     if sign < 0:
         semiring, matrix = {"max": "min", "min": "max"}[semiring], -matrix
-    return Recurrence(semiring, last, matrix, offset)
+    return MatrixRecurrence(semiring, last, matrix, offset)
 
 
 def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:

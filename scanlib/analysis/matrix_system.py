@@ -24,32 +24,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.traversal import toposort
-from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc, Join, MakeVector, Split
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
-from pytensor.tensor.math import Sum as TensorSum
-from pytensor.tensor.reshape import JoinDims, SplitDims
-from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.graph.basic import Variable
 
-from scanlib.analysis.matrix_affine import NotAffineError, is_minus_one, name_of, plus
-from scanlib.analysis.system_rules import Affine, Block, PartRules, Sizes
 from scanlib.ops.graph import constant_integer, depends_on
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
 
+Sizes = Callable[[Variable], Sequence[Variable]]
 
-class SystemForms(PartRules):
-    """Computes forms of the variables of a body.
+
+@dataclass
+class Jacobian:
+    """The Jacobian of a variable by one state.
+
+    `value` is None for the state itself, a vector, with its axes in the order `order`. `full` says
+    that no item is missing from the structure, `covers` that every number of the state stands
+    somewhere in the variable, so that its product with a matrix misses none.
+    """
+
+    value: Variable | None
+    order: tuple[Any, ...] = ()
+    full: bool = False
+    covers: bool = False
+
+    def moved(self, value: Variable) -> Jacobian:
+        """Return the block of a variable with the same items in other places."""
+        return Jacobian(value, (), self.full, self.covers)
+
+
+@dataclass
+class Affine:
+    """What a variable is to all states: see the module's text."""
+
+    blocks: dict[int, Jacobian] = field(default_factory=dict)
+    offset: Variable | None = None
+
+
+class SystemForms:
+    """The forms of the variables of a body; `system_rules.propagate` finds them.
 
     Parameters
     ----------
@@ -63,11 +80,6 @@ class SystemForms(PartRules):
         Gives the shape of a body variable without reading a state.
     structure : bool
         Whether to put ones in the place of all factors and leave the offsets out.
-
-    Raises
-    ------
-    NotAffineError
-        If a next value is of another form; the text says which variable is in the way.
     """
 
     def __init__(
@@ -78,10 +90,11 @@ class SystemForms(PartRules):
         sizes: Sizes,
         structure: bool = False,
     ) -> None:
-        self.sources, self.batch, self.sizes, self.structure = sources, batch, sizes, structure
+        self.sources, self.targets = list(sources), list(targets)
+        self.batch, self.sizes, self.structure = batch, sizes, structure
         self.dtype = sources[0].type.dtype
         self.multiplies = False
-        self.dependent = depends_on(list(targets), sources)
+        self.dependent = depends_on(self.targets, sources)
         self.forms: dict[Variable, Affine] = {}
         self.bases: dict[int, Variable] = {}
         for k, source in enumerate(sources):
@@ -89,13 +102,9 @@ class SystemForms(PartRules):
             order = tuple(range(source.type.ndim))
             if core != 1:
                 self.bases[k] = self.basis(k)
-            start = Block(None, order) if core == 1 else Block(self.bases[k], full=core == 0)
+            start = Jacobian(None, order) if core == 1 else Jacobian(self.bases[k], full=core == 0)
             start.covers = True
             self.forms[source] = Affine({k: start})
-        for node in toposort(list(targets), blockers=list(sources)):
-            if any(out in self.dependent for out in node.outputs):
-                for out, form in zip(node.outputs, self.of_node(node), strict=True):
-                    self.forms.setdefault(out, form)
 
     def form(self, variable: Variable) -> Affine:
         """Return the form of a variable; one that reads no state is all offset.
@@ -127,13 +136,13 @@ class SystemForms(PartRules):
             return eye.dimshuffle(0, *["x"] * self.batch, 1)
         return eye.reshape((self.size(k), *ones, *sizes))
 
-    def value(self, k: int, block: Block) -> Variable:
+    def value(self, k: int, block: Jacobian) -> Variable:
         """Return a Jacobian as an array."""
         if block.value is not None:
             return block.value
         return self.basis(k).dimshuffle(0, *(p if p == "x" else p + 1 for p in block.order))
 
-    def whole(self, k: int, block: Block | None, variable: Variable) -> Variable:
+    def whole(self, k: int, block: Jacobian | None, variable: Variable) -> Variable:
         """Return a Jacobian with all axes but batches as long as those of its variable."""
         sizes = list(self.sizes(variable))
         if block is None:
@@ -166,154 +175,6 @@ class SystemForms(PartRules):
         ]
         return _filled(1, shape, self.dtype)
 
-    # Operations
-
-    def of_node(self, node: Apply) -> list[Affine]:
-        """Return the forms of a node's outputs."""
-        op, out = node.op, node.outputs[0]
-        if any(getattr(each.type, "dtype", None) != self.dtype for each in node.outputs):
-            raise NotAffineError(f"{name_of(out)} has another dtype than the state")
-        if isinstance(op, SpecifyShape) and node.inputs[0] in self.dependent:
-            return [self.form(node.inputs[0])]
-        if isinstance(op, DimShuffle):
-            return [self.dimshuffle(node)]
-        if isinstance(op, Elemwise):
-            return [self.elemwise(node)]
-        core = op.core_op if isinstance(op, Blockwise) else op
-        if isinstance(core, Dot):
-            self.multiplies = True
-            return [self.dot(node)]
-        for kinds, rule in self.rules():
-            if isinstance(op, kinds):
-                return rule(node)
-        raise NotAffineError(f"{name_of(out)} reads the state")
-
-    def rules(self) -> list[tuple[Any, Callable[[Apply], list[Affine]]]]:
-        return [
-            (TensorSum, self.sum),
-            (Join, self.join),
-            (MakeVector, self.stack),
-            (Split, self.split),
-            (Alloc, self.alloc),
-            ((Reshape, JoinDims, SplitDims), self.reshape),
-            (Subtensor, self.subtensor),
-            (IncSubtensor, self.inc_subtensor),
-        ]
-
-    def dimshuffle(self, node: Apply) -> Affine:
-        order, out = node.op.new_order, node.outputs[0]
-        self.keeps_batch(node, order[: self.batch] == tuple(range(self.batch)))
-        form = self.form(node.inputs[0])
-
-        def turned(block: Block) -> Block:
-            if block.value is None:
-                places = tuple(k if k == "x" else block.order[k] for k in order)
-                return replace(block, order=places)
-            lost = {1 + k for k in range(node.inputs[0].type.ndim) if k not in order}
-            value = _with_units(block.value, lost)
-            moved = value.dimshuffle(0, *(k if k == "x" else k + 1 for k in order))
-            return block.moved(moved)
-
-        offset = form.offset
-        if offset is not None:
-            lost = {k for k in range(node.inputs[0].type.ndim) if k not in order}
-            offset = _with_units(offset, lost).dimshuffle(*order)
-        assert out.type.ndim == len(order)
-        return Affine({k: turned(block) for k, block in form.blocks.items()}, offset)
-
-    # Elementwise operations
-
-    def elemwise(self, node: Apply) -> Affine:
-        scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
-        if isinstance(scalar, ps.Add):
-            return self.total([(1, inp) for inp in inputs])
-        if isinstance(scalar, ps.Sub):
-            return self.total([(1, inputs[0]), (-1, inputs[1])])
-        if isinstance(scalar, ps.Neg):
-            return self.total([(-1, inputs[0])])
-        varying = [inp for inp in inputs if inp in self.dependent]
-        if isinstance(scalar, ps.Mul) and len(varying) == 1:
-            form = self.form(varying[0])
-            for factor in inputs:
-                if factor is varying[0] or (self.structure and is_minus_one(factor)):
-                    continue
-                form = self.scaled(form, factor, lambda part, by: part * by)
-            return form
-        if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
-            return self.scaled(self.form(inputs[0]), inputs[1], lambda part, by: part / by)
-        raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
-
-    def total(self, summands: list[tuple[int, Variable]]) -> Affine:
-        """Return the form of a sum, each part with its sign."""
-        blocks: dict[int, Block] = {}
-        offset = None
-        for sign, inp in summands:
-            form = self.form(inp)
-            if len(summands) == 1 and sign > 0:
-                return form
-            for k, block in form.blocks.items():
-                value = self.value(k, block)
-                if sign < 0 and not self.structure:
-                    value = -value
-                before = blocks.get(k)
-                if before is not None:
-                    value = before.value + value
-                both = block.moved(value)
-                if before is not None:
-                    both.full |= before.full
-                    both.covers |= before.covers
-                blocks[k] = both
-            if form.offset is not None:
-                offset = plus(offset, form.offset if sign > 0 else -form.offset)
-        return Affine(blocks, offset)
-
-    def scaled(
-        self, form: Affine, by: Variable, apply: Callable[[Variable, Variable], Variable]
-    ) -> Affine:
-        """Return a form multiplied or divided by a factor."""
-        factor = self.factor(by)
-        spread = factor.dimshuffle("x", *range(factor.type.ndim))
-        blocks = {}
-        for k, block in form.blocks.items():
-            value = self.value(k, block)
-            scaled = apply(value, spread)
-            if not self.structure and (block.value is None or value is self.bases.get(k)):
-                # Of a state by itself, what is not finite must stay where it is.
-                scaled = pt.switch(value, apply(pt.ones_like(spread), spread), pt.zeros_like(value))
-            blocks[k] = block.moved(scaled)
-        return Affine(blocks, None if form.offset is None else apply(form.offset, factor))
-
-    # Products of matrices
-
-    def dot(self, node: Apply) -> Affine:
-        left, right = node.inputs
-        out = node.outputs[0]
-        if left in self.dependent and right in self.dependent:
-            raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
-        if left.type.ndim != right.type.ndim or left.type.ndim < 2:
-            raise NotAffineError(f"{name_of(out)} is no product of two matrices")
-        from_left = left in self.dependent
-        state, matrix = (left, right) if from_left else (right, left)
-        ndim = state.type.ndim
-        contracted = ndim - 1 if from_left else ndim - 2
-        self.keeps_batch(node, contracted >= self.batch)
-        form, factor = self.form(state), self.factor(matrix)
-        others = [k for k in range(self.batch, ndim) if k != contracted]
-        alone = all(state.type.shape[k] == 1 for k in others)
-        product = _times(factor, from_left)
-        blocks = {}
-        for k, block in form.blocks.items():
-            if block.value is None and block.order[contracted] == self.batch:
-                blocks[k] = Block(_columns(factor, from_left), full=True)
-                continue
-            value = product(self.whole(k, block, state))
-            blocks[k] = Block(value, full=block.full or (alone and block.covers))
-        offset = form.offset
-        if offset is not None:
-            whole = self.whole_offset(offset, state)
-            offset = node.op(whole, right) if from_left else node.op(left, whole)
-        return Affine(blocks, offset)
-
 
 def _filled(value: int, sizes: Sequence[Variable], dtype: str) -> Variable:
     """Return an array of one number, a constant where it is small and its shape is known."""
@@ -325,32 +186,3 @@ def _filled(value: int, sizes: Sequence[Variable], dtype: str) -> Variable:
 
 def _one() -> Variable:
     return pt.constant(1, dtype="int64")
-
-
-def _with_units(variable: Variable, axes: set[int]) -> Variable:
-    """Return a variable with axes of size one where the types do not say so."""
-    unknown = [axis for axis in axes if variable.type.shape[axis] != 1]
-    return pt.specify_broadcastable(variable, *unknown) if unknown else variable
-
-
-def _times(matrix: Variable, from_left: bool) -> Callable[[Variable], Variable]:
-    """Return what multiplies the last axes of an array by a matrix."""
-
-    def product(value: Variable) -> Variable:
-        if matrix.type.ndim == 2 and value.type.ndim == 3:
-            if from_left and value.type.shape[1] == 1:
-                return pt.dot(value[:, 0, :], matrix)[:, None, :]
-            if not from_left and value.type.shape[2] == 1:
-                return pt.dot(value[:, :, 0], matrix.T)[:, :, None]
-        return pt.matmul(value, matrix) if from_left else pt.matmul(matrix, value)
-
-    return product
-
-
-def _columns(matrix: Variable, from_left: bool) -> Variable:
-    """Return the Jacobian of the product of a matrix and the state itself, a vector."""
-    ndim = matrix.type.ndim
-    lead = range(ndim - 2)
-    if from_left:
-        return matrix.dimshuffle(ndim - 2, *lead, "x", ndim - 1)
-    return matrix.dimshuffle(ndim - 1, *lead, ndim - 2, "x")

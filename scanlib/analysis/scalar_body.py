@@ -101,11 +101,12 @@ def _is_array(variable: Constant) -> bool:
     return np.asarray(variable.data).size != 1
 
 
-class _Scalarizer(IndexedValues):
+class _Scalarizer:
     """Reads the parts of a loop: what they are, which axes they have, what is summed."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.values = IndexedValues(loop)
         self.sums: dict[Variable, Summed | None] = {}
 
     @cached_property
@@ -122,14 +123,14 @@ class _Scalarizer(IndexedValues):
 
     def run(self) -> ScalarLoop:
         loop = self.loop
-        states = [self.own_axes(next(iter(state.taps.values()))) for state in loop.states]
+        states = [self.values.own_axes(next(iter(state.taps.values()))) for state in loop.states]
         for state, axes in zip(loop.states, states, strict=True):
             for tap in state.taps.values():
-                self.bind(tap, axes)
+                self.values.bind(tap, axes)
         sums = [self.is_sum(carry) for carry in loop.carries]
         carries = [self.carry_axes(*pair) for pair in zip(loop.carries, sums, strict=True)]
         values = [
-            self.convert(state.next, self.row_axes(state.next, axes))
+            self.values.convert(state.next, self.values.row_axes(state.next, axes))
             for state, axes in zip(loop.states, states, strict=True)
         ]
         reductions: list[tuple[int, ...]] = []
@@ -137,29 +138,31 @@ class _Scalarizer(IndexedValues):
             if is_sum:
                 value, carries[i], reduced = self.contribution(carry, carries[i])
             else:
-                value = self.convert(carry.next, self.row_axes(carry.next, carries[i]))
+                value = self.values.convert(
+                    carry.next, self.values.row_axes(carry.next, carries[i])
+                )
                 reduced = ()
             values.append(value)
             reductions.append(reduced)
         results = [self.output(output) for output in loop.outputs]
         values += [value for value, _, _ in results]
         if loop.stop is not None:
-            values.append(self.convert(loop.stop, ()))
+            values.append(self.values.convert(loop.stop, ()))
         sequences, row_ports = self.split_ports_of_sequences()
         non_sequences, whole_ports = self.split_ports_of_non_sequences()
         inputs = [
             *row_ports,
-            *(self.port(tap) for state in loop.states for tap in state.taps.values()),
-            *(self.port(carry.value) for carry in loop.carries),
+            *(self.values.port(tap) for state in loop.states for tap in state.taps.values()),
+            *(self.values.port(carry.value) for carry in loop.carries),
             *whole_ports,
         ]
         layout = Layout(
-            ndim=self.ndim + self.extra - len(self.dropped),
-            sequences=tuple(map(self.renumber, sequences)),
-            states=tuple(map(self.renumber, states)),
-            carries=tuple(map(self.renumber, carries)),
-            non_sequences=tuple(map(self.renumber, non_sequences)),
-            outputs=tuple(self.renumber(axes) for _, axes, _ in results),
+            ndim=self.values.rank(),
+            sequences=tuple(map(self.values.renumber, sequences)),
+            states=tuple(map(self.values.renumber, states)),
+            carries=tuple(map(self.values.renumber, carries)),
+            non_sequences=tuple(map(self.values.renumber, non_sequences)),
+            outputs=tuple(self.values.renumber(axes) for _, axes, _ in results),
             sums=tuple(sums),
             carry_reductions=tuple(map(self.renumber_reduced, reductions)),
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
@@ -172,19 +175,15 @@ class _Scalarizer(IndexedValues):
         return found
 
     def renumber_reduced(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(axis for axis in self.renumber(axes) if axis is not None)
+        return tuple(axis for axis in self.values.renumber(axes) if axis is not None)
 
     def carry_axes(self, carry: Carry, is_sum: bool) -> Axes:
         if not is_tensor(carry.value):
             raise NotElementwiseError(f"the carry {describe(carry.value)} is no tensor")
-        axes = self.own_axes(carry.value)
+        axes = self.values.own_axes(carry.value)
         if not is_sum:
-            self.bind(carry.value, axes)
+            self.values.bind(carry.value, axes)
         return axes
-
-    def renumber(self, axes: Axes) -> Axes:
-        kept = [axis for axis in range(self.ndim + self.extra) if axis not in self.dropped]
-        return tuple(kept.index(axis) if axis in kept else None for axis in axes)
 
     def terms_of(self, carry: Carry) -> list[Variable]:
         """Return what a next value is the sum of; items added at several places are a term."""
@@ -192,8 +191,8 @@ class _Scalarizer(IndexedValues):
         pending = terms_of_sum(carry.next)
         while pending:
             term = pending.pop(0)
-            if self.is_scattered(term):
-                terms.append(self.scattered_term(term.owner, carry.value))
+            if self.values.is_scattered(term):
+                terms.append(self.values.scattered_term(term.owner, carry.value))
                 pending = [*terms_of_sum(term.owner.inputs[0]), *pending]
             else:
                 terms.append(term)
@@ -240,9 +239,9 @@ class _Scalarizer(IndexedValues):
     def check_same_sizes(self, values: list[Variable], axes: tuple[int, ...]) -> None:
         """Raise if sums over `axes` may run over different numbers of channels."""
         for axis in axes:
-            linked = {read for read in self.reads(values[0]) if read[1] == axis}
+            linked = {read for read in self.values.reads(values[0]) if read[1] == axis}
             for value in values[1:]:
-                own = {read for read in self.reads(value) if read[1] == axis}
+                own = {read for read in self.values.reads(value) if read[1] == axis}
                 if linked.isdisjoint(own):
                     raise NotElementwiseError("an accumulator adds sums of different lengths")
                 linked |= own
@@ -250,9 +249,9 @@ class _Scalarizer(IndexedValues):
     def output(self, output: Output) -> Summed:
         if not is_tensor(output.value):
             raise NotElementwiseError(f"the output {describe(output.value)} is no dense tensor")
-        value, axes, reduced = self.summed(output.value, self.own_axes(output.value))
+        value, axes, reduced = self.summed(output.value, self.values.own_axes(output.value))
         if not reduced:
-            value = self.with_sizes(value, output.value, axes)
+            value = self.values.with_sizes(value, output.value, axes)
         return Summed(value, axes, reduced)
 
     def summed(self, variable: Variable, own: Axes) -> Summed:
@@ -261,9 +260,11 @@ class _Scalarizer(IndexedValues):
         if found is not None:
             return found
         try:
-            return Summed(self.convert(variable, own), self.row_axes(variable, own), ())
+            return Summed(
+                self.values.convert(variable, own), self.values.row_axes(variable, own), ()
+            )
         except NotElementwiseError:
-            row = self.row_at_position(variable)
+            row = self.values.row_at_position(variable)
             if row is None:
                 raise
             return Summed(*row)
@@ -281,8 +282,8 @@ class _Scalarizer(IndexedValues):
         node = variable.owner
         if node is None:
             return None
-        if node in self.scattered:
-            return Summed(*self.scatter(node))
+        if node in self.values.scattered:
+            return Summed(*self.values.scatter(node))
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):
@@ -322,7 +323,7 @@ class _Scalarizer(IndexedValues):
                 for axis, one in zip(found.axes, factor.type.broadcastable, strict=True)
             ):
                 return None
-        scalars = [self.convert(factor, found.axes) for factor in factors]
+        scalars = [self.values.convert(factor, found.axes) for factor in factors]
         scalars.insert(position, found.value)
         made = node.op.scalar_op.make_node(*scalars)
         if made.outputs[0].type.dtype != after:
@@ -334,10 +335,10 @@ class _Scalarizer(IndexedValues):
         source = node.inputs[0]
         ndim = source.type.ndim
         axes = range(ndim) if node.op.axis is None else [axis % ndim for axis in node.op.axis]
-        whole = self.own_axes(source)
+        whole = self.values.own_axes(source)
         reduced = tuple(sorted(axis for axis in (whole[i] for i in axes) if axis is not None))
         result = tuple(whole[axis] for axis in range(ndim) if axis not in axes)
-        value = self.with_sizes(self.convert(source, whole), source, whole)
+        value = self.values.with_sizes(self.values.convert(source, whole), source, whole)
         return Summed(_cast(value, node.outputs[0].type.dtype), result, reduced)
 
     # Inputs that are read in several places
@@ -345,7 +346,7 @@ class _Scalarizer(IndexedValues):
     def split_ports_of_sequences(self) -> tuple[list[Axes], list[Variable]]:
         parts, axes, scalars = [], [], []
         for part in self.loop.sequences:
-            ports = self.ports.get(part.row) or [
+            ports = self.values.ports.get(part.row) or [
                 ((None,) * part.row.type.ndim, new_scalar(part.row.type.dtype))
             ]
             for i, (own, scalar) in enumerate(ports):
@@ -360,7 +361,7 @@ class _Scalarizer(IndexedValues):
         parts, axes, scalars = [], [], []
         needed = set(ancestors(self.loop.body_outputs()))
         for part in self.loop.non_sequences:
-            ports = self.ports.get(part.inner)
+            ports = self.values.ports.get(part.inner)
             if not ports and (part.inner not in needed or not is_tensor(part.inner)):
                 continue
             # The canonical body still needs what is read for its shape alone.

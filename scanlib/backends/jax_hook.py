@@ -9,6 +9,7 @@ hands it to `jax_funcify` itself, as PyMC does.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
@@ -16,15 +17,22 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
-from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.whole_loops import (
+from scanlib.ops.linker_features import (
     CompilesStepProducts,
     NeedsKnownLengths,
     holds_scanlib_ops,
     needs_known_lengths,
 )
+from scanlib.ops.loop_rewrite import LoopRewrite
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
+
+
+def jax_backend() -> Any:
+    """Return the JAX backend, imported where it has not been."""
+    from scanlib.backends import jax
+
+    return jax
 
 
 class LoadJAX(LoopRewrite):
@@ -34,8 +42,7 @@ class LoadJAX(LoopRewrite):
         fgraph.attach_feature(CompilesStepProducts())
         if not holds_scanlib_ops(fgraph):
             return
-        from scanlib.backends import jax as backend
-
+        backend = jax_backend()
         has_trees = any(isinstance(node.op, AssociativeScan) for node in fgraph.apply_nodes)
         if has_trees and backend.combines_in_trees():
             fgraph.attach_feature(CombinesInTrees())
@@ -62,7 +69,7 @@ class PrepareForJAX(LoopRewrite):
 def load_where_dispatch_is() -> None:
     """Import the JAX backend if PyTensor's JAX dispatch has been imported already."""
     if DISPATCH in sys.modules:
-        from scanlib.backends import jax  # noqa: F401
+        jax_backend()
 
 
 optdb.register("scanlib_load_jax", LoadJAX(), "jax", position=-0.5)

@@ -17,10 +17,15 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.pytorch.linker import PytorchLinker
 
 from scanlib.ops.execution import register_loader
+from scanlib.ops.linker_features import holds_scanlib_ops
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.whole_loops import holds_scanlib_ops
 
 DISPATCH = "pytensor.link.pytorch.dispatch.basic"
+
+
+def load_torch() -> None:
+    """Import the PyTorch backend."""
+    from scanlib.backends import torch  # noqa: F401
 
 
 def load_before_linking() -> None:
@@ -31,8 +36,7 @@ def load_before_linking() -> None:
 
     @functools.wraps(convert)
     def fgraph_convert(self: PytorchLinker, *args: Any, **kwargs: Any) -> Any:
-        from scanlib.backends import torch  # noqa: F401
-
+        load_torch()
         return convert(self, *args, **kwargs)
 
     PytorchLinker.fgraph_convert = fgraph_convert
@@ -41,7 +45,7 @@ def load_before_linking() -> None:
 def load_where_dispatch_is() -> None:
     """Import the backend if PyTensor's PyTorch dispatch has been imported already."""
     if DISPATCH in sys.modules:
-        from scanlib.backends import torch  # noqa: F401
+        load_torch()
 
 
 class LoadTorch(LoopRewrite):

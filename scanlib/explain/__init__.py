@@ -1,10 +1,10 @@
 """`scanlib.explain`: what became of the loops of a function, and why.
 
-`loops` walks the graph and asks what it is made of; `parts`, `names` and `reasons` answer for one
-loop, `others` for those that are no canonical loop, `runs` for the linker. The answers are the
-dataclasses of `data`; `text` and `html` show them. Nothing here decides anything: schedules come
-from where backends take them (`scanlib.ops.elemwise_scan.schedule`), families and obstacles from
-the analysis that lowers loops.
+`nodes` walks the graph and asks what it is made of; `loop_parts`, `names` and `reasons` answer for
+one loop, `other_loops` for those that are no canonical loop, `linkers` for the linker. The answers
+are the dataclasses of `data`; `text` and `html` show them. Nothing here decides anything: schedules
+come from where backends take them (`scanlib.ops.elemwise_scan.schedule`), families and obstacles
+from the analysis that lowers loops.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.explain.data import AdoptedLoop, Explanation, LoopExplanation, Obstacle, Part
-from scanlib.explain.loops import explain_nodes
-from scanlib.explain.runs import Setting, linker_name
+from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
+from scanlib.explain.explanation import Explanation
+from scanlib.explain.linkers import Setting, linker_name
+from scanlib.explain.nodes import explain_nodes
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt import adoption_record
 from scanlib.rewrites.split_record import notes_of

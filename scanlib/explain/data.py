@@ -7,7 +7,7 @@ elementwise loop, ``n0, n1, …`` for other axes, each where it stands in `Part.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 Size = int | str
@@ -129,7 +129,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """The arrays with a time axis that a loop reads and writes.
 
     Attributes
@@ -182,7 +182,7 @@ class LoopExplanation:
     parts : tuple of Part
     obstacles : tuple of Obstacle
         What stands in the way of more.
-    memory : Memory or None
+    memory : MemoryUse or None
         None where scanlib does not know.
     inner : tuple of LoopExplanation
         Loops inside a step, as the body is compiled.
@@ -201,7 +201,7 @@ class LoopExplanation:
     runs: str
     parts: tuple[Part, ...]
     obstacles: tuple[Obstacle, ...] = ()
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     inner: tuple[LoopExplanation, ...] = ()
     inside: str | None = None
     threads: int = 1
@@ -247,56 +247,3 @@ class AdoptedLoop:
 
     name: str
     reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What `scanlib.explain` returns: text when printed, HTML in a notebook, data in `loops`.
-
-    Attributes
-    ----------
-    loops : list of LoopExplanation
-        In the order of computation.
-    source : str
-        What was explained: "compiled function", or "graph".
-    linker : str
-        The linker that runs it, or would.
-    adoption : tuple of AdoptedLoop
-        The loops of `pytensor.scan` that were there, where adoption is switched on, and what
-        became of each; see `scanlib.enable`.
-    splits : list of (str, str)
-        The name of every loop that was taken apart, and what left it.
-    failures : list of str
-        Errors in scanlib's rewrites, and what was left as it was for them.
-    """
-
-    loops: list[LoopExplanation] = field(default_factory=list)
-    source: str = "graph"
-    linker: str = ""
-    adoption: tuple[AdoptedLoop, ...] = ()
-    splits: list[tuple[str, str]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        from scanlib.explain.text import text
-
-        return text(self)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        from scanlib.explain.html import html
-
-        return html(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return dictionaries, lists, strings and numbers alone, fit for `json.dumps`."""
-        return {
-            "source": self.source,
-            "linker": self.linker,
-            "adoption": [asdict(loop) for loop in self.adoption],
-            "splits": [{"loop": name, "what": what} for name, what in self.splits],
-            "failures": list(self.failures),
-            "loops": [loop.to_dict() for loop in self.loops],
-        }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
-from scanlib.explain.data import Explanation, LoopExplanation
+from scanlib.explain.data import LoopExplanation
 from scanlib.explain.text import COLUMNS, adoption, cells, facts, headline, splits, title
+
+if TYPE_CHECKING:
+    from scanlib.explain.explanation import Explanation
 
 
 def html(explanation: Explanation) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
-from scanlib.explain.data import Bytes, Explanation, LoopExplanation, Memory, Part, readable
+from scanlib.explain.data import Bytes, LoopExplanation, MemoryUse, Part, readable
+
+if TYPE_CHECKING:
+    from scanlib.explain.explanation import Explanation
 
 WIDTH = 100
 MIN_NAME = 12
@@ -85,7 +89,7 @@ def steps(loop: LoopExplanation) -> str:
     return count + (", from the last row to the first" if loop.reverse else "")
 
 
-def memory(memory: Memory, known: int | None, until: bool) -> list[tuple[str, str]]:
+def memory(memory: MemoryUse, known: int | None, until: bool) -> list[tuple[str, str]]:
     """Return what is read and written, and what is stored."""
     found = []
     if memory.read.terms or memory.written.terms:
@@ -104,7 +108,7 @@ def memory(memory: Memory, known: int | None, until: bool) -> list[tuple[str, st
     return found
 
 
-def _traffic(memory: Memory, known: int | None, until: bool) -> str:
+def _traffic(memory: MemoryUse, known: int | None, until: bool) -> str:
     """Return what is read and written, per step and for a number of steps."""
     rows = known if known is not None else EXAMPLE_STEPS
     when = ("at most" if until else "in all") if known is not None else f"for T = {EXAMPLE_STEPS}"

@@ -6,7 +6,7 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels.parts import wanted_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.parts import can_slice, chunks_by, least_row
+from scanlib.ops.thread_splits import can_slice, chunks_by, least_row
 
 # How a thread finds the value before its steps.
 _HOW = {

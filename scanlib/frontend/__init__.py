@@ -6,10 +6,9 @@ from scanlib.frontend.associative import (
     prefix_scan,
     reduce_scan,
 )
-from scanlib.frontend.checkpoints import scan_checkpoints
 from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
 from scanlib.frontend.filtering import lfilter
-from scanlib.frontend.linear import (
+from scanlib.frontend.linear_recurrences import (
     discounted_cumsum,
     discounted_cumsum_left,
     discounted_cumsum_right,
@@ -18,8 +17,8 @@ from scanlib.frontend.linear import (
 )
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
-from scanlib.frontend.views import filter, foldl, foldr, map, reduce
-from scanlib.ops.checkpoints import Levels, Memory
+from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
+from scanlib.ops.checkpoint_schedules import Levels, Memory
 
 __all__ = [
     "Levels",

@@ -43,7 +43,7 @@ from scanlib.frontend.trace import (
     tap_name,
 )
 from scanlib.frontend.values import as_variable, read_flag
-from scanlib.ops.checkpoints import Schedule
+from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.messages import loop_title

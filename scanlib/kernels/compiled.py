@@ -18,9 +18,9 @@ import llvmlite.binding as llvm
 from pytensor.configdefaults import config
 
 from scanlib import kept_files
-from scanlib.kernels.language import Kernel
+from scanlib.kernels.language import Function, Kernel
 from scanlib.kernels.parts import combining_kernel, parts_text
-from scanlib.kernels.printers.llvm import print_kernels
+from scanlib.kernels.printers.llvm import print_kernels, shared_functions
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.verifier import verify
@@ -47,15 +47,17 @@ def program_text(program: LoopProgram) -> str:
     """Return the module of a loop: its kernels, and `run_parts` (`scanlib.kernels.parts`)."""
     if program in _texts:
         return _texts[program]
-    kernels = program.kernels
-    whole = list(kernels.all)
-    if program.shared:
-        whole.append(combining_kernel(program))
+    whole = _kernels_of(program)
     for kernel in whole:
         verify(kernel)
     kernels_text = print_kernels(*whole, fused=has_fused_multiply_add())
     _texts[program] = kernels_text + "\n" + parts_text(program)
     return _texts[program]
+
+
+def _kernels_of(program: LoopProgram) -> list[Kernel]:
+    combining = [combining_kernel(program)] if program.shared else []
+    return [*program.kernels.all, *combining]
 
 
 def program_key(program: LoopProgram) -> str:
@@ -73,7 +75,9 @@ def program_key(program: LoopProgram) -> str:
 def compile_program(program: LoopProgram) -> CompiledKernels:
     """Return the kernels of a loop as machine code."""
     names = ["prepare_entry", "start_entry", "run_entry", "run_parts"]
-    return _load(_object_code(program_text(program)), names)
+    text = program_text(program)
+    _load_shared(_kernels_of(program))
+    return _load(_object_code(text), names)
 
 
 def compile_kernels(kernels: Sequence[Kernel]) -> CompiledKernels:
@@ -82,7 +86,19 @@ def compile_kernels(kernels: Sequence[Kernel]) -> CompiledKernels:
         verify(kernel)
     names = [f"{kernel.name}_entry" for kernel in kernels]
     text = print_kernels(*kernels, fused=has_fused_multiply_add())
+    _load_shared(kernels)
     return _load(_object_code(text), names)
+
+
+_loaded: dict[str, CompiledKernels] = {}
+
+
+def _load_shared(roots: Sequence[Kernel | Function]) -> None:
+    """Let modules find the shared functions that kernels call: each is compiled by itself, once."""
+    for symbol, text in shared_functions(*roots, fused=has_fused_multiply_add()).items():
+        if symbol not in _loaded:
+            _loaded[symbol] = _load(_object_code(text), [symbol])
+            llvm.add_symbol(symbol, _loaded[symbol].entries[symbol])
 
 
 def _object_code(text: str) -> bytes:

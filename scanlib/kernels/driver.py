@@ -125,5 +125,9 @@ def poll_address() -> int:
 def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     """Raise the error that a code of a loop stands for."""
     failure = program.failures[code]
-    kind = getattr(errors, failure.error, None) or getattr(builtins, failure.error)
+    kind = next(
+        getattr(home, failure.error)
+        for home in (errors, builtins, np.linalg)
+        if hasattr(home, failure.error)
+    )
     raise kind(failure.template, *(int(value) for value in values[: failure.count]))

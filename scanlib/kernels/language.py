@@ -600,13 +600,18 @@ def walk(block: Block) -> Iterator[Statement]:
             yield from walk(inner)
 
 
-def functions_of(root: Function | Kernel) -> list[Function]:
-    """Return the functions that a kernel needs, each after those that it calls itself."""
+def functions_of(root: Function | Kernel, shared: bool = True) -> list[Function]:
+    """Return the functions that a kernel needs, each after those that it calls itself.
+
+    Without `shared`, those whose code is shared are left out, and what only they need.
+    """
     found: dict[Function, None] = {}
 
     def visit(block: Block) -> None:
         for statement in walk(block):
             if isinstance(statement, Call) and statement.function not in found:
+                if statement.function.is_shared and not shared:
+                    continue
                 visit(statement.function.body)
                 found[statement.function] = None
 

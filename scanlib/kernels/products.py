@@ -56,11 +56,6 @@ def less(w: Writer, x: Value, y: Value) -> Value:
     return w.select(x < y, x, y)
 
 
-def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
-    """Return ``x y + z``, rounded once, or wrapped around."""
-    return w.fma(x, y, z) if x.type.is_float else x * y + z
-
-
 def plainly(w: Writer, index: Value) -> Value:
     """Return the index of a loop that compilers are to leave as it is.
 
@@ -111,8 +106,6 @@ class Combination:
     factors : Lines
     lines, terms, width : Value
         How many lines `out` has, how many rows there are, and how many numbers in each.
-    more : Value, optional
-        Whether what `out` holds is added, a truth value; in the real semiring, without `add`.
     """
 
     w: Writer
@@ -125,7 +118,6 @@ class Combination:
     lines: Value
     terms: Value
     width: Value
-    more: Value | None = None
 
     def __post_init__(self) -> None:
         self.itemsize = Type(self.dtype).itemsize
@@ -176,21 +168,11 @@ class Combination:
             place = end
         with w.loop(place, self.width, lanes) as c:
             first = less(w, c, self.width - lanes) if lanes > 1 else c
-            self.tile(line, first, count, Type(self.dtype, lanes), *tiles[-1], c)
+            self.tile(line, first, count, Type(self.dtype, lanes), *tiles[-1])
 
-    def tile(
-        self,
-        line: Value,
-        c: Value,
-        count: int,
-        kind: Type,
-        vectors: int,
-        apart: int,
-        new: Value | None = None,
-    ) -> None:
-        """Write a tile from `c` on, of which what is before `new` has been written already."""
+    def tile(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
         if self.semiring == "real":
-            self.sums(line, c, count, kind, vectors, apart, new)
+            self.sums(line, c, count, kind, vectors, apart)
         else:
             self.extremes(line, c, kind)
 
@@ -199,16 +181,7 @@ class Combination:
         value = w.load(Type(self.dtype), from_.pointer, line * from_.line + j * from_.step)
         return w.splat(value, lanes) if lanes > 1 else value
 
-    def sums(
-        self,
-        line: Value,
-        c: Value,
-        count: int,
-        kind: Type,
-        vectors: int,
-        apart: int,
-        new: Value | None,
-    ) -> None:
+    def sums(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
         w, lanes = self.w, kind.lanes
         lines = [line + k for k in range(count)] if count > 1 else [line]
         places = [(c + v * lanes) * self.itemsize for v in range(vectors)]
@@ -220,10 +193,6 @@ class Combination:
                 if self.add is not None and part == 0:
                     at = own * self.add.line
                     firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
-                elif self.more is not None and part == 0:
-                    at = own * self.out.line
-                    olds = [w.load(kind, self.out.pointer, at + place) for place in places]
-                    firsts = [w.select(self.more, old, 0) for old in olds]
                 sums[-1].append([w.local(first) for first in firsts])
 
         def term(j: Value, totals: list[list[Local]]) -> None:
@@ -232,7 +201,7 @@ class Combination:
             for own, locals in zip(lines, totals, strict=True):
                 factor = self.factor(own, j, lanes)
                 for item, total in zip(items, locals, strict=True):
-                    w.assign(total, multiply_add(w, item, factor, w.copy(total)))
+                    w.assign(total, w.fma(item, factor, w.copy(total)))
 
         whole = self.terms & -apart if apart > 1 else self.terms
         with w.loop(0, whole, apart) as j:
@@ -246,12 +215,7 @@ class Combination:
                 found: list[Value] = [w.copy(totals[k][v]) for totals in sums]
                 while len(found) > 1:
                     found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
-                at = own * self.out.line + place
-                if self.more is not None and new is not None and lanes > 1:
-                    numbers = w.constant(range(lanes), Type("int64", lanes))
-                    is_new = numbers >= w.splat(new - c, lanes)
-                    found = [w.select(is_new, found[0], w.load(kind, self.out.pointer, at))]
-                w.store(self.out.pointer, at, found[0])
+                w.store(self.out.pointer, own * self.out.line + place, found[0])
 
     def extremes(self, line: Value, c: Value, kind: Type) -> None:
         """Write the extreme, or the logarithm of the sum of exponentials, of sums."""

@@ -31,7 +31,15 @@ from scanlib.ops.logaddexp import LogAddExp
 
 
 class NoKernelError(NotImplementedError):
-    """A body has an operation or a dtype that kernels do not have; the message names it."""
+    """A body has an operation or a dtype that kernels do not have; the message names it.
+
+    Attributes
+    ----------
+    node : Apply or None
+        The node that has no kernel, where it is known.
+    """
+
+    node: Apply | None = None
 
 
 class LanesError(Exception):

@@ -1,6 +1,12 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
-from scanlib.ops import associative_batching, batching, linear_batching
+from scanlib.ops import (
+    associative_batching,
+    batching,
+    gradient,
+    linear_batching,
+    linear_gradient,
+)
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
@@ -20,5 +26,7 @@ __all__ = [
     "State",
     "associative_batching",
     "batching",
+    "gradient",
     "linear_batching",
+    "linear_gradient",
 ]

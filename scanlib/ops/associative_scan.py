@@ -34,8 +34,8 @@ from pytensor.graph.type import Type
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.body import HasFrozenBody
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Loop, NonSequence, Results, State
 from scanlib.ops.loop import Sequence as SequencePart

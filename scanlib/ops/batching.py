@@ -5,7 +5,7 @@ front, so the batch goes between time and row: sequences become ``(T, *batch, â€
 ``(K + T, *batch, â€¦)``, and the body is vectorized itself. A state becomes batched if its
 initial rows or its next value are; only what depends on the batch does.
 
-All loops of a batch take as many steps (`scanlib.ops.common_steps`).
+All loops of a batch take as many steps (`scanlib.ops.common_lengths`).
 
 With `until`, every row of the batch stops by itself. The loop runs until all rows have
 stopped; a row that has stopped keeps the values of its last step, so the last row over time is
@@ -23,7 +23,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import _vectorize_node, vectorize_graph
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.common_steps import Known, steps_of_batch, whole_batch
+from scanlib.ops.common_lengths import Known, steps_of_batch, whole_batch
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.ran_steps import RanSteps, is_mask

@@ -29,10 +29,10 @@ from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import freeze_graph, thaw_graph
-from scanlib.ops.body import FlatGraph, HasFrozenBody
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.execution import runner_for
+from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.python_loop import PythonLoop
 
@@ -26,10 +27,11 @@ class NotCompilableError(Exception):
 
 
 _compilers: list[Compiler] = []
-_loaders: list[Callable[[], None]] = []
+_preparers: list[Callable[[Scan], Any]] = []
+_loaders: list[Callable[[], object]] = []
 
 
-def register_loader(loader: Callable[[], None]) -> None:
+def register_loader(loader: Callable[[], object]) -> None:
     """Have `loader` called once, when the first loop is made.
 
     Backends import compilers, which takes longer than all the rest of scanlib; a program that
@@ -47,6 +49,17 @@ def load_backends() -> None:
 def register_compiler(compiler: Compiler) -> None:
     """Make `compiler` the one that `Scan.perform` asks."""
     _compilers[:] = [compiler]
+
+
+def register_preparer(prepare: Callable[[Scan], Any]) -> Callable[[Scan], Any]:
+    """Make `prepare` what gives the body of a loop, its `fgraph`, as it is compiled."""
+    _preparers[:] = [prepare]
+    return prepare
+
+
+def compiled_body(op: Scan) -> FunctionGraph:
+    """Return the body of a loop as the compiler that `Scan.perform` asks rewrites it."""
+    return _preparers[0](op).fgraph
 
 
 def runner_for(op: Scan, node: Apply) -> Runner:

@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import _vectorize_node
 
-from scanlib.ops.common_steps import steps_of_batch
+from scanlib.ops.common_lengths import steps_of_batch
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 

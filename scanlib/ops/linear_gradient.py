@@ -25,15 +25,14 @@ shortest-distance problems", 2002.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Variable
 
-if TYPE_CHECKING:
-    from scanlib.ops.linear_scan import LinearScan, Parts
+from scanlib.ops.derivatives import pullback_rule, pushforward_rule
+from scanlib.ops.linear_scan import LinearScan, Parts
 
 
 def _conj(variable: Variable) -> Variable:
@@ -149,11 +148,15 @@ def _columns_of_product(op: LinearScan, variable: Variable) -> Variable:
     return variable if op.side == "left" else variable.mT
 
 
+@pullback_rule.register(LinearScan)
 def pullback(
-    op: LinearScan, inputs: Sequence[Variable], out: Variable, cotangent: Variable
+    op: LinearScan,
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    cotangents: Sequence[Variable],
 ) -> list[Variable]:
     """Return the cotangents of a recurrence's inputs."""
-    parts = op.parts(inputs)
+    parts, (out,), (cotangent,) = op.parts(inputs), outputs, cotangents
     if isinstance(cotangent.type, DisconnectedType):
         return [disconnected_type() for _ in inputs]
     history = _traced(op, parts, out)
@@ -216,8 +219,12 @@ def _nonlinear(
     return back(owed_all), back(owed), _sum_to(op, matrix, parts.matrix)
 
 
+@pushforward_rule.register(LinearScan)
 def pushforward(
-    op: LinearScan, inputs: Sequence[Variable], out: Variable, tangents: Sequence[Variable]
+    op: LinearScan,
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    tangents: Sequence[Variable],
 ) -> list[Variable]:
     """Return the tangent of the result: the same recurrence of the tangents."""
     parts, moved = op.parts(inputs), op.parts(tangents)
@@ -227,7 +234,7 @@ def pushforward(
 
     if not any(known(v) for v in (moved.matrix, moved.right, moved.offset, moved.initial)):
         return [disconnected_type()]
-    before, after = _rows(op, _traced(op, parts, out))
+    before, after = _rows(op, _traced(op, parts, outputs[0]))
     added = moved.offset if known(moved.offset) else pt.zeros_like(before)
     initial = moved.initial if known(moved.initial) else pt.zeros_like(parts.initial)
     batch = op.batch_rank(parts.initial.type.ndim)

@@ -50,6 +50,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops.c_code import PrintedOp
+from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import NotCompilableError, load_backends
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_loop import run_in_python
@@ -80,7 +81,7 @@ def register_linear_compiler(
     return compiler
 
 
-class LinearScan(PrintedOp):
+class LinearScan(HasDerivatives, PrintedOp):
     """A matrix recurrence; see the module's text.
 
     Parameters
@@ -360,29 +361,7 @@ class LinearScan(PrintedOp):
                 raise
             return in_python
 
-    # Derivatives
-
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         last = len(node.inputs) - 1
         apart = [0] * self.has_n_steps + [last] * self.has_mask
         return [[i not in apart] for i in range(len(node.inputs))]
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        from scanlib.ops.linear_gradient import pullback
-
-        return pullback(self, inputs, outputs[0], cotangents[0])
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        from scanlib.ops.linear_gradient import pushforward
-
-        return pushforward(self, inputs, outputs[0], tangents)

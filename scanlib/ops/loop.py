@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType
 
 from scanlib._compat import copy_graph, freeze_graph
+from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import conform, substitute
-from scanlib.ops.signature import OuterInputs, Signature
-
-if TYPE_CHECKING:
-    from scanlib.ops.checkpoints import Schedule
-    from scanlib.ops.scan import Scan
+from scanlib.ops.scan import RandomScan, Scan
+from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
 @dataclass
@@ -95,16 +93,6 @@ class Results(NamedTuple):
     carries: list[Variable]
     outputs: list[Variable]
     node: Apply
-
-
-class Labels(NamedTuple):
-    """Names of a loop's parts, for messages only. They do not take part in equality."""
-
-    sequences: tuple[str | None, ...] = ()
-    states: tuple[str | None, ...] = ()
-    carries: tuple[str | None, ...] = ()
-    non_sequences: tuple[str | None, ...] = ()
-    outputs: tuple[str | None, ...] = ()
 
 
 @dataclass
@@ -260,8 +248,6 @@ class Loop:
 
     def apply(self) -> Results:
         """Freeze the body and apply the loop to its outer variables."""
-        from scanlib.ops.scan import RandomScan, Scan
-
         self.conform_body()
         signature, inputs = self.signature(), self.outer_inputs()
         kind = RandomScan if any(isinstance(v.type, RandomType) for v in inputs) else Scan

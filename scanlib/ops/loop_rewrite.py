@@ -25,7 +25,7 @@ from scanlib.ops.scan import Scan
 _logger = logging.getLogger("scanlib.rewrites")
 
 
-class Failure(NamedTuple):
+class RewriteFailure(NamedTuple):
     """An error in a rewrite: its name, the loop that it left as it was if known, and the error."""
 
     rewrite: str
@@ -44,16 +44,16 @@ class FailureRecord(Feature):
     """The errors in the rewrites of a graph, kept with it for `scanlib.explain`."""
 
     def __init__(self) -> None:
-        self.failures: list[Failure] = []
+        self.failures: list[RewriteFailure] = []
 
 
-def failures_of(fgraph: FunctionGraph) -> list[Failure]:
+def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:
     """Return the errors in the rewrites of a graph."""
     found = (each for each in fgraph._features if isinstance(each, FailureRecord))
     return [failure for each in found for failure in each.failures]
 
 
-def note_failure(fgraph: FunctionGraph, failure: Failure) -> None:
+def note_failure(fgraph: FunctionGraph, failure: RewriteFailure) -> None:
     """Keep an error with the graph in whose rewrites it occurred."""
     record = next((each for each in fgraph._features if isinstance(each, FailureRecord)), None)
     if record is None:
@@ -84,7 +84,7 @@ class LoopRewrite(GraphRewriter):
         self,
         fgraph: FunctionGraph,
         node: Apply | None = None,
-        note: Callable[[FunctionGraph, Failure], None] = note_failure,
+        note: Callable[[FunctionGraph, RewriteFailure], None] = note_failure,
     ) -> Iterator[None]:
         """Go on behind the block if something in it fails.
 
@@ -106,14 +106,14 @@ class LoopRewrite(GraphRewriter):
         error: Exception,
         fgraph: FunctionGraph,
         node: Apply | None = None,
-        note: Callable[[FunctionGraph, Failure], None] = note_failure,
+        note: Callable[[FunctionGraph, RewriteFailure], None] = note_failure,
     ) -> None:
         """Keep an error with the graph, and log it, unless PyTensor's flag wants it raised."""
         if config.on_opt_error in ("raise", "pdb"):
             raise error
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         loop = None if node is None else _name_of(node.op)
-        failure = Failure(self.name or type(self).__name__, loop, said)
+        failure = RewriteFailure(self.name or type(self).__name__, loop, said)
         note(fgraph, failure)
         if config.on_opt_error != "ignore":
             _logger.warning("%s (PyTensor's flag on_opt_error=raise shows where)", failure)

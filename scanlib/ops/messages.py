@@ -1,7 +1,6 @@
 """The texts of run-time errors: one home, shared by the Python loop and the compiled one."""
 
-from scanlib.ops.loop import Labels
-from scanlib.ops.signature import Signature
+from scanlib.ops.signature import Labels, Signature
 
 
 def loop_title(name: str | None, function: str = "scan") -> str:

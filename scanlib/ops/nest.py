@@ -21,7 +21,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.checkpoints import Schedule
+from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.graph import constant_integer, is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State

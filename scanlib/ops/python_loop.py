@@ -25,10 +25,10 @@ from scanlib.ops.errors import (
 )
 from scanlib.ops.messages import Messages
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.signature import Signature
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
-    from scanlib.ops.signature import Signature
 
 
 class PythonLoop:

@@ -26,17 +26,17 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
-from scanlib.ops import gradient
-from scanlib.ops.body import HasFrozenBody
-from scanlib.ops.checkpoints import Schedule
+from scanlib.ops.checkpoint_schedules import Schedule
+from scanlib.ops.connection import connection_pattern
+from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import load_backends, runner_for
+from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.graph import constant_integer
-from scanlib.ops.loop import Labels
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
-from scanlib.ops.signature import OuterInputs, Signature
+from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
-class Scan(HasFrozenBody, Op):
+class Scan(HasFrozenBody, HasDerivatives, Op):
     """A symbolic loop in canonical form.
 
     Parameters
@@ -230,29 +230,10 @@ class Scan(HasFrozenBody, Op):
         for storage, value in zip(output_storage, runner(*inputs), strict=True):
             storage[0] = value
 
-    # Derivatives
-
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         if self._pattern is None:  # PyTensor asks once for each result
-            self._pattern = gradient.connection_pattern(self)
+            self._pattern = connection_pattern(self)
         return self._pattern
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        rule = gradient.pullback if self.checkpoint is None else gradient.checkpointed_pullback
-        return rule(self, inputs, outputs, cotangents)
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        return gradient.pushforward(self, inputs, outputs, tangents)
 
 
 class RandomScan(Scan, RNGConsumerOp):

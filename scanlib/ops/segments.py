@@ -27,7 +27,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.common_steps import common
+from scanlib.ops.common_lengths import common
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import constant_integer
 

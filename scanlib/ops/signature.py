@@ -56,6 +56,16 @@ class BodyOutputs(NamedTuple):
     stop: Any
 
 
+class Labels(NamedTuple):
+    """Names of a loop's parts, for messages only. They do not take part in equality."""
+
+    sequences: tuple[str | None, ...] = ()
+    states: tuple[str | None, ...] = ()
+    carries: tuple[str | None, ...] = ()
+    non_sequences: tuple[str | None, ...] = ()
+    outputs: tuple[str | None, ...] = ()
+
+
 def _split(flat: Sequence, *sizes: int) -> list[list]:
     if len(flat) != sum(sizes):
         raise ValueError(f"expected {sum(sizes)} variables for {sizes}, got {len(flat)}")

@@ -20,7 +20,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import is_legacy_scan
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.loop_rewrite import Failure, LoopRewrite
+from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_batches import adopt_batches, is_batch
 from scanlib.rewrites.adopt_forms import Symbol
@@ -50,7 +50,7 @@ class AdoptionRecord(Feature):
         if reason is None or entry not in self.loops:
             self.loops.append(entry)
 
-    def note_failure(self, fgraph: FunctionGraph, failure: Failure) -> None:
+    def note_failure(self, fgraph: FunctionGraph, failure: RewriteFailure) -> None:
         """Remember that a loop stayed because adoption failed."""
         reason = f"of an error in scanlib, which is worth a report: {failure.error}"
         self.loops.append(Adopted(loop_name(failure.loop) or "loop", reason))

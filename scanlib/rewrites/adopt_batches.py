@@ -33,7 +33,7 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import is_legacy_scan
-from scanlib.ops.common_steps import behind_the_batch, common, of_one_member, without_axes
+from scanlib.ops.common_lengths import behind_the_batch, common, of_one_member, without_axes
 from scanlib.ops.graph import constant_index
 from scanlib.rewrites.adopt_until import read_last_steps
 

@@ -21,7 +21,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt_forms import Form, number
+from scanlib.rewrites.adopt_forms import LengthForm, number
 from scanlib.rewrites.adopt_rows import Rows, flipped, slice_of
 
 
@@ -33,7 +33,7 @@ class Initial:
     fits: bool
 
 
-def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initial:
+def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Rows) -> Initial:
     """Return the first `depth` rows of a buffer."""
     fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
@@ -54,13 +54,13 @@ def initial_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Initi
     return Initial(_head(buffer, depth), fits)
 
 
-def _is_opaque(form: Form) -> bool:
+def _is_opaque(form: LengthForm) -> bool:
     """Whether a form is an integer that enters from outside: that of a loop around this one,
     whose step does not show how it was computed."""
     symbols = [symbol for symbol, _ in form.terms]
     return (
         len(symbols) == 1
-        and form == Form.of(*symbols[0])
+        and form == LengthForm.of(*symbols[0])
         and symbols[0][0] == "integer"
         and symbols[0][1].owner is None
     )
@@ -136,11 +136,11 @@ class Placed:
     """Rows that stand in an array from row `start` on."""
 
     value: Variable
-    start: Form
-    rows: Form
+    start: LengthForm
+    rows: LengthForm
 
 
-def placements(variable: Variable, length: Form, rows: Rows) -> list[Placed]:
+def placements(variable: Variable, length: LengthForm, rows: Rows) -> list[Placed]:
     """Return an array of so many rows as a sum of rows placed in zeros."""
     whole = [Placed(variable, number(0), length)]
     if is_zeros(variable):
@@ -164,13 +164,13 @@ def placements(variable: Variable, length: Form, rows: Rows) -> list[Placed]:
     return whole
 
 
-def _turned(placed: Placed, length: Form) -> Placed:
+def _turned(placed: Placed, length: LengthForm) -> Placed:
     """Return where rows stand in the reversed array."""
     value = placed.value if placed.rows == number(1) else flipped(placed.value)
     return Placed(value, length - placed.start - placed.rows, placed.rows)
 
 
-def _added(variable: Variable, length: Form, rows: Rows) -> list[Placed] | None:
+def _added(variable: Variable, length: LengthForm, rows: Rows) -> list[Placed] | None:
     """Return the parts of rows added to, or set in, an array."""
     node = variable.owner
     base, value, *index_inputs = node.inputs
@@ -213,7 +213,7 @@ class Entering:
     tail: list[Variable] = field(default_factory=list)
 
 
-def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Entering:
+def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Rows) -> Entering:
     """Sort the rows of a buffer: one of them enters per step, `depth` more stay behind.
 
     A single row at the beginning need not enter: it can be in the window from the start. If
@@ -247,6 +247,6 @@ def entering_rows(buffer: Variable, depth: int, steps: Form, rows: Rows) -> Ente
     return result
 
 
-def _cut(variable: Variable, start: Form, stop: Form) -> Variable:
+def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
     first = None if start.is_zero else start.variable()
     return variable[first : stop.variable()]

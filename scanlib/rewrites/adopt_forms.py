@@ -1,7 +1,7 @@
 """Lengths that are known only as expressions: sums of symbols, compared without values.
 
-A `Form` is ``c_0 + Σ c_i s_i`` with integers `c` and symbols `s`, each of which is a number of
-rows, an integer of the graph, the number of steps that a loop with `until` ran, or a minimum of
+A `LengthForm` is ``c_0 + Σ c_i s_i`` with integers `c` and symbols `s`, each of which is a number
+of rows, an integer of the graph, the number of steps that a loop with `until` ran, or a minimum of
 forms. All symbols are taken to be nonnegative: none of them is ever the length of anything else.
 """
 
@@ -19,30 +19,32 @@ Symbol = tuple[str, Any]
 
 
 @dataclass(frozen=True)
-class Form:
+class LengthForm:
     """A sum of symbols and a number; see the module's text."""
 
     terms: frozenset[tuple[Symbol, int]] = frozenset()
     number: int = 0
 
     @classmethod
-    def of(cls, kind: str, what: Any) -> Form:
+    def of(cls, kind: str, what: Any) -> LengthForm:
         """Return the form that is one symbol."""
         return cls(frozenset({((kind, what), 1)}))
 
-    def __add__(self, other: Form | int) -> Form:
+    def __add__(self, other: LengthForm | int) -> LengthForm:
         if isinstance(other, int):
-            return Form(self.terms, self.number + other)
+            return LengthForm(self.terms, self.number + other)
         total = dict(self.terms)
         for symbol, factor in other.terms:
             total[symbol] = total.get(symbol, 0) + factor
         terms = frozenset((symbol, factor) for symbol, factor in total.items() if factor)
-        return Form(terms, self.number + other.number)
+        return LengthForm(terms, self.number + other.number)
 
-    def __neg__(self) -> Form:
-        return Form(frozenset((symbol, -factor) for symbol, factor in self.terms), -self.number)
+    def __neg__(self) -> LengthForm:
+        return LengthForm(
+            frozenset((symbol, -factor) for symbol, factor in self.terms), -self.number
+        )
 
-    def __sub__(self, other: Form | int) -> Form:
+    def __sub__(self, other: LengthForm | int) -> LengthForm:
         return self + (-other)
 
     @property
@@ -54,15 +56,15 @@ class Form:
     def is_zero(self) -> bool:
         return not self.terms and self.number == 0
 
-    def minima(self) -> list[tuple[frozenset[Form], Form]]:
+    def minima(self) -> list[tuple[frozenset[LengthForm], LengthForm]]:
         """Return each minimum among the terms, with what else the form consists of."""
         return [
-            (symbol[1], self - Form.of(*symbol))
+            (symbol[1], self - LengthForm.of(*symbol))
             for symbol, factor in self.terms
             if symbol[0] == "minimum" and factor == 1
         ]
 
-    def at_most(self, other: Form) -> bool:
+    def at_most(self, other: LengthForm) -> bool:
         """Whether the form is sure to be no greater than another."""
         gap = other - self
         if gap.number >= 0 and all(factor > 0 for _, factor in gap.terms):
@@ -110,14 +112,14 @@ def _symbol(kind: str, what: Any) -> Variable:
     return first
 
 
-def number(value: int) -> Form:
+def number(value: int) -> LengthForm:
     """Return the form of a number."""
-    return Form(number=value)
+    return LengthForm(number=value)
 
 
-def minimum(forms: Iterable[Form]) -> Form:
+def minimum(forms: Iterable[LengthForm]) -> LengthForm:
     """Return the least of some forms, with those left out that are never the only least one."""
-    pending, kept = list(forms), list[Form]()
+    pending, kept = list(forms), list[LengthForm]()
     while pending:
         form = pending.pop()
         nested = form.minima()
@@ -128,28 +130,28 @@ def minimum(forms: Iterable[Form]) -> Form:
         if any(other.at_most(form) for other in kept):
             continue
         kept = [other for other in kept if not form.at_most(other)] + [form]
-    return kept[0] if len(kept) == 1 else Form.of("minimum", frozenset(kept))
+    return kept[0] if len(kept) == 1 else LengthForm.of("minimum", frozenset(kept))
 
 
-def resolve(form: Form, known: dict[Symbol, int]) -> Form:
+def resolve(form: LengthForm, known: dict[Symbol, int]) -> LengthForm:
     """Return a form with symbols replaced by the numbers they are known to be."""
     if not known or not form.terms:
         return form
     total = number(form.number)
     for symbol, factor in form.terms:
         kind, what = symbol
-        value = Form.of(*symbol)
+        value = LengthForm.of(*symbol)
         if kind == "minimum":
             value = minimum(resolve(each, known) for each in what)
         for inner, _ in list(value.terms):
-            if inner in known and value == Form.of(*inner):
+            if inner in known and value == LengthForm.of(*inner):
                 value = number(known[inner])
         for _ in range(abs(factor)):
             total = total + value if factor > 0 else total - value
     return total
 
 
-def learn(form: Form, value: int, known: dict[Symbol, int]) -> None:
+def learn(form: LengthForm, value: int, known: dict[Symbol, int]) -> None:
     """Remember what one symbol must be, as a form is known to be a number."""
     gap = resolve(form, known)
     if len(gap.terms) == 1:

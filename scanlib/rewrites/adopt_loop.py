@@ -31,12 +31,12 @@ from scanlib.ops.graph import constant_integer, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.triangular import returns_other_shapes
 from scanlib.rewrites.adopt_buffers import initial_rows, is_shared, only_row
-from scanlib.rewrites.adopt_forms import Form, Symbol, number
+from scanlib.rewrites.adopt_forms import LengthForm, Symbol, number
 from scanlib.rewrites.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt_rows import Rows, flipped
 from scanlib.rewrites.adopt_steps import step_of
 from scanlib.rewrites.adopt_until import end_of, last_step, ran_steps
-from scanlib.rewrites.adopt_windows import Slid, Window, slide, whole_buffer
+from scanlib.rewrites.adopt_windows import BufferWindow, Slid, slide, whole_buffer
 from scanlib.rewrites.edit import results_by_part
 
 # From the results of a loop's parts, by the identity of the part.
@@ -259,7 +259,7 @@ class _Adoption:
             first = min(taps)
             if first > 0 or min(out_taps, default=first) < first:
                 raise NotAdoptableError(f"its mit-mot has taps {taps} and writes {out_taps}")
-            window = Window(
+            window = BufferWindow(
                 buffer,
                 {tap - first: inner for tap, inner in zip(taps, read[i], strict=True)},
                 {tap - first: value for tap, value in zip(out_taps, written[i], strict=True)},
@@ -273,7 +273,7 @@ class _Adoption:
             self.replaced |= replaced
             self.outputs.append(self.from_window(window, slid))
 
-    def from_window(self, window: Window, slid: Slid) -> Maker:
+    def from_window(self, window: BufferWindow, slid: Slid) -> Maker:
         return lambda results: whole_buffer(
             window, slid, results, self.steps, self.rows, self.reverse
         )
@@ -347,7 +347,7 @@ class _Adoption:
             return lambda results: results[id(part)][::-1]
         return lambda results: results[id(part)]
 
-    def padded(self, part: Output, length: Form) -> Maker:
+    def padded(self, part: Output, length: LengthForm) -> Maker:
         """Return an output with zeros behind its rows: a truncated gradient's."""
         missing = length - self.steps
 

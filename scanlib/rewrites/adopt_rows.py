@@ -28,7 +28,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib._compat import join_of
 from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt_forms import Form, Symbol, minimum, number, resolve
+from scanlib.rewrites.adopt_forms import LengthForm, Symbol, minimum, number, resolve
 
 NONE = number(0)
 
@@ -38,8 +38,8 @@ class View:
     """Rows `front` to ``len(base) - back`` of `base`, the last one first if `flipped`."""
 
     base: Variable
-    front: Form = NONE
-    back: Form = NONE
+    front: LengthForm = NONE
+    back: LengthForm = NONE
     flipped: bool = False
 
     @property
@@ -49,7 +49,7 @@ class View:
     def flip(self) -> View:
         return View(self.base, self.front, self.back, not self.flipped)
 
-    def cut(self, front: Form, back: Form) -> View:
+    def cut(self, front: LengthForm, back: LengthForm) -> View:
         """Take rows off both ends of the view, as its reader counts them."""
         if self.flipped:
             front, back = back, front
@@ -79,32 +79,34 @@ class Rows:
 
     Parameters
     ----------
-    steps : Form, optional
+    steps : LengthForm, optional
         What every array has at least as many rows as; a loop's sequences are such arrays.
     known : dict, optional
         Symbols that are known to be numbers; see `scanlib.rewrites.adopt_lengths`.
     """
 
-    def __init__(self, steps: Form | None = None, known: dict[Symbol, int] | None = None) -> None:
+    def __init__(
+        self, steps: LengthForm | None = None, known: dict[Symbol, int] | None = None
+    ) -> None:
         self.steps = steps
         self.known: dict[Symbol, int] = {} if known is None else known
-        self._rows: dict[Variable, Form] = {}
-        self._integers: dict[Variable, Form] = {}
+        self._rows: dict[Variable, LengthForm] = {}
+        self._integers: dict[Variable, LengthForm] = {}
 
     # Numbers of rows
 
-    def of(self, variable: Variable) -> Form:
+    def of(self, variable: Variable) -> LengthForm:
         """Return the number of rows of an array."""
         if variable not in self._rows:
             self._rows[variable] = self._count(variable)
         return resolve(self._rows[variable], self.known)
 
-    def _count(self, variable: Variable) -> Form:
+    def _count(self, variable: Variable) -> LengthForm:
         static = variable.type.shape[0]
         if static is not None:
             return number(static)
         node = variable.owner
-        own = Form.of("rows", variable)
+        own = LengthForm.of("rows", variable)
         if node is None:
             return own
         op = node.op
@@ -127,7 +129,7 @@ class Rows:
             return self.of(wide[0]) if wide else number(1)
         return own
 
-    def agrees(self, variable: Variable, rows: Form) -> bool:
+    def agrees(self, variable: Variable, rows: LengthForm) -> bool:
         """Whether an array is known to have so many rows.
 
         What elementwise operations combine has one length, known perhaps as a number for one
@@ -137,7 +139,7 @@ class Rows:
         wanted = rows + view.front + view.back
         return self._may_be(view.base, wanted)
 
-    def _may_be(self, variable: Variable, rows: Form) -> bool:
+    def _may_be(self, variable: Variable, rows: LengthForm) -> bool:
         if self.of(variable) == rows:
             return True
         node = variable.owner
@@ -149,11 +151,11 @@ class Rows:
             return any(self.agrees(inp, rows) for inp in node.inputs if inp.type.shape[0] != 1)
         return False
 
-    def of_view(self, view: View) -> Form:
+    def of_view(self, view: View) -> LengthForm:
         """Return the number of rows of a view."""
         return self.of(view.base) - view.front - view.back
 
-    def _of_loop(self, node: Apply, variable: Variable) -> Form:
+    def _of_loop(self, node: Apply, variable: Variable) -> LengthForm:
         """Return the rows of a result of a canonical loop: its steps, and initial rows."""
         signature = node.op.signature
         position = node.outputs.index(variable)
@@ -163,7 +165,7 @@ class Rows:
             if signature.untraced[position]:
                 return number(depth)
         elif position < signature.n_states + signature.n_carries:
-            return Form.of("rows", variable)
+            return LengthForm.of("rows", variable)
         if signature.has_stop:
             return self._steps_that_ran(node) + depth
         inputs = signature.split_inputs(node.inputs)
@@ -171,22 +173,22 @@ class Rows:
             return self.integer(inputs.n_steps) + depth
         # All sequences have one length; of one of them it may be known what it is.
         lengths = [self.of(sequence) for sequence in inputs.sequences]
-        own = [Form.of("rows", sequence) for sequence in inputs.sequences]
+        own = [LengthForm.of("rows", sequence) for sequence in inputs.sequences]
         known = (length for length, name in zip(lengths, own, strict=True) if length != name)
         return next(known, lengths[0]) + depth
 
     @staticmethod
-    def _steps_that_ran(node: Apply) -> Form:
+    def _steps_that_ran(node: Apply) -> LengthForm:
         """Return the steps of a loop with `until`: what its first stacked result has of them."""
         signature = node.op.signature
         outputs = signature.split_outputs(node.outputs)
         if outputs.histories:
-            return Form.of("rows", outputs.histories[0]) - signature.depths[0]
-        return Form.of("rows", outputs.outputs[0])
+            return LengthForm.of("rows", outputs.histories[0]) - signature.depths[0]
+        return LengthForm.of("rows", outputs.outputs[0])
 
     # Integers of the graph
 
-    def integer(self, variable: Any) -> Form:
+    def integer(self, variable: Any) -> LengthForm:
         """Return what is known of an integer scalar."""
         if isinstance(variable, int | np.integer):
             return number(int(variable))
@@ -194,8 +196,8 @@ class Rows:
             self._integers[variable] = self._read_integer(variable)
         return resolve(self._integers[variable], self.known)
 
-    def _read_integer(self, variable: Variable) -> Form:
-        own = Form.of("integer", variable)
+    def _read_integer(self, variable: Variable) -> LengthForm:
+        own = LengthForm.of("integer", variable)
         if isinstance(variable, Constant):
             return number(int(np.asarray(variable.data).item()))
         node = variable.owner
@@ -212,7 +214,7 @@ class Rows:
             return self._from_arithmetic(op.scalar_op, node.inputs) or own
         return self._from_arithmetic(op, node.inputs) or own
 
-    def _from_shape(self, node: Apply) -> Form | None:
+    def _from_shape(self, node: Apply) -> LengthForm | None:
         """Return the meaning of ``shape(x)[0]``."""
         source = node.inputs[0].owner
         if source is None or not isinstance(source.op, Shape):
@@ -223,7 +225,7 @@ class Rows:
             return None
         return self.of(source.inputs[0])
 
-    def _from_arithmetic(self, op: Any, inputs: list[Variable]) -> Form | None:
+    def _from_arithmetic(self, op: Any, inputs: list[Variable]) -> LengthForm | None:
         if isinstance(op, Cast | Identity):
             source = inputs[0].type.dtype
             return self.integer(inputs[0]) if source.startswith(("int", "uint")) else None
@@ -258,7 +260,7 @@ class Rows:
         inner = self._into_part(inner.cut(front, back))
         return inner.flip() if turned else inner
 
-    def cut(self, rows: Form, index: slice) -> tuple[Form, Form, bool] | None:
+    def cut(self, rows: LengthForm, index: slice) -> tuple[LengthForm, LengthForm, bool] | None:
         """Return how many rows a slice cuts off the front and the back of an array, and whether
         it reads them backwards; None where that is not known."""
         step = 1 if index.step is None else constant_index(index.step)
@@ -269,7 +271,7 @@ class Rows:
             return None if back is None else (number(0), back, True)
         if step != 1:
             return None
-        front: Form | None = number(0)
+        front: LengthForm | None = number(0)
         back = number(0)
         if index.start is not None:
             front = self._before(rows, self.integer(index.start))
@@ -277,14 +279,14 @@ class Rows:
             back = self._behind(rows, self.integer(index.stop))
         return None if front is None or back is None else (front, back, False)
 
-    def _before(self, rows: Form, start: Form) -> Form | None:
+    def _before(self, rows: LengthForm, start: LengthForm) -> LengthForm | None:
         """Return how many rows stand before a start."""
         known = start.constant
         if known is not None and known < 0:
             return rows + known if number(-known).at_most(rows) else None
         return start if self._is_position(start, rows) else None
 
-    def _behind(self, rows: Form, stop: Form) -> Form | None:
+    def _behind(self, rows: LengthForm, stop: LengthForm) -> LengthForm | None:
         """Return how many rows stand at and behind a stop."""
         known = stop.constant
         if known is not None and known < 0:
@@ -299,7 +301,7 @@ class Rows:
             return rows - stop
         return rows - minimum([rows, stop])
 
-    def _is_position(self, form: Form, rows: Form) -> bool:
+    def _is_position(self, form: LengthForm, rows: LengthForm) -> bool:
         """Whether a form counts rows from the front of an array, not from its end.
 
         An integer of the graph is taken to; what is left of a length after taking off a number may
@@ -309,13 +311,13 @@ class Rows:
             return True
         return (rows - form).is_length() and (form.number >= 0 or self._least(form) >= 0)
 
-    def _least(self, form: Form) -> int:
+    def _least(self, form: LengthForm) -> int:
         """Return the least value that a form may have, as far as minima that are known tell."""
         least = form.number
         for symbol, factor in form.terms:
             if factor < 0:
                 return -1
-            own = Form.of(*symbol)
+            own = LengthForm.of(*symbol)
             least += factor * max(
                 (
                     value

@@ -18,11 +18,11 @@ from scanlib.ops.graph import constant_index
 from scanlib.ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt_buffers import placements
-from scanlib.rewrites.adopt_forms import Form, minimum, number
+from scanlib.rewrites.adopt_forms import LengthForm, minimum, number
 from scanlib.rewrites.adopt_rows import Rows, View
 
 
-def ran_steps(steps: Form, rows: Rows) -> tuple[Form, Variable | None]:
+def ran_steps(steps: LengthForm, rows: Rows) -> tuple[LengthForm, Variable | None]:
     """Return a number of steps, and which of them a loop with `until` ran that has as many.
 
     The number is made the simplest expression of it. None if there is no such loop.
@@ -35,7 +35,7 @@ def ran_steps(steps: Form, rows: Rows) -> tuple[Form, Variable | None]:
                 continue
             signature, position = loop.op.signature, loop.outputs.index(stacked)
             depth = signature.depths[position] if position < signature.n_states else 0
-            if form != Form.of("rows", stacked) - depth:
+            if form != LengthForm.of("rows", stacked) - depth:
                 continue
             inputs = signature.split_inputs(loop.inputs)
             most = [rows.of(sequence) for sequence in inputs.sequences]

@@ -30,12 +30,12 @@ from pytensor.tensor.elemwise import Elemwise
 from scanlib.ops.graph import conform
 from scanlib.ops.loop import Carry, Loop, Output, Sequence
 from scanlib.rewrites.adopt_buffers import entering_rows, zero_row
-from scanlib.rewrites.adopt_forms import Form
+from scanlib.rewrites.adopt_forms import LengthForm
 from scanlib.rewrites.adopt_rows import Rows, stack
 
 
 @dataclass
-class Window:
+class BufferWindow:
     """A mit-mot: its buffer, and for each tap the variable a step reads and what it writes.
 
     Taps are counted from the oldest one; `depth` is the greatest.
@@ -68,7 +68,7 @@ class Slid:
     behind: list[Variable]
 
 
-def entering_tap(window: Window, results: list[Variable]) -> int:
+def entering_tap(window: BufferWindow, results: list[Variable]) -> int:
     """Return the smallest tap where rows may enter; `results` is all that a step computes.
 
     Up to it, what a step does to the row is to add.
@@ -79,7 +79,7 @@ def entering_tap(window: Window, results: list[Variable]) -> int:
     return tap
 
 
-def _rest(window: Window, tap: int, results: list[Variable]) -> list[Variable] | None:
+def _rest(window: BufferWindow, tap: int, results: list[Variable]) -> list[Variable] | None:
     """Return what a step adds to a row, as a list of terms; None if it does anything else."""
     variable, value = window.read.get(tap), window.written.get(tap)
     if value is None:
@@ -114,9 +114,9 @@ def _terms(variable: Variable) -> list[Variable]:
 
 def slide(
     loop: Loop,
-    window: Window,
+    window: BufferWindow,
     results: list[Variable],
-    steps: Form,
+    steps: LengthForm,
     rows: Rows,
     orient: Callable[[Variable], Variable],
 ) -> tuple[Slid, dict[Variable, Variable]]:
@@ -183,7 +183,12 @@ def _sum(values: list[Variable]) -> Variable:
 
 
 def whole_buffer(
-    window: Window, slid: Slid, results: dict[int, Variable], steps: Form, rows: Rows, reverse: bool
+    window: BufferWindow,
+    slid: Slid,
+    results: dict[int, Variable],
+    steps: LengthForm,
+    rows: Rows,
+    reverse: bool,
 ) -> Variable:
     """Return the buffer as PyTensor's loop leaves it, in the order of the steps.
 

@@ -27,7 +27,7 @@ from scanlib.ops.graph import depends_on, merge_equal, substitute
 from scanlib.ops.loop import Carry, Loop, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import Part
-from scanlib.rewrites.lower import lower_elementwise
+from scanlib.rewrites.lower_elementwise import lower_elementwise
 from scanlib.rewrites.reuse import output_of, same_rows, serve_readers
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split import replace_outer

@@ -19,11 +19,11 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
-from scanlib.ops.whole_loops import CompilesStepProducts
 
 FLOATS = ("float32", "float64")
 

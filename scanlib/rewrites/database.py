@@ -40,21 +40,21 @@ position  rewrite                          why there
 from pytensor.compile.mode import optdb
 
 from scanlib.ops.loop_rewrite import WhereLoopsAre
+from scanlib.rewrites.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.adopt import AdoptLoops
-from scanlib.rewrites.associative import AssociativeToLoop
+from scanlib.rewrites.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.batched_lengths import slice_whole_batch
+from scanlib.rewrites.checkpointed_loops import slice_starts
 from scanlib.rewrites.choices import StoreChoices
 from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
-from scanlib.rewrites.linear import LowerLinearLoops
-from scanlib.rewrites.lower import LowerElementwiseLoops
+from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops
+from scanlib.rewrites.lower_linear import LowerLinearLoops
 from scanlib.rewrites.padding import pad_rows_of_loops
 from scanlib.rewrites.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.reuse import ReuseForwardValues
-from scanlib.rewrites.segments import slice_starts
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split import SplitLoops
-from scanlib.rewrites.sums import SumsIntoLoops
 from scanlib.rewrites.unused import fill_mask
 
 # The first is for modes that include it by name, the second for the whole process.

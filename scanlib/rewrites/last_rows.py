@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.ifelse import IfElse
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
+from scanlib._compat import IfElse
 from scanlib.ops.graph import constant_index
 from scanlib.ops.loop import Loop, State
 from scanlib.ops.scan import Scan

@@ -11,7 +11,7 @@ from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.graph import substitute
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop, Sequence, State
-from scanlib.rewrites.linear_parts import Parts, value_of
+from scanlib.rewrites.linear_roles import Roles, value_of
 from scanlib.rewrites.peel import OverTime
 
 
@@ -20,7 +20,7 @@ class BesideLoop:
     """Builds recurrences whose matrix no step computes, from the parts of a loop."""
 
     loop: Loop
-    parts: Parts
+    parts: Roles
     over_time: OverTime
 
     def checked(self, op: LinearScan, inputs: list[Variable], initial: Variable) -> Variable:
@@ -48,7 +48,7 @@ class BesideLoop:
         later: slice,
         earlier: slice,
     ) -> Variable:
-        """Return the history of ``u = c + g``; see `linear_parts.shifted`.
+        """Return the history of ``u = c + g``; see `linear_roles.shifted`.
 
         A step reads the rows `earlier` of the loop, and the `g` of `later` ones.
         """

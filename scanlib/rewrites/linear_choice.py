@@ -9,10 +9,10 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.linear_joined import Joined
-from scanlib.rewrites.linear_parts import (
+from scanlib.rewrites.linear_roles import (
     MatricesCostMoreError,
     NotLinearError,
-    Parts,
+    Roles,
     canonical_loop,
     shifted,
     sort_parts,
@@ -23,7 +23,7 @@ from scanlib.rewrites.linear_system import join_parts
 SMALL_PRODUCT = 8  # items of a state whose products from both sides are one product with a matrix
 
 
-def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
+def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
     """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
 
     Raises
@@ -54,7 +54,7 @@ def find_recurrence(node: Apply) -> tuple[Loop, Parts, Joined | None]:
         return loop, parts, None
 
 
-def _is_small_product(loop: Loop, parts: Parts) -> bool:
+def _is_small_product(loop: Loop, parts: Roles) -> bool:
     """Whether fixed matrices on both sides are better taken as one matrix of few items."""
     recurrence = parts.recurrence
     sizes = value_of(parts.recurrent).type.shape

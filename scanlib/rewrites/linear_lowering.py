@@ -1,6 +1,6 @@
 """What takes the place of a loop around a matrix recurrence: a `LinearScan` and batches.
 
-`scanlib.rewrites.linear` says which loops these are, and in which steps this is done.
+`scanlib.rewrites.lower_linear` says which loops these are, and in which steps this is done.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.linear_scan import Parts as OpParts
+from scanlib.ops.linear_scan import LinearScan, Parts
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.linear_beside import BesideLoop
-from scanlib.rewrites.linear_parts import NotLinearError, Parts, value_of
+from scanlib.rewrites.linear_roles import NotLinearError, Roles, value_of
 from scanlib.rewrites.peel import OverTime
 
 
@@ -36,7 +35,7 @@ class LinearLowering:
     """Builds what replaces a loop's outputs."""
 
     def __init__(
-        self, loop: Loop, parts: Parts, read: list[bool], lengths: dict[Variable, Any]
+        self, loop: Loop, parts: Roles, read: list[bool], lengths: dict[Variable, Any]
     ) -> None:
         self.loop = loop
         self.lengths = lengths
@@ -117,7 +116,7 @@ class LinearLowering:
         op, operands = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
         n_steps = loop.length() if op.has_n_steps else None
-        inputs = op.join(OpParts(n_steps, *operands[:2], initial, *operands[2:]))
+        inputs = op.join(Parts(n_steps, *operands[:2], initial, *operands[2:]))
         out = op(*inputs)
         if self.parts.factors:
             out = BesideLoop(loop, self.parts, self.over_time).checked(op, inputs, initial)
@@ -128,7 +127,7 @@ class LinearLowering:
         return out, rows if is_state else out[index]
 
     def run_shifted(self) -> tuple[Variable, None]:
-        """Return all values of ``u = c + g``; see `linear_parts.shifted`."""
+        """Return all values of ``u = c + g``; see `linear_roles.shifted`."""
         assert self.parts.shift is not None
         op, operands = self.operation(True)
         matrix, offset, mask, right = operands
@@ -143,7 +142,7 @@ class LinearLowering:
             right = None if right is None else right[earlier]
         added = shift[later] if offset is None else shift[later] + offset[earlier]
         initial = self.part.initial[None] + shift[first]
-        inputs = op.join(OpParts(None, matrix, added, initial, mask, right))
+        inputs = op.join(Parts(None, matrix, added, initial, mask, right))
         if self.parts.factors:
             beside = BesideLoop(self.loop, self.parts, self.over_time)
             return beside.checked_shifted(op, inputs, initial, later, earlier), None

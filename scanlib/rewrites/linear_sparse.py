@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scanlib.ops.gradient.connection import reached_by
+from scanlib.ops.connection import reached_by
 from scanlib.rewrites.linear_joined import Slot
-from scanlib.rewrites.linear_parts import NotLinearError
+from scanlib.rewrites.linear_roles import NotLinearError
 
 SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items

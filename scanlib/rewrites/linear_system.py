@@ -3,7 +3,7 @@
 A loop of states that a step maps linearly into one another, with any number of taps, is a loop of
 one state ``s = [s_1, s_2, …]`` with ``s' = s W + c`` (`scanlib.analysis.matrix_system`); a tap
 `-k` is a part of `s` that takes the value of the tap before it. `join_parts` makes that loop; the
-rest of the lowering (`scanlib.rewrites.linear`) need not know that there were several, and
+rest of the lowering (`scanlib.rewrites.lower_linear`) need not know that there were several, and
 `Joined.results` takes the result apart again.
 
 A joined matrix holds zeros that nobody multiplied before. Joining pays where few of its blocks are
@@ -22,20 +22,20 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.analysis.matrix_affine import NotAffineError
-from scanlib.analysis.matrix_recurrence import Recurrence
-from scanlib.analysis.matrix_system import SystemForms
+from scanlib.analysis.matrix_recurrence import MatrixRecurrence
+from scanlib.analysis.matrix_system import Jacobian, SystemForms
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.analysis.system_rules import Block
+from scanlib.analysis.system_rules import propagate
 from scanlib.ops.graph import constant_integer, is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.body_sizes import BodySizes
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.linear_joined import Joined, initial_of, piece_of, slots_of
-from scanlib.rewrites.linear_parts import (
+from scanlib.rewrites.linear_roles import (
     CANONICAL,
     MatricesCostMoreError,
     NotLinearError,
-    Parts,
+    Roles,
     added_to,
     added_up,
     canonical_loop,
@@ -45,13 +45,13 @@ from scanlib.rewrites.linear_parts import (
     value_of,
 )
 from scanlib.rewrites.linear_sparse import FEW_BLOCKS, SMALL, WASTE, refuse_sparse
-from scanlib.rewrites.lower import specialize_body
+from scanlib.rewrites.lower_elementwise import specialize_body
 from scanlib.rewrites.queries import run_query
 
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 
 
-def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
+def join_parts(node: Apply) -> tuple[Loop, Roles, Joined]:
     """Return a loop with all its recurrent parts joined, and what it is to the loop of `node`.
 
     Raises
@@ -71,7 +71,7 @@ def join_parts(node: Apply) -> tuple[Loop, Parts, Joined]:
     return _joined(node, canonical_loop(node), {})
 
 
-def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop, Parts, Joined]:
+def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop, Roles, Joined]:
     try:
         return _Joining(node, loop, shifts).result()
     except NotAffineError as error:  # a size that a step computes
@@ -81,7 +81,7 @@ def _joined(node: Apply, loop: Loop, shifts: dict[int, Variable]) -> tuple[Loop,
 def _shift(loop: Loop) -> dict[int, Variable] | None:
     """Let a loop whose steps read carries `c` only in ``u = c + g`` be one of the `u`.
 
-    See `linear_parts.shifted`; the values of `g` are returned by position of the carry.
+    See `linear_roles.shifted`; the values of `g` are returned by position of the carry.
     """
     if loop.states:
         return None
@@ -169,7 +169,7 @@ class _Joining:
     def propagate(self, batch: int, structure: bool = False) -> SystemForms:
         sources = [slot.value for slot in self.slots]
         targets = [slot.next for slot in self.slots]
-        return SystemForms(sources, targets, batch, self.sizes, structure)
+        return propagate(SystemForms(sources, targets, batch, self.sizes, structure))
 
     def refuse_elementwise(self) -> None:
         """Leave loops to the elementwise lowering that it knows."""
@@ -210,12 +210,12 @@ class _Joining:
         if sum(guessed) ** 2 > WASTE * used:
             raise NotLinearError(FEW_BLOCKS)
 
-    def blocks(self) -> list[dict[int, Block]]:
+    def blocks(self) -> list[dict[int, Jacobian]]:
         return [self.forms.form(slot.next).blocks for slot in self.slots]
 
     # The joined recurrence
 
-    def result(self) -> tuple[Loop, Parts, Joined]:
+    def result(self) -> tuple[Loop, Roles, Joined]:
         """Return the joined loop, its parts, and what its results are to those of the old one."""
         loop = self.loop
         readers = readers_of(loop.body_outputs())
@@ -228,14 +228,14 @@ class _Joining:
             raise MatricesCostMoreError
         mask = None if self.is_dense() else self.mask()
         offset = self.offset()
-        recurrence = Recurrence("real", self.batch, matrix.mT, offset)
+        recurrence = MatrixRecurrence("real", self.batch, matrix.mT, offset)
         sizes = [self.forms.size(k) for k in range(len(self.slots))]
         shapes = [tuple(self.sizes(slot.value))[self.batch :] for slot in self.slots]
         state = self.joined_state(matrix, offset)
         changes = self.changes(state, sizes, shapes)
         joined, sums = self.joined_loop(state, changes)
         self.sizes.add_to(joined)
-        parts = Parts(state, recurrence, sums, self.shift(), mask)
+        parts = Roles(state, recurrence, sums, self.shift(), mask)
         check_maps(joined, parts)
         outside = self.sizes.outer_of
         return (

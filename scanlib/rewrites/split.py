@@ -35,21 +35,21 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
-from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
-from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.messages import Messages
-from scanlib.ops.whole_loops import (
+from scanlib.ops.linker_features import (
     compiles_step_products,
     countable_scalars,
     needs_known_lengths,
 )
+from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
+from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.messages import Messages
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.joins import join_slices
+from scanlib.rewrites.join_slices import join_slices
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
-from scanlib.rewrites.linear import LowerLinearLoops
-from scanlib.rewrites.linear_parts import canonical_loop
-from scanlib.rewrites.lower import LowerElementwiseLoops, specialize_body
+from scanlib.rewrites.linear_roles import canonical_loop
+from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops, specialize_body
+from scanlib.rewrites.lower_linear import LowerLinearLoops
 from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.shape_reads import sizes_from_outside

@@ -24,9 +24,9 @@ from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.linear import explain_linear
-from scanlib.rewrites.linear_parts import canonical_loop
-from scanlib.rewrites.lower import specialize_body
+from scanlib.rewrites.linear_roles import canonical_loop
+from scanlib.rewrites.lower_elementwise import specialize_body
+from scanlib.rewrites.lower_linear import explain_linear
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.split_cost import PRODUCT
 from scanlib.rewrites.split_parts import SplitParts

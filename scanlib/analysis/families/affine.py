@@ -32,7 +32,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Form:
+class AffineForm:
     """``Σ coefficients[part, tap] · y_part[t + tap] + constant``.
 
     A coefficient of None is one; a constant of None is zero.
@@ -57,12 +57,12 @@ def recognize(component: Component) -> Recurrence:
     if dtype == "bool":
         raise NotInFamilyError("arithmetic on truth values is no affine recurrence")
     forms = component.propagate(
-        lambda part, tap: Form({(part, tap): None}, None), _Step(component, dtype).forms
+        lambda part, tap: AffineForm({(part, tap): None}, None), _Step(component, dtype).forms
     )
     elements = Elements(dtype)
     terms, constants = [], []
     for own, value in component.nexts.items():
-        form = forms[own] or Form({}, value)
+        form = forms[own] or AffineForm({}, value)
         keys = sorted(form.coefficients, key=lambda key: (key[0], -key[1]))
         terms.append(
             tuple(
@@ -81,7 +81,7 @@ class _Step:
     component: Component
     dtype: str
 
-    def forms(self, node: Apply, given: list[Form | None]) -> list[Form]:
+    def forms(self, node: Apply, given: list[AffineForm | None]) -> list[AffineForm]:
         op, dtype = node.op, node.outputs[0].type.dtype
         if isinstance(op, ps.Cast | ps.Identity) and self.keeps_numbers(node):
             assert given[0] is not None
@@ -105,7 +105,7 @@ class _Step:
             return [_divided(given[0], inputs[1])]
         raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
 
-    def named(self, node: Apply, given: list[Form | None]) -> str:
+    def named(self, node: Apply, given: list[AffineForm | None]) -> str:
         for form in given:
             if form is not None:
                 part = next(iter(form.coefficients), None)
@@ -120,16 +120,18 @@ class _Step:
             return before == after
         return np.can_cast(before, after) or np.can_cast(self.dtype, after)
 
-    def lift(self, value: Variable, form: Form | None) -> Form:
-        return Form({}, value) if form is None else form
+    def lift(self, value: Variable, form: AffineForm | None) -> AffineForm:
+        return AffineForm({}, value) if form is None else form
 
-    def add(self, inputs: list[Variable], given: list[Form | None]) -> Form:
-        total = Form({}, None)
+    def add(self, inputs: list[Variable], given: list[AffineForm | None]) -> AffineForm:
+        total = AffineForm({}, None)
         for value, form in zip(inputs, given, strict=True):
             total = _plus(total, self.lift(value, form))
         return total
 
-    def multiply(self, node: Apply, inputs: list[Variable], given: list[Form | None]) -> Form:
+    def multiply(
+        self, node: Apply, inputs: list[Variable], given: list[AffineForm | None]
+    ) -> AffineForm:
         linear = [form for form in given if form is not None]
         if len(linear) > 1:
             raise NotInFamilyError(
@@ -145,7 +147,7 @@ class _Step:
             result = _scaled(result, value)
         return result
 
-    def switch(self, node: Apply, given: list[Form | None]) -> Form:
+    def switch(self, node: Apply, given: list[AffineForm | None]) -> AffineForm:
         condition = node.inputs[0]
         left, right = (self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True))
         dtype = node.outputs[0].type.dtype
@@ -156,7 +158,7 @@ class _Step:
         def pick(a: Variable | None, b: Variable | None) -> Variable:
             return ps.switch(condition, nothing if a is None else a, nothing if b is None else b)
 
-        def coefficient(form: Form, key: Key) -> Variable:
+        def coefficient(form: AffineForm, key: Key) -> Variable:
             if key in form.coefficients:
                 return _guarded(form.coefficients[key], one)
             return replaced(form.constant, zero)
@@ -169,8 +171,8 @@ class _Step:
                 either = pick(coefficient(left, key), coefficient(right, key))
                 coefficients[key] = Coefficient(either)
         if left.constant is None and right.constant is None:
-            return Form(coefficients, None)
-        return Form(coefficients, pick(left.constant, right.constant))
+            return AffineForm(coefficients, None)
+        return AffineForm(coefficients, pick(left.constant, right.constant))
 
 
 def _number(value: float, dtype: str) -> Variable:
@@ -194,7 +196,7 @@ def _element(coefficient: Coefficient | None, dtype: str) -> Variable | None:
     return value if value.type.dtype == dtype else narrowed(value, dtype)
 
 
-def _plus(a: Form, b: Form) -> Form:
+def _plus(a: AffineForm, b: AffineForm) -> AffineForm:
     coefficients = dict(a.coefficients)
     for key, value in b.coefficients.items():
         if key not in coefficients:
@@ -207,12 +209,12 @@ def _plus(a: Form, b: Form) -> Form:
         one = _number(1, like.value.type.dtype)
         coefficients[key] = Coefficient(added(_guarded(mine, one), _guarded(value, one)))
     if a.constant is None or b.constant is None:
-        return Form(coefficients, b.constant if a.constant is None else a.constant)
-    return Form(coefficients, ps.add(a.constant, b.constant))
+        return AffineForm(coefficients, b.constant if a.constant is None else a.constant)
+    return AffineForm(coefficients, ps.add(a.constant, b.constant))
 
 
-def _scaled(form: Form, factor: Variable) -> Form:
-    return Form(
+def _scaled(form: AffineForm, factor: Variable) -> AffineForm:
+    return AffineForm(
         {
             key: Coefficient(factor) if known is None else known.times(factor)
             for key, known in form.coefficients.items()
@@ -221,8 +223,8 @@ def _scaled(form: Form, factor: Variable) -> Form:
     )
 
 
-def _divided(form: Form, divisor: Variable) -> Form:
-    return Form(
+def _divided(form: AffineForm, divisor: Variable) -> AffineForm:
+    return AffineForm(
         {
             key: Coefficient(ps.reciprocal(divisor)) if known is None else known.over(divisor)
             for key, known in form.coefficients.items()

@@ -27,7 +27,7 @@ from scanlib.ops.elemwise_scan import Recurrence, Term
 
 
 @dataclass(frozen=True)
-class Form:
+class BitwiseForm:
     """``(h ∧ mask) ⊕ toggle``; a mask of None keeps all, a toggle of None changes nothing."""
 
     mask: Variable | None = None
@@ -43,7 +43,7 @@ def recognize(component: Component) -> Recurrence:
         If it is none.
     """
     part = only_part(component)
-    form = component.propagate(lambda part, tap: Form(), _step)[part]
+    form = component.propagate(lambda part, tap: BitwiseForm(), _step)[part]
     if form is None:
         raise NotInFamilyError("no bits are combined")
     elements = Elements(common_dtype(component))
@@ -51,7 +51,7 @@ def recognize(component: Component) -> Recurrence:
     return elements.recurrence("bitwise", component, ((term,),), (elements.add(form.toggle),))
 
 
-def _step(node: Apply, given: list[Form | None]) -> list[Form]:
+def _step(node: Apply, given: list[BitwiseForm | None]) -> list[BitwiseForm]:
     op = node.op
     linear = [form for form in given if form is not None]
     free = free_inputs(node, given)
@@ -59,15 +59,15 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
         raise NotInFamilyError(f"{op} reads the state more than once")
     form = linear[0]
     if isinstance(op, ps.Invert):
-        return [Form(form.mask, _flipped(form.toggle, node.outputs[0].type.dtype))]
+        return [BitwiseForm(form.mask, _flipped(form.toggle, node.outputs[0].type.dtype))]
     for value in free:
         if isinstance(op, ps.AND):
             form = _and(form, value)
         elif isinstance(op, ps.OR):
             kept = _and(form, ps.invert(value))
-            form = Form(kept.mask, _xor(kept.toggle, value))
+            form = BitwiseForm(kept.mask, _xor(kept.toggle, value))
         elif isinstance(op, ps.XOR):
-            form = Form(form.mask, _xor(form.toggle, value))
+            form = BitwiseForm(form.mask, _xor(form.toggle, value))
         else:
             raise NotInFamilyError(f"{op} combines no bits")
     if not free and not isinstance(op, ps.Identity):
@@ -75,9 +75,9 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
     return [form]
 
 
-def _and(form: Form, value: Variable) -> Form:
+def _and(form: BitwiseForm, value: Variable) -> BitwiseForm:
     mask = value if form.mask is None else ps.and_(form.mask, value)
-    return Form(mask, None if form.toggle is None else ps.and_(form.toggle, value))
+    return BitwiseForm(mask, None if form.toggle is None else ps.and_(form.toggle, value))
 
 
 def _xor(toggle: Variable | None, value: Variable) -> Variable:

@@ -28,23 +28,23 @@ from scanlib.ops.elemwise_scan import Recurrence, Term
 
 
 @dataclass(frozen=True)
-class Form:
+class ClampForm:
     """``min(max(h + shift, low), high)``; None where there is no such part."""
 
     shift: Variable | None = None
     low: Variable | None = None
     high: Variable | None = None
 
-    def shifted(self, by: Variable) -> Form:
+    def shifted(self, by: Variable) -> ClampForm:
         low, high = (None if b is None else ps.add(b, by) for b in (self.low, self.high))
-        return Form(by if self.shift is None else ps.add(self.shift, by), low, high)
+        return ClampForm(by if self.shift is None else ps.add(self.shift, by), low, high)
 
-    def at_least(self, bound: Variable) -> Form:
+    def at_least(self, bound: Variable) -> ClampForm:
         low = bound if self.low is None else ps.scalar_maximum(self.low, bound)
         high = None if self.high is None else ps.scalar_maximum(self.high, bound)
         return replace(self, low=low, high=high)
 
-    def at_most(self, bound: Variable) -> Form:
+    def at_most(self, bound: Variable) -> ClampForm:
         high = bound if self.high is None else ps.scalar_minimum(self.high, bound)
         return replace(self, high=high)
 
@@ -62,7 +62,7 @@ def recognize(component: Component) -> Recurrence:
     dtype = common_dtype(component)
     if np.dtype(dtype).kind != "f":
         raise NotInFamilyError("shifts of integers may wrap around between the bounds")
-    form = component.propagate(lambda part, tap: Form(), _step)[part]
+    form = component.propagate(lambda part, tap: ClampForm(), _step)[part]
     if form is None or (form.low is None and form.high is None):
         raise NotInFamilyError("nothing is clamped")
     elements = Elements(dtype)
@@ -71,7 +71,7 @@ def recognize(component: Component) -> Recurrence:
     return elements.recurrence("clamp", component, ((term,),), bounds)
 
 
-def _step(node: Apply, given: list[Form | None]) -> list[Form]:
+def _step(node: Apply, given: list[ClampForm | None]) -> list[ClampForm]:
     op = node.op
     linear = [form for form in given if form is not None]
     free = free_inputs(node, given)

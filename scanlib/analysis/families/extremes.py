@@ -25,7 +25,7 @@ _NAMES = {ps.ScalarMaximum: "maximum", ps.ScalarMinimum: "minimum"}
 
 
 @dataclass(frozen=True)
-class Form:
+class ExtremeForm:
     """``extreme(h, bound)``; no bound is the state itself."""
 
     extreme: type | None
@@ -44,7 +44,7 @@ def recognize(component: Component) -> Recurrence:
     dtype = common_dtype(component)
     if dtype.startswith("complex"):
         raise NotInFamilyError("complex numbers have no order")
-    form = component.propagate(lambda part, tap: Form(None, None), _step)[part]
+    form = component.propagate(lambda part, tap: ExtremeForm(None, None), _step)[part]
     if form is None or form.extreme is None:
         raise NotInFamilyError("no extreme is taken")
     elements = Elements(dtype)
@@ -54,7 +54,7 @@ def recognize(component: Component) -> Recurrence:
     )
 
 
-def _step(node: Apply, given: list[Form | None]) -> list[Form]:
+def _step(node: Apply, given: list[ExtremeForm | None]) -> list[ExtremeForm]:
     op = type(node.op)
     if op in _NAMES and sum(form is not None for form in given) == 1:
         form = next(form for form in given if form is not None)
@@ -66,7 +66,7 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
         bound = bounds[0]
         for other in bounds[1:]:
             bound = node.op(bound, other)
-        return [Form(op, bound)]
+        return [ExtremeForm(op, bound)]
     if isinstance(node.op, ps.Identity):
         assert given[0] is not None
         return [given[0]]

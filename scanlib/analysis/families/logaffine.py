@@ -25,7 +25,7 @@ from scanlib.ops.logaddexp import LogAddExp
 
 
 @dataclass(frozen=True)
-class Form:
+class LogAffineForm:
     """``logaddexp(h + shift, bound)``; a shift of None is zero, no bound none."""
 
     shift: Variable | None
@@ -42,7 +42,7 @@ def recognize(component: Component) -> Recurrence:
     """
     part = only_part(component)
     dtype = common_dtype(component)
-    form = component.propagate(lambda part, tap: Form(None, None), _step)[part]
+    form = component.propagate(lambda part, tap: LogAffineForm(None, None), _step)[part]
     if form is None or form.bound is None:
         raise NotInFamilyError("no logarithm of a sum is taken")
     elements = Elements(dtype)
@@ -54,11 +54,13 @@ def _plus(a: Variable | None, b: Variable) -> Variable:
     return b if a is None else ps.add(a, b)
 
 
-def _shifted(form: Form, shift: Variable) -> Form:
-    return Form(_plus(form.shift, shift), None if form.bound is None else ps.add(form.bound, shift))
+def _shifted(form: LogAffineForm, shift: Variable) -> LogAffineForm:
+    return LogAffineForm(
+        _plus(form.shift, shift), None if form.bound is None else ps.add(form.bound, shift)
+    )
 
 
-def _step(node: Apply, given: list[Form | None]) -> list[Form]:
+def _step(node: Apply, given: list[LogAffineForm | None]) -> list[LogAffineForm]:
     op = node.op
     linear = [form for form in given if form is not None]
     free = free_inputs(node, given)
@@ -66,7 +68,7 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
         (form,), (bound,) = linear, free
         if form.bound is not None:
             bound = op(form.bound, bound)
-        return [Form(form.shift, bound)]
+        return [LogAffineForm(form.shift, bound)]
     if len(linear) == 1 and isinstance(op, ps.Add):
         form = linear[0]
         for shift in free:

@@ -28,7 +28,7 @@ Affine = tuple[Variable | None, Variable | None]
 
 
 @dataclass(frozen=True)
-class Form:
+class MoebiusForm:
     """``(a h + b) / (c h + d)``; no denominator is one."""
 
     numerator: Affine
@@ -48,7 +48,7 @@ def recognize(component: Component) -> Recurrence:
     if np.dtype(dtype).kind not in "fc":
         raise NotInFamilyError("a quotient of integers is rounded")
     steps = _Step(dtype)
-    form = component.propagate(lambda part, tap: Form((steps.one, None)), steps.forms)[part]
+    form = component.propagate(lambda part, tap: MoebiusForm((steps.one, None)), steps.forms)[part]
     if form is None or form.denominator is None:
         raise NotInFamilyError("nothing is divided by the state")
     elements = Elements(dtype)
@@ -69,10 +69,10 @@ class _Step:
     def number(self, value: int) -> Variable:
         return ps.ScalarConstant(ps.get_scalar_type(self.dtype), value)
 
-    def forms(self, node: Apply, given: list[Form | None]) -> list[Form]:
+    def forms(self, node: Apply, given: list[MoebiusForm | None]) -> list[MoebiusForm]:
         op = node.op
         lifted = [
-            Form((None, inp)) if form is None else form
+            MoebiusForm((None, inp)) if form is None else form
             for inp, form in zip(node.inputs, given, strict=True)
         ]
         if isinstance(op, ps.Add):
@@ -89,12 +89,12 @@ class _Step:
         if isinstance(op, ps.TrueDiv):
             return [self.quotient(*lifted)]
         if isinstance(op, ps.Reciprocal):
-            return [self.quotient(Form((None, self.one)), lifted[0])]
+            return [self.quotient(MoebiusForm((None, self.one)), lifted[0])]
         if isinstance(op, ps.Identity):
             return [lifted[0]]
         raise NotInFamilyError(f"{op} is no quotient of affine functions")
 
-    def product(self, node: Apply, given: list[Form | None]) -> Form:
+    def product(self, node: Apply, given: list[MoebiusForm | None]) -> MoebiusForm:
         linear = [form for form in given if form is not None]
         if len(linear) > 1:
             raise NotInFamilyError("the state is multiplied by itself")
@@ -104,31 +104,31 @@ class _Step:
                 result = self.scaled(result, inp)
         return result
 
-    def scaled(self, form: Form, factor: Variable) -> Form:
-        return Form(_times(form.numerator, factor), form.denominator)
+    def scaled(self, form: MoebiusForm, factor: Variable) -> MoebiusForm:
+        return MoebiusForm(_times(form.numerator, factor), form.denominator)
 
-    def plus(self, x: Form, y: Form) -> Form:
+    def plus(self, x: MoebiusForm, y: MoebiusForm) -> MoebiusForm:
         if x.denominator is None and y.denominator is None:
-            return Form(_sum(x.numerator, y.numerator))
+            return MoebiusForm(_sum(x.numerator, y.numerator))
         if x.denominator is None:
             x, y = y, x
         if y.denominator is not None or y.numerator[0] is not None:
             raise NotInFamilyError("a quotient is added to a function of the state")
         assert x.denominator is not None
         assert y.numerator[1] is not None
-        return Form(_sum(x.numerator, _times(x.denominator, y.numerator[1])), x.denominator)
+        return MoebiusForm(_sum(x.numerator, _times(x.denominator, y.numerator[1])), x.denominator)
 
-    def quotient(self, x: Form, y: Form) -> Form:
+    def quotient(self, x: MoebiusForm, y: MoebiusForm) -> MoebiusForm:
         if y.denominator is not None:
             if x.denominator is not None or x.numerator[0] is not None:
                 raise NotInFamilyError("a function of the state is divided by a quotient")
             assert x.numerator[1] is not None
-            return Form(_times(y.denominator, x.numerator[1]), y.numerator)
+            return MoebiusForm(_times(y.denominator, x.numerator[1]), y.numerator)
         if x.denominator is not None:
             if y.numerator[0] is not None or y.numerator[1] is None:
                 raise NotInFamilyError("a quotient is divided by a function of the state")
-            return Form(x.numerator, _times(x.denominator, y.numerator[1]))
-        return Form(x.numerator, y.numerator)
+            return MoebiusForm(x.numerator, _times(x.denominator, y.numerator[1]))
+        return MoebiusForm(x.numerator, y.numerator)
 
 
 def _times(affine: Affine, factor: Variable) -> Affine:

@@ -24,7 +24,7 @@ from scanlib.ops.elemwise_scan import Recurrence, Term
 
 
 @dataclass(frozen=True)
-class Form:
+class PowerForm:
     """``factor · h^exponent``; None is one."""
 
     factor: Variable | None = None
@@ -43,7 +43,7 @@ def recognize(component: Component) -> Recurrence:
     dtype = common_dtype(component)
     if np.dtype(dtype).kind != "f":
         raise NotInFamilyError("only real numbers have real powers")
-    form = component.propagate(lambda part, tap: Form(), _step)[part]
+    form = component.propagate(lambda part, tap: PowerForm(), _step)[part]
     if form is None or form.exponent is None:
         raise NotInFamilyError("no power is taken")
     elements = Elements(dtype)
@@ -51,20 +51,22 @@ def recognize(component: Component) -> Recurrence:
     return elements.recurrence("power", component, ((term,),), (elements.add(form.factor),))
 
 
-def _step(node: Apply, given: list[Form | None]) -> list[Form]:
+def _step(node: Apply, given: list[PowerForm | None]) -> list[PowerForm]:
     op, dtype = node.op, node.outputs[0].type.dtype
     form = given[0]
     free = [inp for inp, known in zip(node.inputs, given, strict=True) if known is None]
     if isinstance(op, ps.Mul) and len(free) == len(given) - 1:
         form = next(known for known in given if known is not None)
         for value in free:
-            form = Form(value if form.factor is None else ps.mul(form.factor, value), form.exponent)
+            form = PowerForm(
+                value if form.factor is None else ps.mul(form.factor, value), form.exponent
+            )
         return [form]
     if form is not None:
         if isinstance(op, ps.TrueDiv) and free:
             inverse = ps.reciprocal(free[0])
             factor = inverse if form.factor is None else ps.mul(form.factor, inverse)
-            return [Form(factor, form.exponent)]
+            return [PowerForm(factor, form.exponent)]
         if isinstance(op, ps.Pow) and free:
             return [_raised(form, free[0])]
         exponent = {ps.Sqr: 2.0, ps.Sqrt: 0.5, ps.Reciprocal: -1.0}.get(type(op))
@@ -75,7 +77,7 @@ def _step(node: Apply, given: list[Form | None]) -> list[Form]:
     raise NotInFamilyError(f"{op} is no power")
 
 
-def _raised(form: Form, exponent: Variable) -> Form:
+def _raised(form: PowerForm, exponent: Variable) -> PowerForm:
     factor = None if form.factor is None else ps.pow(form.factor, exponent)
     known = exponent if form.exponent is None else ps.mul(form.exponent, exponent)
-    return Form(factor, known)
+    return PowerForm(factor, known)

@@ -11,9 +11,9 @@ from scanlib.backends.jax import (
     elemwise,
     linear,
     loops,
+    row_ops,
     rows,
     segments,
-    small,
     static,
 )
 
@@ -29,8 +29,8 @@ __all__ = [
     "elemwise",
     "linear",
     "loops",
+    "row_ops",
     "rows",
     "segments",
-    "small",
     "static",
 ]

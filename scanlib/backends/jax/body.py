@@ -18,8 +18,8 @@ from pytensor.tensor.shape import Shape_i
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.graph import is_numeric
+from scanlib.ops.linker_features import NeedsKnownLengths
 from scanlib.ops.scan import Scan
-from scanlib.ops.whole_loops import NeedsKnownLengths
 
 
 def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:

@@ -29,7 +29,7 @@ KINDS = "biufc"  # of dtypes that handlers know
 
 
 @dataclass(frozen=True)
-class Target:
+class CallTarget:
     """What XLA calls for a loop.
 
     Attributes
@@ -60,14 +60,14 @@ def _program(op: ElemwiseScan | LinearScan, node: Apply) -> LoopProgram | None:
     return program_of(narrowed(op))
 
 
-def target_for(op: ElemwiseScan | LinearScan, node: Apply) -> Target | None:
+def target_for(op: ElemwiseScan | LinearScan, node: Apply) -> CallTarget | None:
     """Return what XLA calls for a loop, None if nothing."""
     program = _program(op, node)
     if program is None or program_handler() is None:
         return None
     key = registered(program)
     register_program(key)
-    return Target(TARGET, {"program": key, "first": np.int64(windows_of(op)[1])})
+    return CallTarget(TARGET, {"program": key, "first": np.int64(windows_of(op)[1])})
 
 
 def words_of(numbers: Any) -> np.ndarray:
@@ -106,7 +106,7 @@ def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
     return op.signature.n_sequences, int(op.signature.has_n_steps)
 
 
-def compiled(target: Target | None, portable: Callable[..., list[Any]]) -> Any:
+def compiled(target: CallTarget | None, portable: Callable[..., list[Any]]) -> Any:
     """Return the function that calls a compiled loop, whose results are like those of `portable`;
     None if there is none."""
 
@@ -117,7 +117,7 @@ def compiled(target: Target | None, portable: Callable[..., list[Any]]) -> Any:
     return None if target is None else run
 
 
-def call_target(target: Target, results: Any, inputs: Sequence[Any]) -> list[Any]:
+def call_target(target: CallTarget, results: Any, inputs: Sequence[Any]) -> list[Any]:
     """Return the results of a compiled loop, given their shapes and dtypes."""
     call = jax.ffi.ffi_call(target.name, results, vmap_method="sequential")
     return list(call(*inputs, **target.attributes))

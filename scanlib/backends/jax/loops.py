@@ -34,6 +34,8 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.state_rows import joined, last_rows, shifted, window_of
+from scanlib.backends.jax.unknown_steps import run_unknown
 from scanlib.ops.errors import (
     InitialRowsError,
     SequenceLengthError,
@@ -69,7 +71,7 @@ class Steps(NamedTuple):
     bound: int | None
 
 
-class Values(NamedTuple):
+class StepValues(NamedTuple):
     """What a step gives: new rows of the states, next carries, rows of the outputs, stop."""
 
     states: tuple[Any, ...]
@@ -109,8 +111,6 @@ class JAXLoop:
         ]
         if steps.known is not None and not self.signature.has_stop:
             return self.run_known(outer, steps.known, windows)
-        from scanlib.backends.jax.unknown_steps import run_unknown
-
         return run_unknown(self, outer, steps, windows)
 
     # Before the first step
@@ -175,7 +175,9 @@ class JAXLoop:
 
     # One step
 
-    def step(self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]) -> Values:
+    def step(
+        self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]
+    ) -> StepValues:
         """Return what one step computes, in the dtypes of the body."""
         taps = [
             window[-offset - 1]
@@ -193,7 +195,7 @@ class JAXLoop:
             for axis, (size, wanted) in enumerate(zip(value.shape, window[0].shape, strict=True)):
                 if size != wanted:
                     raise StepShapeError(self.messages.state_shape(i, axis), 0, wanted, size)
-        return Values(
+        return StepValues(
             states,
             tuple(map(array_of, found.carries, self.inner.carries)),
             tuple(map(array_of, found.outputs, self.result.outputs)),
@@ -258,23 +260,3 @@ class JAXLoop:
             "sequence bounds it. Read last rows only, pass n_steps as an input or a "
             "constant, or loop over a sequence of the greatest length"
         )
-
-
-def window_of(initial: Any, depth: int, reverse: bool) -> tuple[Any, ...]:
-    """Return the initial rows of a state, the latest one first."""
-    return tuple(initial[k if reverse else depth - 1 - k] for k in range(depth))
-
-
-def shifted(window: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
-    """Return the last rows of a state after a step."""
-    return (new, *window[:-1])
-
-
-def last_rows(window: tuple[Any, ...], reverse: bool) -> Any:
-    """Return the last rows of a state as they stand in its history."""
-    return jnp.stack(window if reverse else window[::-1])
-
-
-def joined(initial: Any, rows: Any, reverse: bool) -> Any:
-    """Return a history from its initial rows and the others."""
-    return jnp.concatenate([rows, initial] if reverse else [initial, rows])

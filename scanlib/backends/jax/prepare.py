@@ -44,7 +44,7 @@ from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.ops.whole_loops import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in, is_scalar
+from scanlib.ops.linker_features import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in, is_scalar
 
 REASON = "scanlib_prepare_for_jax"
 

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.ifelse import IfElse
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.basic import Alloc, AllocEmpty, Eye, Join
@@ -37,7 +36,7 @@ from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of
 from scanlib.backends.jax.across import (
     UNKNOWN,
     Across,

@@ -39,7 +39,7 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.backends.jax.gathered_rows import split
 from scanlib.backends.jax.scalar_ranges import evaluate, greatest
-from scanlib.ops.whole_loops import is_scalar
+from scanlib.ops.linker_features import is_scalar
 
 
 class StaticNumber(JAXShapeTuple):

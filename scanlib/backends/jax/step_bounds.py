@@ -17,13 +17,13 @@ from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.backends.jax.static import AtMost
-from scanlib.backends.jax.unknown_lengths import Lengths, steps_and_sequences
+from scanlib.backends.jax.unknown_lengths import KnownLengths, steps_and_sequences
 from scanlib.ops.padded_rows import PaddedRows
 
 REASON = "scanlib_bound_steps"
 
 
-def bound_steps(fgraph: FunctionGraph, lengths: Lengths) -> bool:
+def bound_steps(fgraph: FunctionGraph, lengths: KnownLengths) -> bool:
     """Bound the numbers of steps that nothing else bounds; return whether there were some."""
     found = False
     for node in fgraph.toposort():
@@ -45,7 +45,7 @@ def bound_steps(fgraph: FunctionGraph, lengths: Lengths) -> bool:
     return found
 
 
-def _filled(sequence: Variable, lengths: Lengths) -> Apply | None:
+def _filled(sequence: Variable, lengths: KnownLengths) -> Apply | None:
     """Return the node that fills an array of an unknown number of rows, if it is one."""
     node = sequence.owner
     if node is None or not isinstance(node.op, Alloc) or lengths.has(node.inputs[1]):
@@ -53,7 +53,7 @@ def _filled(sequence: Variable, lengths: Lengths) -> Apply | None:
     return None if node.inputs[1] in lengths.unknown else node
 
 
-def _bound_of_readers(fgraph: FunctionGraph, node: Apply, lengths: Lengths) -> Variable | None:
+def _bound_of_readers(fgraph: FunctionGraph, node: Apply, lengths: KnownLengths) -> Variable | None:
     """Return a number that is known, and that a loop cannot have more rows than."""
     pending, seen = list(node.outputs), set(node.outputs)
     while pending:

@@ -19,9 +19,8 @@ from scanlib._compat import freeze_graph
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan, Layout
 from scanlib.ops.graph import constant_index
-from scanlib.ops.loop import Labels
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import Signature
+from scanlib.ops.signature import Labels, Signature
 
 REASON = "scanlib_stack_traces"
 

@@ -27,9 +27,9 @@ from scanlib.backends.jax.static import AtMost, StaticNumber, StaticRange, Stati
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linker_features import countable_scalars
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
-from scanlib.ops.whole_loops import countable_scalars
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FOLLOWED = (
@@ -46,7 +46,7 @@ FOLLOWED = (
 
 
 @dataclass(frozen=True)
-class Lengths:
+class KnownLengths:
     """What is known of lengths in a graph when JAX compiles it.
 
     Attributes
@@ -71,7 +71,7 @@ class Lengths:
         return number in self.known and number not in self.unknown
 
 
-def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Lengths:
+def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> KnownLengths:
     """Return what is known of lengths in a graph.
 
     Parameters
@@ -81,7 +81,7 @@ def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Lengths:
         Inputs that are not known, though they may be integers: what changes from step to step,
         where the graph is a step.
     """
-    found = Lengths(countable_scalars(fgraph, data, (StaticNumber,)), set(), set())
+    found = KnownLengths(countable_scalars(fgraph, data, (StaticNumber,)), set(), set())
     unknown, loops = found.unknown, found.loops
     times: dict[Variable, int] = {}  # of arrays that have time as another axis than the first
     for node in fgraph.toposort():
@@ -122,7 +122,7 @@ def steps_and_sequences(node: Apply) -> tuple[Variable | None, list[Variable]]:
     return parts.n_steps, [part for part in timed if part is not None]
 
 
-def _time_of(op: Any, node: Apply, found: Lengths, times: dict[Variable, int]) -> int | None:
+def _time_of(op: Any, node: Apply, found: KnownLengths, times: dict[Variable, int]) -> int | None:
     """Return which axis of an Op's results has an unknown length, None if none has."""
     time = next((times.get(inp, 0) for inp in node.inputs if inp in found.unknown), 0)
     if isinstance(op, CAReduce | Argmax):
@@ -153,14 +153,14 @@ def _time_of(op: Any, node: Apply, found: Lengths, times: dict[Variable, int]) -
     return time
 
 
-def _is_open(size: Any, found: Lengths) -> bool:
+def _is_open(size: Any, found: KnownLengths) -> bool:
     """Whether an axis gets its size from the others, or has one that is not known."""
     if isinstance(size, Constant):
         size = size.data
     return size in found.unknown if isinstance(size, Variable) else int(size) == -1
 
 
-def _makes_unknown(op: Any, node: Apply, found: Lengths) -> bool:
+def _makes_unknown(op: Any, node: Apply, found: KnownLengths) -> bool:
     """Whether an Op fills, reads or writes rows whose number JAX cannot know."""
     if isinstance(op, Alloc | AllocEmpty):
         sizes = node.inputs[int(isinstance(op, Alloc)) :]
@@ -175,7 +175,7 @@ def _makes_unknown(op: Any, node: Apply, found: Lengths) -> bool:
     return _sliced_axis(indices_from_subtensor(node.inputs[lead:], op.idx_list), found) is not None
 
 
-def _sliced_axis(indices: Sequence[Any], found: Lengths) -> int | None:
+def _sliced_axis(indices: Sequence[Any], found: KnownLengths) -> int | None:
     """Return the first axis that is sliced by bounds that are not known, None if none is."""
     for axis, index in enumerate(indices):
         bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else []

@@ -16,10 +16,11 @@ from jax import lax
 
 from scanlib.backends.jax.bounded import Bounded, rows_of
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.state_rows import last_rows, shifted
+from scanlib.ops.signature import OuterInputs
 
 if TYPE_CHECKING:
     from scanlib.backends.jax.loops import JAXLoop, Steps
-    from scanlib.ops.signature import OuterInputs
 
 
 class Progress(NamedTuple):
@@ -76,8 +77,6 @@ def _empty_histories(outer: OuterInputs, steps: Steps, signature: Any) -> list[A
 
 def _advance(loop: JAXLoop, outer: OuterInputs, steps: Steps, progress: Progress) -> Progress:
     """Take one step."""
-    from scanlib.backends.jax.loops import shifted
-
     signature = loop.signature
     t = _time(signature, steps, progress.taken)
     rows = [
@@ -120,8 +119,6 @@ def origins_of(loop: JAXLoop) -> list[str | None]:
 
 
 def _results(loop: JAXLoop, steps: Steps, end: Progress) -> list[Any]:
-    from scanlib.backends.jax.loops import last_rows
-
     signature, origins = loop.signature, iter(origins_of(loop))
     skipped = steps.number - end.taken if signature.reverse and signature.has_stop else None
     buffers = iter(end.histories)

@@ -12,6 +12,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
+from scanlib.ops.execution import register_preparer
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.scan import Scan
 from scanlib.ops.triangular import true_shapes
@@ -26,6 +27,7 @@ class PreparedBody:
     destroyed: set[int]
 
 
+@register_preparer
 def prepare_body(op: Scan) -> PreparedBody:
     """Rewrite a copy of the body with PyTensor's numba rewrites.
 

@@ -40,6 +40,7 @@ from pytensor.tensor.type import DenseTensorType
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
+from scanlib.backends.numba.clusters import Cluster, Plan
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Part, Value
@@ -48,10 +49,12 @@ from scanlib.backends.numba.graph_arrays import is_total, total_behind
 from scanlib.backends.numba.graph_gathers import GatherEmitter
 from scanlib.backends.numba.graph_vectors import is_item
 from scanlib.backends.numba.lazy import apart, tuple_text
+from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
 from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.backends.numba.state_products import products_behind
+from scanlib.kernels.compiled import program_key
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
@@ -111,7 +114,7 @@ class GraphWriter(GatherEmitter):
                 self.bind_scalar(variable, name)
             else:
                 self.bind_array(variable, name)
-        self._write_nodes()
+        self._write_clusters()
         if for_python:
             as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
             few = len(self.fgraph.outputs) <= FEW_RESULTS
@@ -130,6 +133,43 @@ class GraphWriter(GatherEmitter):
             if node not in self.done:
                 self.later = nodes[place:]
                 self.emit(node)
+
+    def _write_clusters(self) -> None:
+        """Write the nodes of the whole graph: those over arrays together, the others one by one."""
+        nodes = self.fgraph.toposort()
+        taken = set()
+        for place, node in enumerate(nodes):
+            if isinstance(node.op, LinearScan) and not isinstance(node.op, CheckedLinearScan):
+                found = products_behind(self.fgraph, node, nodes[place + 1 :], set())
+                if found is not None:
+                    taken |= {found[0], *found[3]}
+        order = Plan(self.fgraph, taken).order()
+        for place, item in enumerate(order, start=1):
+            if isinstance(item, Cluster):
+                self._write_cluster(item)
+            elif item not in self.done:
+                self.later = [node for node in order[place:] if isinstance(node, Apply)]
+                self.emit(item)
+
+    def _write_cluster(self, cluster: Cluster) -> None:
+        program = cluster.program
+        key = f"program {program_key(program)}"
+        name = self.source.function(call_program(program, key), key, "arrays")
+        arguments = tuple_text(self.arguments_of(cluster.inputs, self.for_loop))
+        self._bind_results(cluster.outputs, f"{name}({arguments})", len(program.outputs) > 1)
+
+    def _bind_results(self, outputs: Sequence[Variable], call: str, bundled: bool) -> None:
+        """Write a call, and bind what it returns: arrays, or a bundle of them."""
+        if not bundled:
+            results = [self.source.name("v") for _ in outputs]
+            self.source.line(f"{', '.join(results)} = {call}")
+            for out, result in zip(outputs, results, strict=True):
+                self.bind_array(out, result)
+            return
+        whole = self.source.name("b")
+        self.source.line(f"{whole} = {call}")
+        for place, out in enumerate(outputs):
+            self.values[out] = Value(part=Part(whole, (place, None, None)))
 
     def emit(self, node: Apply) -> None:
         inside = _graph_inside(node.op)
@@ -176,16 +216,7 @@ class GraphWriter(GatherEmitter):
             return
         name = self.source.function(known.function, known.key, "loop")
         arguments = tuple_text(self.arguments_of(node.inputs, self.for_loop))
-        if known.bundled:
-            whole = self.source.name("b")
-            self.source.line(f"{whole} = {name}({arguments})")
-            for place, out in enumerate(node.outputs):
-                self.values[out] = Value(part=Part(whole, (place, None, None)))
-            return
-        results = [self.source.name("v") for _ in node.outputs]
-        self.source.line(f"{', '.join(results)} = {name}({arguments})")
-        for out, result in zip(node.outputs, results, strict=True):
-            self.bind_array(out, result)
+        self._bind_results(node.outputs, f"{name}({arguments})", known.bundled)
 
     def bundled_arguments(self, variables: Sequence[Variable]) -> list[str]:
         """Return variables as `arguments` does, those of a bundle as one."""

@@ -17,7 +17,7 @@ from scanlib.backends.torch.linear import linear_rows
 from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
-from scanlib.backends.torch.shapes import shapes_of_linear, shapes_of_loop
+from scanlib.backends.torch.result_shapes import shapes_of_linear, shapes_of_loop
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import constant_integer, is_numeric

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
+from pytensor.tensor.linalg.inverse import MatrixInverse
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.psd import CholeskySolve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 
-from scanlib.kernels.arrays.places import Place
-from scanlib.kernels.arrays.sizes import Size
-from scanlib.kernels.arrays.step import Step, rule
-from scanlib.kernels.language import Value
+from scanlib.kernels.arrays.nests import write_copy
+from scanlib.kernels.arrays.places import Place, is_contiguous
+from scanlib.kernels.arrays.sizes import Size, product, total
+from scanlib.kernels.arrays.step import Step, core_op, rule
+from scanlib.kernels.language import FLOATS, Value
+from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number
+from scanlib.ops import reductions
+from scanlib.ops.reductions import StepProducts
 
-PRODUCT_SIZES = "incompatible array sizes for a matrix product inside a scan"
+SQUARE = "Last 2 dimensions of A must be square"
+CONFORM = "Dimensions of A and B do not conform"
+PRODUCT_SIZES = "incompatible array sizes for a matrix product"
 
 
 def size_operand(step: Step, size: Size) -> Value | int:
@@ -48,7 +59,7 @@ def write_dot(step: Step, node: Apply) -> None:
         raise NoKernelError("products of complex numbers, or of several dtypes, have no kernel")
     a = as_matrix(step.place(left), is_row=True)
     b = as_matrix(step.place(right), is_row=False)
-    step.sizes.require_equal(a.sizes[1], b.sizes[0], "ValueError", PRODUCT_SIZES)
+    step.sizes.require_equal(a.sizes[1], b.sizes[0], "ValueError", PRODUCT_SIZES + step.where)
     sizes = [
         *([a.sizes[0]] if left.type.ndim == 2 else []),
         *([b.sizes[1]] if right.type.ndim == 2 else []),
@@ -63,3 +74,159 @@ def write_dot(step: Step, node: Apply) -> None:
         step.bind_place(out, target)
     else:
         step.bind_number(out, load_number(step.writer, target.dtype, target.pointer, 0))
+
+
+# Factorizations and solves
+
+
+def _square(step: Step, place: Place) -> Matrix:
+    rows, columns = place.sizes
+    step.sizes.require_equal(rows, columns, "LinAlgError", SQUARE)
+    return matrix(step, place)
+
+
+def _contiguous_target(step: Step, out: Variable, sizes: list[Size]) -> Place:
+    place = step.target(out, sizes)
+    return place if is_contiguous(step.sizes, place) else step.fresh(place.dtype, sizes)
+
+
+def _spare(step: Step, dtype: str, rows: Size) -> Value:
+    """Return memory for `factorizations.spare_items`."""
+    return step.fresh(dtype, [rows, total(rows, 1)]).pointer
+
+
+def _check_real(node: Apply) -> None:
+    dtypes = {variable.type.dtype for variable in (*node.inputs, *node.outputs)}
+    if len(dtypes) > 1 or not dtypes <= set(FLOATS):
+        raise NoKernelError(f"{node.op} of matrices of {', '.join(sorted(dtypes))} has no kernel")
+
+
+@rule(Cholesky)
+def write_cholesky(step: Step, node: Apply) -> None:
+    _check_real(node)
+    (inp,), (out,) = node.inputs, node.outputs
+    place = step.place(inp)
+    target = _contiguous_target(step, out, list(place.sizes))
+    a, lower = _square(step, place), bool(core_op(node).lower)
+    factorizations.cholesky(step.writer, a, matrix(step, target), lower, step.library)
+    step.bind_place(out, target)
+
+
+@rule(MatrixInverse)
+def write_inverse(step: Step, node: Apply) -> None:
+    _check_real(node)
+    (inp,), (out,) = node.inputs, node.outputs
+    place = step.place(inp)
+    target = _contiguous_target(step, out, list(place.sizes))
+    spare = _spare(step, place.dtype, place.sizes[0])
+    found = factorizations.inverse(step.writer, _square(step, place), matrix(step, target), spare)
+    texts = {
+        factorizations.SINGULAR: "Matrix is singular to machine precision.",
+        factorizations.NOT_FINITE: "Array must not contain infs or NaNs.",
+    }
+    for code, text in texts.items():
+        step.fail_when(found.equals(code), "LinAlgError", text)
+    step.bind_place(out, target)
+
+
+@rule(SolveTriangular, CholeskySolve, Solve)
+def write_solve(step: Step, node: Apply) -> None:
+    """Write a solve; which one depends on what is known of the matrix."""
+    _check_real(node)
+    op, (left, right), (out,), w = core_op(node), node.inputs, node.outputs, step.writer
+    kind = getattr(op, "assume_a", "gen")
+    if kind not in ("gen", "pos"):
+        raise NoKernelError(f"a solve with a matrix that is {kind} has no kernel")
+    place, b = step.place(left), step.place(right)
+    step.sizes.require_equal(b.sizes[0], place.sizes[0], "LinAlgError", CONFORM)
+    target = _contiguous_target(step, out, [place.sizes[0], *b.sizes[1:]])
+    a = _square(step, place)
+    given, result = (matrix(step, as_matrix(p, is_row=False)) for p in (b, target))
+    lower = bool(op.lower)
+    if isinstance(op, CholeskySolve):
+        factorizations.solve_cholesky(w, a, given, result, lower)
+    elif isinstance(op, SolveTriangular):
+        unit = bool(op.unit_diagonal)
+        factorizations.solve_triangular(w, a, given, result, lower, unit)
+    else:
+        spare = _spare(step, place.dtype, place.sizes[0])
+        if kind == "pos":
+            factorizations.solve_positive(w, a, given, result, spare, lower, step.library)
+        else:
+            factorizations.solve(w, a, given, result, spare)
+    step.bind_place(out, target)
+
+
+@rule(StepProducts)
+def write_step_products(step: Step, node: Apply) -> None:
+    """Write the products of the matrices of all steps, as few of them as possible.
+
+    Matrices whose rows follow one another from step to step are one matrix of more rows; so are
+    columns and rows in ``Σ_t x_t y_t`` where each step has one.
+    """
+    (x, y), (out,) = map(step.place, node.inputs), node.outputs
+    if parts_of(out.type.dtype) is not None or out.type.dtype == "bool":
+        raise NoKernelError("products of complex numbers have no kernel")
+    same = step.sizes.same
+    if x.ndim == y.ndim == 3:
+        step.sizes.require_equal(x.sizes[0], y.sizes[0], "ValueError", reductions.LENGTHS)
+    step.sizes.require_equal(x.sizes[-1], y.sizes[-2], "ValueError", reductions.SIZES)
+    sizes = [x.sizes[-2], y.sizes[-1]]
+    is_total = node.op.total
+    if not is_total and max(x.ndim, y.ndim) == 3:
+        sizes = [x.sizes[0] if x.ndim == 3 else y.sizes[0], *sizes]
+    z = step.target(out, sizes)
+    plan = _whole_product(step, x, y, z, is_total)
+    if plan is not None:
+        one, other, result = (matrix(step, place) for place in plan)
+        multiply(step.writer, one, other, result, library=step.library)
+    else:
+        if is_total:
+            write_copy(step, step.scalars.constant(0, out.type.dtype), z)
+        count = same(x.sizes[0] if x.ndim == 3 else y.sizes[0])
+        with step.writer.loop(0, step.value(count)) as t:
+            one, other, result = (matrix(step, _at_step(step, place, t)) for place in (x, y, z))
+            multiply(step.writer, one, other, result, more=is_total, library=step.library)
+    step.bind_place(out, z)
+
+
+def _at_step(step: Step, place: Place, t: Value) -> Place:
+    if place.ndim == 2:
+        return place
+    pointer = step.writer.offset(place.pointer, step.bytes(t, place.strides[0]))
+    return place.view(list(place.sizes[1:]), list(place.strides[1:]), pointer)
+
+
+def _stacked(step: Step, place: Place) -> Place | None:
+    """Return the matrices of all steps as one of more rows, if their rows follow one another."""
+    same, (count, rows, columns) = step.sizes.same, place.sizes
+    if same(rows) == 1:
+        return place.view([count, columns], [place.strides[0], place.strides[2]])
+    if same(place.strides[0]) != same(product(rows, place.strides[1])):
+        return None
+    return place.view([product(count, rows), columns], list(place.strides[1:]))
+
+
+def _turned(place: Place) -> Place:
+    """Return an array whose matrices are transposed."""
+    (*first, rows, columns), (*lead, row, column) = place.sizes, place.strides
+    return place.view([*first, columns, rows], [*lead, column, row])
+
+
+def _whole_product(
+    step: Step, x: Place, y: Place, z: Place, is_total: bool
+) -> tuple[Place, Place, Place] | None:
+    """Return the matrices of one product that is all of them, if there is one."""
+    if x.ndim == y.ndim == 2:
+        return x, y, z
+    if is_total:
+        # The columns of all `x`, and the rows of all `y`.
+        columns, rows = _stacked(step, _turned(x)), _stacked(step, y)
+        return None if columns is None or rows is None else (_turned(columns), rows, z)
+    if y.ndim == 2:
+        one, result = _stacked(step, x), _stacked(step, z)
+        return None if one is None or result is None else (one, y, result)
+    if x.ndim == 2:
+        one, result = _stacked(step, _turned(y)), _stacked(step, _turned(z))
+        return None if one is None or result is None else (one, _turned(x), result)
+    return None

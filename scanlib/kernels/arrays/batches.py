@@ -15,7 +15,7 @@ from scanlib.kernels.arrays.step import Destination, Step, rule
 from scanlib.kernels.language import INT64, Block, Value
 from scanlib.kernels.spans import store_number
 
-BATCHES = "Incompatible Blockwise batch input shapes inside a scan"
+BATCHES = "Incompatible Blockwise batch input shapes"
 RESULTS = "Items of a batch have results of different shapes"
 
 
@@ -47,7 +47,9 @@ class Batch:
                     continue
                 size, own = self.step.place(inp).sizes[axis], sizes[self.ndim - lead + axis]
                 if own != 1:
-                    size = self.step.sizes.require_equal(own, size, "ValueError", BATCHES)
+                    size = self.step.sizes.require_equal(
+                        own, size, "ValueError", BATCHES + self.step.where
+                    )
                 sizes[self.ndim - lead + axis] = size
         return list(map(self.step.sizes.same, sizes))
 

@@ -105,7 +105,14 @@ class Step:
         Takes the name of an exception and a message; returns the code of that failure.
     library : callable
         Takes a routine of BLAS or LAPACK; returns its address.
+
+    Attributes
+    ----------
+    where : str
+        What messages say at their ends.
     """
+
+    where = ""
 
     def __init__(
         self,
@@ -147,7 +154,11 @@ class Step:
         for position, node in enumerate(nodes):
             self.position = position
             if node.outputs[0] not in self.deferred:
-                self.apply(node)
+                try:
+                    self.apply(node)
+                except NoKernelError as error:
+                    error.node = node
+                    raise
                 self._finish_node()
 
     def apply(self, node: Apply) -> None:
@@ -381,9 +392,8 @@ class Step:
     def at_destination(self, destination: Destination, sizes: Sequence[Size]) -> Place:
         same = self.sizes.same
         place = destination.place(tuple(map(same, sizes)))
-        for axis, size in enumerate(sizes):
-            own = same(place.sizes[axis])
-            text = destination.templates[axis]
+        for axis, text in enumerate(destination.templates):
+            size, own = sizes[axis], same(place.sizes[axis])
             self.sizes.require_equal(size, own, destination.error, text, (0, own, same(size)))
         return place
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from scanlib.kernels.language import INT64, Constant, Type, Value, Writer
@@ -71,6 +72,30 @@ def contiguous(w: Writer, pointer: Value, dtype: str, rows: Size, columns: Size)
     is_static = isinstance(columns, int)
     stride: Size = columns * itemsize if is_static else w.as_value(columns, INT64) * itemsize
     return Matrix(pointer, dtype, rows, columns, stride, itemsize)
+
+
+@contextmanager
+def each(
+    w: Writer, sizes: Sequence[Size], matrices: Sequence[tuple[Matrix, Sequence[Size]]]
+) -> Iterator[list[Matrix]]:
+    """Write loops over the places of a batch; yield the matrices that are there.
+
+    Parameters
+    ----------
+    w : Writer
+    sizes : sequence of Value or int
+        Of the batch.
+    matrices : sequence of tuple
+        The matrices at the first place, and how many bytes they are from the next ones along each
+        axis of the batch: none if they are the same there.
+    """
+    if not sizes:
+        yield [matrix for matrix, _ in matrices]
+        return
+    with w.loop(0, sizes[0]) as i:
+        moved = [(matrix.moved(w, i * steps[0]), steps[1:]) for matrix, steps in matrices]
+        with each(w, sizes[1:], moved) as found:
+            yield found
 
 
 def sized(w: Writer, *sizes: Size) -> list[Value]:

@@ -6,10 +6,10 @@ Products of known sizes up to `TINIEST` are unrolled, a row of `B` and of `C` in
 are one function for each dtype, wherever they lie in memory and whatever their sizes:
 
 =====================================  ==========================================================
-rows of `C` and `B` are contiguous     tiles of `C`, see `kernels.products.Combination`
-columns of `C` and `A` are             the same for ``Cᵀ = Bᵀ Aᵀ``
+rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` times `VECTORS` vectors, in registers
+of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile
 `A`'s rows and `B`'s columns are       sums over vectors of both, for a few rows of `C`
-of `C` alone                           tiles, from copies of pieces of `B`
+columns of `C` are                     ``Cᵀ = Bᵀ Aᵀ`` in one of these ways
 neither rows nor columns of `C` are    one number after the other
 =====================================  ==========================================================
 
@@ -21,6 +21,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from scanlib.kernels.language import (
@@ -30,6 +31,7 @@ from scanlib.kernels.language import (
     INTEGERS,
     POINTER,
     Function,
+    Local,
     Type,
     Value,
     Writer,
@@ -37,15 +39,19 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.linalg.library import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, sized
-from scanlib.kernels.products import Combination, Lines, SmallVectors, less, multiply_add
+from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.products import SmallVectors, less
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.spans import sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
-LARGEST = 48**3  # multiplications that are not left to BLAS
-FEW = 4  # rows of `C` from which on pieces of `B` are copied
-PIECE = 64, 128  # rows of `B`, and bytes of each, that are copied at once
-VECTOR = 32  # bytes of the vectors that sums are taken of
+LARGEST = 128**3  # multiplications that are not left to BLAS
+FEW = 4  # rows of `C` from which on it is computed in tiles of copies
+MANY = 32  # rows of both factors from which on `B` is copied in any case
+ROWS, VECTORS = 4, 2  # of a tile
+CHAINS = 4  # of sums of which there are few
+SHIFT = 7
+PIECE = 1 << SHIFT  # rows of `B` that are copied at once
 
 MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
@@ -85,11 +91,14 @@ def multiply(
         return
     is_small = static is not None and static[0] * static[1] * static[2] <= LARGEST
     is_vector = 1 in (known(out.rows), known(out.columns))
+    form, turns = _known_form(a, b, out)
+    given = [*operands, *counts[:3]]
+    given = [given[place] for place in _TURNED] if turns else given
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
-        w.call(_product(out.dtype), *operands, *counts)
+        w.call(_product(out.dtype, form), *given, counts[3])
         return
     address = library(routine_of("gemm", out.dtype))
-    w.call(_any_product(out.dtype), *operands, *counts, address)
+    w.call(_library_product(out.dtype, form), *given, counts[3], address)
 
 
 # Tiny products
@@ -193,139 +202,266 @@ def _plain_product(dtypes: tuple[str, str, str]) -> Function:
 
 
 @cache
-def _product(dtype: str) -> Function:
-    """Return the function of products of numbers of one dtype."""
+def _product(dtype: str, form: str) -> Function:
+    """Return the function of products of numbers of one dtype, in one form or whichever fits."""
 
     def write(w: Writer, *values: Value) -> tuple[Value, ...]:
-        _Product(w, dtype, values[:12], values[12]).write()
+        if form == "any":
+            _write_choice(w, dtype, *values)
+        else:
+            getattr(_Product(w, dtype, *values), form)()
         return ()
 
     types = [*MATRIX * 3, INT64, INT64, INT64, BOOL]
-    return write_function(f"product_{dtype}", types, write, is_shared=True)
+    return write_function(f"product_{dtype}_{form}", types, write, is_shared=True)
 
 
-class _Product:
-    """Writes a product, or that of the transposed matrices in the other order."""
+def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
+    """Return the form of a product as far as is known, and whether it is transposed for it."""
+    item = out.itemsize
+    has_rows = known(out.column_stride) == item
+    turns = known(out.row_stride) == item and (known(out.columns) == 1 or not has_rows)
+    if turns:
+        a, b, out = b.turned, a.turned, out.turned
+    m, n = known(out.rows), known(out.columns)
+    are_side_by_side = known(a.column_stride) == known(b.row_stride) == item
+    if n == 1 and are_side_by_side:
+        return "sum", turns
+    if n == 1 or known(out.column_stride) != item:
+        return "any", False
+    if known(b.column_stride) == item:
+        return "tiles", turns
+    if m is not None and m < FEW:
+        return ("sums", turns) if are_side_by_side else ("any", False)
+    return ("tiles", turns) if known(b.row_stride) == item else ("any", False)
 
-    def __init__(self, w: Writer, dtype: str, operands: Sequence[Value], more: Value) -> None:
-        self.w, self.dtype, self.item, self.more = w, dtype, Type(dtype).itemsize, more
-        _, _, _, _, _, _, _, c_row, c_column, m, _, n = operands
-        rows, columns = c_column.equals(self.item), c_row.equals(self.item)
-        turns = w.select(n.equals(1), (m > 1) & columns, ~rows & (columns | m.equals(1)))
-        self.operands = [
-            w.select(turns, operands[other], operand) if other != place else operand
-            for place, (operand, other) in enumerate(zip(operands, _TURNED, strict=True))
-        ]
-        self.a, self.a_row, self.a_column, self.b, self.b_row, self.b_column = self.operands[:6]
-        self.c, self.c_row, self.c_column, self.m, self.depth, self.n = self.operands[6:]
 
-    def write(self) -> None:
-        w, item = self.w, self.item
-        is_column = self.n.equals(1)
-        has_rows = is_column | self.b_column.equals(item)
-        are_side_by_side = self.a_column.equals(item) & self.b_row.equals(item)
-        with w.when(~is_column & self.c_column.differs(item)) as choice:
-            w.call(_plain_product((self.dtype,) * 3), *self.operands, self.more)
+def _write_choice(w: Writer, dtype: str, *values: Value) -> None:
+    """Write the choice between forms."""
+    item = Type(dtype).itemsize
+    operands, more = values[:12], values[12]
+    c_row, c_column, m, _, n = operands[7:]
+    rows, columns = c_column.equals(item), c_row.equals(item)
+    turns = w.select(n.equals(1), (m > 1) & columns, ~rows & (columns | m.equals(1)))
+    operands = tuple(
+        w.select(turns, operands[other], operand) if other != place else operand
+        for place, (operand, other) in enumerate(zip(operands, _TURNED, strict=True))
+    )
+    a_column, b_row, b_column, c_column, m, n = (operands[k] for k in (2, 4, 5, 8, 9, 11))
+    is_column, has_rows = n.equals(1), b_column.equals(item)
+    are_side_by_side = a_column.equals(item) & b_row.equals(item)
+
+    def write(function: Function, *others: tuple[Value, Function]) -> None:
+        """Write the call of the first function whose condition holds, or else of one."""
+        if not others:
+            w.call(function, *operands, more)
+            return
+        with w.when(others[0][0]) as choice:
+            w.call(others[0][1], *operands, more)
         with w.otherwise(choice):
-            takes_sums = are_side_by_side & (is_column | (~has_rows & (self.m < FEW)))
-            with w.when(takes_sums) as choice:
-                self.sums()
-            with w.otherwise(choice):
-                self.tiles(has_rows)
+            write(function, *others[1:])
 
-    def sums(self) -> None:
-        """Write each number as a sum over vectors of a row and a column."""
-        w, several = self.w, 4
-        whole = self.n & -several
-        with w.loop(0, self.m) as i:
-            row, place = w.offset(self.a, i * self.a_row), i * self.c_row
-            with w.loop(0, whole, several) as j:
-                self.sums_of_columns(row, place, [j + k for k in range(several)])
-            with w.loop(whole, self.n) as j:
-                self.sums_of_columns(row, place, [j])
-
-    def sums_of_columns(self, row: Value, place: Value, numbers: list[Value]) -> None:
-        w, item = self.w, self.item
-        kind = Type(self.dtype, VECTOR // item)
-        columns = [w.offset(self.b, j * self.b_column) for j in numbers]
-        totals = [w.local(0, kind) for _ in columns]
-        whole = self.depth & -kind.lanes
-        with w.loop(0, whole, kind.lanes) as k:
-            factor = w.load(kind, row, k * item)
-            for column, total in zip(columns, totals, strict=True):
-                other = w.load(kind, column, k * item)
-                w.assign(total, multiply_add(w, factor, other, w.copy(total)))
-        results = [w.local(sum_of_lanes(w, w.copy(total))) for total in totals]
-        single = Type(self.dtype)
-        with w.loop(whole, self.depth) as k:
-            factor = w.load(single, row, k * item)
-            for column, result in zip(columns, results, strict=True):
-                other = w.load(single, column, k * item)
-                w.assign(result, multiply_add(w, factor, other, w.copy(result)))
-        for j, result in zip(numbers, results, strict=True):
-            at = place + j * self.c_column
-            old = w.select(self.more, w.load(single, self.c, at), 0)
-            w.store(self.c, at, w.copy(result) + old)
-
-    def tiles(self, has_rows: Value) -> None:
-        """Write tiles, from the rows of `B` or from copies of pieces of them."""
-        w, item = self.w, self.item
-        lines, width = PIECE[0], PIECE[1] // item
-        piece = w.scratch(self.dtype, lines * width)
-        rows = w.select(has_rows, self.b, piece)
-        line = w.select(has_rows, self.b_row, PIECE[1])
-
-        def pieces(size: Value, most: int) -> Value:
-            count = w.apply("quotient", size + (most - 1), w.constant(most, INT64))
-            return w.select(has_rows | (count < 1), 1, count)
-
-        def part(size: Value, most: int, start: Value) -> Value:
-            return w.select(has_rows, size, less(w, size - start, w.constant(most, INT64)))
-
-        with w.loop(0, pieces(self.n, width)) as p, w.loop(0, pieces(self.depth, lines)) as q:
-            j, k = p * width, q * lines
-            columns, terms = part(self.n, width, j), part(self.depth, lines, k)
-            with w.when(~has_rows):
-                source = w.offset(self.b, k * self.b_row + j * self.b_column)
-                strides = self.b_row, self.b_column
-                target = piece, *_strides(w, PIECE[1], item)
-                copy_matrix(w, self.dtype, (source, *strides), target, (terms, columns))
-            out = Lines(w.offset(self.c, j * item), self.c_row)
-            factors = Lines(w.offset(self.a, k * self.a_column), self.a_row, self.a_column)
-            sizes = self.m, terms, columns
-            more = self.more | (q > 0)
-            Combination(
-                w, "real", self.dtype, out, factors, Lines(rows, line), None, *sizes, more
-            ).write()
-
-
-def _strides(w: Writer, row: int, column: int) -> tuple[Value, Value]:
-    return w.as_value(row, INT64), w.as_value(column, INT64)
+    write(
+        _product(dtype, "tiles"),
+        (is_column & are_side_by_side, _product(dtype, "sum")),
+        (is_column | c_column.differs(item), _plain_product((dtype,) * 3)),
+        (are_side_by_side & ~has_rows & (m < FEW), _product(dtype, "sums")),
+    )
 
 
 # Which operand takes the place of which if matrices are transposed.
 _TURNED = (3, 5, 4, 0, 2, 1, 6, 8, 7, 11, 10, 9)
 
 
-def copy_matrix(
-    w: Writer,
-    dtype: str,
-    source: tuple[Value, Value, Value],
-    target: tuple[Value, Value, Value],
-    sizes: tuple[Value, Value],
-) -> None:
-    """Write the numbers of a matrix into another one; both are pointers and strides."""
-    kind = Type(dtype)
-    with w.loop(0, sizes[0]) as i, w.loop(0, sizes[1]) as j:
-        value = w.load(kind, source[0], i * source[1] + j * source[2])
-        w.store(target[0], i * target[1] + j * target[2], value)
+class _Product:
+    """Writes a product in one form."""
+
+    def __init__(self, w: Writer, dtype: str, *values: Value) -> None:
+        self.w, self.dtype, self.item = w, dtype, Type(dtype).itemsize
+        self.vector = Type(dtype, register_bytes() // self.item)
+        self.width = VECTORS * self.vector.lanes
+        self.a, self.a_row, self.a_column, self.b, self.b_row, self.b_column = values[:6]
+        self.c, self.c_row, self.c_column, self.m, self.depth, self.n, self.more = values[6:]
+
+    # Sums over vectors of what lies side by side
+
+    def sum(self) -> None:
+        """Write numbers of a single column, one after the other, in several chains."""
+        w, item, kind = self.w, self.item, self.vector
+        step = CHAINS * kind.lanes
+        with w.loop(0, self.m) as i:
+            row = w.offset(self.a, i * self.a_row)
+            parts = [w.local(0, kind) for _ in range(CHAINS)]
+            whole = self.depth & -step
+            with w.loop(0, whole, step) as k:
+                for p, part in enumerate(parts):
+                    at = (k + p * kind.lanes) * item
+                    x, y = w.load(kind, row, at), w.load(kind, self.b, at)
+                    w.assign(part, multiply_add(w, x, y, w.copy(part)))
+            x, y, z, v = (w.copy(part) for part in parts)
+            total = w.local(sum_of_lanes(w, (x + y) + (z + v)))
+            self.add_rest([total], whole, row, [self.b])
+            self.store_all([i * self.c_row], [w.copy(total)])
+
+    def sums(self) -> None:
+        """Write numbers of several columns at once."""
+        w, item, kind = self.w, self.item, self.vector
+        whole = self.depth & -kind.lanes
+        with w.loop(0, self.m) as i, w.loop(0, self.n, CHAINS) as first:
+            row = w.offset(self.a, i * self.a_row)
+            # Past the end, the last column once more.
+            numbers = [less(w, first + k, self.n - 1) if k else first for k in range(CHAINS)]
+            columns = [w.offset(self.b, j * self.b_column) for j in numbers]
+            parts = [w.local(0, kind) for _ in columns]
+            with w.loop(0, whole, kind.lanes) as k:
+                x = w.load(kind, row, k * item)
+                for column, part in zip(columns, parts, strict=True):
+                    y = w.load(kind, column, k * item)
+                    w.assign(part, multiply_add(w, x, y, w.copy(part)))
+            totals = [w.local(sum_of_lanes(w, w.copy(part))) for part in parts]
+            self.add_rest(totals, whole, row, columns)
+            places = [i * self.c_row + j * self.c_column for j in numbers]
+            self.store_all(places, [w.copy(total) for total in totals])
+
+    def add_rest(
+        self, totals: Sequence[Local], start: Value, row: Value, columns: Sequence[Value]
+    ) -> None:
+        """Write the terms that do not fill a vector."""
+        w, kind = self.w, Type(self.dtype)
+        with w.loop(start, self.depth) as k:
+            x = w.load(kind, row, k * self.item)
+            for column, total in zip(columns, totals, strict=True):
+                y = w.load(kind, column, k * self.item)
+                w.assign(total, multiply_add(w, x, y, w.copy(total)))
+
+    def store_all(self, places: Sequence[Value], values: Sequence[Value]) -> None:
+        """Write numbers of `C`, after all that there were are read: places may be the same."""
+        w, kind = self.w, Type(self.dtype)
+        olds = [w.select(self.more, w.load(kind, self.c, place), 0) for place in places]
+        for place, value, old in zip(places, values, olds, strict=True):
+            w.store(self.c, place, value + old)
+
+    # Tiles
+
+    def tiles(self) -> None:
+        """Write panels of `C`, as wide as a tile, from rows of `B` or copies of pieces of them."""
+        w, item, width = self.w, self.item, self.width
+        panel, edge = w.scratch(self.dtype, PIECE * width), w.scratch(self.dtype, ROWS * width)
+        zero, has_rows = w.constant(0, INT64), self.b_column.equals(item)
+        is_copied = ~has_rows | (less(w, self.m, self.depth) >= MANY)
+        wide = ROWS * width
+        places = sized(w, *range(0, wide * item, self.vector.lanes * item))
+        start = w.select(self.m.equals(1) & has_rows, self.n & -wide, 0)
+        with w.loop(0, start, wide) as j:
+            rows = _Rows(w.offset(self.b, j * item), self.b_row, self.depth)
+            self.tile(rows, [self.a], [w.offset(self.c, j * item)], places, self.more)
+        with w.loop(start, self.n, width) as j:
+            known = less(w, self.n - j, w.constant(width, INT64))
+            is_narrow = known < self.vector.lanes
+            # The last vector ends with the last column, wherever it begins.
+            ends = [zero, w.select(is_narrow, 0, known - self.vector.lanes) * item]
+            is_direct = ~(is_narrow | is_copied)
+            pieces = w.select(is_direct | (self.depth < 1), 1, (self.depth + (PIECE - 1)) >> SHIFT)
+            with w.loop(0, pieces) as q:
+                k = q << SHIFT
+                rest = less(w, self.depth - k, w.constant(PIECE, INT64))
+                terms = w.select(is_direct, self.depth, rest)
+                source = w.offset(self.b, k * self.b_row + j * self.b_column)
+                with w.when(~is_direct):
+                    self.copy_rows(panel, source, terms, known, ends)
+                line = w.select(is_direct, self.b_row, width * item)
+                rows = _Rows(w.select(is_direct, source, panel), line, terms)
+                more = self.more | (q > 0)
+                with w.loop(0, self.m, ROWS) as i:
+                    a = w.offset(self.a, i * self.a_row + k * self.a_column)
+                    c = w.offset(self.c, i * self.c_row + j * item)
+                    target = w.select(is_narrow, edge, c)
+                    c_line = w.select(is_narrow, width * item, self.c_row)
+                    # Past the end, the last row once more.
+                    last = self.m - 1 - i
+                    numbers = [zero, *(less(w, last, w.constant(r, INT64)) for r in range(1, ROWS))]
+                    self.tile(
+                        rows,
+                        [w.offset(a, number * self.a_row) for number in numbers],
+                        [w.offset(target, number * c_line) for number in numbers],
+                        ends,
+                        more & ~is_narrow,
+                    )
+                    with w.when(is_narrow):
+                        self.store_edge(
+                            edge, c, (less(w, last + 1, w.constant(ROWS, INT64)), known), more
+                        )
+
+    def copy_rows(
+        self, panel: Value, source: Value, terms: Value, known: Value, ends: Sequence[Value]
+    ) -> None:
+        """Write rows of `B` one behind the other, filled up with copies of their last number."""
+        w, kind, line = self.w, Type(self.dtype), self.width * self.item
+        in_vectors = (known >= self.vector.lanes) & self.b_column.equals(self.item)
+        count = w.select(known < self.vector.lanes, self.vector.lanes, known)
+        with w.when(in_vectors) as choice, w.loop(0, terms) as k:
+            for at in ends:
+                value = w.load(self.vector, source, k * self.b_row + at)
+                w.store(panel, k * line + at, value)
+        with w.otherwise(choice), w.loop(0, count) as c:
+            start = w.offset(source, less(w, c, known - 1) * self.b_column)
+            place = w.offset(panel, c * self.item)
+            with w.loop(0, terms) as k:
+                w.store(place, k * line, w.load(kind, start, k * self.b_row))
+
+    def store_edge(self, edge: Value, c: Value, sizes: tuple[Value, Value], more: Value) -> None:
+        """Write the numbers of a narrow tile to where they belong."""
+        w, kind, item = self.w, Type(self.dtype), self.item
+        with w.loop(0, sizes[0]) as i, w.loop(0, sizes[1]) as j:
+            place = i * self.c_row + j * item
+            old = w.select(more, w.load(kind, c, place), 0)
+            w.store(c, place, w.load(kind, edge, i * (self.width * item) + j * item) + old)
+
+    def tile(
+        self,
+        rows: _Rows,
+        factors: Sequence[Value],
+        lines: Sequence[Value],
+        ends: Sequence[Value],
+        more: Value,
+    ) -> None:
+        """Write the vectors at `ends` of lines of `C`, given where they and those of `A` begin.
+
+        Vectors may have numbers in common: all are read before the first is written.
+        """
+        w, kind, vectors = self.w, self.vector, len(ends)
+        olds = [w.load(kind, line, at) for line in lines for at in ends]
+        totals = [w.local(w.select(more, old, 0)) for old in olds]
+        with w.loop(0, rows.count) as k:
+            start = k * rows.line
+            items = [w.load(kind, rows.pointer, start + at) for at in ends]
+            for r, pointer in enumerate(factors):
+                factor = w.splat(w.load(Type(self.dtype), pointer, k * self.a_column), kind.lanes)
+                for item, total in zip(items, totals[r * vectors :], strict=False):
+                    w.assign(total, multiply_add(w, factor, item, w.copy(total)))
+        for place, total in enumerate(totals):
+            w.store(lines[place // vectors], ends[place % vectors], w.copy(total))
+
+
+@dataclass
+class _Rows:
+    """Rows of `B`: where they are, how far from one another, and how many."""
+
+    pointer: Value
+    line: Value
+    count: Value
+
+
+def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
+    """Return ``x y + z``, rounded once, or wrapped around."""
+    return w.fma(x, y, z) if x.type.is_float else x * y + z
 
 
 # Products of any size, the large ones by BLAS
 
 
 @cache
-def _any_product(dtype: str) -> Function:
+def _library_product(dtype: str, form: str) -> Function:
     """Return the function of products that may be large: its last operand is BLAS's routine.
 
     BLAS stores matrices by columns: what it is asked for is ``Cᵀ = Bᵀ Aᵀ``.
@@ -338,7 +474,7 @@ def _any_product(dtype: str) -> Function:
         a_by_rows, a_line, a_fits = layout(w, (a_row, a_column), (m, depth), kind.itemsize)
         b_by_rows, b_line, b_fits = layout(w, (b_row, b_column), (depth, n), kind.itemsize)
         c_by_rows, c_line, _ = layout(w, (c_row, c_column), (m, n), kind.itemsize)
-        is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= FEW)
+        is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= ROWS)
         with w.when(is_large & a_fits & b_fits & c_by_rows) as choice:
             letters = [
                 w.select(flag, w.constant(ord("N"), Type("uint8")), ord("T"))
@@ -349,8 +485,8 @@ def _any_product(dtype: str) -> Function:
             last = w.select(more, one, 0), c, c_line
             call_library(w, routine, *letters, *sizes, one, b, b_line, a, a_line, *last)
         with w.otherwise(choice):
-            w.call(_product(dtype), *own)
+            w.call(_product(dtype, form), *own)
         return ()
 
     types = [*MATRIX * 3, INT64, INT64, INT64, BOOL, POINTER]
-    return write_function(f"any_product_{dtype}", types, write, is_shared=True)
+    return write_function(f"library_product_{dtype}_{form}", types, write, is_shared=True)

@@ -17,7 +17,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import singledispatchmethod
+from hashlib import sha256
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -128,14 +130,41 @@ def print_function(function: Function, linkage: str = "", fused: bool = True) ->
 
     Where the processor has no instruction for `fma`, ``fused=False`` prints two.
     """
-    module = _Module(fused).functions(functions_of(function), function)
+    module = _Module(fused).functions(functions_of(function, shared=False), function)
     return "\n".join(module.function(function, linkage).text())
 
 
+def shared_functions(*roots: Function | Kernel, fused: bool = True) -> dict[str, str]:
+    """Return the module of each shared function that kernels call, by the function's symbol."""
+    functions = dict.fromkeys(f for root in roots for f in functions_of(root) if f.is_shared)
+    return {symbol_of(f, fused): _shared_module(f, fused)[1] for f in functions}
+
+
+def symbol_of(function: Function, fused: bool) -> str:
+    """Return the name of a function in modules; that of a shared one has a hash of its text."""
+    return _shared_module(function, fused)[0] if function.is_shared else function.name
+
+
+_shared: WeakKeyDictionary[Function, dict[bool, tuple[str, str]]] = WeakKeyDictionary()
+
+
+def _shared_module(function: Function, fused: bool) -> tuple[str, str]:
+    known = _shared.setdefault(function, {})
+    if fused not in known:
+        module = _Module(fused).functions(functions_of(function, shared=False), function)
+        text = "\n".join(module.function(function, "", False, "SYMBOL").text())
+        symbol = f"{function.name}.{sha256(text.encode()).hexdigest()[:24]}"
+        known[fused] = symbol, text.replace("@SYMBOL(", f"@{symbol}(")
+    return known[fused]
+
+
 def print_kernels(*kernels: Kernel, fused: bool = True) -> str:
-    """Return a module with kernels, of different names, their entries, and what they call."""
+    """Return a module with kernels, of different names, their entries, and what they call.
+
+    Shared functions are declared: they are modules of their own (`shared_functions`).
+    """
     module = _Module(fused)
-    functions = dict.fromkeys(f for kernel in kernels for f in functions_of(kernel))
+    functions = dict.fromkeys(f for kernel in kernels for f in functions_of(kernel, shared=False))
     module.functions(list(functions), *kernels)
     for kernel in kernels:
         module.kernel(kernel)
@@ -163,11 +192,12 @@ class _Module:
             if isinstance(statement, Call)
         )
         for function in functions:
-            has_copies = not function.is_shared and calls[function] <= MOST_COPIES
-            self.function(function, "internal", has_copies)
+            self.function(function, "internal", calls[function] <= MOST_COPIES)
         return self
 
-    def function(self, function: Function, linkage: str, is_inlined: bool = True) -> _Module:
+    def function(
+        self, function: Function, linkage: str, is_inlined: bool = True, name: str = ""
+    ) -> _Module:
         body = _Body(self, function.body)
         results = [(type_text(v.type), body.read(v)) for v in function.results]
         if len(results) == 1:
@@ -187,7 +217,7 @@ class _Module:
         parameters = ", ".join(f"{type_text(v.type)} %{v.name}" for v in function.parameters)
         head = f"{linkage} {result}" if linkage else result
         inlined = "alwaysinline" if is_inlined else "noinline"
-        self.define(f"{head} @{function.name}({parameters}) {inlined} nounwind", body)
+        self.define(f"{head} @{name or function.name}({parameters}) {inlined} nounwind", body)
         return self
 
     def kernel(self, kernel: Kernel) -> _Module:
@@ -498,15 +528,18 @@ class _Body:
     def _(self, statement: Call) -> None:
         given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
         kinds = [type_text(value.type) for value in statement.results]
-        called = f"@{statement.function.name}({given})"
-        if len(kinds) == 1:
-            self.line(f"%{statement.results[0].name} = call {kinds[0]} {called}")
-            return
         whole = f"{{ {', '.join(kinds)} }}" if kinds else "void"
+        whole = kinds[0] if len(kinds) == 1 else whole
+        symbol = symbol_of(statement.function, self.module.fused)
+        if statement.function.is_shared:
+            types = ", ".join(type_text(value.type) for value in statement.operands)
+            self.module.declare(f"{whole} @{symbol}({types})")
+        called = f"call {whole} @{symbol}({given})"
+        if len(kinds) == 1:
+            self.line(f"%{statement.results[0].name} = {called}")
+            return
         name = self.new()
-        self.line(
-            f"{f'{name} = ' if kinds else ''}call {whole} @{statement.function.name}({given})"
-        )
+        self.line(f"{name} = {called}" if kinds else called)
         for place, value in enumerate(statement.results):
             self.line(f"%{value.name} = extractvalue {whole} {name}, {place}")
 

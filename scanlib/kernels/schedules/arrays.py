@@ -10,32 +10,29 @@ Inputs whose items are not in order of memory are copied, once, before the first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
-    algebra,
-    batches,
-    gathers,
-    orders,
-    views,
-)
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
-from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, SizeValues, combined, product
+from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, product
 from scanlib.kernels.arrays.step import Destination, Step
-from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Type, Value
-from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Routine, Words
+from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Value
+from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import Number, Scalars
-from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, LoopKernel, Start
+from scanlib.kernels.schedules.array_kernels import (
+    inline,
+    items_of,
+    place_input,
+    size_values,
+    write_checks,
+)
+from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, Start
 from scanlib.kernels.schedules.steps import TakesSteps
 from scanlib.kernels.spans import itemsize, store_number
 from scanlib.ops.scan import Scan
@@ -62,7 +59,6 @@ class ArrayLoop(Loop):
         # What the step turns out to need.
         self.workspace = Workspace(Sizes())
         self.checks: list[Check] = []
-        self.unfit = 0
         self.rows: dict[int, tuple[Size, ...]] = {}  # the sizes of a stacked output's rows
 
     def _outputs(self) -> Iterator[Output]:
@@ -92,46 +88,6 @@ class ArrayLoop(Loop):
             name = f"{letter}{number - first}"
             yield Array(name, True, number, output.type.dtype, axes, lead)
 
-    # Sizes
-
-    def items(self, name: str) -> tuple[Size, ...]:
-        """Return the sizes of an input, or of its rows."""
-        array = self.arrays[name]
-        return tuple(Given("dim", name, array.lead + axis) for axis in range(len(array.axes)))
-
-    def copied(self, name: str) -> Size:
-        """Return how many bytes the copy of an input has: none where it is in order of memory."""
-        array = self.arrays[name]
-        size: Size = array.itemsize
-        misplaced: Size = 0
-        for axis in reversed(range(array.lead, array.lead + len(array.axes))):
-            dim, stride = Given("dim", name, axis), Given("stride", name, axis)
-            wrong = combined("equal", stride, size, 0, combined("equal", dim, 1, 0, 1))
-            misplaced = combined("max", misplaced, wrong)
-            size = product(size, dim)
-        if array.lead:
-            size = product(size, Given("dim", name, 0))
-        return product(misplaced, size)
-
-
-def size_values(
-    kernel: LoopKernel, before: Block, workspace: Callable[[], Workspace]
-) -> SizeValues:
-    """Return what writes sizes into a kernel of a loop, in a block before all others."""
-
-    def given(size: Given) -> Value:
-        if size.kind == "dim":
-            return kernel.dim(size.array, size.axis)
-        if size.kind == "stride":
-            return kernel.given_stride(size.array, size.axis)
-        if size.kind == "part":
-            return workspace().value(size.axis, values)
-        array = kernel.loop.arrays[size.array]
-        return kernel.w.cast(kernel.w.load(Type(array.dtype), kernel.data(size.array)), "int64")
-
-    values = SizeValues(kernel.w, given, lambda: kernel.w.inside(before))
-    return values
-
 
 class PrepareArrays(Checks[ArrayLoop]):
     """Writes the kernel that checks the inputs and computes the sizes of everything."""
@@ -144,8 +100,7 @@ class PrepareArrays(Checks[ArrayLoop]):
     def kernel(self) -> Kernel:
         loop, w, words = self.loop, self.w, self.words
         steps = self.checked_steps()
-        for check in loop.checks:
-            self.write_check(check, steps)
+        write_checks(self, self.values, loop.checks, steps > 0)
         capacity = self.capacity(steps)
         n, m = loop.signature.n_states, loop.signature.n_states + loop.signature.n_carries
         for number in range(len(loop.outputs)):
@@ -163,17 +118,6 @@ class PrepareArrays(Checks[ArrayLoop]):
             self.out.write_word(word, w.constant(value, INT64))
         w.block.statements[:0] = self.before.statements
         return self.out.kernel(runs_once=True)
-
-    def write_check(self, check: Check, steps: Value) -> None:
-        loop, w = self.loop, self.w
-        one, other = map(self.values.value, check.sizes)
-        wrong = one.differs(other) if check.operation == "ne" else one < other
-        values = () if check.error == CARRY_ERROR else check.values
-        with w.when((steps > 0) & wrong):
-            code = loop.failure(check.error, check.template, len(values))
-            w.fail(code, *map(self.values.value, values))
-            if check.error == CARRY_ERROR:
-                loop.unfit = code
 
 
 class ArraysRun(TakesSteps[ArrayLoop]):
@@ -197,6 +141,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         self.body = Step(
             w, self.scalars, self.values, space, self.before, loop.failure, self.routine
         )
+        self.body.where = " inside a scan"
         self.place_inputs()
         taken = self.take_steps()
         self.finish_carries(taken)
@@ -209,14 +154,6 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         loop.workspace, loop.checks = self.body.workspace, self.body.sizes.checks
         return self.out.kernel()
 
-    def routine(self, routine: Routine) -> Value:
-        """Return the address of a routine, which the table has."""
-        functions = self.loop.functions
-        if routine not in functions:
-            functions.append(routine)
-        place = functions.index(routine)
-        return self.out.word(self.words.functions + place, POINTER, f"function{place}")
-
     # Before the first step
 
     def place_inputs(self) -> None:
@@ -225,33 +162,11 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         self.given_places: dict[str, Place] = {}
         with self.w.inside(self.before):
             for name in (*loop.outer.sequences, *loop.outer.non_sequences):
-                self.given_places[name] = self.place_input(name)
+                self.given_places[name] = place_input(self, body, loop.arrays[name])
         self.second: dict[int, Place] = {}
         for i, name in enumerate(loop.outer.carries):
-            if loop.items(name) and not self.stays(i):
-                self.second[i] = body.pinned(loop.arrays[name].dtype, loop.items(name))
-
-    def place_input(self, name: str) -> Place:
-        """Write where an input is, and its copy if its items are not in order of memory."""
-        loop, body, w = self.loop, self.body, self.w
-        array = loop.arrays[name]
-        axes = range(array.lead + len(array.axes))
-        sizes: list[Size] = [Given("dim", name, axis) for axis in axes]
-        strides: list[Size] = [Given("stride", name, axis) for axis in axes]
-        place = Place(self.data(name), array.dtype, tuple(sizes), tuple(strides))
-        if not array.axes:
-            return place
-        size = loop.copied(name)
-        part = body.workspace.take(size, pinned=True)
-        copy = w.offset(body.space, body.value(part.start))
-        own = body.sizes.contiguous_strides(place.itemsize, tuple(sizes))
-        copied = body.value(size) > 0
-        with w.when(copied):
-            write_copy(body, place, Place(copy, place.dtype, place.sizes, own))
-        pointer = w.select(copied, copy, place.pointer)
-        if array.lead:
-            own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
-        return Place(pointer, place.dtype, place.sizes, own)
+            if items_of(loop.arrays[name]) and not self.stays(i):
+                self.second[i] = body.pinned(loop.arrays[name].dtype, items_of(loop.arrays[name]))
 
     # One step
 
@@ -291,7 +206,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         """Return a row of a state's history."""
         loop, i = self.loop, int(name[1:])
         pointer = self.w.offset(self.memory_of(i), self.row_of(i, offset))
-        sizes = loop.items(loop.outer.initials[i])
+        sizes = items_of(loop.arrays[loop.outer.initials[i]])
         return self.contiguous(pointer, loop.arrays[name].dtype, sizes)
 
     def contiguous(self, pointer: Value, dtype: str, sizes: tuple[Size, ...]) -> Place:
@@ -303,7 +218,9 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         """Return the buffer that holds a carry, or, one step ahead, the one for its next value."""
         loop, w = self.loop, self.w
         name = loop.outer.carries[i]
-        first = self.contiguous(self.data(f"c{i}"), loop.arrays[name].dtype, loop.items(name))
+        first = self.contiguous(
+            self.data(f"c{i}"), loop.arrays[name].dtype, items_of(loop.arrays[name])
+        )
         if i not in self.second:
             return first
         is_second = ((self.i + ahead) & 1).differs(0)
@@ -388,25 +305,9 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         loop, w = self.loop, self.w
         with w.when((taken & 1).differs(0)):
             for i, place in self.second.items():
-                name = loop.outer.carries[i]
-                dtype = loop.arrays[name].dtype
-                write_copy(
-                    self.body, place, self.contiguous(self.data(f"c{i}"), dtype, loop.items(name))
-                )
-
-
-def inline(graph: FunctionGraph) -> None:
-    """Put the nodes of an Op that is a graph, such as softmax, in its place."""
-    while True:
-        found = [node for node in graph.toposort() if isinstance(node.op, OpFromGraph)]
-        if not found:
-            return
-        for node in found:
-            op = node.op
-            outputs = clone_replace(
-                op.inner_outputs, dict(zip(op.inner_inputs, node.inputs, strict=True))
-            )
-            graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
+                array = loop.arrays[loop.outer.carries[i]]
+                output = self.contiguous(self.data(f"c{i}"), array.dtype, items_of(array))
+                write_copy(self.body, place, output)
 
 
 CARRY_ERROR, CARRY = "CarryShapeError", "a carry gets another shape"
@@ -423,6 +324,7 @@ def array_program(op: Scan) -> LoopProgram:
     loop = ArrayLoop(op)
     run = ArraysRun(loop).kernel()
     prepare = PrepareArrays(loop).kernel()
+    codes = [code for code, failure in loop.failures.items() if failure.error == CARRY_ERROR]
     rings = any(map(loop.has_ring, range(loop.signature.n_states)))
     return LoopProgram(
         name=op.name or "loop",
@@ -435,5 +337,5 @@ def array_program(op: Scan) -> LoopProgram:
         may_be_full=loop.grows,
         may_stop=loop.signature.has_stop,
         has_workspace=rings or bool(loop.workspace.parts),
-        unfit=loop.unfit,
+        unfit=codes[0] if codes else 0,
     )

@@ -9,7 +9,7 @@ from scanlib.kernels.schedules.channels import ChannelsRun
 from scanlib.kernels.schedules.chunks import ChunksRun, Then
 from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Prepare, Start, workspace_rows
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
-from scanlib.ops.parts import chunks_by
+from scanlib.ops.thread_splits import chunks_by
 
 
 def elementwise_program(op: ElemwiseScan) -> LoopProgram:

@@ -5,7 +5,7 @@ the value from which it runs the chunk as one thread would. A chunk whose value 
 run after the one before it. So is one whose value turns out not to be what counts, once the chunk
 before it has been run. How the steps are cut depends on the flags and their number alone, and what
 is run again on the values: results are the same, bit by bit, at every run. There are two ways to
-compose (`scanlib.ops.parts.chunks_by`).
+compose (`scanlib.ops.thread_splits.chunks_by`).
 
 **Decay**, for affine recurrences whose elements depend on no state. A thread composes the steps
 before its chunk, the last one first, until their map is a constant: that is the value before its
@@ -19,7 +19,7 @@ loop.
 **All steps**, for running extremes, sums, and logarithms of sums, whose elements depend on no
 state. To compose steps of these is to find the extreme or the sum of all their elements: nothing
 waits for the step before, and nothing is stored. Chunks get shorter from one to the next, by what
-composing takes of the time (`scanlib.ops.parts.composing_cost`), so that all end together. A
+composing takes of the time (`ops.thread_splits.composing_cost`), so that all end together. A
 running extreme is right if it is what the chunk before ends with. A sum, or its logarithm, is
 rounded less than by one step after the other; it is taken if both are finite: then no step on the
 way has overflowed, and composing gives up where it does, or an element is infinity or NaN. Minus
@@ -56,7 +56,7 @@ from scanlib.kernels.schedules.blocks import BlocksRun
 from scanlib.kernels.schedules.elementwise import AFRESH, PROBE, RUN, ElemwiseLoop
 from scanlib.kernels.spans import Items, Span, added, load_number, store_number
 from scanlib.ops.elemwise_scan import Recurrence
-from scanlib.ops.parts import BLOCKS_OF_A_CHUNK, composing_cost, simple_family
+from scanlib.ops.thread_splits import BLOCKS_OF_A_CHUNK, composing_cost, simple_family
 
 _LINES = 128  # bytes: what two threads write lies so far apart
 _WORD = 8

@@ -26,9 +26,9 @@ from scanlib.kernels.spans import LINE
 from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
 from scanlib.ops.messages import Messages
-from scanlib.ops.parts import can_slice, least_row
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
+from scanlib.ops.thread_splits import can_slice, least_row
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
@@ -52,32 +52,20 @@ class Array:
         return int(np.dtype(self.dtype).itemsize)
 
 
-class Loop:
-    """A loop, and what the kernels of all schedules need to know of it.
+class Tables:
+    """What kernels read and write: the inputs and outputs of a program, its functions and failures.
 
     Parameters
     ----------
-    scan : Scan
-    graph : FunctionGraph
-        The body whose results the kernels compute.
     types : sequence of Type
-        Of the loop's inputs.
+        Of the inputs.
     """
 
-    by_channels, by_blocks = True, False
     arrays: dict[str, Array]
-    outer: OuterInputs
     outputs: tuple[Output, ...]
     words: Words
 
-    def __init__(self, scan: Scan, graph: FunctionGraph, types: Sequence[object]) -> None:
-        self.signature = scan.signature
-        self.reverse = self.signature.reverse
-        self.grows = self.signature.has_stop and not self.reverse
-        self.graph = graph
-        self.inner = self.signature.split_body_inputs(graph.inputs)
-        self.result = self.signature.split_body_outputs(graph.outputs)
-        self.messages = Messages(self.signature, scan.labels, scan.name)
+    def __init__(self, types: Sequence[object]) -> None:
         self.failures: dict[int, Failure] = {}
         self.inputs = tuple(array_type(type) for type in types)
         self.functions: list[Apply | Routine] = []  # that no kernel has
@@ -90,6 +78,32 @@ class Loop:
                 return code
         self.failures[len(self.failures) + 1] = wanted
         return len(self.failures)
+
+
+class Loop(Tables):
+    """A loop, and what the kernels of all schedules need to know of it.
+
+    Parameters
+    ----------
+    scan : Scan
+    graph : FunctionGraph
+        The body whose results the kernels compute.
+    types : sequence of Type
+        Of the loop's inputs.
+    """
+
+    by_channels, by_blocks = True, False
+    outer: OuterInputs
+
+    def __init__(self, scan: Scan, graph: FunctionGraph, types: Sequence[object]) -> None:
+        super().__init__(types)
+        self.signature = scan.signature
+        self.reverse = self.signature.reverse
+        self.grows = self.signature.has_stop and not self.reverse
+        self.graph = graph
+        self.inner = self.signature.split_body_inputs(graph.inputs)
+        self.result = self.signature.split_body_outputs(graph.outputs)
+        self.messages = Messages(self.signature, scan.labels, scan.name)
 
     def has_ring(self, i: int) -> bool:
         """Whether the last rows of a state that is not traced are kept in a ring."""
@@ -220,13 +234,14 @@ def array_type(kind: object) -> ArrayType:
     return ArrayType(kind.dtype, kind.ndim)
 
 
+T = TypeVar("T", bound=Tables)
 L = TypeVar("L", bound=Loop)
 
 
-class LoopKernel(Generic[L]):
-    """What the writers of `prepare`, `start` and `run` share: how they read the table."""
+class TableReader(Generic[T]):
+    """What the writers of all kernels share: how they read the table."""
 
-    def __init__(self, loop: L, name: str) -> None:
+    def __init__(self, loop: T, name: str) -> None:
         self.loop = loop
         self.words = loop.words
         self.out = TableKernel(name)
@@ -240,12 +255,6 @@ class LoopKernel(Generic[L]):
         array = self.loop.arrays[name]
         return self.out.word(self.base(array), POINTER, f"{name}_data")
 
-    def length(self, place: Place, level: int) -> Value:
-        """Return the length of an array along an axis of the channels, which it has."""
-        axis = place.along(level)
-        assert axis is not None
-        return self.dim(place.array, axis)
-
     def dim(self, name: str, axis: int) -> Value:
         array = self.loop.arrays[name]
         return self.out.number(self.base(array) + 1 + axis, f"{name}_dim{axis}")
@@ -255,6 +264,44 @@ class LoopKernel(Generic[L]):
         array = self.loop.arrays[name]
         slot = self.base(array) + 1 + array.lead + len(array.axes) + axis
         return self.out.number(slot, f"{name}_stride{axis}")
+
+    # Functions outside
+
+    def call_outside(self, node: Apply, inputs: list[Value]) -> list[Value]:
+        """Write the call of a function that computes a node, whose address the table has."""
+        if len(node.outputs) > 1:  # iterations of PyTensor's own, as in derivatives of gammainc
+            raise NoKernelError(f"{node.op} with several results has no kernel")
+        (out,) = node.outputs
+        for variable in (*node.inputs, out):
+            if parts_of(variable.type.dtype) is not None:
+                raise NoKernelError(f"{node.op} of complex numbers has no kernel")
+        known = [
+            isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
+            for other in self.loop.functions
+        ]
+        place = known.index(True) if any(known) else len(known)
+        if place == len(known):
+            self.loop.functions.append(node)
+        address = self.out.word(self.words.functions + place, POINTER, f"function{place}")
+        return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
+
+    def routine(self, routine: Routine) -> Value:
+        """Return the address of a routine, which the table has."""
+        functions = self.loop.functions
+        if routine not in functions:
+            functions.append(routine)
+        place = functions.index(routine)
+        return self.out.word(self.words.functions + place, POINTER, f"function{place}")
+
+
+class LoopKernel(TableReader[L]):
+    """What the writers of `prepare`, `start` and `run` of a loop share."""
+
+    def length(self, place: Place, level: int) -> Value:
+        """Return the length of an array along an axis of the channels, which it has."""
+        axis = place.along(level)
+        assert axis is not None
+        return self.dim(place.array, axis)
 
     def prepare_memory(self) -> None:
         """Write the strides of all arrays, and where the workspace of each state is."""
@@ -285,25 +332,7 @@ class LoopKernel(Generic[L]):
         known = self.strides.get((name, axis))
         return known if known is not None else self.given_stride(name, axis)
 
-    # Functions outside, and the end
-
-    def call_outside(self, node: Apply, inputs: list[Value]) -> list[Value]:
-        """Write the call of a function that computes a node, whose address the table has."""
-        if len(node.outputs) > 1:  # iterations of PyTensor's own, as in derivatives of gammainc
-            raise NoKernelError(f"{node.op} with several results has no kernel")
-        (out,) = node.outputs
-        for variable in (*node.inputs, out):
-            if parts_of(variable.type.dtype) is not None:
-                raise NoKernelError(f"{node.op} of complex numbers has no kernel")
-        known = [
-            isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
-            for other in self.loop.functions
-        ]
-        place = known.index(True) if any(known) else len(known)
-        if place == len(known):
-            self.loop.functions.append(node)
-        address = self.out.word(self.words.functions + place, POINTER, f"function{place}")
-        return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
+    # The end
 
     def write_result(self, steps: Value, taken: Value) -> None:
         """Write which rows of the outputs are the result, or that too few steps were taken."""

@@ -18,9 +18,25 @@ and carries that a derivative needs are stored by running the same loop with mor
 merging makes the two forward loops one.
 """
 
-from scanlib.ops.gradient.checkpoints import checkpointed_pullback
-from scanlib.ops.gradient.connection import connection_pattern
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytensor.graph.basic import Variable
+
+from scanlib.ops.derivatives import pullback_rule, pushforward_rule
+from scanlib.ops.gradient.checkpointed import checkpointed_pullback
 from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.gradient.pushforward import pushforward
+from scanlib.ops.scan import Scan
 
-__all__ = ["checkpointed_pullback", "connection_pattern", "pullback", "pushforward"]
+__all__ = ["checkpointed_pullback", "pullback", "pushforward"]
+
+
+@pullback_rule.register(Scan)
+def pullback_by_schedule(op: Scan, *arguments: Sequence[Variable]) -> list[Variable]:
+    """Return the cotangents of a loop's inputs, from what it stored or from its checkpoints."""
+    return (pullback if op.checkpoint is None else checkpointed_pullback)(op, *arguments)
+
+
+pushforward_rule.register(Scan)(pushforward)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
@@ -14,10 +14,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.gradient.connection import connection_pattern
+from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, split_output
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
-from scanlib.ops.gradient.step import (
+from scanlib.ops.gradient.step_pullback import (
     StepPullback,
     as_dtype,
     cotangent_type,
@@ -28,10 +28,8 @@ from scanlib.ops.graph import conform, is_differentiable, is_tensor, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.ran_steps import is_mask
+from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterOutputs
-
-if TYPE_CHECKING:
-    from scanlib.ops.scan import Scan
 
 
 def pullback(

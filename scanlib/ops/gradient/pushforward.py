@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
@@ -13,9 +12,9 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
-from scanlib.ops.gradient.connection import connection_pattern
+from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.gradient.step import (
+from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
     is_connected,
@@ -25,10 +24,8 @@ from scanlib.ops.gradient.step import (
 from scanlib.ops.graph import conform, is_differentiable, is_numeric, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
-
-if TYPE_CHECKING:
-    from scanlib.ops.scan import Scan
 
 
 def pushforward(

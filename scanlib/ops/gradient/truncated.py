@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.ops.gradient.cotangents import HistoryCotangent, placed_history, split_history
 from scanlib.ops.gradient.pullback import finish, is_null, reachable
-from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
 from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
-
-if TYPE_CHECKING:
-    from scanlib.ops.scan import Scan
 
 
 def truncated_pullback(

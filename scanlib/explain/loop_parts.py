@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Variable
 
-from scanlib.explain.data import Bytes, History, Memory, Part, Size
+from scanlib.explain.data import Bytes, History, MemoryUse, Part, Size
 from scanlib.ops.elemwise_scan import Axes, Layout
 from scanlib.ops.graph import is_numeric, is_tensor
 from scanlib.ops.loop import Loop
@@ -16,7 +16,7 @@ from scanlib.ops.loop import Loop
 Families = Sequence[str | None]
 
 
-class Sizes:
+class SizeNames:
     """Names for sizes that are not known before the function runs."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ Shapes = Callable[[str, int, Sequence], "tuple[Size, ...] | None"]
 
 def elementwise_shapes(loop: Loop, layout: Layout) -> Shapes:
     """Return what gives the row shapes of an elementwise loop's parts."""
-    sizes, others = channel_sizes(loop, layout), Sizes()
+    sizes, others = channel_sizes(loop, layout), SizeNames()
     groups = {
         "sequence": layout.sequences,
         "state": layout.states,
@@ -82,7 +82,7 @@ def elementwise_shapes(loop: Loop, layout: Layout) -> Shapes:
 
 def general_shapes() -> Shapes:
     """Return what gives the row shapes of any loop's parts."""
-    sizes = Sizes()
+    sizes = SizeNames()
     return lambda role, i, types: sizes.shape(*types)
 
 
@@ -151,7 +151,7 @@ def row_bytes(part: Part) -> Bytes:
     return Bytes() if part.shape is None else Bytes.of(np.dtype(part.dtype).itemsize, part.shape)
 
 
-def memory_of(parts: Sequence[Part]) -> Memory:
+def memory_of(parts: Sequence[Part]) -> MemoryUse:
     """Return what a loop of these parts reads and writes."""
     read = written = whole = Bytes()
     histories = []
@@ -166,4 +166,4 @@ def memory_of(parts: Sequence[Part]) -> Memory:
         elif part.stored == "history":
             written += row
             histories.append(History(part.name, -min(part.taps), row))
-    return Memory(read, written, whole, tuple(histories))
+    return MemoryUse(read, written, whole, tuple(histories))

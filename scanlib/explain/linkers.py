@@ -50,7 +50,7 @@ class Setting:
         The Op whose inner graph is looked at.
     reasons : dict
         Why loops of `pytensor.scan` were not adopted, by name.
-    lengths : Lengths or None
+    lengths : KnownLengths or None
         For JAX: which lengths it knows when it compiles the graph.
     """
 
@@ -164,17 +164,18 @@ def _linear_on_cuda(node: Apply) -> str:
     NoCCodeError
         If it has no kernel.
     """
-    from scanlib.backends.cuda.linear_writer import check_linear, largest_size
+    from scanlib.backends.cuda import linear_writer
 
     parts = node.op.parts(node.inputs)
     dtype = parts.initial.type.dtype
     matrix = parts.matrix.type.shape
     sizes = [matrix[-2:]] if parts.right is None else [matrix[-2:], parts.right.type.shape[-2:]]
     known = [next((size for size in own if size is not None), None) for own in sizes]
-    check_linear(node.op, dtype, *(1 if size is None else size for size in known))
+    linear_writer.check_linear(node.op, dtype, *(1 if size is None else size for size in known))
     if None not in known:
         return "as kernels on CUDA devices; "
-    return f"as kernels on CUDA devices, if the matrix has {largest_size(dtype)} rows at most; "
+    most = linear_writer.largest_size(dtype)
+    return f"as kernels on CUDA devices, if the matrix has {most} rows at most; "
 
 
 def _runs_in_jax(node: Apply) -> str:

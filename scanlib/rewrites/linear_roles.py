@@ -1,6 +1,6 @@
 """The parts of a loop around one matrix recurrence, each with its role.
 
-See `scanlib.rewrites.linear` for what such a loop becomes.
+See `scanlib.rewrites.lower_linear` for what such a loop becomes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytensor.tensor.special import softmax
 from scanlib._compat import LOG_SUM_EXP
 from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_factors import factors_of
-from scanlib.analysis.matrix_recurrence import Recurrence, recognize
+from scanlib.analysis.matrix_recurrence import MatrixRecurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.recursion import MOST_TERMS
@@ -129,11 +129,11 @@ def _summed_axis(total: Variable, exponential: Variable) -> int | None:
 
 
 @dataclass
-class Parts:
+class Roles:
     """The roles of a loop's parts."""
 
     recurrent: State | Carry
-    recurrence: Recurrence
+    recurrence: MatrixRecurrence
     sums: list[tuple[Carry, Variable]]
     shift: Variable | None = None
     mask: Variable | None = None  # which items of the matrix are there; None: all
@@ -144,7 +144,7 @@ def value_of(part: State | Carry) -> Variable:
     return part.taps[-1] if isinstance(part, State) else part.value
 
 
-def sort_parts(loop: Loop) -> Parts:
+def sort_parts(loop: Loop) -> Roles:
     """Sort a loop's parts."""
     if loop.stop is not None:
         raise NotLinearError("the loop may stop early")
@@ -173,12 +173,12 @@ def sort_parts(loop: Loop) -> Parts:
         raise NotLinearError("the matrix has another dtype than the state")
     if builds_matrices(loop, {value: part.next}, recurrence.matrix):
         raise MatricesCostMoreError
-    parts = Parts(part, recurrence, sums, factors=_factors(loop, recurrence))
+    parts = Roles(part, recurrence, sums, factors=_factors(loop, recurrence))
     check_maps(loop, parts)
     return parts
 
 
-def _factors(loop: Loop, recurrence: Recurrence) -> tuple[Variable, ...]:
+def _factors(loop: Loop, recurrence: MatrixRecurrence) -> tuple[Variable, ...]:
     """Return what the matrices of a recurrence are made of, where no step computes them."""
     if recurrence.semiring != "real":
         return ()
@@ -201,7 +201,7 @@ def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
     return sums, rest
 
 
-def check_maps(loop: Loop, parts: Parts) -> None:
+def check_maps(loop: Loop, parts: Roles) -> None:
     """Refuse loops that compute something beside the recurrence that is not for a batch.
 
     Raises
@@ -223,7 +223,7 @@ def check_maps(loop: Loop, parts: Parts) -> None:
         raise NotLinearError(str(error)) from error
 
 
-def shifted(loop: Loop) -> Parts | None:
+def shifted(loop: Loop) -> Roles | None:
     """Let a loop whose steps read a carry `c` only in ``u = c + g`` be one of `u`.
 
     Cotangents are such carries: a step adds what its own result is owed to what later steps owe.

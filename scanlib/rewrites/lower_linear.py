@@ -26,14 +26,14 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from scanlib.ops.graph import substitute
+from scanlib.ops.linker_features import compiles_step_products
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.whole_loops import compiles_step_products
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
 from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_lowering import LinearLowering
-from scanlib.rewrites.linear_parts import NotLinearError, Parts
+from scanlib.rewrites.linear_roles import NotLinearError, Roles
 from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.simplify import replace
 
@@ -91,7 +91,7 @@ def lower_linear(
 
 
 def lower_parts(
-    loop: Loop, parts: Parts, read: list[bool], step_products: bool
+    loop: Loop, parts: Roles, read: list[bool], step_products: bool
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop around a recurrence that is read."""
     outer = list(dict.fromkeys(loop.outer_inputs()))

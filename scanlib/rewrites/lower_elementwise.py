@@ -7,18 +7,18 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
-from scanlib.analysis.recurrences import analyse
+from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.absorb import absorb_producers
 from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.functions_of_sums import take_sums_apart
 from scanlib.rewrites.last_rows import is_loop
-from scanlib.rewrites.logs import stabilize_logs
+from scanlib.rewrites.logsumexp import stabilize_logs
 from scanlib.rewrites.queries import run_query
 from scanlib.rewrites.simplify import replace
-from scanlib.rewrites.sums_apart import take_sums_apart
 
 _SPECIALIZED = RewriteDatabaseQuery(
     include=["canonicalize", "stabilize", "specialize", "merge"],

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
@@ -30,16 +29,14 @@ from scanlib.ops.gradient.cotangents import (
     total_of,
 )
 from scanlib.ops.gradient.pullback import finish, is_null, pull_back, reachable
-from scanlib.ops.gradient.step import as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
 from scanlib.ops.gradient.truncated import truncated_pullback
 from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
 from scanlib.ops.loop import Carry, Loop, Results, State
 from scanlib.ops.nest import Cut, outer_loop, restored_carry, stored_carry, tail_loop
+from scanlib.ops.scan import Scan
 from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
 from scanlib.ops.signature import OuterInputs, OuterOutputs
-
-if TYPE_CHECKING:
-    from scanlib.ops.scan import Scan
 
 
 def checkpointed_pullback(

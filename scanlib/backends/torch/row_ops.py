@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.ifelse import IfElse
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.scalar.basic import EQ, Conj, Mod, Sign, Sub, Switch
 from pytensor.scalar.math import Softplus
 
+from scanlib._compat import IfElse
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.errors import SequenceLengthError

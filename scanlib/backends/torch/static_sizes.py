@@ -23,10 +23,10 @@ from pytensor.tensor.basic import Alloc, AllocEmpty, ARange
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib.backends.torch.shapes import UnknownSizeError, shapes_read, size_of
+from scanlib.backends.torch.result_shapes import UnknownSizeError, shapes_read, size_of
 from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.linker_features import holds_scanlib_ops
 from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.whole_loops import holds_scanlib_ops
 
 # How many inputs come before those that are sizes, or conditions on sizes.
 _READERS: dict[type, int] = {

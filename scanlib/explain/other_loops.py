@@ -8,9 +8,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
 from scanlib.explain.data import LoopExplanation, Obstacle, Part, Size
+from scanlib.explain.linkers import Setting
+from scanlib.explain.loop_parts import RowOf, SizeNames, make_part, memory_of
 from scanlib.explain.names import describe_outer
-from scanlib.explain.parts import RowOf, Sizes, make_part, memory_of
-from scanlib.explain.runs import Setting
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
@@ -41,7 +41,9 @@ def other_scan(node: Apply, setting: Setting) -> LoopExplanation:
     if isinstance(node.op, AssociativeScan):
         return _associative(node, setting)
     parts = tuple(
-        make_part("non-sequence", describe_outer(inp) or f"input {i}", inp, Sizes().shape(inp.type))
+        make_part(
+            "non-sequence", describe_outer(inp) or f"input {i}", inp, SizeNames().shape(inp.type)
+        )
         for i, inp in enumerate(node.inputs)
     )
     return LoopExplanation(
@@ -131,7 +133,7 @@ def _linear_shapes(op: LinearScan, inputs: Any) -> tuple[tuple[Size, ...], tuple
 
 def _associative(node: Apply, setting: Setting) -> LoopExplanation:
     op: AssociativeScan = node.op
-    sizes = Sizes()
+    sizes = SizeNames()
     parts = []
     for i, outer in enumerate(node.inputs[: op.n_elems]):
         name = op.labels[i] or describe_outer(outer) or f"sequence {i}"
@@ -162,7 +164,7 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
 def legacy(node: Apply, setting: Setting, inner: tuple[LoopExplanation, ...]) -> LoopExplanation:
     """Return the explanation of a loop of `pytensor.scan`: what it is, and no more."""
     op = node.op
-    info, sizes = op.info, Sizes()
+    info, sizes = op.info, SizeNames()
     parts = [
         _legacy_part("sequence", i, outer, row, sizes)
         for i, (outer, row) in enumerate(
@@ -212,6 +214,6 @@ def _why_legacy(op: Op, setting: Setting) -> str:
     )
 
 
-def _legacy_part(role: str, i: int, outer: Variable, row: Variable, sizes: Sizes) -> Part:
+def _legacy_part(role: str, i: int, outer: Variable, row: Variable, sizes: SizeNames) -> Part:
     name = describe_outer(outer) or f"{role} {i}"
     return make_part(role, name, row, sizes.shape(RowOf(outer), row.type))

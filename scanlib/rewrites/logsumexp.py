@@ -13,8 +13,8 @@ which are right for all numbers, and the first of which is known to be closed un
 see `scanlib.ops.logaddexp` and `scanlib.analysis.families.logaffine`. The second derivative has
 products of shares in sums that PyTensor factors, ``exp x (c - (c exp x + d exp y) / s) / s``;
 these are multiplied out first. So that ``logsumexp([x, y])`` is one of them too, vectors that
-a step makes of a few numbers are taken apart (`stacks`). Later releases of PyTensor have Ops for
-the first form, and others for their derivatives, which become the same.
+a step makes of a few numbers are taken apart (`stacked_scalars`). Later releases of PyTensor have
+Ops for the first form, and others for their derivatives, which become the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import LOG_ADD_EXP, LOG_SUM_EXP
 from scanlib.ops.logaddexp import logaddexp
-from scanlib.rewrites.stacks import stack_items, stack_size, take_apart_stacks
+from scanlib.rewrites.stacked_scalars import stack_items, stack_size, take_apart_stacks
 
 # What is multiplied, and what is divided by.
 Product = tuple[tuple[Variable, ...], tuple[Variable, ...]]

@@ -14,9 +14,9 @@ from pytensor.configdefaults import config
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
-from pytensor.ifelse import IfElse
 
-from scanlib.ops.gradient.connection import reached_by
+from scanlib._compat import IfElse
+from scanlib.ops.connection import reached_by
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Loop
 from scanlib.ops.recursion import room_for_calls

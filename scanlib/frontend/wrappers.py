@@ -1,16 +1,17 @@
-"""Loops of common shapes: `map`, `reduce`, `foldl`, `foldr`, `filter`."""
+"""Loops of common shapes: `map`, `reduce`, `foldl`, `foldr`, `filter`, `scan_checkpoints`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
 from scanlib.frontend.scan import scan
 from scanlib.frontend.states import type_text
-from scanlib.frontend.values import as_variable
+from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.graph import is_tensor, row_type
 from scanlib.ops.messages import loop_title
 
@@ -276,3 +277,83 @@ def filter(
     masks = masks * len(rows) if len(masks) == 1 else masks
     kept = [row[: mask.shape[0]][mask] for row, mask in zip(rows, masks, strict=True)]
     return kept[0] if single else kept
+
+
+def scan_checkpoints(
+    fn: Callable[..., Any],
+    sequences: Any = None,
+    outputs_info: Any = None,
+    non_sequences: Any = None,
+    name: str | None = "checkpointscan_fn",
+    n_steps: Any = None,
+    save_every_N: int = 10,  # noqa: N803
+    padding: bool = True,
+    return_updates: bool = True,
+) -> Any:
+    """Build a loop whose gradient stores every `save_every_N`-th step and computes the others anew.
+
+    The call of `pytensor.scan_checkpoints`, without its limits: sequences may have taps and
+    different lengths, outputs may have taps, `n_steps` may be less than the sequences allow and
+    need not be a multiple of `save_every_N`, the step may update shared variables, draw random
+    numbers and return `until`.
+
+    Parameters
+    ----------
+    fn, sequences, outputs_info, non_sequences, name, n_steps, return_updates
+        As in `scan`.
+    save_every_N : int, optional
+        The number of steps in a segment.
+    padding : bool, optional
+        Accepted for compatibility. The steps that fill no segment run as a shorter one; nothing
+        is ever padded or copied.
+
+    Returns
+    -------
+    outputs : variable, list of variable, or None
+        The outputs of all steps, of shape ``(steps, …)``. `pytensor.scan_checkpoints` returns
+        those at the ends of segments alone, which are
+        ``outputs[save_every_N - 1 :: save_every_N]`` and the last one.
+    updates : dict
+        As in `scan`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `scan` does; also if `save_every_N` is no positive integer.
+
+    Notes
+    -----
+    T. Chen et al., "Training deep nets with sublinear memory cost", 2016. ``scan(…,
+    checkpoint=…)`` has more schedules.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> h = pt.vector("h")
+    >>> trace = scanlib.scan_checkpoints(
+    ...     lambda h: h * (1.0 - 0.1 * h),
+    ...     outputs_info=h,
+    ...     n_steps=95,
+    ...     save_every_N=10,
+    ...     return_updates=False,
+    ... )
+    >>> gradient = pytensor.function([h], pytensor.grad(trace[-1].sum(), h))
+    >>> gradient([1.0]).round(6)
+    array([0.007822])
+    """
+    read_flag("scan_checkpoints", "padding", padding)
+    if not isinstance(save_every_N, int | np.integer) or isinstance(save_every_N, bool):
+        raise TypeError(f"scan_checkpoints: save_every_N must be an integer, got {save_every_N!r}")
+    if save_every_N < 1:
+        raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
+    return scan(
+        fn,
+        sequences=sequences,
+        outputs_info=outputs_info,
+        non_sequences=non_sequences,
+        n_steps=n_steps,
+        name=name,
+        return_updates=return_updates,
+        checkpoint=save_every_N,
+    )

@@ -11,14 +11,14 @@ from pytensor.graph.op import HasInnerGraph
 
 from scanlib._compat import thaw_graph
 from scanlib.analysis.projective import find_projective
-from scanlib.analysis.recurrences import Analysis, analyse
+from scanlib.analysis.recognition import Analysis, analyse
 from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
-from scanlib.explain import others
+from scanlib.explain import other_loops
 from scanlib.explain.data import LoopExplanation, Obstacle
+from scanlib.explain.linkers import Setting
+from scanlib.explain.loop_parts import elementwise_shapes, general_shapes, memory_of, parts_of
 from scanlib.explain.names import name_parts, titled
-from scanlib.explain.parts import elementwise_shapes, general_shapes, memory_of, parts_of
 from scanlib.explain.reasons import why_not_elementwise, why_not_linear
-from scanlib.explain.runs import Setting
 from scanlib.explain.threads import threads_of
 from scanlib.ops.elemwise_scan import (
     COMPOSED,
@@ -27,10 +27,11 @@ from scanlib.ops.elemwise_scan import (
     few_channels,
     schedule,
 )
+from scanlib.ops.execution import compiled_body
 from scanlib.ops.graph import constant_integer
+from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
-from scanlib.ops.whole_loops import data_in
 
 # How `schedule` says that an elementwise loop is walked.
 SCHEDULES = {
@@ -66,11 +67,11 @@ def explain_node(node: Apply, setting: Setting) -> LoopExplanation | None:
         return _elementwise(node, setting)
     if isinstance(node.op, Scan):
         return _scan(node, setting)
-    if others.is_legacy(node.op):
+    if other_loops.is_legacy(node.op):
         inner = explain_nodes(node.op.fgraph.toposort(), setting)
-        return others.legacy(node, setting, tuple(inner))
-    if others.is_other_scan(node.op):
-        return others.other_scan(node, setting)
+        return other_loops.legacy(node, setting, tuple(inner))
+    if other_loops.is_other_scan(node.op):
+        return other_loops.other_scan(node, setting)
     return None
 
 
@@ -236,6 +237,4 @@ def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExpl
         return explain_nodes(body.toposort(), setting.of(body, data_in(body)))
     if not compiled:
         return found
-    from scanlib.backends.numba.body import prepare_body
-
-    return explain_nodes(prepare_body(op).fgraph.toposort(), setting)
+    return explain_nodes(compiled_body(op).toposort(), setting)

@@ -1,0 +1,152 @@
+"""What kernels over arrays share, those of loops and of graphs: inputs, sizes and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.math import Sum
+
+from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
+    algebra,
+    batches,
+    gathers,
+    orders,
+    views,
+)
+from scanlib.kernels.arrays.nests import write_copy
+from scanlib.kernels.arrays.places import Place, Workspace
+from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product
+from scanlib.kernels.arrays.step import RULES, Step
+from scanlib.kernels.language import Block, Type, Value
+from scanlib.kernels.schedules.elementwise import Array, TableReader
+from scanlib.ops.initial import AsRow, Filled
+from scanlib.ops.reductions import AxesSum, SpecifiedSizes
+from scanlib.ops.softmax import AxesSoftmax
+
+
+def _softmax(op: AxesSoftmax, x: Variable) -> Variable:
+    e = pt.exp(x - pt.max(x, axis=op.axes, keepdims=True))
+    return e / pt.sum(e, axis=op.axes, keepdims=True)
+
+
+# Ops that stand for others where PyTensor's compile slowly.
+_MEANINGS: dict[type, Callable[..., Variable]] = {
+    AxesSum: lambda op, x: Sum(axis=op.axes, dtype=op.dtype, acc_dtype=op.acc_dtype)(x),
+    AxesSoftmax: _softmax,
+    Filled: lambda op, value, *sizes: pt.alloc(value, *sizes),
+    AsRow: lambda op, value: pt.expand_dims(value, 0),
+    SpecifiedSizes: lambda op, x: pt.specify_shape(x, op.sizes),
+}
+
+
+def inline(graph: FunctionGraph) -> None:
+    """Put nodes that have rules in the place of Ops that are graphs, and of those of `scanlib.ops`.
+
+    Softmax is one of the former, `scanlib.ops.reductions.AxesSum` of the latter.
+    """
+    while True:
+        found = [
+            node
+            for node in graph.toposort()
+            if isinstance(node.op, OpFromGraph) or type(node.op) in _MEANINGS
+        ]
+        if not found:
+            return
+        for node in found:
+            if type(node.op) in _MEANINGS:
+                outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
+            else:
+                given = dict(zip(node.op.inner_inputs, node.inputs, strict=True))
+                outputs = clone_replace(node.op.inner_outputs, given)
+            graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
+
+
+def has_rule(op: Op) -> bool:
+    """Whether an Op has a rule, or stands for others that may have."""
+    if isinstance(op, OpFromGraph) or type(op) in _MEANINGS:
+        return True
+    core = op.core_op if isinstance(op, Blockwise) else op
+    return any(kind in RULES for kind in type(core).__mro__)
+
+
+def items_of(array: Array) -> tuple[Size, ...]:
+    """Return the sizes of an input, or of its rows."""
+    return tuple(Given("dim", array.name, array.lead + axis) for axis in range(len(array.axes)))
+
+
+def copied_bytes(array: Array) -> Size:
+    """Return how many bytes the copy of an input has: none where it is in order of memory.
+
+    Of an input that has rows, the rows must be.
+    """
+    size: Size = array.itemsize
+    misplaced: Size = 0
+    for axis in reversed(range(array.lead, array.lead + len(array.axes))):
+        dim, stride = Given("dim", array.name, axis), Given("stride", array.name, axis)
+        wrong = combined("equal", stride, size, 0, combined("equal", dim, 1, 0, 1))
+        misplaced = combined("max", misplaced, wrong)
+        size = product(size, dim)
+    if array.lead:
+        size = product(size, Given("dim", array.name, 0))
+    return product(misplaced, size)
+
+
+def size_values(
+    kernel: TableReader, before: Block, workspace: Callable[[], Workspace]
+) -> SizeValues:
+    """Return what writes sizes into a kernel, in a block before all others."""
+
+    def given(size: Given) -> Value:
+        if size.kind == "dim":
+            return kernel.dim(size.array, size.axis)
+        if size.kind == "stride":
+            return kernel.given_stride(size.array, size.axis)
+        if size.kind == "part":
+            return workspace().value(size.axis, values)
+        array = kernel.loop.arrays[size.array]
+        return kernel.w.cast(kernel.w.load(Type(array.dtype), kernel.data(size.array)), "int64")
+
+    values = SizeValues(kernel.w, given, lambda: kernel.w.inside(before))
+    return values
+
+
+def place_input(kernel: TableReader, step: Step, array: Array) -> Place:
+    """Write where an input is, and its copy if its items are not in order of memory."""
+    w, name = step.writer, array.name
+    axes = range(array.lead + len(array.axes))
+    sizes: list[Size] = [Given("dim", name, axis) for axis in axes]
+    strides: list[Size] = [Given("stride", name, axis) for axis in axes]
+    place = Place(kernel.data(name), array.dtype, tuple(sizes), tuple(strides))
+    if not array.axes:
+        return place
+    size = copied_bytes(array)
+    part = step.workspace.take(size, pinned=True)
+    copy = w.offset(step.space, step.value(part.start))
+    own = step.sizes.contiguous_strides(place.itemsize, tuple(sizes))
+    is_copied = step.value(size) > 0
+    with w.when(is_copied):
+        write_copy(step, place, Place(copy, place.dtype, place.sizes, own))
+    pointer = w.select(is_copied, copy, place.pointer)
+    if array.lead:
+        own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
+    return Place(pointer, place.dtype, place.sizes, own)
+
+
+def write_checks(
+    kernel: TableReader, values: SizeValues, checks: Iterable[Check], holds: Value
+) -> None:
+    """Write the checks of sizes, which are made where a condition holds."""
+    w = kernel.w
+    for check in checks:
+        one, other = map(values.value, check.sizes)
+        wrong = one.differs(other) if check.operation == "ne" else one < other
+        with w.when(holds & wrong):
+            code = kernel.loop.failure(check.error, check.template, len(check.values))
+            w.fail(code, *map(values.value, check.values))

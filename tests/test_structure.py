@@ -1,0 +1,87 @@
+"""Imports as docs/architecture.md draws them: downwards, in no circle, at the top of modules."""
+
+import ast
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+import scanlib
+
+ROOT = Path(scanlib.__file__).parents[1]
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "scanlib").rglob("*.py"))
+}
+# Which parts of the package each part may import. All may import what knows releases and files.
+EVERYWHERE = {"_compat", "config", "kept_files"}
+FLOORS: dict[str, set[str]] = {
+    "ops": set(),
+    "analysis": {"ops"},
+    "rewrites": {"ops", "analysis"},
+    "frontend": {"ops"},
+    "kernels": {"ops"},
+    "backends": {"ops", "kernels"},
+    "explain": {"ops", "analysis", "rewrites", "kernels", "backends"},
+}
+# Backends of packages that need not be installed, imported where a function asks for them.
+OPTIONAL = ("scanlib.backends.jax", "scanlib.backends.torch", "scanlib.backends.cuda")
+# Goes with the generator of loops over arrays.
+LATE = {("scanlib.backends.numba.loop", "scanlib.backends.numba.array_loop")}
+
+
+def imports_of(node, is_inside=False):
+    """Yield the modules of scanlib that code imports, and whether a function does."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.ImportFrom):
+        assert not node.level, "imports name the whole module"
+        for alias in node.names:
+            name = f"{node.module}.{alias.name}"
+            yield name if name in MODULES else node.module, is_inside
+    elif isinstance(node, ast.Import):
+        yield from ((alias.name, is_inside) for alias in node.names)
+    is_inside |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for child in ast.iter_child_nodes(node):
+        yield from imports_of(child, is_inside)
+
+
+IMPORTS = [
+    (module, name, is_inside)
+    for module, path in MODULES.items()
+    for name, is_inside in imports_of(ast.parse(path.read_text(encoding="utf-8")))
+    if name in MODULES and name != module
+]
+
+
+def test_functions_import_optional_backends_alone():
+    inside = {(module, name) for module, name, is_inside in IMPORTS if is_inside}
+    assert {pair for pair in inside if not pair[1].startswith(OPTIONAL)} <= LATE
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("part", FLOORS)
+def test_parts_import_downwards(part):
+    names = {name for module, name, _ in IMPORTS if module.split(".")[1:2] == [part]}
+    found = {name.split(".")[1] for name in names if name != "scanlib"}
+    assert found <= FLOORS[part] | EVERYWHERE | {part}
+
+
+def test_no_circle_of_modules_or_packages():
+    graphs = defaultdict(lambda: defaultdict(set))
+    for module, name, _ in IMPORTS:
+        if (module, name) in LATE:
+            continue
+        graphs["modules"][module].add(name)
+        own, other = module.split("."), name.split(".")
+        pairs = zip(own, other, strict=False)
+        depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if depth < min(len(own), len(other)):  # neither is a package that holds the other
+            graphs[".".join(own[:depth])][own[depth]].add(other[depth])
+    for package, graph in graphs.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            pytest.fail(f"{package}: {' imports '.join(reversed(error.args[1]))}", pytrace=False)
