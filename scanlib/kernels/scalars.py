@@ -500,7 +500,7 @@ class Scalars:
             return [Pair(real, imag)]
         half = parts_of(made)
         if half is not None and kind in PAIR_RULES:
-            pairs = [self._pair(value, half) for value in inputs]
+            pairs = [self.pair(value, half) for value in inputs]
             return [PAIR_RULES[kind](w, *pairs)]
         if half is None and any(isinstance(value, Pair) for value in inputs):
             if kind in FROM_PAIRS and isinstance(inputs[0], Pair):
@@ -577,9 +577,10 @@ class Scalars:
     def number_as(self, value: Number, dtype: str) -> Number:
         """Return a number as a dtype has it."""
         half = parts_of(dtype)
-        return self._value(value, dtype) if half is None else self._pair(value, half)
+        return self._value(value, dtype) if half is None else self.pair(value, half)
 
-    def _pair(self, value: Number, half: str) -> Pair:
+    def pair(self, value: Number, half: str) -> Pair:
+        """Return a number as a complex one whose parts have a dtype."""
         w = self.writer
         if isinstance(value, Pair):
             return Pair(w.cast(value.real, half), w.cast(value.imag, half))
@@ -599,7 +600,7 @@ class Scalars:
         if half is None:
             chosen, other = (self._value(value, made) for value in inputs[1:])
             return w.select(condition, chosen, other)
-        first, second = (self._pair(value, half) for value in inputs[1:])
+        first, second = (self.pair(value, half) for value in inputs[1:])
         return Pair(
             w.select(condition, first.real, second.real),
             w.select(condition, first.imag, second.imag),
@@ -612,7 +613,7 @@ class Scalars:
         if half is not None:
             if operation not in ("eq", "ne"):
                 raise NoKernelError("complex numbers have no order")
-            first, second = (self._pair(value, half) for value in inputs)
+            first, second = (self.pair(value, half) for value in inputs)
             same = first.real.equals(second.real) & first.imag.equals(second.imag)
             return same if operation == "eq" else ~same
         kinds = {np.dtype(dtype).kind for dtype in dtypes}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
@@ -16,7 +13,7 @@ from pytensor.tensor.math import Dot
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Size, product, total
-from scanlib.kernels.arrays.step import Step, rule
+from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
@@ -110,7 +107,7 @@ def write_cholesky(step: Step, node: Apply) -> None:
     (inp,), (out,) = node.inputs, node.outputs
     place = step.place(inp)
     target = _contiguous_target(step, out, list(place.sizes))
-    a, lower = _square(step, place), bool(_core(node).lower)
+    a, lower = _square(step, place), bool(core_op(node).lower)
     factorizations.cholesky(step.writer, a, matrix(step, target), lower, step.library)
     step.bind_place(out, target)
 
@@ -136,7 +133,7 @@ def write_inverse(step: Step, node: Apply) -> None:
 def write_solve(step: Step, node: Apply) -> None:
     """Write a solve; which one depends on what is known of the matrix."""
     _check_real(node)
-    op, (left, right), (out,), w = _core(node), node.inputs, node.outputs, step.writer
+    op, (left, right), (out,), w = core_op(node), node.inputs, node.outputs, step.writer
     kind = getattr(op, "assume_a", "gen")
     if kind not in ("gen", "pos"):
         raise NoKernelError(f"a solve with a matrix that is {kind} has no kernel")
@@ -158,10 +155,6 @@ def write_solve(step: Step, node: Apply) -> None:
         else:
             factorizations.solve(w, a, given, result, spare)
     step.bind_place(out, target)
-
-
-def _core(node: Apply) -> Any:
-    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
 
 
 @rule(StepProducts)

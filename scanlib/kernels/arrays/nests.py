@@ -21,9 +21,9 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.arrays.step import Step, rule
-from scanlib.kernels.language import INT64, Local, Type, Value
+from scanlib.kernels.language import INT64, Local, Value
 from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
-from scanlib.kernels.spans import itemsize, load_number, store_number
+from scanlib.kernels.spans import added, itemsize, load_number, store_number
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
@@ -302,17 +302,21 @@ class Tree:
         return step.scalars.apply(node.op.make_scalar_node(*node.inputs), items)
 
 
+def write_numbers(step: Step, node: Apply, scalar: Apply) -> None:
+    """Write a node whose operands and results are numbers; `scalar` is its scalar node."""
+    known = step.known_result(node, scalar)
+    if known is not None:
+        step.bind_known(node.outputs[0], known)
+        return
+    results = step.scalars.apply(scalar, [step.number(inp) for inp in node.inputs])
+    for out, result in zip(node.outputs, results, strict=True):
+        step.bind_number(out, result)
+
+
 @rule(Elemwise)
 def write_elemwise(step: Step, node: Apply) -> None:
     if node.outputs[0].type.ndim == 0:
-        known = step.known_result(node)
-        if known is not None:
-            step.bind_known(node.outputs[0], known)
-            return
-        items = [step.number(inp) for inp in node.inputs]
-        results = step.scalars.apply(node.op.make_scalar_node(*node.inputs), items)
-        for out, result in zip(node.outputs, results, strict=True):
-            step.bind_number(out, result)
+        write_numbers(step, node, node.op.make_scalar_node(*node.inputs))
         return
     tree = Tree(step, node)
     sizes = tree.loops()
@@ -348,20 +352,19 @@ def write_copy(step: Step, source: Place | Number, target: Place, add: bool = Fa
             item = arrays[1].load(step, lanes)
         else:
             item = spread(step, source, lanes)
-        if add:
-            old = write.load(step, lanes)
-            item = _sum(old, item)
-        write.store(step, item)
+        item = converted(step, item, target.dtype)
+        write.store(step, added(write.load(step, lanes), item) if add else item)
 
     nest(step, arrays, sizes, copy)
 
 
-def _sum(old: Number, item: Number) -> Number:
-    if isinstance(old, Pair) and isinstance(item, Pair):
-        return Pair(old.real + item.real, old.imag + item.imag)
-    assert isinstance(old, Value)
-    assert isinstance(item, Value)
-    return old | item if old.type.dtype == "bool" else old + item
+def converted(step: Step, number: Number, dtype: str) -> Number:
+    """Return a number as another dtype has it."""
+    half = parts_of(dtype)
+    if half is not None:
+        return step.scalars.pair(number, half)
+    assert isinstance(number, Value)
+    return step.scalars.convert(number, dtype)
 
 
 def contiguous(step: Step, variable: Variable) -> Place:
@@ -408,17 +411,7 @@ class Reduction:
             item = arrays[0].load(self.step, lanes)
         else:
             item = spread(self.step, self.tree.write(self.variable.owner, lanes)[0], lanes)
-        return self.converted(item, self.dtype)
-
-    def converted(self, number: Number, dtype: str) -> Number:
-        half = parts_of(dtype)
-        w = self.step.writer
-        if half is None:
-            assert isinstance(number, Value)
-            return w.cast(number, dtype)
-        if isinstance(number, Pair):
-            return Pair(w.cast(number.real, half), w.cast(number.imag, half))
-        return Pair(w.cast(number, half), w.constant(0, Type(half)))
+        return converted(self.step, item, self.dtype)
 
     def identity(self) -> Number:
         op, dtype = self.op.scalar_op, np.dtype(self.dtype)
@@ -445,7 +438,7 @@ class Reduction:
             (result,) = scalars.apply(node, [one, other])
         finally:
             scalars.lanes = kept
-        return self.converted(result, self.dtype)
+        return converted(self.step, result, self.dtype)
 
     def of_lanes(self, value: Number) -> Number:
         """Return what all lanes give together, in pairs of halves."""
@@ -473,14 +466,14 @@ class Reduction:
         else:
             self.write_outer(sizes, kept, sums)
         if sums is not target:
-            write_copy_converted(step, sums, target, self)
+            write_copy(step, sums, target)
         step.bind_place(self.out, target)
 
     def write_number(self, sizes: list[Size]) -> None:
         arrays = self.arrays(sizes)
         loops = collapse(self.step, arrays, sizes)
         total = self.collect(arrays, loops, 0)
-        self.step.bind_number(self.out, self.converted(total, self.out.type.dtype))
+        self.step.bind_number(self.out, converted(self.step, total, self.out.type.dtype))
 
     def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
         """Write the loops from an axis on, and return what they give together."""
@@ -565,18 +558,6 @@ def _whole(parts: Sequence[Value]) -> Number:
     return parts[0] if len(parts) == 1 else Pair(*parts)
 
 
-def write_copy_converted(step: Step, source: Place, target: Place, reduction: Reduction) -> None:
-    """Write a copy that changes the dtype."""
-    arrays = [walked(step, source, target.sizes), walked(step, target, target.sizes)]
-    sizes = collapse(step, arrays, target.sizes)
-
-    def copy(lanes: int) -> None:
-        item = reduction.converted(arrays[0].load(step, lanes), target.dtype)
-        arrays[1].store(step, item)
-
-    nest(step, arrays, sizes, copy)
-
-
 @rule(CAReduce)
 def write_reduction(step: Step, node: Apply) -> None:
     (variable,), (out,) = node.inputs, node.outputs
@@ -584,8 +565,7 @@ def write_reduction(step: Step, node: Apply) -> None:
         _reduce_items(step, node)
         return
     if variable.type.ndim == 0 and variable not in step.deferred:
-        reduction = Reduction(step, node)
-        step.bind_number(out, reduction.converted(step.number(variable), out.type.dtype))
+        step.bind_number(out, converted(step, step.number(variable), out.type.dtype))
         return
     Reduction(step, node).write()
 
@@ -604,5 +584,5 @@ def _reduce_items(step: Step, node: Apply) -> None:
         return
     total = reduction.identity()
     for member in members:
-        total = reduction.combined(total, reduction.converted(step.number(member), reduction.dtype))
-    step.bind_number(node.outputs[0], reduction.converted(total, node.outputs[0].type.dtype))
+        total = reduction.combined(total, converted(step, step.number(member), reduction.dtype))
+    step.bind_number(node.outputs[0], converted(step, total, node.outputs[0].type.dtype))

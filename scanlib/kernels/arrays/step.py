@@ -14,23 +14,42 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.scalar.basic import ScalarType
+from pytensor.graph.op import Op
+from pytensor.scalar.basic import Add, Mul, ScalarMaximum, ScalarMinimum, ScalarType, Sub
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.type import TensorType
 
 from scanlib.kernels.arrays.places import Part, Place, Workspace, bytes_of, is_contiguous
-from scanlib.kernels.arrays.sizes import Expression, Size, Sizes, SizeValues
+from scanlib.kernels.arrays.sizes import (
+    Expression,
+    Size,
+    Sizes,
+    SizeValues,
+    combined,
+    product,
+    total,
+)
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import load_number, store_number
 
 MOST_CONSTANTS = 1024  # numbers of one array that a kernel writes itself
+
+# What is known of sizes that are computed in these ways.
+SIZE_OPERATIONS: dict[type, Callable[..., Size]] = {
+    Add: total,
+    Mul: product,
+    Sub: partial(combined, "sub"),
+    ScalarMaximum: partial(combined, "max"),
+    ScalarMinimum: partial(combined, "min"),
+}
 
 Rule = Callable[["Step", Apply], None]
 RULES: dict[type, Rule] = {}
@@ -44,6 +63,11 @@ def rule(*kinds: type) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def core_op(node: Apply) -> Op:
+    """Return the Op that a node applies to each item of a batch."""
+    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
 
 
 @dataclass(frozen=True)
@@ -139,11 +163,9 @@ class Step:
 
     def apply(self, node: Apply) -> None:
         """Write one node."""
-        op = node.op
-        if isinstance(op, Blockwise):
-            if node.outputs[0].type.ndim != len(op.outputs_sig[0]):
-                raise NoKernelError(f"batches of {op.core_op} have no kernel")
-            op = op.core_op
+        op = core_op(node)
+        if isinstance(node.op, Blockwise) and node.op.batch_ndim(node):
+            op = node.op
         found = next((RULES[kind] for kind in type(op).__mro__ if kind in RULES), None)
         if found is None:
             raise NoKernelError(f"{node.op} has no kernel for arrays")
@@ -178,6 +200,16 @@ class Step:
                 self.last_use[out] = last
             for inp in node.inputs:
                 self.last_use[inp] = max(self.last_use[inp], last)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget, afterwards, what is read in a part of a step that runs never or often."""
+        numbers, places = dict(self.numbers), dict(self.places)
+        try:
+            yield
+        finally:
+            constants = {v: place for v, place in self.places.items() if isinstance(v, Constant)}
+            self.numbers, self.places = numbers, {**places, **constants}
 
     # How variables are held
 
@@ -304,7 +336,7 @@ class Step:
             return w.constant(count, INT64) * self.value(stride)
         return count * (stride if isinstance(stride, int) else self.value(stride))
 
-    def known_result(self, node: Apply) -> Size | None:
+    def known_result(self, node: Apply, scalar: Apply) -> Size | None:
         """Return a number without axes as a size, if all it is computed from is known."""
         (out, *others) = node.outputs
         if others or np.dtype(out.type.dtype).kind not in "iub":
@@ -314,7 +346,9 @@ class Step:
         if any(np.dtype(inp.type.dtype).kind not in "iub" for inp in node.inputs):
             return None
         parts = tuple(map(self.size_of, node.inputs))
-        return Expression(node.op.make_scalar_node(*node.inputs), parts)
+        if type(scalar.op) in SIZE_OPERATIONS and out.type.dtype == INT64.dtype:
+            return SIZE_OPERATIONS[type(scalar.op)](*parts)
+        return Expression(scalar, parts)
 
     # Memory
 
@@ -408,11 +442,6 @@ class Step:
         """Write that the loop fails at this step where a condition holds."""
         with self.writer.when(condition):
             self.writer.fail(self.fail(error, text))
-
-    @contextmanager
-    def before_the_loop(self) -> Iterator[None]:
-        with self.writer.inside(self.before):
-            yield
 
 
 def _is_minus_zero(data: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.basic import (
     Alloc,
     AllocDiag,
@@ -24,17 +24,19 @@ from pytensor.tensor.basic import (
     Join,
     MakeVector,
     ScalarFromTensor,
+    Split,
     TensorFromScalar,
 )
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib.kernels.arrays.nests import contiguous, write_copy
+from scanlib.kernels.arrays.nests import contiguous, write_copy, write_numbers
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Expression, Size, combined, product, total
-from scanlib.kernels.arrays.step import Step, rule
+from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number
@@ -49,6 +51,11 @@ OUT_OF_BOUNDS = "index out of bounds"
 @rule(TensorFromScalar, ScalarFromTensor)
 def write_scalar_type(step: Step, node: Apply) -> None:
     step.alias(node.outputs[0], node.inputs[0])
+
+
+@rule(ScalarOp)
+def write_scalar(step: Step, node: Apply) -> None:
+    write_numbers(step, node, node)
 
 
 @rule(Shape_i)
@@ -108,6 +115,9 @@ def write_check(step: Step, node: Apply) -> None:
 def write_dimshuffle(step: Step, node: Apply) -> None:
     (inp,), (out,) = node.inputs, node.outputs
     op = node.op
+    if inp in step.items and out.type.ndim == 0 and len(step.items[inp]) == 1:
+        step.alias(out, step.items[inp][0])
+        return
     if inp.type.ndim == 0 or (inp not in step.places and inp in step.numbers):
         number = step.number(inp)
         if inp in step.known:
@@ -146,13 +156,37 @@ def write_specify_shape(step: Step, node: Apply) -> None:
 @rule(Reshape)
 def write_reshape(step: Step, node: Apply) -> None:
     inp, shape = node.inputs
-    out = node.outputs[0]
-    if isinstance(shape, Constant):
-        wanted: list[Size] = [int(size) for size in shape.data]
-    elif shape in step.items:
-        wanted = [step.size_of(size) for size in step.items[shape]]
-    else:
+    reshape(step, inp, node.outputs[0], numbers_of(step, shape))
+
+
+@rule(JoinDims)
+def write_join_dims(step: Step, node: Apply) -> None:
+    (inp,), first, count = node.inputs, node.op.start_axis, node.op.n_axes
+    sizes = shape_of(step, inp)
+    joined = product(*sizes[first : first + count])
+    reshape(step, inp, node.outputs[0], [*sizes[:first], joined, *sizes[first + count :]])
+
+
+@rule(SplitDims)
+def write_split_dims(step: Step, node: Apply) -> None:
+    inp, shape = node.inputs
+    sizes, axis, parts = shape_of(step, inp), node.op.axis, numbers_of(step, shape)
+    if len([size for size in parts if size == -1]) == 1:
+        rest = product(*(size for size in parts if size != -1))
+        parts = [combined("quotient", sizes[axis], rest) if size == -1 else size for size in parts]
+    reshape(step, inp, node.outputs[0], [*sizes[:axis], *parts, *sizes[axis + 1 :]])
+
+
+def numbers_of(step: Step, vector: Variable) -> list[Size]:
+    """Return a vector of integers that are known before the first step."""
+    if isinstance(vector, Constant):
+        return [int(size) for size in vector.data]
+    if vector not in step.items:
         raise NoKernelError("a shape that is computed as a vector has no kernel")
+    return [step.size_of(size) for size in step.items[vector]]
+
+
+def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> None:
     if inp.type.ndim == 0:
         step.bind_number(out, step.number(inp))
         return
@@ -173,7 +207,7 @@ def write_reshape(step: Step, node: Apply) -> None:
 
 @rule(ExtractDiag)
 def write_extract_diag(step: Step, node: Apply) -> None:
-    op = node.op
+    op = core_op(node)
     if node.inputs[0].type.ndim != 2 or op.offset != 0:
         raise NoKernelError(f"{op} has no kernel")
     place = step.place(node.inputs[0])
@@ -184,26 +218,12 @@ def write_extract_diag(step: Step, node: Apply) -> None:
 # Indices
 
 
-def is_simple(index: object) -> bool:
-    """Whether an index is a number, or a slice without a step or that flips an axis."""
-    if not isinstance(index, slice):
-        return True
-    if index.step is None:
-        return True
-    if not isinstance(index.step, Constant | int):
-        return False
-    number = integer_of(index.step)
-    return number == 1 or (number == -1 and index.start is None and index.stop is None)
-
-
 def integer_of(index: Constant | int) -> int:
     return int(np.asarray(index.data)) if isinstance(index, Constant) else int(index)
 
 
 def indexed(step: Step, place: Place, indices: Sequence) -> Place:
     """Return the part of an array that basic indices select."""
-    if not all(map(is_simple, indices)):
-        raise NoKernelError("a slice with a step has no kernel")
     sizes: list[Size] = []
     strides: list[Size] = []
     pointer, w = place.pointer, step.writer
@@ -214,7 +234,7 @@ def indexed(step: Step, place: Place, indices: Sequence) -> Place:
         if isinstance(index, slice):
             first, count, by = _span(step, index, size)
             sizes.append(count)
-            strides.append(stride if by == 1 else product(-1, stride))
+            strides.append(product(by, stride))
         else:
             first = _checked_index(step, index, size)
         if isinstance(first, Value):
@@ -231,10 +251,15 @@ def _checked_index(step: Step, index: Variable | int, size: Size) -> Size | Valu
             least = number + 1 if number >= 0 else -number
             step.sizes.require_not_below(size, least, "IndexError", OUT_OF_BOUNDS)
             return number if number >= 0 else step.sizes.same(total(size, number))
-    w = step.writer
     value = step.number(index)
     assert isinstance(value, Value)
-    place = w.cast(value, "int64")
+    return wrapped_index(step, value, size)
+
+
+def wrapped_index(step: Step, index: Value, size: Size) -> Value:
+    """Write the check of an index, and return it as one that is counted from the start."""
+    w = step.writer
+    place = w.cast(index, "int64")
     length = step.value(size)
     place = w.select(place < 0, place + length, place)
     step.fail_when((place < 0) | (place >= length), "IndexError", OUT_OF_BOUNDS)
@@ -243,13 +268,34 @@ def _checked_index(step: Step, index: Variable | int, size: Size) -> Size | Valu
 
 def _span(step: Step, index: slice, size: Size) -> tuple[Size, Size, int]:
     """Return the first index of a slice, how many there are, and the step."""
-    if index.step is not None and integer_of(index.step) == -1:
-        return total(size, -1), size, -1
-    start = 0 if index.start is None else _bound(step, index.start, size)
-    stop = size if index.stop is None else _bound(step, index.stop, size)
-    if start == 0:
-        return 0, stop, 1
-    return start, combined("max", total(stop, product(-1, start)), 0), 1
+    given = 1 if index.step is None else index.step
+    by = given if isinstance(given, int) else step.size_of(given)
+    if not isinstance(by, int):
+        raise NoKernelError("a slice whose step is computed has no kernel")
+    if by < 0:
+        # The items from the end of the array on, counted from there.
+        start, stop = (_from_end(bound) for bound in (index.start, index.stop))
+        first, count, _ = _forward(step, start, stop, -by, size)
+        return total(size, -1, product(-1, first)), count, by
+    return _forward(step, index.start, index.stop, by, size)
+
+
+def _from_end(bound: Variable | int | None) -> int | None:
+    """Return what bounds the same items where these are counted from the end."""
+    if bound is None:
+        return None
+    if not isinstance(bound, Constant | int):
+        raise NoKernelError("a slice that goes back from a computed place has no kernel")
+    return -1 - integer_of(bound)
+
+
+def _forward(
+    step: Step, start: Variable | int | None, stop: Variable | int | None, by: int, size: Size
+) -> tuple[Size, Size, int]:
+    first = 0 if start is None else _bound(step, start, size)
+    last = size if stop is None else _bound(step, stop, size)
+    count = last if first == 0 else combined("max", total(last, product(-1, first)), 0)
+    return first, count if by == 1 else combined("quotient", total(count, by - 1), by), by
 
 
 def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
@@ -271,12 +317,20 @@ def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
 
 @rule(Subtensor)
 def write_subtensor(step: Step, node: Apply) -> None:
-    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    indices = indices_from_subtensor(node.inputs[1:], core_op(node).idx_list)
     inp, out = node.inputs[0], node.outputs[0]
-    if inp in step.items and len(indices) == 1 and not isinstance(indices[0], slice):
+    if inp in step.items and len(indices) == 1:
         index = indices[0]
-        if isinstance(index, int | Constant):
-            step.alias(out, step.items[inp][integer_of(index)])
+        if not isinstance(index, slice) and (isinstance(index, int) or step.is_known(index)):
+            number = index if isinstance(index, int) else step.size_of(index)
+            members = step.items[inp]
+            if isinstance(number, int) and -len(members) <= number < len(members):
+                step.alias(out, members[number])
+                return
+        bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
+        if all(bound is None or isinstance(bound, int | Constant) for bound in bounds):
+            numbers = [None if bound is None else integer_of(bound) for bound in bounds]
+            step.items[out] = step.items[inp][slice(*numbers)]
             return
     view = indexed(step, step.place(inp), indices)
     if out.type.ndim == 0:
@@ -287,24 +341,29 @@ def write_subtensor(step: Step, node: Apply) -> None:
 
 @rule(IncSubtensor)
 def write_inc_subtensor(step: Step, node: Apply) -> None:
-    base, value, *rest = node.inputs
-    out = node.outputs[0]
-    indices = indices_from_subtensor(rest, node.op.idx_list)
-    if base.type.dtype != value.type.dtype:
-        raise NoKernelError("a write of another dtype has no kernel")
-    if not all(map(is_simple, indices)):
-        raise NoKernelError("a slice with a step has no kernel")
-    place = step.place(base)
-    written = step.places.get(value)
-    apart = written is None or written.part is not place.part
-    target = step.target(out, place.sizes, [(base, place)] if apart else [])
-    if target.pointer is not place.pointer:
-        write_copy(step, place, target)
+    _, value, *rest = node.inputs
+    out, op = node.outputs[0], core_op(node)
+    indices = indices_from_subtensor(rest, op.idx_list)
+    target = copied_base(step, node)
     part = indexed(step, target, indices)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, part.sizes)
-    write_copy(step, source, part, add=not node.op.set_instead_of_inc)
+    write_copy(step, source, part, add=not op.set_instead_of_inc)
     step.bind_place(out, target)
+
+
+def copied_base(step: Step, node: Apply) -> Place:
+    """Return the array that a node writes into, a copy of its first input if others read that."""
+    base, *others = node.inputs
+    place = step.place(base)
+    apart = all(
+        written is None or written.part is not place.part
+        for written in map(step.places.get, others)
+    )
+    target = step.target(node.outputs[0], place.sizes, [(base, place)] if apart else [])
+    if target.pointer is not place.pointer:
+        write_copy(step, place, target)
+    return target
 
 
 def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
@@ -363,15 +422,15 @@ def write_alloc_empty(step: Step, node: Apply) -> None:
 def write_arange(step: Step, node: Apply) -> None:
     start, stop, by = node.inputs
     out, w = node.outputs[0], step.writer
-    plain = all(isinstance(x, Constant) for x in (start, by)) and parts_of(out.type.dtype) is None
-    if not plain or start.data != 0 or by.data != 1:
-        raise NoKernelError("a range with a start or a step has no kernel")
-    size = combined("max", step.size_of(stop), 0)
+    first, stride = step.size_of(start), step.size_of(by)
+    if not isinstance(stride, int) or stride <= 0 or parts_of(out.type.dtype) is not None:
+        raise NoKernelError("a range with a step that is computed or negative has no kernel")
+    length = combined("max", total(step.size_of(stop), product(-1, first)), 0)
+    size = combined("quotient", total(length, stride - 1), stride) if stride > 1 else length
     target = step.target(out, [size])
-    stride = target.strides[0]
     with w.loop(0, step.value(size)) as index:
-        item = w.cast(index, out.type.dtype)
-        store_number(w, target.pointer, step.bytes(index, stride), item)
+        item = w.cast(index * stride + step.value(first), out.type.dtype)
+        store_number(w, target.pointer, step.bytes(index, target.strides[0]), item)
     step.bind_place(out, target)
 
 
@@ -411,8 +470,11 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
 def write_join(step: Step, node: Apply) -> None:
     axis, *parts = node.inputs
     out = node.outputs[0]
-    if not isinstance(axis, Constant) or any(p.type.dtype != out.type.dtype for p in parts):
+    if not isinstance(axis, Constant):
         raise NoKernelError("a join along an axis that is computed has no kernel")
+    if out.type.ndim == 1 and all(part in step.items for part in parts):
+        step.items[out] = [number for part in parts for number in step.items[part]]
+        return
     along = int(axis.data) % out.type.ndim
     places = [step.place(part) for part in parts]
     sizes = list(places[0].sizes)
@@ -434,3 +496,26 @@ def write_join(step: Step, node: Apply) -> None:
         write_copy(step, place, target.view(own, list(target.strides), pointer))
         first = total(first, place.sizes[along])
     step.bind_place(out, target)
+
+
+@rule(Split)
+def write_split(step: Step, node: Apply) -> None:
+    """Bind parts of an array, which are views of it."""
+    inp, axis, lengths = node.inputs
+    if not isinstance(axis, Constant):
+        raise NoKernelError("a split along an axis that is computed has no kernel")
+    place, along = step.place(inp), int(axis.data) % inp.type.ndim
+    wanted = numbers_of(step, lengths)
+    first: Size = 0
+    if len(wanted) != len(node.outputs):
+        raise NoKernelError("a split into another number of parts has no kernel")
+    text = "Split sizes do not sum up to the length of the axis"
+    step.sizes.require_equal(total(*wanted), place.sizes[along], "ValueError", text)
+    for out, length in zip(node.outputs, wanted, strict=True):
+        step.sizes.require_not_below(length, 0, "ValueError", "Split sizes cannot be negative")
+        sizes = list(place.sizes)
+        sizes[along] = length
+        moved = step.value(product(first, place.strides[along]))
+        pointer = step.writer.offset(place.pointer, moved)
+        step.bind_place(out, place.view(sizes, list(place.strides), pointer))
+        first = total(first, length)

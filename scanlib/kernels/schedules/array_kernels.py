@@ -13,7 +13,13 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Sum
 
-from scanlib.kernels.arrays import algebra, views  # noqa: F401  (their rules)
+from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
+    algebra,
+    batches,
+    gathers,
+    orders,
+    views,
+)
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product

@@ -15,9 +15,8 @@ from functools import partial
 
 from pytensor.graph.basic import Variable
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.subtensor import IncSubtensor
 
-from scanlib._compat import thaw_graph
+from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, product
@@ -245,7 +244,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         )
         if isinstance(node.op, Elemwise):
             return same and len(node.outputs) == 1
-        return isinstance(node.op, IncSubtensor) and clients[0][1] == 0
+        return isinstance(node.op, INDEX_WRITES) and clients[0][1] == 0
 
     # Where results go
 

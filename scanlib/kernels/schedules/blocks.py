@@ -326,7 +326,7 @@ class BlocksRun(LoopKernel[ElemwiseLoop]):
     def converted(self, value: Number, dtype: str) -> Number:
         """Return a number as a dtype has it."""
         if dtype.startswith("complex"):
-            return self.scalars._pair(value, "float32" if dtype == "complex64" else "float64")
+            return self.scalars.pair(value, "float32" if dtype == "complex64" else "float64")
         return self.scalars._value(value, dtype)
 
     def write_views(self) -> None:

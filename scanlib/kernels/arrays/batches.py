@@ -1,0 +1,129 @@
+"""Ops that are applied to each item of a batch: loops over the leading axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor.blockwise import Blockwise
+
+from scanlib.kernels.arrays.nests import Walk, move, walked, write_copy
+from scanlib.kernels.arrays.places import Place
+from scanlib.kernels.arrays.sizes import Size
+from scanlib.kernels.arrays.step import Destination, Step, rule
+from scanlib.kernels.language import INT64, Block, Value
+from scanlib.kernels.spans import store_number
+
+BATCHES = "Incompatible Blockwise batch input shapes"
+RESULTS = "Items of a batch have results of different shapes"
+
+
+class Batch:
+    """A node, with the loops over its leading axes.
+
+    Memory for its results is taken before the loops, when the rule of one item says how large they
+    are.
+    """
+
+    def __init__(self, step: Step, node: Apply) -> None:
+        self.step, self.node = step, node
+        self.ndim = node.op.batch_ndim(node)
+        self.core = node.op._create_dummy_core_node(node.inputs)
+        self.sizes = self._sizes()
+        self.first = Block()
+        self.whole: dict[Variable, Place] = {}
+        self.walks: dict[Variable, Walk] = {}
+
+    def _leading(self, variable: Variable, signature: Sequence[str]) -> int:
+        return variable.type.ndim - len(signature)
+
+    def _sizes(self) -> list[Size]:
+        sizes: list[Size] = [1] * self.ndim
+        for inp, signature in zip(self.node.inputs, self.node.op.inputs_sig, strict=True):
+            lead = self._leading(inp, signature)
+            for axis in range(lead):
+                if inp.type.shape[axis] == 1:
+                    continue
+                size, own = self.step.place(inp).sizes[axis], sizes[self.ndim - lead + axis]
+                if own != 1:
+                    size = self.step.sizes.require_equal(
+                        own, size, "ValueError", BATCHES + self.step.where
+                    )
+                sizes[self.ndim - lead + axis] = size
+        return list(map(self.step.sizes.same, sizes))
+
+    def write(self) -> None:
+        step, w = self.step, self.step.writer
+        inputs = []
+        for outer, inner, signature in zip(
+            self.node.inputs, self.core.inputs, self.node.op.inputs_sig, strict=True
+        ):
+            lead = self._leading(outer, signature)
+            if not lead:
+                step.alias(inner, outer)
+                continue
+            place = step.place(outer)
+            missing = self.ndim - lead
+            known = [
+                1 if outer.type.shape[axis] == 1 else place.sizes[axis] for axis in range(lead)
+            ]
+            batch = place.view([1] * missing + known, [0] * missing + list(place.strides[:lead]))
+            inputs.append((inner, place, lead, walked(step, batch, self.sizes)))
+        for inner, outer in zip(self.core.outputs, self.node.outputs, strict=True):
+            self._give_destination(inner, outer)
+        block, before = w.block, len(w.block.statements)
+        self.walks.update({inner: walk for inner, _, _, walk in inputs})
+        with ExitStack() as stack, step.scope():
+            self.loops = []
+            for axis, size in enumerate(self.sizes):
+                index = stack.enter_context(w.loop(0, step.value(size)))
+                self.loops.append(index)
+                move(step, list(self.walks.values()), axis, index, stack)
+            for inner, place, lead, walk in inputs:
+                pointer = w.offset(place.pointer, w.as_value(walk.offset, INT64))
+                item = place.view(list(place.sizes[lead:]), list(place.strides[lead:]), pointer)
+                step.bind_place(inner, item)
+            step.apply(self.core)
+            for inner in self.core.outputs:
+                self._store(inner)
+        block.statements[before:before] = self.first.statements
+        for inner, outer in zip(self.core.outputs, self.node.outputs, strict=True):
+            step.bind_place(outer, self.whole[inner])
+
+    def _give_destination(self, inner: Variable, outer: Variable) -> None:
+        """Let the results of one item go where they belong in those of all."""
+        step = self.step
+
+        def place(sizes: tuple[Size, ...]) -> Place:
+            if inner not in self.whole:
+                with step.writer.inside(self.first):
+                    self.whole[inner] = step.target(outer, [*self.sizes, *sizes])
+            whole = self.whole[inner]
+            offset: Value = step.writer.constant(0, INT64)
+            for index, stride in zip(self.loops, whole.strides, strict=False):
+                offset = offset + step.bytes(index, stride)
+            return whole.view(
+                list(whole.sizes[self.ndim :]),
+                list(whole.strides[self.ndim :]),
+                step.writer.offset(whole.pointer, offset),
+            )
+
+        step.destinations[inner] = Destination(place, "ValueError", (RESULTS,) * inner.type.ndim)
+
+    def _store(self, inner: Variable) -> None:
+        """Write a result where it goes, if it is not there yet."""
+        step = self.step
+        destination = step.destinations[inner]
+        if inner.type.ndim == 0:
+            place = destination.place(())
+            store_number(step.writer, place.pointer, 0, step.number(inner))
+            return
+        place = step.place(inner)
+        if step.arrived.get(inner) != (destination, place.pointer):
+            write_copy(step, place, step.at_destination(destination, place.sizes))
+
+
+@rule(Blockwise)
+def write_batch(step: Step, node: Apply) -> None:
+    Batch(step, node).write()

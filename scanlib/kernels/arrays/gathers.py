@@ -1,0 +1,150 @@
+"""Indices that are arrays: items read from places that a step computes, and written to such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor.subtensor import indices_from_subtensor
+
+from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib.kernels.arrays.nests import Walk, move, walked, write_copy
+from scanlib.kernels.arrays.places import Place
+from scanlib.kernels.arrays.sizes import Size
+from scanlib.kernels.arrays.step import Step, core_op, rule
+from scanlib.kernels.arrays.views import (
+    broadcast,
+    copied_base,
+    indexed,
+    wrapped_index,
+)
+from scanlib.kernels.language import INT64, Value
+from scanlib.kernels.scalars import NoKernelError
+
+INDEX_SHAPES = "shape mismatch: indexing arrays could not be broadcast together"
+
+
+class Gather:
+    """The items of an array that arrays of indices select, with slices of its other axes.
+
+    The axes of the indices come where the first of these is, or before all others where a slice is
+    between two of them.
+    """
+
+    def __init__(self, step: Step, place: Place, indices: Sequence[slice | Variable]) -> None:
+        self.step = step
+        given = [*indices, *[slice(None)] * (place.ndim - len(indices))]
+        axes = [axis for axis, index in enumerate(given) if not isinstance(index, slice)]
+        arrays = [index for index in given if not isinstance(index, slice)]
+        if any(array.type.dtype == "bool" for array in arrays):
+            raise NoKernelError("masks as indices have no kernel")
+        slices = [index if isinstance(index, slice) else slice(None) for index in given]
+        base = indexed(step, place, slices)
+        self.pointer = base.pointer
+        self.by_index = [(base.sizes[axis], base.strides[axis]) for axis in axes]
+        rest = [axis for axis in range(base.ndim) if axis not in axes]
+        self.rest = base.view([base.sizes[k] for k in rest], [base.strides[k] for k in rest])
+        together = axes == list(range(axes[0], axes[-1] + 1))
+        self.lead = sum(axis < axes[0] for axis in rest) if together else 0
+        self.loops = self._loops(arrays)
+        self.indices = [self._walk(array) for array in arrays]
+
+    def _loops(self, arrays: Sequence[Variable]) -> list[Size]:
+        """Return the sizes over which the indices run together."""
+        ndim = max(array.type.ndim for array in arrays)
+        loops: list[Size] = [1] * ndim
+        for array in arrays:
+            shape = self._sizes(array)
+            for axis, size in enumerate(shape, ndim - len(shape)):
+                if size != 1:
+                    own = loops[axis]
+                    loops[axis] = (
+                        size
+                        if own == 1
+                        else self.step.sizes.require_equal(own, size, "IndexError", INDEX_SHAPES)
+                    )
+        return loops
+
+    def _sizes(self, array: Variable) -> list[Size]:
+        """Return the sizes of indices, 1 only where the type says so."""
+        if array.type.ndim == 0:
+            return []
+        return [
+            1 if known == 1 else self.step.sizes.same(size)
+            for known, size in zip(array.type.shape, self.step.place(array).sizes, strict=True)
+        ]
+
+    def _walk(self, array: Variable) -> Walk | Value:
+        number = self.step.only_number(array)
+        if number is not None:
+            assert isinstance(number, Value)
+            return number
+        place, sizes = self.step.place(array), self._sizes(array)
+        lead = len(self.loops) - len(sizes)
+        whole = place.view([1] * lead + sizes, [0] * lead + list(place.strides))
+        return walked(self.step, whole, self.loops)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes of the result."""
+        rest = list(self.rest.sizes)
+        return [*rest[: self.lead], *self.loops, *rest[self.lead :]]
+
+    def each(self, other: Place, write: Callable[[Place, Place], None]) -> None:
+        """Write, for each index, what is done with what it selects and with a part of another."""
+        step, w = self.step, self.step.writer
+        inner = range(self.lead, self.lead + len(self.loops))
+        along = Walk(other.pointer, other.dtype, [other.strides[axis] for axis in inner])
+        kept = [axis for axis in range(other.ndim) if axis not in inner]
+        walks = [index for index in self.indices if isinstance(index, Walk)]
+        with ExitStack() as stack:
+            for axis, size in enumerate(self.loops):
+                if step.sizes.same(size) != 1:
+                    index = stack.enter_context(w.loop(0, step.value(size)))
+                    move(step, [*walks, along], axis, index, stack)
+            pointer = self.pointer
+            for found, (size, stride) in zip(self.indices, self.by_index, strict=True):
+                number = found.load(step, 1) if isinstance(found, Walk) else found
+                assert isinstance(number, Value)
+                pointer = w.offset(pointer, step.bytes(wrapped_index(step, number, size), stride))
+            part = other.view(
+                [other.sizes[axis] for axis in kept],
+                [other.strides[axis] for axis in kept],
+                w.offset(other.pointer, w.as_value(along.offset, INT64)),
+            )
+            write(self.rest.view(list(self.rest.sizes), list(self.rest.strides), pointer), part)
+
+
+@rule(*INDEX_READS[1:])
+def write_gather(step: Step, node: Apply) -> None:
+    """Write the copy of items that arrays of indices select."""
+    source, *rest = node.inputs
+    gather = Gather(step, step.place(source), indices_from_subtensor(rest, core_op(node).idx_list))
+    (out,) = node.outputs
+    target = step.target(out, gather.sizes)
+    gather.each(target, lambda item, part: write_copy(step, item, part))
+    step.bind_place(out, target)
+
+
+@rule(*INDEX_WRITES[1:])
+def write_scatter(step: Step, node: Apply) -> None:
+    """Write numbers to the items that arrays of indices select, one after the other."""
+    _, value, *rest = node.inputs
+    (out,), op = node.outputs, core_op(node)
+    if getattr(op, "ignore_duplicates", False):
+        raise NoKernelError("a write that forgets repeated indices has no kernel")
+    for array in rest:
+        if array.type.ndim:
+            step.place(array)
+    target = copied_base(step, node)
+    gather = Gather(step, target, indices_from_subtensor(rest, op.idx_list))
+    number = step.only_number(value)
+    sizes, add = tuple(gather.sizes), not op.set_instead_of_inc
+    if number is not None:
+        nothing = target.view(list(sizes), [0] * len(sizes))
+        gather.each(nothing, lambda item, _: write_copy(step, number, item, add))
+    else:
+        source = broadcast(step, value, sizes)
+        gather.each(source, lambda item, part: write_copy(step, part, item, add))
+    step.bind_place(out, target)
