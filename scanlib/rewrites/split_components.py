@@ -26,7 +26,7 @@ from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.linear import explain_linear
 from scanlib.rewrites.linear_parts import canonical_loop
-from scanlib.rewrites.lower import specialize_body
+from scanlib.rewrites.lower import specialize_elementwise
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.split_cost import PRODUCT
 from scanlib.rewrites.split_parts import SplitParts
@@ -121,7 +121,7 @@ class _Components:
         try:
             if explain_linear(alone) is None:
                 return MATRIX
-            specialize_body(alone)
+            specialize_elementwise(alone)
             scalar_loop(alone)
         except (NotElementwiseError, NotImplementedError):
             return GENERAL
