@@ -117,6 +117,6 @@ def _specialize(body: FunctionGraph) -> None:
 _specialized = BodyRewrite(_specialize)
 
 
-def specialize_elementwise(loop: Loop) -> None:
+def specialize_body(loop: Loop) -> None:
     """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
     _specialized(loop)
