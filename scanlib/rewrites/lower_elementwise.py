@@ -98,7 +98,7 @@ def specialize_elementwise(loop: Loop) -> None:
         for node in toposort(loop.body_outputs()):
             if _stays(node):
                 raise NotElementwiseError(f"{node.op} is not elementwise", node.outputs[0])
-    specialize_elementwise(loop)
+    specialize_body(loop)
 
 
 def _stays(node: Apply) -> bool:
