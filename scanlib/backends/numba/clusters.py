@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort, toposort_with_orderings
+from pytensor.graph.traversal import toposort_with_orderings
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -30,7 +30,7 @@ from pytensor.tensor.type_other import NoneTypeT
 from scanlib.backends.handler.functions import has_compiled_function
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.schedules.array_kernels import has_rule
+from scanlib.kernels.schedules.array_kernels import has_rule, stands_for_others
 from scanlib.kernels.schedules.graphs import graph_program
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
@@ -223,19 +223,17 @@ class Plan:
     def _program(
         self, inputs: list[Variable], outputs: list[Variable], nodes: list[Apply]
     ) -> LoopProgram:
-        graph = FunctionGraph(inputs, outputs, clone=True)
-        originals = dict(
-            zip(
-                toposort(graph.outputs),
-                toposort(outputs, blockers=inputs),
-                strict=False,
-            )
+        equivalent = clone_get_equiv(inputs, outputs, copy_inputs=True, copy_orphans=True)
+        graph = FunctionGraph(
+            [equivalent[v] for v in inputs], [equivalent[v] for v in outputs], clone=False
         )
         try:
             program = graph_program(graph)
         except NoKernelError as error:
-            node = originals.get(getattr(error, "node", None))
-            raise _RefusedError({node} if node is not None else set(nodes)) from error
+            failed = {node for node in nodes if equivalent.get(node) is error.node}
+            # What takes the place of an Op is no node of the graph.
+            failed = failed or {node for node in nodes if stands_for_others(node.op)}
+            raise _RefusedError(failed or set(nodes)) from error
         if not all(map(has_compiled_function, program.functions)):
             raise _RefusedError(set(nodes))
         return program

@@ -123,7 +123,7 @@ class GraphWriter(GraphValues):
         self.products = products_of(self.fgraph)
         written = {found.product for found in self.products.values()}
         early = {node: [found.other] for node, found in self.products.items()}
-        for item in Plan(self.fgraph, written, early).order():
+        for item in Plan(self.fgraph, set(written), early).order():
             if isinstance(item, Cluster):
                 self._write_cluster(item)
             elif item not in written:

@@ -52,11 +52,7 @@ def inline(graph: FunctionGraph) -> None:
     Softmax is one of the former, `scanlib.ops.reductions.AxesSum` of the latter.
     """
     while True:
-        found = [
-            node
-            for node in graph.toposort()
-            if isinstance(node.op, OpFromGraph) or type(node.op) in _MEANINGS
-        ]
+        found = [node for node in graph.toposort() if stands_for_others(node.op)]
         if not found:
             return
         for node in found:
@@ -68,9 +64,14 @@ def inline(graph: FunctionGraph) -> None:
             graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
 
 
+def stands_for_others(op: Op) -> bool:
+    """Whether `inline` puts other nodes in the place of those of an Op."""
+    return isinstance(op, OpFromGraph) or type(op) in _MEANINGS
+
+
 def has_rule(op: Op) -> bool:
     """Whether an Op has a rule, or stands for others that may have."""
-    if isinstance(op, OpFromGraph) or type(op) in _MEANINGS:
+    if stands_for_others(op):
         return True
     core = op.core_op if isinstance(op, Blockwise) else op
     return any(kind in RULES for kind in type(core).__mro__)
