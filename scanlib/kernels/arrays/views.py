@@ -34,13 +34,14 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.kernels.arrays.nests import contiguous, write_copy, write_numbers
 from scanlib.kernels.arrays.places import Place
-from scanlib.kernels.arrays.sizes import Expression, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
 from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number
 
 OUT_OF_BOUNDS = "index out of bounds"
+NEGATIVE = "negative dimensions are not allowed"
 
 
 # Numbers
@@ -385,11 +386,7 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
 def write_alloc(step: Step, node: Apply) -> None:
     value, *sizes = node.inputs
     out = node.outputs[0]
-    known = [step.size_of(size) for size in sizes]
-    for size in known:
-        if isinstance(size, Expression) or (isinstance(size, int) and size < 0):
-            text = "negative dimensions are not allowed"
-            step.sizes.require_not_below(size, 0, "ValueError", text)
+    known = _checked_sizes(step, sizes)
     target = step.target(out, known)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, target.sizes)
@@ -397,10 +394,19 @@ def write_alloc(step: Step, node: Apply) -> None:
     step.bind_place(out, target)
 
 
+def _checked_sizes(step: Step, numbers: Sequence[Variable]) -> list[Size]:
+    """Return the sizes of a new array, none of which may be negative."""
+    sizes = list(map(step.size_of, numbers))
+    for size in sizes:
+        if not (isinstance(size, Given) and size.kind == "dim"):
+            step.sizes.require_not_below(size, 0, "ValueError", NEGATIVE)
+    return sizes
+
+
 @rule(AllocEmpty)
 def write_alloc_empty(step: Step, node: Apply) -> None:
     out = node.outputs[0]
-    step.bind_place(out, step.target(out, [step.size_of(size) for size in node.inputs]))
+    step.bind_place(out, step.target(out, _checked_sizes(step, node.inputs)))
 
 
 @rule(ARange)
