@@ -2,8 +2,8 @@
 
 Ratios below one mean that scanlib is faster. All take turns in one process (see
 ``benchmarks/timing.py``) after their values were checked against loops written by hand. Then come
-the time from graph to first result with cold and warm caches, and the errors of the discounted sum
-in single precision. JAX and matplotlib are used where they are installed.
+the errors of the discounted sum in single precision. JAX and matplotlib are used where they are
+installed. The time from graph to first result has a table of its own, `benchmarks.compile`.
 """
 
 import argparse
@@ -19,14 +19,13 @@ from benchmarks.measure import Measurement, first_line, measure
 from benchmarks.model import PASSES
 from benchmarks.numerics import ErrorRow, measure_errors
 from benchmarks.peers import OPTIONAL
-from benchmarks.report import errors_table, speed_page, speed_table, starts_table, sweep_table
-from benchmarks.starts import Start, time_starts
+from benchmarks.report import errors_table, speed_page, speed_table, sweep_table
 from benchmarks.sweep import Sweeps, run_sweep
 
 Result = TypeVar("Result")
 
-QUICK = {"repeat": 7, "seconds": 0.2, "starts_repeat": 1}
-USUAL = {"repeat": 11, "seconds": 0.3, "starts_repeat": 2}
+QUICK = {"repeat": 7, "seconds": 0.2}
+USUAL = {"repeat": 11, "seconds": 0.3}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -50,15 +49,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--quick", action="store_true", help="one loop of each kind, fewer samples")
     add(
-        "--starts",
-        nargs="*",
-        choices=LOOPS,
-        default=["garch"],
-        help="loops whose time from graph to first result is taken (default: garch)",
-    )
-    add("--no-starts", dest="starts", action="store_const", const=[], help="none of them")
-    add("--starts-repeat", type=int, help=f"how often (default: {USUAL['starts_repeat']})")
-    add(
         "--numerics",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -81,8 +71,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.sweep = options.plot is not None
     if options.loops is None:
         options.loops = [name for name, loop in LOOPS.items() if loop.quick or not options.quick]
-    if min(options.repeat, options.starts_repeat) < 1:
-        parser.error("--repeat and --starts-repeat must be at least 1")
+    if options.repeat < 1:
+        parser.error("--repeat must be at least 1")
     return options
 
 
@@ -92,7 +82,6 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.measurements: list[Measurement] = []
-        self.starts: list[Start] = []
         self.errors: list[ErrorRow] = []
         self.sweeps: Sweeps | None = None
         self.failures: list[str] = []
@@ -118,8 +107,6 @@ class Run:
             )
         if options.numerics:
             self.errors = self.attempt("errors of the discounted sum", measure_errors) or []
-        for name in options.starts:
-            self.time_start(name)
 
     def measure_pass(self, name: str, gradient: bool) -> None:
         """Time one pass over one loop."""
@@ -131,15 +118,6 @@ class Run:
         if result is not None:
             self.measurements.append(result)
 
-    def time_start(self, name: str) -> None:
-        """Time from graph to first result, with the gradient."""
-        result = self.attempt(
-            f"{name}, from graph to first result",
-            lambda: time_starts(name, True, self.options.starts_repeat),
-        )
-        if result is not None:
-            self.starts.append(result)
-
     def text(self) -> str:
         """Everything that is printed."""
         parts = []
@@ -147,8 +125,6 @@ class Run:
             parts.append(speed_table(self.measurements))
         if self.sweeps:
             parts.append(sweep_table(self.sweeps))
-        if self.starts:
-            parts.append(starts_table(self.starts))
         if self.errors:
             parts.append(errors_table(self.errors))
         parts.append(", ".join(f"{name} {value}" for name, value in environment().items()))
@@ -164,7 +140,6 @@ class Run:
                 axis: [{axis: size, **m.record()} for size, m in points]
                 for axis, points in sweeps.items()
             },
-            "starts": [start.record() for start in self.starts],
             "errors": [row.record() for row in self.errors],
             "failures": self.failures,
         }

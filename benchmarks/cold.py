@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _FIRST = """
 import numba, numpy, pytensor, pytensor.tensor, pytensor.link.numba.dispatch
-import scanlib, scanlib.backends.numba, benchmarks.adoption, benchmarks.starts
+import scanlib, scanlib.backends.numba, benchmarks.adoption, benchmarks.compile
 pytensor.function([], pytensor.tensor.ones(3).sum(), mode="NUMBA")()
 """
 

@@ -16,7 +16,6 @@ from benchmarks.peers import (
     LFILTER,
     NEW_PAGES,
 )
-from benchmarks.starts import COLD, COLD_GOAL, TRIVIAL, WARM, WARM_GOAL_OVER_TRIVIAL, Start
 from benchmarks.timing import median
 
 LEGEND = """\
@@ -118,34 +117,6 @@ def speed_page(measurements: Sequence[Measurement]) -> str:
         met = f"{row[goal]}: {row[goal + 1]}" if row[goal] else ""
         lines.append([*(row[k] for k in columns), met, *row[bases : bases + len(BASES)]])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def starts_table(starts: Sequence[Start]) -> str:
-    """Seconds to the first result, and the goals."""
-    lines = []
-    for start in starts:
-        title = f"{start.loop}, {PASSES[start.gradient]}"
-        for subject in dict.fromkeys(name for name, _ in start.samples):
-            cold, warm = start.cost(subject, COLD), start.cost(subject, WARM)
-            over = "" if subject == TRIVIAL else f"{start.over_trivial(subject):+.2f} s"
-            line = [title, subject, f"{cold:.2f} s", "", "", f"{warm:.2f} s", over, "", ""]
-            if subject == OURS:
-                line[3:5] = [f"≤ {COLD_GOAL:g} s", yes(cold <= COLD_GOAL)]
-                met = start.over_trivial(subject) <= WARM_GOAL_OVER_TRIVIAL
-                line[7:9] = [f"≤ {WARM_GOAL_OVER_TRIVIAL:g} s", yes(met)]
-            lines.append(line)
-    headings = (
-        "from graph to first result",
-        "by",
-        "cold cache",
-        "goal",
-        "met",
-        "warm cache",
-        "over no loop",
-        "goal",
-        "met",
-    )
-    return draw(headings, lines, left=2)
 
 
 def errors_table(rows: Sequence[ErrorRow]) -> str:

@@ -154,10 +154,12 @@ def cloneable(
 
 
 def copy_graph(
-    inputs: Sequence[Variable], outputs: Sequence[Variable]
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    onto: Sequence[Variable] | None = None,
 ) -> tuple[list[Variable], list[Variable]]:
-    """Return fresh inputs, and copies of the outputs that read them."""
-    fresh = [inp.type() for inp in inputs]
+    """Return fresh inputs, or those given, and copies of the outputs that read them."""
+    fresh = [inp.type() for inp in inputs] if onto is None else list(onto)
     memo: dict[Variable, Variable] = dict(zip(inputs, fresh, strict=True))
 
     def copy(variable: Variable) -> Variable:

@@ -342,7 +342,7 @@ def test_numbers_of_a_kernel_have_one_place_each():
     names = loop.parameters.names
     assert len(set(names)) == len(names)
     struct = loop.parameters.struct()
-    assert [name.strip() for name in struct.split("npy_intp")[1].split(";")[0].split(",")] == names
+    assert [name.strip() for name in struct.split("int64_t")[1].split(";")[0].split(",")] == names
     assert ctypes.sizeof(ctypes.c_longlong) * len(names) < 4096
     packed = loop.parameters.pack({"steps": 5, names[-1]: 7})
     assert (packed[0], packed[-1], sum(packed)) == (5, 7, 12)

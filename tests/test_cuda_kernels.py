@@ -13,7 +13,7 @@ from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.printer import template
 from scanlib.ops.c_code import NoCCodeError
 from tests.c_loops import compiled as compiled_c
-from tests.cuda_device import emulated, forced, host_library, walked_again
+from tests.cuda_device import check_calls, emulated, forced, host_library, walked_again
 from tests.families import FAMILIES, assert_close, both
 from tests.test_extreme_values import assert_same_kind, loops_of, plain_affine
 
@@ -144,6 +144,15 @@ def test_nonlinear_steps():
         assert len(ran) == 2
 
 
+def test_quotients_of_integers():
+    x, h0 = pt.lmatrix("x"), pt.lvector("h0")
+    h = scanlib.scan(lambda x, h: h // x + 7 % x - h, x, h0, return_updates=False)
+    with emulated() as (mode, _):
+        function, plain = both([x, h0], [h], mode)
+        values = np.random.default_rng(0).integers(1, 9, (50, 5)) * [1, -1, 1, -1, 1]
+        check_calls(function, plain, [(values, np.arange(-2, 3))])
+
+
 def affine_of(dtype, mode):
     a, b, h0 = (
         pt.matrix("a", dtype=dtype),
@@ -176,10 +185,10 @@ def test_half_precision_is_kept_in_memory_only(device):
 def test_every_number_of_half_precision():
     """They are read and written as NumPy does, and so are numbers between them."""
     source = """
-    extern "C" void widen(const npy_uint16 *bits, float *values, int n) {
+    extern "C" void widen(const uint16_t *bits, float *values, int n) {
       for (int i = 0; i < n; i++) values[i] = scanlib_widened(bits[i]);
     }
-    extern "C" void narrow(const float *values, npy_uint16 *bits, int n) {
+    extern "C" void narrow(const float *values, uint16_t *bits, int n) {
       for (int i = 0; i < n; i++) bits[i] = scanlib_narrowed(values[i]);
     }
     """

@@ -258,9 +258,9 @@ int main() {
   p.steps = steps, p.channels = p.n0 = channels, p.chunk = 64, p.chunks = chunks;
   p.lanes = 2, p.lane_bits = 1;
   PLACES
-  p.summaries = (npy_intp)summaries.data();
-  p.states = (npy_intp)states.data();
-  p.flags = (npy_intp)flags.data();
+  p.summaries = (int64_t)summaries.data();
+  p.states = (int64_t)states.data();
+  p.flags = (int64_t)flags.data();
   reset(flags.size() / 64 + 1, 64, &p);
   look_back(2 * chunks, 64, &p);
   mend(1, 32, &p);
@@ -278,7 +278,7 @@ def test_what_blocks_share_is_ordered_by_flags(tmp_path, sanitizer):
     writer = KernelLoop(ran[0]).writer
     names = [*writer.plan.outer.sequences, *writer.plan.outer.initials, "h0"]
     places = "".join(
-        f"p.{name} = (npy_intp){own}.data(), p.{name}_t = 4 * channels, p.{name}_0 = 4;"
+        f"p.{name} = (int64_t){own}.data(), p.{name}_t = 4 * channels, p.{name}_0 = 4;"
         for name, own in zip(names, ("a", "b", "start", "h"), strict=True)
     )
     source, program = tmp_path / "loop.cpp", tmp_path / "loop"

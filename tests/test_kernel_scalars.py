@@ -33,7 +33,7 @@ OBJECTS = [
     *(ps.int_div, ps.mod, ps.pow, ps.and_, ps.or_, ps.xor, ps.invert),
     *(ps.true_div, ps.reciprocal, ps.sqrt, ps.ceil, ps.floor, ps.trunc),
     *(ps.round_half_to_even, ps.round_half_away_from_zero),
-    *(ps.exp, ps.expm1, ps.log, ps.log1p, ps.tanh, psm.sigmoid, psm.softplus),
+    *(ps.exp, ps.expm1, ps.log, ps.log1p, ps.tanh, psm.sigmoid, psm.softplus, psm.log1mexp),
     *(ps.exp2, ps.log2, ps.log10, ps.cos, ps.sin, ps.tan, ps.arccos, ps.arcsin, ps.arctan),
     *(ps.arctan2, ps.cosh, ps.sinh, ps.arccosh, ps.arcsinh, ps.arctanh, psm.erf, psm.erfc),
     *(ps.eq, ps.neq, ps.lt, ps.le, ps.gt, ps.ge, ps.isnan, ps.isinf, ps.switch),
@@ -149,6 +149,10 @@ def known(op, node, arrays):
         return (arrays[0] + 1j * arrays[1].astype("float64")).astype(out)
     if op is ps.reciprocal:
         return 1 / arrays[0].astype(out)
+    if op is psm.log1mexp:
+        x = arrays[0].astype(out)
+        near = np.log(-np.expm1(x))
+        return np.where(x < np.log(0.5), np.log1p(-np.exp(x)), near)
     if op in (psm.erf, psm.erfc):
         from scipy import special
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from scanlib.kernels import program as program_errors
 from scanlib.kernels.compiled import compile_program
 from scanlib.kernels.language import INTERRUPTED
 from scanlib.kernels.program import FULL, LoopProgram
@@ -127,7 +128,7 @@ def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)
-        for home in (errors, builtins, np.linalg)
+        for home in (errors, builtins, np.linalg, program_errors)
         if hasattr(home, failure.error)
     )
     raise kind(failure.template, *(int(value) for value in values[: failure.count]))

@@ -69,6 +69,13 @@ class Routine:
     name: str
 
 
+class CarryShapeError(Exception):
+    """A carry gets another shape: kernels that keep its memory leave the loop to another way.
+
+    Whoever runs a program catches it (`LoopProgram.unfit`).
+    """
+
+
 @dataclass(frozen=True)
 class Failure:
     """What a code of failure means: an exception of `scanlib.ops.errors` or a builtin one, and the

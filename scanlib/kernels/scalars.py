@@ -11,10 +11,12 @@ To add an Op, add a line. What no line is for is a call of a function that the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import log as natural_log
 from math import pi
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -237,6 +239,13 @@ def _vector(name: str) -> Rule:
     return rule
 
 
+def _log1mexp(w: Writer, x: Value) -> Value:
+    """Write ``log(1 - exp(x))``: whichever of two forms loses no digits."""
+    log1p, log = (_vector(name) for name in ("log1p", "log"))
+    near = log(w, -_vector("expm1")(w, x))
+    return w.select(x < -natural_log(2.0), log1p(w, -_vector("exp")(w, x)), near)
+
+
 # By Op: all operands have the dtype of the result.
 RULES: dict[type, Rule] = {
     ps.Add: _sum,
@@ -290,6 +299,7 @@ FLOAT_RULES: dict[type, Rule] = {
     ps.Tanh: _vector("tanh"),
     psm.Sigmoid: _vector("sigmoid"),
     psm.Softplus: _vector("softplus"),
+    psm.Log1mexp: _log1mexp,
     LogAddExp: _vector("logaddexp"),
     ps.Exp2: _library("exp2"),
     ps.Log2: _library("log2"),
@@ -401,11 +411,19 @@ class Scalars:
     writer : Writer
     outside : callable, optional
         Writes a node that no rule is for, given its operands; raises `NoKernelError`.
+    computed : dict of str to str, optional
+        Dtypes that are computed in others, by name.
     """
 
-    def __init__(self, writer: Writer, outside: Outside | None = None) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        outside: Outside | None = None,
+        computed: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.writer = writer
         self.outside = outside
+        self.computed = computed
         self.lanes = 1
         self.values: dict[Variable, Number] = {}
 
@@ -421,10 +439,14 @@ class Scalars:
     def bind(self, variable: Variable, value: Number) -> None:
         self.values[variable] = value
 
+    def dtype(self, variable: Variable) -> str:
+        """Return the dtype in which a variable is computed."""
+        return self.computed.get(variable.type.dtype, variable.type.dtype)
+
     def number(self, variable: Variable) -> Number:
         """Return the value of a variable that is bound or constant."""
         if isinstance(variable, Constant):
-            return self.constant(variable.data, variable.type.dtype)
+            return self.constant(variable.data, self.dtype(variable))
         return self.values[variable]
 
     def constant(self, value: Any, dtype: str) -> Number:
@@ -462,8 +484,8 @@ class Scalars:
         if isinstance(op, Composite):
             return self._composite(node, inputs)
         inputs = [self._spread(value) for value in inputs]
-        dtypes = [variable.type.dtype for variable in node.inputs]
-        made = node.outputs[0].type.dtype
+        dtypes = [self.dtype(variable) for variable in node.inputs]
+        made = self.dtype(node.outputs[0])
         kind = type(op)
         if kind is ps.Switch:
             return [self._switch(node, inputs)]
@@ -552,6 +574,11 @@ class Scalars:
         whole = w.cast(w.select(inside, value, 0.0), wide)
         return w.cast(w.select(inside, whole, -(2**63)), dtype)
 
+    def number_as(self, value: Number, dtype: str) -> Number:
+        """Return a number as a dtype has it."""
+        half = parts_of(dtype)
+        return self._value(value, dtype) if half is None else self.pair(value, half)
+
     def pair(self, value: Number, half: str) -> Pair:
         """Return a number as a complex one whose parts have a dtype."""
         w = self.writer
@@ -568,7 +595,7 @@ class Scalars:
         return value if value.type.dtype == "bool" else self.writer.cast(value, "bool")
 
     def _switch(self, node: Apply, inputs: list[Number]) -> Number:
-        made, w = node.outputs[0].type.dtype, self.writer
+        made, w = self.dtype(node.outputs[0]), self.writer
         condition, half = self.truth(inputs[0]), parts_of(made)
         if half is None:
             chosen, other = (self._value(value, made) for value in inputs[1:])

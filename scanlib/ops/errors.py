@@ -54,7 +54,3 @@ class InitialRowsError(LoopError):
 
 class StepShapeError(LoopError):
     """A step returned a value whose shape differs from that of the steps before it."""
-
-
-class CarryShapeError(LoopError):
-    """A carry gets another shape: kernels that keep its memory leave the loop to another way."""

@@ -25,7 +25,7 @@ from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.last_rows import is_loop
-from scanlib.rewrites.lower_elementwise import specialize_body
+from scanlib.rewrites.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.simplify import replace
 
 
@@ -47,8 +47,8 @@ class SumsIntoLoops(LoopRewrite):
 
 def _is_elementwise(node: Apply) -> bool:
     loop = Loop.from_node(node)
-    specialize_body(loop)
     try:
+        specialize_elementwise(loop)
         scalar_loop(loop)
     except NotElementwiseError:
         return False

@@ -11,13 +11,12 @@ from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from scanlib._compat import freeze_graph
 from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.queries import BodyRewrite, run_query
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
@@ -45,18 +44,17 @@ def canonicalize_body(edit: LoopEdit) -> None:
     Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
     as long as they stand, the loop seems to need what it does not.
     """
-    loop = edit.loop
-    before = freeze_graph(loop.body_inputs(), loop.body_outputs())
-    inputs = loop.body_inputs()
-    fgraph = FunctionGraph(inputs, loop.body_outputs(), clone=False)
-    write_out_graphs.rewrite(fgraph)
-    true_shapes.rewrite(fgraph)
-    run_query(_CANONICAL, fgraph)
-    after = freeze_graph(inputs, fgraph.outputs)
-    outputs = list(fgraph.outputs)
-    loop.set_body_outputs(outputs)
-    if after != before:
+    if _canonical(edit.loop):
         edit.changed = True
+
+
+def _canonicalize(body: FunctionGraph) -> None:
+    write_out_graphs.rewrite(body)
+    true_shapes.rewrite(body)
+    run_query(_CANONICAL, body)
+
+
+_canonical = BodyRewrite(_canonicalize, settles=True)
 
 
 def hoist_invariants(edit: LoopEdit) -> None:

@@ -45,7 +45,7 @@ from scanlib.rewrites.linear_roles import (
     value_of,
 )
 from scanlib.rewrites.linear_sparse import FEW_BLOCKS, SMALL, WASTE, refuse_sparse
-from scanlib.rewrites.lower_elementwise import specialize_body
+from scanlib.rewrites.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.queries import run_query
 
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
@@ -174,8 +174,8 @@ class _Joining:
     def refuse_elementwise(self) -> None:
         """Leave loops to the elementwise lowering that it knows."""
         copy = Loop.from_node(self.node)
-        specialize_body(copy)
         try:
+            specialize_elementwise(copy)
             scalar_loop(copy)
         except NotElementwiseError:
             return

@@ -6,10 +6,14 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.math import Dot
 
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.graph import is_linear_algebra
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.absorb import absorb_producers
@@ -17,7 +21,7 @@ from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.functions_of_sums import take_sums_apart
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.logsumexp import stabilize_logs
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.queries import BodyRewrite, run_query
 from scanlib.rewrites.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(
@@ -60,7 +64,7 @@ def lower_elementwise(loop: Loop) -> dict[int, Variable]:
     NotElementwiseError
         If its body is not elementwise.
     """
-    specialize_body(loop)
+    specialize_elementwise(loop)
     apart = take_sums_apart(loop)
     results = _lowered(loop)
     if apart is not None:
@@ -81,9 +85,38 @@ def _lowered(loop: Loop) -> dict[int, Variable]:
     return results_by_part(loop, Results(parts.histories, parts.carries, parts.outputs, node))
 
 
+def specialize_elementwise(loop: Loop) -> None:
+    """Run PyTensor's rewrites on a body that may be elementwise then.
+
+    Raises
+    ------
+    NotElementwiseError
+        If it multiplies matrices, factorizes or solves. Bodies are canonical, and no other rewrite
+        takes out what they have of these, but where an axis may have one item.
+    """
+    if config.scanlib__simplify:
+        for node in toposort(loop.body_outputs()):
+            if _stays(node):
+                raise NotElementwiseError(f"{node.op} is not elementwise", node.outputs[0])
+    specialize_body(loop)
+
+
+def _stays(node: Apply) -> bool:
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    if isinstance(op, Dot):
+        left, right = node.inputs
+        return 1 not in (left.type.shape[-1], right.type.shape[-2:][0])
+    return is_linear_algebra(op) and 1 not in node.inputs[0].type.shape[-2:]
+
+
+def _specialize(body: FunctionGraph) -> None:
+    stabilize_logs(body)
+    run_query(_SPECIALIZED, body)
+
+
+_specialized = BodyRewrite(_specialize)
+
+
 def specialize_body(loop: Loop) -> None:
     """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
-    fgraph = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-    stabilize_logs(fgraph)
-    run_query(_SPECIALIZED, fgraph)
-    loop.set_body_outputs(list(fgraph.outputs))
+    _specialized(loop)

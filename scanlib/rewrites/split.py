@@ -48,7 +48,7 @@ from scanlib.rewrites.join_slices import join_slices
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.lengths import row_count
 from scanlib.rewrites.linear_roles import canonical_loop
-from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops, specialize_body
+from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
 from scanlib.rewrites.lower_linear import LowerLinearLoops
 from scanlib.rewrites.peel import OverTime
 from scanlib.rewrites.queries import run_query
@@ -56,7 +56,7 @@ from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split_components import drop_unread, fresh_copy, rows_of_tap, separate
 from scanlib.rewrites.split_parts import SplitParts
-from scanlib.rewrites.split_record import SplitNote, record
+from scanlib.rewrites.split_record import SplitNote, record, record_of
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
@@ -96,7 +96,10 @@ class SplitLoops(LoopRewrite):
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
         new, note = split(node, read, self.heavy, step_products) or (None, None)
         if new is None and not self.maps_only and config.scanlib__split_affine:
-            new, note = separate(node) or (None, None)
+            whole, loop = record_of(fgraph).whole, (node.op, *node.inputs)
+            new, note = (None, None) if loop in whole else separate(node) or (None, None)
+            if new is None:
+                whole.add(loop)
         if new is None or note is None:
             return []
         before = set(fgraph.apply_nodes)
@@ -206,8 +209,8 @@ def _lowers(parts: SplitParts) -> bool:
     if not rest.body_outputs():
         return True
     rest = fresh_copy(rest)
-    specialize_body(rest)
     try:
+        specialize_elementwise(rest)
         scalar_loop(rest)
     except NotElementwiseError:
         return False

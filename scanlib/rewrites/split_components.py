@@ -25,7 +25,7 @@ from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitu
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.linear_roles import canonical_loop
-from scanlib.rewrites.lower_elementwise import specialize_body
+from scanlib.rewrites.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.lower_linear import explain_linear
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.split_cost import PRODUCT
@@ -121,7 +121,7 @@ class _Components:
         try:
             if explain_linear(alone) is None:
                 return MATRIX
-            specialize_body(alone)
+            specialize_elementwise(alone)
             scalar_loop(alone)
         except (NotElementwiseError, NotImplementedError):
             return GENERAL

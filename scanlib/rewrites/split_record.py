@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
@@ -56,26 +57,30 @@ def _count(number: int, what: str) -> str:
 
 
 class SplitRecord(Feature):
-    """The notes of a graph, in the order in which loops were taken apart."""
+    """The notes of a graph, in the order in which loops were taken apart.
+
+    `whole` are loops, each with its inputs, that are known to stay one loop.
+    """
 
     def __init__(self) -> None:
         self.notes: list[SplitNote] = []
+        self.whole: set[tuple[Any, ...]] = set()
 
 
 def record(fgraph: FunctionGraph, note: SplitNote) -> None:
     """Add a note to a graph."""
-    found = _record_of(fgraph)
-    if found is None:
-        found = SplitRecord()
-        fgraph.attach_feature(found)
-    found.notes.append(note)
+    record_of(fgraph).notes.append(note)
 
 
 def notes_of(fgraph: FunctionGraph) -> list[SplitNote]:
     """Return what splitting did to the loops of a graph."""
-    found = _record_of(fgraph)
-    return [] if found is None else list(found.notes)
+    return [note for f in fgraph._features if isinstance(f, SplitRecord) for note in f.notes]
 
 
-def _record_of(fgraph: FunctionGraph) -> SplitRecord | None:
-    return next((f for f in fgraph._features if isinstance(f, SplitRecord)), None)
+def record_of(fgraph: FunctionGraph) -> SplitRecord:
+    """Return the record of a graph, which has one from then on."""
+    found = next((f for f in fgraph._features if isinstance(f, SplitRecord)), None)
+    if found is None:
+        found = SplitRecord()
+        fgraph.attach_feature(found)
+    return found

@@ -19,21 +19,21 @@ def write_channel(loop: LoopWriter) -> None:
     """Write ``Channel``, which row belongs to a step, and how a channel is found."""
     line = loop.source.line
     row = "steps - 1 - i" if loop.signature.reverse else "i"
-    line(f"SCANLIB_METHOD static npy_intp row(npy_intp steps, npy_intp i) {{ return {row}; }}")
+    line(f"SCANLIB_METHOD static int64_t row(int64_t steps, int64_t i) {{ return {row}; }}")
     members = []
     for array in loop.arrays.values():
         members.append(("char *", array.name))
         if array.lead:
-            members.append(("npy_intp", f"{array.name}_t"))
+            members.append(("int64_t", f"{array.name}_t"))
     if loop.places is not None:
         members += loop.places.members
     loop.struct("Channel", members)
     with loop.source.block(
-        "SCANLIB_METHOD static void locate(const Params &p, npy_intp c, Channel &l)"
+        "SCANLIB_METHOD static void locate(const Params &p, int64_t c, Channel &l)"
     ):
         write_whole(loop)
         for axis in reversed(range(loop.layout.ndim)):  # what is left for the first is its own
-            line(f"const npy_intp e{axis} = {f'c % p.n{axis}' if axis else 'c'};")
+            line(f"const int64_t e{axis} = {f'c % p.n{axis}' if axis else 'c'};")
             if axis:
                 line(f"c /= p.n{axis};")
         for array in loop.arrays.values():
@@ -60,7 +60,7 @@ def write_whole(loop: LoopWriter) -> None:
         loop.source.line(f"l.{name} = (char *)p.{work} + c * {size};")
         loop.source.line(f"l.{name}_t = p.channels * {size};")
     if loop.places is not None:
-        loop.source.line(f"l.{WRONG} = (char *)p.{WRONG} + c * 2 * sizeof(npy_int64);")
+        loop.source.line(f"l.{WRONG} = (char *)p.{WRONG} + c * 2 * sizeof(int64_t);")
 
 
 def timed(loop: LoopWriter) -> Iterator[Array]:
@@ -74,7 +74,7 @@ def timed(loop: LoopWriter) -> Iterator[Array]:
 def write_moves(loop: LoopWriter) -> None:
     """Write how a channel moves in time, and what is known of one channel without gaps in time."""
     line, arrays = loop.source.line, sorted(timed(loop), key=lambda array: array.name)
-    with loop.source.block("SCANLIB_METHOD static void advance(Channel &l, npy_intp rows)"):
+    with loop.source.block("SCANLIB_METHOD static void advance(Channel &l, int64_t rows)"):
         for array in arrays:
             line(f"l.{array.name} += rows * l.{array.name}_t;")
     with loop.source.block("SCANLIB_METHOD static void dense(Params &p)"):

@@ -23,7 +23,7 @@ from pytensor.configdefaults import config
 
 from scanlib.kept_files import kept
 
-OPTIONS = ("-std=c++17", "-w")
+OPTIONS = ("-std=c++17", "-w", "-fmad=false")  # multiply-adds are fused where written as such
 
 
 class NoCompilerError(RuntimeError):

@@ -40,9 +40,9 @@ def write_fixed(loop: LoopWriter) -> None:
 def write_rows(loop: LoopWriter) -> None:
     names = list(read_items(loop, loop.inner.rows, loop.plan.outer.sequences))
     members = [(item_type(loop.arrays[name].dtype), f"v{k}") for k, name in names]
-    time = [] if loop.places is None else [("npy_intp", "t")]
+    time = [] if loop.places is None else [("int64_t", "t")]
     loop.struct("Rows", members + time)
-    head = "SCANLIB_METHOD static void load(const Channel &l, npy_intp t, Rows &x)"
+    head = "SCANLIB_METHOD static void load(const Channel &l, int64_t t, Rows &x)"
     with loop.source.block(head):
         for k, name in names:
             loop.source.line(f"x.v{k} = {loop.fetched(name, 't')};")
@@ -54,7 +54,7 @@ def write_results(loop: LoopWriter) -> None:
     members = [(f"h{i}", loop.result.states[i]) for i in loop.traced]
     members += [(f"z{i}", out) for i, out in enumerate(loop.result.outputs)]
     loop.struct("Results", [(item_type(v.type.dtype), name) for name, v in members])
-    head = "SCANLIB_METHOD static void store(const Channel &l, npy_intp t, const Results &y)"
+    head = "SCANLIB_METHOD static void store(const Channel &l, int64_t t, const Results &y)"
     with loop.source.block(head):
         for name, _ in members:
             depth = loop.signature.depths[int(name[1:])] if name[0] == "h" else 0

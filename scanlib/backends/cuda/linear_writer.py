@@ -29,8 +29,10 @@ import numpy as np
 
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import SHARED, template
-from scanlib.backends.cuda.scalars import item_type, memory_type
+from scanlib.backends.cuda.scalars import computed, item_type, memory_type
 from scanlib.backends.cuda.source import Source
+from scanlib.kernels.printers.c import print_functions
+from scanlib.kernels.vectors import vector_function
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import Axes
 from scanlib.ops.linear_scan import LinearScan
@@ -182,11 +184,19 @@ class LinearWriter:
             template("device"),
             *([template("complex")] if self.dtype.startswith("complex") else []),
             self.parameters.struct(),
-            template("range"),
+            *self.functions(),
             template("semirings"),
             *(template(part) for part in parts),
         ]
         return "\n".join([*head, source.text()]).replace("(p, flat)", "(p, index)")
+
+    def functions(self) -> list[str]:
+        """Return the functions of scalars that the semiring needs."""
+        if self.op.semiring != "log":
+            return []
+        exp, log = (vector_function(name, computed(self.dtype), 1) for name in ("exp", "log"))
+        names = f"#define scanlib_exp {exp.name}\n#define scanlib_log {log.name}"
+        return [print_functions([exp, log], "SCANLIB_DEVICE"), names]
 
     def _kernels(self) -> list[tuple[str, str, str]]:
         """Return the names of the kernels, what they call, and their kind."""
@@ -228,18 +238,18 @@ class LinearWriter:
         """Write where the items of a vector are, and which rows belong to a step."""
         back = self.op.reverse
         for name, given, row in (
-            ("row", "npy_intp steps, npy_intp i", "steps - 1 - i" if back else "i"),
-            ("before", "npy_intp steps", "steps" if back else "0"),  # of the result
-            ("after", "npy_intp t", "t" if back else "t + 1"),
+            ("row", "int64_t steps, int64_t i", "steps - 1 - i" if back else "i"),
+            ("before", "int64_t steps", "steps" if back else "0"),  # of the result
+            ("after", "int64_t t", "t" if back else "t + 1"),
         ):
-            source.line(f"SCANLIB_METHOD static npy_intp {name}({given}) {{ return {row}; }}")
+            source.line(f"SCANLIB_METHOD static int64_t {name}({given}) {{ return {row}; }}")
         members = " ".join(f"char *{name};" for name in self.arrays)
         source.line(f"struct Channel {{ {members} }};")
-        head = "SCANLIB_METHOD static void locate(const Params &p, npy_intp s, Channel &l)"
+        head = "SCANLIB_METHOD static void locate(const Params &p, int64_t s, Channel &l)"
         with source.block(head):
             axes = [] if self.both else [*range(3, 3 + self.batch), 2]
             for axis in reversed(axes):
-                source.line(f"const npy_intp e{axis} = s % p.n{axis};")
+                source.line(f"const int64_t e{axis} = s % p.n{axis};")
                 source.line(f"s /= p.n{axis};")
             for array in self.arrays.values():
                 kept = [axis for _, axis in array.kept if axis in axes]
@@ -251,23 +261,23 @@ class LinearWriter:
         state, place = "int i", " + i * p.{0}_0"
         if self.both:
             state, place = "int i, int c", " + i * p.{0}_0 + c * p.{0}_2"
-        self._reader(source, "matrix", "a", "npy_intp t, int i, int j", " + i * p.a_0 + j * p.a_1")
+        self._reader(source, "matrix", "a", "int64_t t, int i, int j", " + i * p.a_0 + j * p.a_1")
         if self.both:
-            self._reader(source, "right", "r", "npy_intp t, int j, int c",
+            self._reader(source, "right", "r", "int64_t t, int j, int c",
                          " + j * p.r_3 + c * p.r_2")  # fmt: skip
-        self._reader(source, "offset", "b", f"npy_intp t, {state}", place.format("b"))
+        self._reader(source, "offset", "b", f"int64_t t, {state}", place.format("b"))
         self._reader(source, "initial", "x", state, place.format("x"))
         memory = memory_type(self.dtype)
-        head = f"static void store(const Params &p, const Channel &l, npy_intp t, {state}, Item v)"
+        head = f"static void store(const Params &p, const Channel &l, int64_t t, {state}, Item v)"
         to = f"l.y + t * p.y_t{place.format('y')}"
         source.line(f"SCANLIB_METHOD {head} {{ *({memory} *)({to}) = {memory}(v); }}")
-        head = "static npy_uint64 kept(const Params &p, const Channel &l, int i)"
+        head = "static uint64_t kept(const Params &p, const Channel &l, int i)"
         with source.block(f"SCANLIB_METHOD {head}"):
-            source.line("npy_uint64 bits = 0;")
+            source.line("uint64_t bits = 0;")
             if "k" in self.arrays:
                 source.line("for (int j = 0; j < SIZE; j++)")
-                item = "scanlib_fetch<npy_uint8>(l.k + i * p.k_0 + j * p.k_1)"
-                source.line(f"  bits |= npy_uint64({item} != 0) << j;")
+                item = "scanlib_fetch<uint8_t>(l.k + i * p.k_0 + j * p.k_1)"
+                source.line(f"  bits |= uint64_t({item} != 0) << j;")
             source.line("return bits;")
 
     def _reader(self, source: Source, name: str, letter: str, given: str, place: str) -> None:

@@ -94,4 +94,4 @@ class Parameters:
 
     def struct(self) -> str:
         """Return the C struct."""
-        return "struct Params {\n  npy_intp " + ", ".join(self.names) + ";\n};\n"
+        return "struct Params {\n  int64_t " + ", ".join(self.names) + ";\n};\n"

@@ -7,13 +7,15 @@ channel, and the nearest item is read; the linker raises the error, if it can ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
-from scanlib.backends.cuda.scalars import item_type, memory_type
+from scanlib.backends.cuda.scalars import HALF, Code
+from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.positions import Channel, Item, Position, PositionalOp
@@ -84,7 +86,7 @@ class PlaceWriter:
     def members(self) -> list[tuple[str, str]]:
         """What a channel knows beside where its items are."""
         axes = [f"e{axis}" for axis in range(self.loop.layout.ndim)]
-        return [("npy_intp", name) for name in [*axes, *self.names]]
+        return [("int64_t", name) for name in [*axes, *self.names]]
 
     def write_locate(self) -> None:
         line = self.loop.source.line
@@ -93,41 +95,87 @@ class PlaceWriter:
         for name in self.names:
             line(f"l.{name} = p.{name};")
 
-    def write(self, node: Apply, inputs: list[str]) -> list[str]:
-        """Write one operation with the texts of its inputs; return the text of its result."""
+    def bind(self, code: Code) -> Callable[[Apply], bool]:
+        """Return what writes a positional operation into a function, and binds its result."""
+        w = code.writer
+        self.wrong = [w.local(self._number(code, f"s.wrong_{what}")) for what in ("step", "index")]
+
+        def special(node: Apply) -> bool:
+            if not isinstance(node.op, PositionalOp):
+                return False
+            code.scalars.bind(node.outputs[0], self.write(code, node))
+            return True
+
+        return special
+
+    def noted(self, code: Code) -> list[Number]:
+        """Return the first step with an index outside of its array, and the index."""
+        return [code.writer.copy(own) for own in self.wrong]
+
+    def _number(self, code: Code, text: str) -> Value:
+        return code.parameter(text, INT64)
+
+    def write(self, code: Code, node: Apply) -> Number:
+        """Write one operation; return its result."""
         if isinstance(node.op, Channel):
-            return [f"((npy_int64)w.l.e{node.op.axis})"]
+            return self._number(code, f"w.l.e{node.op.axis}")
+        positions = [
+            code.scalars.convert(number, "int64")
+            for number in code.numbers(node.inputs[1:])
+            if isinstance(number, Value)
+        ]
         if isinstance(node.op, Position):
-            return [self.write_position(node, inputs[1])]
-        return [self.write_item(node, inputs[1:])]
+            return self.write_position(code, node, positions[0])
+        return self.write_item(code, node, positions)
 
-    def write_position(self, node: Apply, index: str) -> str:
+    def write_position(self, code: Code, node: Apply, given: Value) -> Value:
         array, lead, _ = self.loop.plan.array_of(node.inputs[0])
-        source, size = self.loop.source, f"w.l.{array}_d{lead + node.op.axis}"
-        given, place = source.name("i"), source.name("p")
-        source.line(f"const npy_int64 {given} = {index};")
-        source.line(f"npy_int64 {place} = {given} < 0 ? {given} + {size} : {given};")
-        with source.block(f"if ({place} < 0 || {place} >= {size})"):
-            source.line("if (s.wrong_step < 0) { s.wrong_step = s.step; "
-                        f"s.wrong_index = {given}; }}")  # fmt: skip
-            source.line(f"{place} = {place} < 0 && {size} ? 0 : {size} - 1;")  # -1 if there is none
-        return place
+        w, size = code.writer, self._number(code, f"w.l.{array}_d{lead + node.op.axis}")
+        place = w.select(given < 0, given + size, given)
+        outside = (place < 0) | (place >= size)
+        step, index = (w.copy(own) for own in self.wrong)
+        first = outside & (step < 0)
+        for own, now, old in zip(
+            self.wrong, (self._number(code, "s.step"), given), (step, index), strict=True
+        ):
+            w.assign(own, w.select(first, now, old))
+        nearest = w.select((place < 0) & size.differs(0), 0, size - 1)  # -1 if there is none
+        return w.select(outside, nearest, place)
 
-    def write_item(self, node: Apply, positions: list[str]) -> str:
+    def write_item(self, code: Code, node: Apply, positions: list[Value]) -> Number:
         array, lead, axes = self.loop.plan.array_of(node.inputs[0])
-        source, given = self.loop.source, iter(positions)
-        terms = [f"w.l.{array}"]
+        w, given = code.writer, iter(positions)
+        offset: Value = w.constant(0, INT64)
         if node.inputs[0] in self.loop.inner.rows:
-            terms.append(f"x.t * w.l.{array}_t")
+            offset = self._number(code, "x.t") * self._number(code, f"w.l.{array}_t")
+        exists: Value = w.constant(True, Type("bool"))
         for k, place in enumerate(node.op.places):
             if place == "at":
-                terms.append(f"{next(given)} * w.l.{array}_s{lead + k}")
+                position = next(given)
+                exists = exists & (position >= 0)
+                offset = offset + position * self._number(code, f"w.l.{array}_s{lead + k}")
             elif place != axes[k]:
                 raise NoCCodeError("an item of another channel has no CUDA kernel")
         dtype = node.outputs[0].type.dtype
-        name = source.name("s")
-        exists = " && ".join([*(f"{place} >= 0" for place in positions), "true"])
-        read = f"{item_type(dtype)}(scanlib_fetch<{memory_type(dtype)}>({' + '.join(terms)}))"
-        source.line(f"{item_type(dtype)} {name} = {item_type(dtype)}(0);")
-        source.line(f"if ({exists}) {name} = {read};")
-        return name
+        half = None if dtype == HALF else parts_of(dtype)
+        kind = Type("uint16" if dtype == HALF else half or dtype)
+        pointer, found = code.pointer(f"w.l.{array}"), list[Local]()
+        for _ in range(1 if half is None else 2):
+            found.append(w.local(0, kind))
+            with w.when(exists):
+                w.assign(found[-1], w.load(kind, pointer, offset))
+            offset = offset + kind.itemsize
+        values = [w.copy(own) for own in found]
+        if half is not None:
+            return Pair(*values)
+        return widened(w, values[0]) if dtype == HALF else values[0]
+
+
+def widened(w: Writer, bits: Value) -> Value:
+    """Return the number that the bits of one in half precision mean."""
+    wide = w.cast(bits, "uint32")
+    size, sign = (wide & 0x7FFF) << 13, (wide & 0x8000) << 16
+    number = w.bitcast(size, "float32") * 2.0**112  # the exponents' biases differ by 112
+    special = w.bitcast(size | 0x7F800000, "float32")  # infinity, or NaN
+    value = w.select(size >= 0x0F800000, special, number)
+    return w.bitcast(w.bitcast(value, "uint32") | sign, "float32")

@@ -13,7 +13,7 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 ``Sums``, ``add``, ``keep``
     what is summed over steps and channels;
 ``step``
-    one step, made of the C code of PyTensor's scalar Ops; whether the loop ends after it;
+    one step, with a function of the kernel language; whether the loop ends after it;
 ``Summary``, ``lift``, ``compose``, ``extend``, ``apply``, ``moderate``
     several steps as one function, for loops whose recurrences compose.
 """
@@ -21,7 +21,6 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from importlib.resources import files
 
 import numpy as np
@@ -33,12 +32,13 @@ from scanlib.backends.cuda.families import composed_recurrences
 from scanlib.backends.cuda.items import write_fixed, write_results, write_rows
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.places import WRONG, PlaceWriter
-from scanlib.backends.cuda.scalars import Scalars, item_type, memory_type
+from scanlib.backends.cuda.scalars import Code, ScalarUnit, item_type, memory_type
 from scanlib.backends.cuda.source import Source
-from scanlib.backends.cuda.summary import write_summary
+from scanlib.backends.cuda.summary import SummaryWriter
 from scanlib.backends.cuda.sums import SumWriter
 from scanlib.backends.cuda.support import check_supported
-from scanlib.ops.c_code import NODE_NAME
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.positions import has_positions, loaded
@@ -108,10 +108,7 @@ class LoopWriter:
         self.places = PlaceWriter(self) if has_positions(op.body.outputs) else None
         single = self.signature.has_stop or self.places is not None
         self.composed = None if single else composed_recurrences(op)
-        self.source = Source()
-        self.scalars = Scalars(self.source)
-        if self.places is not None:
-            self.scalars.positional = self.places.write
+        self.source, self.unit = Source(), ScalarUnit()
         self.loaded = loaded(self.graph.outputs)
         self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         self.carried = [i for i, is_sum in enumerate(self.layout.sums) if not is_sum]
@@ -127,6 +124,10 @@ class LoopWriter:
         )
         self.arrays = {a.name: a for a in [*self.parameters.inputs, *self.parameters.outputs]}
         self.threads, self.items = self._block()
+        try:
+            self.loop = self._loop()
+        except NoKernelError as error:
+            raise NoCCodeError(str(error)) from error
 
     # Arrays, and the sizes of what a thread keeps
 
@@ -164,7 +165,11 @@ class LoopWriter:
 
     @property
     def summary_bytes(self) -> int:
-        return sum(-(-one.bytes // 8) * 8 for one in self.composed or ())
+        sizes = [
+            sum(max(4, np.dtype(dtype).itemsize) for dtype in one.members)
+            for one in self.composed or ()
+        ]
+        return sum(-(-size // 8) * 8 for size in sizes)
 
     def _block(self) -> tuple[int, int]:
         """Return how many threads a block has, and how many steps each of them at a time."""
@@ -211,7 +216,6 @@ class LoopWriter:
 
     def write(self, unit: str) -> str:
         """Return the translation unit of some schedules."""
-        loop = self.loop  # writing it finds out what it needs
         head = [
             f"#define SCANLIB_THREADS {self.threads}",
             f"#define SCANLIB_ITEMS {self.items}",
@@ -220,21 +224,17 @@ class LoopWriter:
             f"#define SCANLIB_RESIDENT {self.resident()}",
             template("device"),
             *([template("complex")] if self.has_complex() else []),
-            *(code for code in self.scalars.support_code()),
-            *self.scalars.functions,
+            self.unit.text(),
             self.parameters.struct(),
             template("until" if self.signature.has_stop else "serial"),
             template("sums"),
         ]
-        if self.composed is not None:
-            head += [template(name) for name in ("range", "families")]
         head += [template(name) for name in TEMPLATES[unit]]
         calls = [f"SCANLIB_{kernel}" for kernel in self.kernels(unit).values()]
-        return "\n".join([*head, loop, *calls, ""]).replace(NODE_NAME, "scanlib")
+        return "\n".join([*head, self.loop, *calls, ""])
 
-    @cached_property
-    def loop(self) -> str:
-        """The struct of the loop, and those of its sums."""
+    def _loop(self) -> str:
+        """Return the struct of the loop, and those of its sums."""
         with self.source.block("struct Loop"):
             write_channel(self)
             write_fixed(self)
@@ -244,7 +244,7 @@ class LoopWriter:
             SumWriter(self).write_members()
             self.write_step()
             if self.composed is not None:
-                write_summary(self, self.composed)
+                SummaryWriter(self, self.composed).write()
         self.source.lines[-1] += ";"
         SumWriter(self).write_results()
         return self.source.text()
@@ -286,9 +286,9 @@ class LoopWriter:
         members = [(item_type(kinds[i]), f"r{i}_{k}") for i, k, _ in self.past()]
         members += [(item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried]
         if self.places is not None:
-            members += [("npy_int64", name) for name in ("step", "wrong_step", "wrong_index")]
+            members += [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
         self.struct("State", members)
-        head = "static void start(const Channel &l, npy_intp steps, State &s, bool write)"
+        head = "static void start(const Channel &l, int64_t steps, State &s, bool write)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
             for i, k, row in self.past():
                 line(f"s.r{i}_{k} = {self.fetched(outer.initials[i], row)};")
@@ -311,54 +311,58 @@ class LoopWriter:
             for i in self.carried:
                 line(self.stored(f"c{i}", "", f"s.c{i}"))
             for k, name in enumerate(("wrong_step", "wrong_index") if self.places else ()):
-                line(f"((npy_int64 *)l.{WRONG})[{k}] = s.{name};")
+                line(f"((int64_t *)l.{WRONG})[{k}] = s.{name};")
         if self.signature.has_stop:
-            head = "SCANLIB_METHOD static void taken(const Channel &l, npy_intp steps)"
+            head = "SCANLIB_METHOD static void taken(const Channel &l, int64_t steps)"
             line(f"{head} {{ {self.stored(TAKEN, '', 'steps')} }}")
 
     # One step
 
-    def bind(self, inputs: list[Variable]) -> None:
-        """Say where the inputs of the body, or of a copy of it, are."""
-        inner = self.signature.split_body_inputs(inputs)
-        for k, row in enumerate(inner.rows):
-            self.scalars.bind(row, f"x.v{k}")
+    def bind(self, code: Code, inputs: list[Variable], outputs: list[Variable]) -> None:
+        """Say where the inputs of the body, or of a copy of it, are that some values need."""
+        inner, needed = self.signature.split_body_inputs(inputs), loaded(outputs)
+        pairs = [(row, f"x.v{k}") for k, row in enumerate(inner.rows)]
         for i, taps in enumerate(inner.taps):
-            for offset, tap in zip(self.signature.taps[i], taps, strict=True):
-                self.scalars.bind(tap, f"s.r{i}_{-offset}")
-        for i in self.carried:
-            self.scalars.bind(inner.carries[i], f"s.c{i}")
-        for k, value in enumerate(inner.non_sequences):
-            self.scalars.bind(value, f"w.w{k}")
+            pairs += [
+                (tap, f"s.r{i}_{-offset}")
+                for offset, tap in zip(self.signature.taps[i], taps, strict=True)
+            ]
+        pairs += [(inner.carries[i], f"s.c{i}") for i in self.carried]
+        pairs += [(value, f"w.w{k}") for k, value in enumerate(inner.non_sequences)]
+        for variable, text in pairs:
+            if variable in needed:
+                code.bind(variable, text)
 
     def write_step(self) -> None:
         line, result = self.source.line, self.result
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
-        with self.source.block(f"SCANLIB_METHOD static bool step({head})"), self.scalars.scope():
-            self.bind(self.graph.inputs)
+        with self.source.block(f"SCANLIB_METHOD static bool step({head})"):
+            code = Code(self.unit, "scanlib_step")
             stop = [] if result.stop is None else [result.stop]
-            self.scalars.emit([*result.states, *result.carries, *result.outputs, *stop])
-            ends = f"{self.scalars.text(stop[0])} != 0" if stop else "false"
-            line(f"const bool ends = {ends};")
-            held = {}
-            for letter, values in (("h", result.states), ("c", result.carries)):
-                for i, value in enumerate(values):
-                    name = held[f"{letter}{i}"] = self.source.name("n")
-                    kind = item_type(value.type.dtype)
-                    line(f"const {kind} {name} = {self.scalars.text(value)};")
-            for i, value in enumerate(result.outputs):
-                line(f"y.z{i} = {self.scalars.text(value)};")
+            outputs = [*result.states, *result.carries, *result.outputs, *stop]
+            self.bind(code, self.graph.inputs, outputs)
+            special = None if self.places is None else self.places.bind(code)
+            code.scalars.emit(outputs, *([] if special is None else [special]))
+            numbers = code.numbers(outputs)
+            if stop:
+                numbers[-1] = code.scalars.truth(numbers[-1])
+            noted = [] if self.places is None else self.places.noted(code)
+            texts = iter(code.write(self.source, [*numbers, *noted]))
             for i, depth in enumerate(self.signature.depths):
-                if i in self.traced:
-                    line(f"y.h{i} = {held[f'h{i}']};")
                 for k in range(depth, 1, -1):
                     line(f"s.r{i}_{k} = s.r{i}_{k - 1};")
-                line(f"s.r{i}_1 = {held[f'h{i}']};")
-            for i in self.carried:
-                line(f"s.c{i} = {held[f'c{i}']};")
-            for i in self.sums:
-                line(f"sums.s{i} += {held[f'c{i}']};")
+                line(f"s.r{i}_1 = {next(texts)};")
+                if i in self.traced:
+                    line(f"y.h{i} = s.r{i}_1;")
+            for i in range(len(result.carries)):
+                target = f"sums.s{i} +=" if i in self.sums else f"s.c{i} ="
+                line(f"{target} {next(texts)};")
+            for i in range(len(result.outputs)):
+                line(f"y.z{i} = {next(texts)};")
+            line(f"const bool ends = {next(texts) if stop else 'false'};")
             if self.places is not None:
+                line(f"s.wrong_step = {next(texts)};")
+                line(f"s.wrong_index = {next(texts)};")
                 line("s.step++;")
             line("return ends;")
 

@@ -1,35 +1,45 @@
-"""Scalar code for kernels, made of PyTensor's own, with half precision computed in single."""
+"""The scalar code of loops: functions of the kernel language, printed as C++.
+
+What an operation means is said in `scanlib.kernels.scalars`, once for all targets; what that
+leaves to functions outside is in `OUTSIDE`. Half precision is kept in memory only, and computed in
+single precision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable
 
-import pytensor.scalar.basic as ps
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort
-from pytensor.graph.utils import MethodNotDefined
-from pytensor.scalar.basic import Composite, ScalarInnerGraphOp
+import pytensor.scalar.math as psm
+from pytensor.graph.basic import Apply, Variable
 
-from scanlib.backends.cuda.complex_numbers import complex_operation
-from scanlib.backends.cuda.conversions import converted, integer_operation
-from scanlib.backends.cuda.source import Source, literal
-from scanlib.ops.c_code import NODE_NAME, NoCCodeError
-from scanlib.ops.positions import PositionalOp
+from scanlib.backends.cuda.source import Source
+from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
+from scanlib.kernels.printers.c import item_text, print_functions
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
 
-# What computes with truth values as numbers.
-ARITHMETIC = (ps.Mul, ps.Add, ps.Sub, ps.TrueDiv, ps.Cast)
-FLOATS = ("float32", "float64")
-# What the code of an operation runs where it has raised an exception.
-FAIL = "failed = 1;"
 HALF = "float16"
+IN_SINGLE = {HALF: "float32"}
+# The functions of Ops, of numbers in double precision: CUDA's own, or those that the Op brings.
+OUTSIDE = {
+    psm.Gamma: "tgamma",
+    psm.GammaLn: "lgamma",
+    psm.J0: "j0",
+    psm.J1: "j1",
+    psm.Psi: "_psi",
+    psm.TriGamma: "_tri_gamma",
+}
+
+
+def computed(dtype: str) -> str:
+    """Return the dtype in which numbers of a dtype are computed."""
+    return IN_SINGLE.get(dtype, dtype)
 
 
 def item_type(dtype: str) -> str:
     """Return the type in which a kernel computes."""
-    return f"pytensor_{dtype}" if dtype.startswith("complex") else f"npy_{dtype}"
+    if dtype.startswith("complex"):
+        return f"scanlib_complex<{'float' if dtype == 'complex64' else 'double'}>"
+    return item_text(computed(dtype))
 
 
 def memory_type(dtype: str) -> str:
@@ -37,134 +47,94 @@ def memory_type(dtype: str) -> str:
     return "scanlib_half" if dtype == HALF else item_type(dtype)
 
 
-class Scalars:
-    """Writes scalar operations, and remembers which Ops they came from."""
+def parts(number: Number) -> list[Value]:
+    """Return the real numbers that a number is made of."""
+    return [number.real, number.imag] if isinstance(number, Pair) else [number]
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.values: dict[Variable, str] = {}
-        self.ops: dict[Any, None] = {}
-        self.functions: list[str] = []
-        self.can_fail = False
-        # Writes what reads rows at computed places.
-        self.positional: Callable[[Apply, list[str]], list[str]] | None = None
 
-    def c_type(self, dtype: str) -> str:
-        """Return the type in which values of a dtype are computed."""
-        return item_type(dtype)
+class Code:
+    """Writes one function of scalars, and its call.
 
-    def literal(self, value: Any, dtype: str) -> str:
-        return literal(value, "float32" if dtype == HALF else dtype)
+    Parameters
+    ----------
+    unit : ScalarUnit
+        What the function becomes a part of.
+    name : str
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Forget, afterwards, which names hold which variables."""
-        values = dict(self.values)
-        yield
-        self.values = values
+    Attributes
+    ----------
+    given : dict of str to Value
+        The parameters, by the expressions that a call gives for them.
+    """
+
+    def __init__(self, unit: ScalarUnit, name: str) -> None:
+        self.unit, self.name = unit, name
+        self.writer = Writer()
+        self.scalars = Scalars(self.writer, self._outside, IN_SINGLE)
+        self.given: dict[str, Value] = {}
+
+    def parameter(self, text: str, kind: Type) -> Value:
+        """Return the parameter for which a call gives an expression."""
+        if text not in self.given:
+            self.given[text] = self.writer.parameter(kind, f"x{len(self.given)}")
+        return self.given[text]
+
+    def pointer(self, text: str) -> Value:
+        return self.parameter(text, POINTER)
+
+    def read(self, text: str, dtype: str) -> Number:
+        """Return the number that an expression of a dtype holds."""
+        half = parts_of(computed(dtype))
+        if half is None:
+            return self.parameter(text, Type(computed(dtype)))
+        real, imag = (self.parameter(f"{text}.{part}", Type(half)) for part in ("real", "imag"))
+        return Pair(real, imag)
 
     def bind(self, variable: Variable, text: str) -> None:
         """Say which expression holds a variable."""
-        self.values[variable] = text
+        self.scalars.bind(variable, self.read(text, variable.type.dtype))
 
-    def text(self, variable: Variable) -> str:
-        """Return the expression of a variable that is bound or constant."""
-        if isinstance(variable, Constant):
-            return self.literal(variable.data, variable.type.dtype)
-        return self.values[variable]
+    def numbers(self, variables: Iterable[Variable]) -> list[Number]:
+        """Return the numbers of variables that are written or constant."""
+        return [self.scalars.number(variable) for variable in variables]
 
-    def emit(self, outputs: Iterable[Variable]) -> None:
-        """Write the statements that compute `outputs` from what is bound."""
-        bound = [variable for variable in self.values if not isinstance(variable, Constant)]
-        for node in toposort(list(outputs), blockers=bound):
-            if not all(out in self.values for out in node.outputs):
-                # A row that is read at some place has no item to load.
-                first = isinstance(node.op, PositionalOp) and bool(node.inputs)
-                inputs = ["row"] * first + [self.text(inp) for inp in node.inputs[first:]]
-                for out, name in zip(node.outputs, self.apply(node, inputs), strict=True):
-                    self.values[out] = name
+    def write(self, source: Source, results: list[Number]) -> list[str]:
+        """End the function and write its call; return the expressions of its results."""
+        values = [part for number in results for part in parts(number)]
+        self.unit.add(
+            Function(self.name, tuple(self.given.values()), self.writer.block, tuple(values))
+        )
+        if not values:
+            return []
+        source.line(f"const auto found = {self.name}({', '.join(self.given)});")
+        names = iter([f"found.r{k}" for k in range(len(values))] if values[1:] else ["found"])
+        return [
+            f"scanlib_complex<{item_text(number.real.type.dtype)}>({next(names)}, {next(names)})"
+            if isinstance(number, Pair)
+            else next(names)
+            for number in results
+        ]
 
-    def apply(self, node: Apply, inputs: list[str]) -> list[str]:
-        """Write one operation; return the names of its results."""
-        if isinstance(node.op, Composite):
-            return self._composite(node, inputs)
-        if isinstance(node.op, PositionalOp):
-            return ["0"] if self.positional is None else self.positional(node, inputs)
-        if isinstance(node.op, ScalarInnerGraphOp) or node.op.c_init_code():
-            raise NoCCodeError(f"{node.op} needs more than an expression")
-        inputs = [self._named(*pair) for pair in zip(node.inputs, inputs, strict=True)]
-        if isinstance(node.op, ARITHMETIC) and node.outputs[0].type.dtype in FLOATS:
-            pairs = zip(node.inputs, inputs, strict=True)
-            inputs = [self._number(*pair, node.outputs[0].type.dtype) for pair in pairs]
-        names = [self.source.name("s") for _ in node.outputs]
-        own = complex_operation(node, inputs, names[0], self.c_type(node.outputs[0].type.dtype))
-        if own is None:
-            own = integer_operation(node, inputs, names[0], self.c_type, FAIL)
-        if own is not None:
-            self.can_fail = self.can_fail or FAIL in own
-            for line in own:
-                self.source.line(line)
-            return names
-        inputs = converted(node, inputs, self.c_type)
-        for out, name in zip(node.outputs, names, strict=True):
-            self.source.line(f"{self.c_type(out.type.dtype)} {name};")
-        unique = f"{NODE_NAME}_{names[0]}"
-        try:
-            code = node.op.c_code(node, unique, inputs, names, {"fail": f"{{ {FAIL} }}"})
-            functions = node.op.c_support_code_apply(node, unique)
-        except (NotImplementedError, MethodNotDefined) as error:
-            raise NoCCodeError(f"{node.op} has no C code: {error}") from error
-        self.can_fail = self.can_fail or FAIL in code
-        self.ops[node.op] = None
-        self.functions.append(functions)
-        with self.source.block(""):
-            for line in code.strip().splitlines():
-                self.source.line(line.strip())
-        return names
-
-    def _named(self, variable: Variable, text: str) -> str:
-        """Return a name for a constant: some Ops paste their inputs into larger expressions."""
-        if not isinstance(variable, Constant):
-            return text
-        name = self.source.name("k")
-        self.source.line(f"const {self.c_type(variable.type.dtype)} {name} = {text};")
-        return name
-
-    def _number(self, variable: Variable, text: str, dtype: str) -> str:
-        """Return a truth value as a number: a choice, which compilers vectorize.
-
-        Lanes of bytes are converted to lanes of numbers, which takes longer than all the rest.
-        """
-        if variable.type.dtype != "bool":
-            return text
-        name, kind = self.source.name("k"), self.c_type(dtype)
-        self.source.line(f"const {kind} {name} = {text} ? {kind}(1) : {kind}(0);")
-        return name
-
-    def _composite(self, node: Apply, inputs: list[str]) -> list[str]:
-        graph = node.op.fgraph
-        known: dict[Variable, str] = dict(zip(graph.inputs, inputs, strict=True))
-
-        def text(variable: Variable) -> str:
-            if isinstance(variable, Constant):
-                return self.literal(variable.data, variable.type.dtype)
-            return known[variable]
-
-        for inner in graph.toposort():
-            results = self.apply(inner, [text(inp) for inp in inner.inputs])
-            known.update(zip(inner.outputs, results, strict=True))
-        return [text(out) for out in graph.outputs]
-
-    def support_code(self) -> list[str]:
-        """Return what the operations need at global scope, each text once."""
-        texts = [op.c_support_code() for op in self.ops]
-        return [text for text in dict.fromkeys(texts) if text]
+    def _outside(self, node: Apply, values: list[Value]) -> list[Value]:
+        symbol, made = OUTSIDE.get(type(node.op)), self.scalars.dtype(node.outputs[0])
+        if symbol is None or made not in ("float32", "float64"):
+            raise NoKernelError(f"{node.op} has no CUDA code")
+        self.unit.support[node.op.c_support_code()] = None
+        wide = [self.scalars.convert(value, "float64") for value in values]
+        return [self.writer.cast(self.writer.call_symbol(symbol, *wide), made)]
 
 
-def can_fail(graph: FunctionGraph) -> bool:
-    """Whether an operation of a graph may raise an exception (and whether all have C code)."""
-    trial = Scalars(Source())
-    for variable in graph.inputs:
-        trial.bind(variable, "x")
-    trial.emit(graph.outputs)
-    return trial.can_fail
+class ScalarUnit:
+    """The functions of a translation unit."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Function] = {}
+        self.support: dict[str, None] = {}
+
+    def add(self, function: Function) -> None:
+        self.functions[function.name] = function
+
+    def text(self) -> str:
+        """Return the functions, and what they need, as C++."""
+        printed = print_functions(list(self.functions.values()), "SCANLIB_DEVICE")
+        return "\n".join(["#define WITHIN_KERNEL SCANLIB_DEVICE", *self.support, printed])

@@ -36,7 +36,7 @@ class SumWriter:
         with self.source.block("SCANLIB_METHOD static void add(Sums &sums, const Sums &other)"):
             for i in self.totals:
                 line(f"sums.s{i} += other.s{i};")
-        head = "static void keep(const Params &p, npy_intp place, const Sums &sums)"
+        head = "static void keep(const Params &p, int64_t place, const Sums &sums)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
             for i, kind in self.totals.items():
                 line(f"(({kind} *)p.partial{i})[place] = sums.s{i};")
@@ -58,9 +58,7 @@ class SumWriter:
         reduced = self.loop.layout.carry_reductions[i]
         self.write_parts(self.totals[i], self.totals[i], f"partial{i}", reduced)
         kept = sorted(axis for _, axis in result.kept)
-        head = (
-            "static npy_intp place(const Params &p, npy_intp item, npy_intp inner, npy_intp chunk)"
-        )
+        head = "static int64_t place(const Params &p, int64_t item, int64_t inner, int64_t chunk)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
             self._decode("item", kept)
             self._decode("inner", sorted(reduced))
@@ -74,7 +72,7 @@ class SumWriter:
         kind = item_type(result.dtype)
         self.write_parts(total_type(result.dtype), kind, f"whole{i}", reduced)
         kept = sorted(axis for _, axis in result.kept)
-        head = "static npy_intp place(const Params &p, npy_intp item, npy_intp inner, npy_intp)"
+        head = "static int64_t place(const Params &p, int64_t item, int64_t inner, int64_t)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
             self._decode("item", kept)
             self._decode("inner", sorted(reduced))
@@ -84,9 +82,9 @@ class SumWriter:
 
     def write_counts(self, parts: str, rows: str, kept: list[int]) -> None:
         """Write how many partial sums there are of each item, and how many items."""
-        items = " * ".join([f"npy_intp({rows})", *(f"p.n{axis}" for axis in kept)])
+        items = " * ".join([f"int64_t({rows})", *(f"p.n{axis}" for axis in kept)])
         for name, count in (("parts", parts), ("items", items)):
-            text = f"static npy_intp {name}(const Params &p) {{ return {count}; }}"
+            text = f"static int64_t {name}(const Params &p) {{ return {count}; }}"
             self.source.line(f"SCANLIB_METHOD {text}")
 
     def write_parts(self, total: str, kind: str, work: str, reduced: tuple[int, ...]) -> None:
@@ -94,11 +92,11 @@ class SumWriter:
         line = self.source.line
         line(f"typedef {total} Total;")
         line(
-            f"SCANLIB_METHOD static {kind} part(const Params &p, npy_intp place) "
+            f"SCANLIB_METHOD static {kind} part(const Params &p, int64_t place) "
             f"{{ return ((const {kind} *)p.{work})[place]; }}"
         )
-        product = " * ".join(["npy_intp(1)", *(f"p.n{axis}" for axis in reduced)])
-        line(f"SCANLIB_METHOD static npy_intp reduced(const Params &p) {{ return {product}; }}")
+        product = " * ".join(["int64_t(1)", *(f"p.n{axis}" for axis in reduced)])
+        line(f"SCANLIB_METHOD static int64_t reduced(const Params &p) {{ return {product}; }}")
 
     def write_total(self, result: Array, kept: list[int], given: str | None) -> None:
         """Write what becomes of a sum; `given` is the array of what it is added to."""
@@ -109,7 +107,7 @@ class SumWriter:
             return f"((char *)p.{array.name}{''.join(terms)}{time})"
 
         kind, memory = item_type(result.dtype), memory_type(result.dtype)
-        head = "static void write(const Params &p, npy_intp item, Total total)"
+        head = "static void write(const Params &p, int64_t item, Total total)"
         with self.source.block(f"SCANLIB_METHOD {head}"):
             self._decode("item", kept)
             value = "total"
@@ -126,5 +124,5 @@ class SumWriter:
 
     def _decode(self, number: str, axes: list[int]) -> None:
         for axis in reversed(axes):
-            self.source.line(f"const npy_intp e{axis} = {number} % p.n{axis};")
+            self.source.line(f"const int64_t e{axis} = {number} % p.n{axis};")
             self.source.line(f"{number} /= p.n{axis};")

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.places import check_places
-from scanlib.backends.cuda.scalars import can_fail
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.channels import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -33,8 +31,6 @@ def check_supported(op: ElemwiseScan) -> None:
         raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")
     if not all(type.dtype and np.dtype(type.dtype).kind in KINDS for type in _types(op)):
         raise NoCCodeError("an argument of this type has no CUDA kernel")
-    if can_fail(thaw_graph(op.body)):
-        raise NoCCodeError("an operation that raises exceptions has no CUDA kernel")
     if any(target.adds and target.value.type.dtype == "bool" for target in op.plan().targets):
         raise NoCCodeError("a sum of truth values has no CUDA kernel")
 

@@ -20,10 +20,12 @@ from scanlib.kept_files import kept
 
 
 def source(name: str) -> str:
-    """Return a file of this folder, with `program.h` in the place where it is included."""
+    """Return a file of this folder, with the headers of this folder where they are included."""
     folder = files("scanlib.backends.handler")
     text = folder.joinpath(name).read_text()
-    return text.replace('#include "program.h"', folder.joinpath("program.h").read_text())
+    for header in ("program.h", "xla.h"):
+        text = text.replace(f'#include "{header}"', folder.joinpath(header).read_text())
+    return text
 
 
 def python_options() -> list[str]:

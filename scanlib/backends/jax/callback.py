@@ -1,6 +1,6 @@
 """The handler of the custom call in Python, where no C++ compiler makes the faster one.
 
-It does what ``handler.cpp`` does, and takes Python's lock at every call. XLA's structs consist of
+It does what ``cuda.cpp`` does, and takes Python's lock at every call. XLA's structs consist of
 64-bit words (pointers, sizes, counts, and numbers padded to a word); they are read by position, as
 ``xla/ffi/api/c_api.h`` declares them.
 """

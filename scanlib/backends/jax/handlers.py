@@ -6,7 +6,6 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 
 import jax
 import jaxlib
@@ -29,8 +28,7 @@ def load_for_xla(name: str, text: str, options: Sequence[str]) -> ctypes.CDLL | 
 
 def load_handler() -> ctypes.CDLL | None:
     """Return the library with the handler that runs CUDA kernels, None if there is none."""
-    text = files("scanlib.backends.cuda").joinpath("template", "handler.cpp").read_text()
-    return load_for_xla("scanlib_cuda", text, [*OPTIONS, "-ldl"])
+    return load_for_xla("scanlib_cuda", source("cuda.cpp"), [*OPTIONS, "-ldl"])
 
 
 @cache

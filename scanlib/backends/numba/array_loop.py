@@ -29,6 +29,7 @@ from scanlib.backends.numba.array_carries import (
 )
 from scanlib.backends.numba.array_emit import Emitter
 from scanlib.backends.numba.array_values import Destination, is_zero_dim
+from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.contiguous import contiguous_steps
 from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.places import Place
@@ -336,8 +337,9 @@ class ArrayLoopWriter(CarryWriter):
 
 def write(op: Scan) -> tuple[Callable[..., Any], str | None]:
     """Return the function of a loop and its cache key."""
-    function, key = ArrayLoopWriter(op).write()
-    writer = ArrayLoopWriter(op)
+    body = prepare_body(op)
+    function, key = ArrayLoopWriter(op, body).write()
+    writer = ArrayLoopWriter(op, body)
     carries = writer.result.carries
     if key is None or op.signature.has_stop or not any(map(is_array, carries)):
         return function, key

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import toposort, toposort_with_orderings
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -34,7 +33,7 @@ from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.array_kernels import has_rule
 from scanlib.kernels.schedules.graphs import graph_program
 
-VIEWS = (Subtensor, DimShuffle, SpecifyShape)
+VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
 MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
@@ -64,10 +63,13 @@ class Plan:
     fgraph : FunctionGraph
     refused : set of Apply
         Nodes that turned out to have no kernel, or that something else computes.
+    early : dict of Apply to list of Variable
+        What has to be computed before a node besides its inputs.
     """
 
     fgraph: FunctionGraph
     refused: set[Apply] = field(default_factory=set)
+    early: dict[Apply, list[Variable]] = field(default_factory=dict)
 
     def order(self) -> list[Cluster | Apply]:
         """Return clusters and single nodes, each after what it needs."""
@@ -78,13 +80,17 @@ class Plan:
                 self.refused |= error.nodes
 
     def _order(self) -> Iterator[Cluster | Apply]:
-        nodes = self.fgraph.toposort()
+        orderings = self.fgraph.orderings()
+        for node, variables in self.early.items():
+            owners = [variable.owner for variable in variables if variable.owner is not None]
+            orderings[node] = [*orderings.get(node, ()), *owners]
+        nodes = list(toposort_with_orderings(self.fgraph.outputs, orderings=orderings))
         self.cheap = self._cheap(nodes)
         self.gathered = {
             node for node in nodes if node not in self.cheap and self._may_be_gathered(node)
         }
         written = self.written = self._written(nodes)
-        stages = self._stages(nodes)
+        stages = self._stages(nodes, orderings)
         for stage in range(max(stages.values(), default=0) + 1):
             own = [node for node in nodes if node in self.gathered and stages[node] == stage]
             if own:
@@ -102,38 +108,38 @@ class Plan:
     def _cheap(self, nodes: Sequence[Apply]) -> set[Apply]:
         """Return views of what comes from elsewhere, and numbers that are computed from numbers."""
         cheap: set[Apply] = set()
+
+        def comes_from_elsewhere(variable: Variable) -> bool:
+            owner = variable.owner
+            return owner is None or owner in cheap or not self._may_be_gathered(owner)
+
         for node in nodes:
             if node in self.refused:
                 continue
             if isinstance(node.op, Shape_i):
                 cheap.add(node)
-            elif isinstance(node.op, NUMBERS) and not isinstance(node.op, OpFromGraph):
-                flat = all(getattr(v.type, "ndim", 0) == 0 for v in (*node.inputs, *node.outputs))
-                if flat and all(
-                    inp.owner is None or inp.owner in cheap or not has_rule(inp.owner.op)
-                    for inp in node.inputs
-                ):
+            elif all(getattr(v.type, "ndim", 0) == 0 for v in (*node.inputs, *node.outputs)):
+                if isinstance(node.op, NUMBERS) and all(map(comes_from_elsewhere, node.inputs)):
                     cheap.add(node)
-            elif isinstance(node.op, VIEWS):
-                owner = node.inputs[0].owner
-                if owner is None or owner in cheap or not self._may_be_gathered(owner):
-                    cheap.add(node)
+            elif isinstance(node.op, VIEWS) and comes_from_elsewhere(node.inputs[0]):
+                cheap.add(node)
         return cheap
 
     def _written(self, nodes: Sequence[Apply]) -> set[Apply]:
         """Return the nodes that are written one by one: those that are not gathered, and what is
         cheap and needed by them or by the graph."""
         written = {node for node in nodes if node not in self.gathered and node not in self.cheap}
-        needed = set(self.fgraph.outputs)
+        needed = {*self.fgraph.outputs, *(v for some in self.early.values() for v in some)}
         for node in reversed(nodes):
             if node in written or (node in self.cheap and needed & set(node.outputs)):
                 written.add(node)
                 needed |= set(node.inputs)
         return written
 
-    def _stages(self, nodes: Sequence[Apply]) -> dict[Apply, int]:
+    def _stages(
+        self, nodes: Sequence[Apply], orderings: dict[Apply, list[Apply]]
+    ) -> dict[Apply, int]:
         """Return the stage of each node: that of its cluster, or of the last cluster it needs."""
-        orderings = self.fgraph.orderings()
         stages: dict[Apply, int] = {}
         inside: dict[Apply, int] = {}  # the first cluster that can have what is cheap
         for node in nodes:
@@ -178,11 +184,13 @@ class Plan:
 
     def _cluster(self, nodes: list[Apply], written: set[Apply]) -> Cluster:
         own = set(nodes)
-        outputs = []
-        for node in nodes:
-            for out in node.outputs:
-                if self._is_read_outside(out, own, written):
-                    outputs.append(out)
+        early = {variable for some in self.early.values() for variable in some}
+        outputs = [
+            out
+            for node in nodes
+            for out in node.outputs
+            if out in early or self._is_read_outside(out, own, written)
+        ]
         inputs: dict[Variable, None] = {}
         todo, seen = [inp for node in nodes for inp in node.inputs], set()
         while todo:

@@ -24,8 +24,8 @@ from scanlib.backends.numba.loop import write_loop
 from scanlib.backends.numba.programs import Call, call_program
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.kernels.compiled import program_key
+from scanlib.kernels.program import CarryShapeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.errors import CarryShapeError
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
 

@@ -34,7 +34,6 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
-from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
@@ -45,20 +44,18 @@ from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.elementwise import Part, Value
 from scanlib.backends.numba.emit import is_zero_dim
-from scanlib.backends.numba.graph_arrays import is_total, total_behind
-from scanlib.backends.numba.graph_gathers import GatherEmitter
-from scanlib.backends.numba.graph_vectors import is_item
+from scanlib.backends.numba.graph_values import GraphValues
 from scanlib.backends.numba.lazy import apart, tuple_text
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
 from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
-from scanlib.backends.numba.state_products import products_behind
+from scanlib.backends.numba.state_products import Products, products_of
 from scanlib.kernels.compiled import program_key
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.reductions import AxesSum, StepProducts
+from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
 
@@ -90,19 +87,13 @@ def funcify_graph(
     return call, key
 
 
-class GraphWriter(GatherEmitter):
+class GraphWriter(GraphValues):
     """Writes the function of one graph; see the module's text."""
 
     def __init__(self, fgraph: FunctionGraph) -> None:
         super().__init__(Source())
         self.fgraph = fgraph
-        self.done: set[Apply] = set()
-        # Of a graph that is written in the place of a node: which variable of which graph each
-        # output is, and the reductions there that are computed with one.
-        self.outputs: dict[Variable, tuple[FunctionGraph, Variable]] = {}
-        self.ahead: list[Apply] = []
-        self.later: list[Apply] = []  # nodes of the graph behind the one that is written
-        self.underway: set[Apply] = set()  # nodes that wait for others to be written first
+        self.products: dict[Apply, Products] = {}  # that recurrences compute with their states
 
     def write(
         self, squeeze_output: bool = False, for_python: bool = False
@@ -114,7 +105,7 @@ class GraphWriter(GatherEmitter):
                 self.bind_scalar(variable, name)
             else:
                 self.bind_array(variable, name)
-        self._write_clusters()
+        self._write_graph()
         if for_python:
             as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
             few = len(self.fgraph.outputs) <= FEW_RESULTS
@@ -127,28 +118,15 @@ class GraphWriter(GatherEmitter):
         self.source.line(f"return {result}")
         return self.source.compile("graph", arguments, VERSION)
 
-    def _write_nodes(self) -> None:
-        nodes = self.fgraph.toposort()
-        for place, node in enumerate(nodes, start=1):
-            if node not in self.done:
-                self.later = nodes[place:]
-                self.emit(node)
-
-    def _write_clusters(self) -> None:
-        """Write the nodes of the whole graph: those over arrays together, the others one by one."""
-        nodes = self.fgraph.toposort()
-        taken = set()
-        for place, node in enumerate(nodes):
-            if isinstance(node.op, LinearScan) and not isinstance(node.op, CheckedLinearScan):
-                found = products_behind(self.fgraph, node, nodes[place + 1 :], set())
-                if found is not None:
-                    taken |= {found[0], *found[3]}
-        order = Plan(self.fgraph, taken).order()
-        for place, item in enumerate(order, start=1):
+    def _write_graph(self) -> None:
+        """Write the nodes of the graph: those over arrays together, the others one by one."""
+        self.products = products_of(self.fgraph)
+        written = {found.product for found in self.products.values()}
+        early = {node: [found.other] for node, found in self.products.items()}
+        for item in Plan(self.fgraph, written, early).order():
             if isinstance(item, Cluster):
                 self._write_cluster(item)
-            elif item not in self.done:
-                self.later = [node for node in order[place:] if isinstance(node, Apply)]
+            elif item not in written:
                 self.emit(item)
 
     def _write_cluster(self, cluster: Cluster) -> None:
@@ -181,25 +159,14 @@ class GraphWriter(GatherEmitter):
     def _write_inside(self, inside: FunctionGraph, node: Apply) -> None:
         """Write a graph in the place of a node."""
         held = [self.find(inp) for inp in node.inputs]
-        outside = self.fgraph, self.values, self.done, self.outputs, self.ahead
+        outside = self.fgraph, self.values, self.products
         # Equal nodes may share the variables of their graphs.
-        self.fgraph, self.values, self.done, self.ahead = inside, {}, set(), []
-        self.outputs = {
-            own: (outside[0], out) for own, out in zip(inside.outputs, node.outputs, strict=True)
-        }
+        self.fgraph, self.values = inside, {}
         self.values.update(zip(inside.inputs, held, strict=True))
-        self._write_nodes()
-        totals = {total: self.find(total.outputs[0]) for total in self.ahead}
-        reduced = {total.inputs[0] for total in totals}
-        results = {
-            out: self.find(own)
-            for own, out in zip(inside.outputs, node.outputs, strict=True)
-            if out not in reduced
-        }
-        self.fgraph, self.values, self.done, self.outputs, self.ahead = outside
-        self.values.update(results)
-        self.values.update({total.outputs[0]: value for total, value in totals.items()})
-        self.done.update(totals)
+        self._write_graph()
+        results = [self.find(own) for own in inside.outputs]
+        self.fgraph, self.values, self.products = outside
+        self.values.update(zip(node.outputs, results, strict=True))
 
     # Nodes
 
@@ -270,21 +237,13 @@ class GraphWriter(GatherEmitter):
         if isinstance(op, CheckedLinearScan):
             self._kernel(op, node)
             return
-        later = [after for after in self.later if after not in self.done]
-        found = products_behind(self.fgraph, node, later, self.underway)
-        if found is None or found[0].outputs[0] in self.outputs:
+        found = self.products.get(node)
+        if found is None:
             name = self.source.function(*recurrence_call(node), "loop")
             arguments = tuple_text(self.arguments_of(node.inputs, self.for_loop))
             self._view(node.outputs[0], f"{name}({arguments})")
             return
-        product, other, outer, first = found
-        self.done.add(product)
-        self.underway.add(node)
-        for before in first:
-            if before not in self.done:
-                self.done.add(before)
-                self.emit(before)
-        self.underway.discard(node)
+        product, other, outer = found.product, found.other, found.outer
         name = self.source.function(*recurrence_call(node, outer), "loop")
         history, products = self.source.name("v"), self.source.name("v")
         self.source.object("as_arrays", as_arrays)
@@ -320,39 +279,6 @@ class GraphWriter(GatherEmitter):
             self._fail_if(op.exc_type, op.msg, f"not {self.scalar(condition)}")
         value = self.find(checked)
         self.values[node.outputs[0]] = replace(value)
-
-    # Elementwise operations and sums
-
-    @_emit.register
-    def _elemwise(self, op: Elemwise, node: Apply) -> None:
-        if all(map(is_item, node.outputs)):
-            self.write_items(op, node)
-            return
-        totals = self._totals_behind(node)
-        self.write_walk(op, node, list(totals.items()))
-        self.done.update(totals.values())
-
-    def _totals_behind(self, node: Apply) -> dict[int, Apply]:
-        """Return the reductions that alone read outputs of a node, by the output's number."""
-        found = {}
-        for number, out in enumerate(node.outputs):
-            total = total_behind(self.fgraph, out)
-            if total is None and out in self.outputs and len(self.fgraph.clients[out]) == 1:
-                graph, variable = self.outputs[out]
-                total = total_behind(graph, variable)
-                if total is not None:
-                    self.ahead.append(total)
-            if total is not None:
-                found[number] = total
-        return found
-
-    @_emit.register(AxesSum)
-    @_emit.register(CAReduce)
-    def _total(self, op: Op, node: Apply) -> None:
-        if is_total(node):
-            self.write_total(node)
-        else:
-            self._call(op, node)
 
     @_emit.register
     def _number(self, op: ScalarOp, node: Apply) -> None:

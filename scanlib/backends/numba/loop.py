@@ -18,7 +18,7 @@ from typing import Any
 
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 
-from scanlib.backends.numba.body import prepare_body
+from scanlib.backends.numba.body import PreparedBody
 from scanlib.backends.numba.emit import Emitter, is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
@@ -40,9 +40,9 @@ class LoopWriter(WholeArrays):
     version: str  # of the code that a subclass writes
     first_capacity = FIRST_CAPACITY
 
-    def __init__(self, op: Scan) -> None:
+    def __init__(self, op: Scan, body: PreparedBody) -> None:
         self.start(op)
-        self.body = prepare_body(op)
+        self.body = body
         self.inner = self.signature.split_body_inputs(self.body.fgraph.inputs)
         self.result = self.signature.split_body_outputs(self.body.fgraph.outputs)
         depths = self.signature.depths

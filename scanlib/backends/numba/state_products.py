@@ -9,61 +9,86 @@ the matrices, are written meanwhile.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Mul
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
-from scanlib.backends.numba.graph_arrays import total_behind
 from scanlib.kernels.schedules.linear import has_products
+from scanlib.ops.checked_linear import CheckedLinearScan
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.reductions import AxesSum
 
 _LAST, _MIDDLE = (0, 1, "x"), (0, "x", 1)
 
 
-def products_behind(
-    fgraph: FunctionGraph, node: Apply, later: list[Apply], underway: set[Apply]
-) -> tuple[Apply, Variable, str, list[Apply]] | None:
-    """Return the node of products of a recurrence's states, to be computed with them.
+@dataclass(frozen=True)
+class Products:
+    """The products of a recurrence's states, which are computed with them.
 
-    Parameters
+    Attributes
     ----------
-    fgraph : FunctionGraph
-        The graph.
-    node : Apply
-        A node of a `LinearScan`.
-    later : list of Apply
-        What is computed after it, in an order in which it can be.
-    underway : set of Apply
-        Nodes that wait for this one.
-
-    Returns
-    -------
     product : Apply
         The node.
     other : Variable
-        Where the other rows are.
+        Where the other rows are; it has to be computed before the recurrence.
     outer : {"after", "before"}
         The place of the states, see `scanlib.kernels.schedules.linear.linear_program`.
-    first : list of Apply
-        What has to be computed before, in this order.
     """
+
+    product: Apply
+    other: Variable
+    outer: str
+
+
+def products_of(fgraph: FunctionGraph) -> dict[Apply, Products]:
+    """Return the recurrences of a graph that have such products."""
+    found: dict[Apply, Products] = {}
+    for node in fgraph.toposort():
+        if isinstance(node.op, LinearScan) and not isinstance(node.op, CheckedLinearScan):
+            products = _products_of(fgraph, node, {p.other for p in found.values()})
+            if products is not None:
+                found[node] = products
+    return found
+
+
+def _products_of(fgraph: FunctionGraph, node: Apply, waited_for: set[Variable]) -> Products | None:
     history = node.outputs[0]
-    if not has_products(node):
+    # What others wait for must not wait itself.
+    if not has_products(node) or waited_for & set(_descendants(fgraph, history)):
         return None
-    shuffles = [reader for reader, _ in fgraph.clients[history] if _is_shuffle(reader)]
-    for shuffle in shuffles:
-        for product in later:
+    for shuffle, _ in fgraph.clients[history]:
+        if not _is_shuffle(shuffle):
+            continue
+        for product, _ in fgraph.clients[shuffle.outputs[0]]:
             other = _other_rows(product, shuffle)
-            if other is None or total_behind(fgraph, product.outputs[0]) is not None:
+            if other is None or _is_summed(fgraph, product.outputs[0]):
                 continue  # sums of products need no memory for these
             above = {v.owner for v in ancestors([other]) if v.owner is not None}
-            first = [n for n in later if n in above]
             # What is moved to an earlier place must not write where somebody has yet to read.
-            if above & {node, *underway} or any(n.op.destroy_map for n in [*first, product]):
+            if node in above or any(n.op.destroy_map for n in [*above, product]):
                 continue
-            return product, other, "after" if shuffle.op.new_order == _LAST else "before", first
+            return Products(product, other, "after" if shuffle.op.new_order == _LAST else "before")
     return None
+
+
+def _descendants(fgraph: FunctionGraph, variable: Variable) -> list[Variable]:
+    found, todo = {variable: None}, [variable]
+    while todo:
+        for client, _ in fgraph.clients.get(todo.pop(), ()):
+            for out in getattr(client, "outputs", ()):
+                if out not in found:
+                    found[out] = None
+                    todo.append(out)
+    return list(found)
+
+
+def _is_summed(fgraph: FunctionGraph, variable: Variable) -> bool:
+    clients = fgraph.clients[variable]
+    return len(clients) == 1 and isinstance(clients[0][0].op, CAReduce | AxesSum)
 
 
 def _is_shuffle(node: Apply) -> bool:

@@ -304,9 +304,10 @@ class Tree:
 
 def write_numbers(step: Step, node: Apply, scalar: Apply) -> None:
     """Write a node whose operands and results are numbers; `scalar` is its scalar node."""
-    known = step.known_result(node, scalar)
+    known = step.known_results(node, scalar)
     if known is not None:
-        step.bind_known(node.outputs[0], known)
+        for out, size in zip(node.outputs, known, strict=True):
+            step.bind_known(out, size)
         return
     results = step.scalars.apply(scalar, [step.number(inp) for inp in node.inputs])
     for out, result in zip(node.outputs, results, strict=True):
@@ -579,7 +580,7 @@ def _reduce_items(step: Step, node: Apply) -> None:
         known = step.size_of(members[0])
         for member in members[1:]:
             pair = reduction.op.scalar_op.make_node(kind(), kind())
-            known = Expression(pair, (known, step.size_of(member)))
+            known = Expression((pair, 0), (known, step.size_of(member)))
         step.bind_known(out, known)
         return
     total = reduction.identity()

@@ -45,14 +45,14 @@ class Expression:
 
     Attributes
     ----------
-    operation : str or Apply
+    operation : str or tuple of Apply and int
         ``"add"``, ``"mul"``, ``"sub"``, ``"min"``, ``"max"``, ``"quotient"``, ``"equal"``
         (which chooses the third part where the first two are equal, else the fourth), or a scalar
-        node of PyTensor's.
+        node of PyTensor's and which of its outputs is meant.
     parts : tuple
     """
 
-    operation: str | Apply
+    operation: str | tuple[Apply, int]
     parts: tuple[Size, ...]
 
 
@@ -236,12 +236,11 @@ class SizeValues:
         if isinstance(size, Given):
             return self.given(size)
         parts = [self.value(part) for part in size.parts]
-        if isinstance(size.operation, Apply):
-            dtypes = [inp.type.dtype for inp in size.operation.inputs]
-            numbers: list[Number] = [
-                w.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)
-            ]
-            (result,) = Scalars(w).apply(size.operation, numbers)
+        if isinstance(size.operation, tuple):
+            node, place = size.operation
+            operands = zip(parts, node.inputs, strict=True)
+            numbers: list[Number] = [w.cast(part, inp.type.dtype) for part, inp in operands]
+            result = Scalars(w).apply(node, numbers)[place]
             assert isinstance(result, Value)
             return w.cast(result, INT64_NAME)
         if size.operation in ("min", "max"):

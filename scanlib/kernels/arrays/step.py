@@ -336,19 +336,14 @@ class Step:
             return w.constant(count, INT64) * self.value(stride)
         return count * (stride if isinstance(stride, int) else self.value(stride))
 
-    def known_result(self, node: Apply, scalar: Apply) -> Size | None:
-        """Return a number without axes as a size, if all it is computed from is known."""
-        (out, *others) = node.outputs
-        if others or np.dtype(out.type.dtype).kind not in "iub":
+    def known_results(self, node: Apply, scalar: Apply) -> list[Size] | None:
+        """Return numbers as sizes, if all they are computed from is known."""
+        if any(np.dtype(v.type.dtype).kind not in "iub" for v in (*node.inputs, *node.outputs)):
             return None
-        if not all(self.is_known(inp) for inp in node.inputs):
-            return None
-        if any(np.dtype(inp.type.dtype).kind not in "iub" for inp in node.inputs):
+        if not all(map(self.is_known, node.inputs)):
             return None
         parts = tuple(map(self.size_of, node.inputs))
-        if type(scalar.op) in SIZE_OPERATIONS and out.type.dtype == INT64.dtype:
-            return SIZE_OPERATIONS[type(scalar.op)](*parts)
-        return Expression(scalar, parts)
+        return [Expression((scalar, place), parts) for place in range(len(node.outputs))]
 
     # Memory
 

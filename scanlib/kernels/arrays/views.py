@@ -10,6 +10,7 @@ import builtins
 from collections.abc import Sequence
 
 import numpy as np
+from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
@@ -39,6 +40,7 @@ from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number
+from scanlib.ops import errors
 
 OUT_OF_BOUNDS = "index out of bounds"
 NEGATIVE = "negative dimensions are not allowed"
@@ -92,7 +94,8 @@ def write_check(step: Step, node: Apply) -> None:
     """Write a check, before the first step if it is the same for all of them."""
     kind: type = node.op.exc_type
     value, *conditions = node.inputs
-    if getattr(builtins, kind.__name__, None) is not kind:
+    homes = (errors, builtins, np.linalg)
+    if not any(getattr(home, kind.__name__, None) is kind for home in homes):
         raise NoKernelError(f"a check that raises {kind.__name__} has no kernel")
     for condition in conditions:
         if step.is_known(condition):
@@ -380,6 +383,18 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
 
 
 # New arrays
+
+
+@rule(DeepCopyOp)
+def write_deep_copy(step: Step, node: Apply) -> None:
+    (inp,), (out,) = node.inputs, node.outputs
+    if inp.type.ndim == 0:
+        step.bind_number(out, step.number(inp))
+        return
+    place = step.place(inp)
+    target = step.target(out, place.sizes)
+    write_copy(step, place, target)
+    step.bind_place(out, target)
 
 
 @rule(Alloc)

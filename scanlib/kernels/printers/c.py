@@ -1,8 +1,9 @@
-"""Kernels as C++ text, for g++ and clang++.
+"""Kernels as C++ text, for g++ and clang++; functions of single numbers for CUDA's compilers, too.
 
-Lanes are the vectors that both compilers know (`vector_size`); truth values of lanes are vectors of
+Lanes are the vectors that the first two know (`vector_size`); truth values of lanes are vectors of
 integers as wide as what was compared, zero or all ones. The two functions of a kernel are those of
-`scanlib.kernels.printers.llvm`. To be compiled with ``-fwrapv -ffp-contract=off -fno-fast-math``.
+`scanlib.kernels.printers.llvm`. To be compiled with ``-fwrapv -ffp-contract=off -fno-fast-math``,
+or ``-fmad=false`` for CUDA.
 """
 
 from __future__ import annotations
@@ -69,21 +70,24 @@ _OPERATORS = {
 # Functions of one number; with lanes, one after the other, which compilers put together again.
 _FUNCTIONS = {
     "fma": "scanlib_fma",
-    "sqrt": "__builtin_sqrt",
-    "abs": "__builtin_fabs",
-    "copysign": "__builtin_copysign",
-    "floor": "__builtin_floor",
-    "ceil": "__builtin_ceil",
-    "trunc": "__builtin_trunc",
-    "rint": "__builtin_rint",
+    "sqrt": "sqrt",
+    "abs": "fabs",
+    "copysign": "copysign",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+    "rint": "rint",
 }
+
+# Integers of these operations wrap around, which C++ leaves open where they have signs.
+_WRAPPING = ("add", "sub", "mul", "shl")
 
 # Where the processor has no such instruction, both roundings: a function that has one is slow.
 _FMA = """#ifndef SCANLIB_FMA
 #define SCANLIB_FMA
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDACC__)
-#define scanlib_fma __builtin_fma
-#define scanlib_fmaf __builtin_fmaf
+#define scanlib_fma fma
+#define scanlib_fmaf fmaf
 #else
 static inline double scanlib_fma(double x, double y, double z) { return x * y + z; }
 static inline float scanlib_fmaf(float x, float y, float z) { return x * y + z; }
@@ -106,18 +110,16 @@ def literal(value: Any, dtype: str) -> str:
         if int(value) == -(2**63):
             return "(int64_t)(-9223372036854775807LL - 1)"
         return f"({item_text(dtype)}){int(value)}{'ULL' if dtype == 'uint64' else 'LL'}"
-    suffix = "f" if dtype == "float32" else ""
-    if np.isnan(value):
-        return f'__builtin_nan{suffix}("")'
-    if np.isinf(value):
-        return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
-    return f"{float(value).hex()}{suffix}"
+    if not np.isfinite(value):
+        name = "NAN" if np.isnan(value) else "-INFINITY" if value < 0 else "INFINITY"
+        return f"({item_text(dtype)}){name}"
+    return f"{float(value).hex()}{'f' if dtype == 'float32' else ''}"
 
 
-def print_functions(functions: Sequence[Function]) -> str:
-    """Return functions and what they call."""
+def print_functions(functions: Sequence[Function], declared: str = "static inline") -> str:
+    """Return functions and what they call; `declared` is what stands before each."""
     needed = [inner for function in functions for inner in (*functions_of(function), function)]
-    return "\n".join(_Module(list(dict.fromkeys(needed))).text())
+    return "\n".join(_Module(list(dict.fromkeys(needed)), declared).text())
 
 
 def print_kernels(*kernels: Kernel) -> str:
@@ -162,8 +164,8 @@ class _Types:
 
 
 class _Module:
-    def __init__(self, functions: list[Function]) -> None:
-        self.types = _Types()
+    def __init__(self, functions: list[Function], declared: str = "static inline") -> None:
+        self.types, self.declared = _Types(), declared
         self.lines: list[str] = []
         for function in functions:
             self.function(function)
@@ -191,7 +193,7 @@ class _Module:
         else:
             result = "void"
         given = ", ".join(self.parameter(value) for value in function.parameters)
-        how = "__attribute__((noinline)) static" if function.is_shared else "static inline"
+        how = "__attribute__((noinline)) static" if function.is_shared else self.declared
         self.lines.append(f"{how} {result} {function.name}({given}) {{")
         self.lines += [*body.lines, "}"]
 
@@ -295,14 +297,18 @@ class _Body:
         """Write an operation on plain numbers."""
         kind, last = self.types.text(result.type), operands[-1].type
         if operation in _OPERATORS:
-            # Integers narrower than an int are computed as ints.
+            if last.is_integer and operation in _WRAPPING:
+                # Integers narrower than an int would be computed as ints.
+                wide = "uint64_t" if last.itemsize == 8 else "uint32_t"
+                texts[0] = texts[0] if kind == wide else f"({wide}){texts[0]}"
             text = f"{texts[0]} {_OPERATORS[operation]} {texts[1]}"
             whole = last.is_integer and result.type == last
             self.define(result, f"({kind})({text})" if whole else text)
         elif operation in _FUNCTIONS:
             self.define(result, f"{_function(operation, last.dtype)}({', '.join(texts)})")
         elif operation == "neg":
-            self.define(result, f"({kind})(-{texts[0]})" if last.is_integer else f"-{texts[0]}")
+            zero = f"({kind})(0 - (uint64_t){texts[0]})"
+            self.define(result, zero if last.is_integer else f"-{texts[0]}")
         elif operation == "not":
             text = f"!{texts[0]}" if last.dtype == "bool" else f"({kind})(~{texts[0]})"
             self.define(result, text)

@@ -6,21 +6,22 @@
  * exchange values stands `SCANLIB_SYNC()`. What a thread keeps from one phase to the next is in
  * `scanlib_each`, what all share is `SCANLIB_SHARED`.
  */
-typedef long long npy_intp;
-typedef unsigned char npy_bool;
-typedef signed char npy_int8;
-typedef short npy_int16;
-typedef int npy_int32;
-typedef long long npy_int64;
-typedef unsigned char npy_uint8;
-typedef unsigned short npy_uint16;
-typedef unsigned int npy_uint32;
-typedef unsigned long long npy_uint64;
-typedef float npy_float16; /* computed with in single precision */
-typedef float npy_float32;
-typedef float npy_float;
-typedef double npy_float64;
-typedef double npy_double;
+#ifdef __CUDACC_RTC__ /* has no headers */
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#define NAN __int_as_float(0x7fc00000)
+#define INFINITY __int_as_float(0x7f800000)
+#else
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#endif
 
 #ifdef __CUDACC__
 #define SCANLIB_DEVICE static __device__ __forceinline__
@@ -31,8 +32,6 @@ typedef double npy_double;
 #define SCANLIB_UNROLL _Pragma("unroll")
 #define SCANLIB_ROLLED _Pragma("unroll 1")
 #define SCANLIB_NOTE() /* for tests */
-#define NPY_NAN __int_as_float(0x7fc00000)
-#define NPY_INFINITY __int_as_float(0x7f800000)
 
 template <class T> struct scanlib_each {
   T value;
@@ -42,26 +41,23 @@ template <class T> struct scanlib_each {
 /* `call` is run by every thread: `index` is its number in the whole grid. */
 #define SCANLIB_FLAT_KERNEL(name, call)                                                            \
   extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Params p) {       \
-    const npy_intp index = (npy_intp)blockIdx.x * blockDim.x + threadIdx.x;                        \
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;                        \
     call;                                                                                          \
   }
 /* `call` is run by blocks whose threads work together: `block` is the number of the block. */
 #define SCANLIB_BLOCK_KERNEL(name, call)                                                           \
   extern "C" __global__ void __launch_bounds__(SCANLIB_THREADS)                                    \
       name(const __grid_constant__ Params p) {                                                     \
-    const npy_intp block = blockIdx.x;                                                             \
+    const int64_t block = blockIdx.x;                                                             \
     call;                                                                                          \
   }
 #else
-#include <cmath>
-#include <cstring>
-#include <math.h>
 #define SCANLIB_DEVICE static inline
 #define SCANLIB_METHOD inline
 #define SCANLIB_SHARED static thread_local /* blocks may be threads */
 #define SCANLIB_SYNC()
 extern "C" {
-npy_intp scanlib_walked_again = 0;
+int64_t scanlib_walked_again = 0;
 }
 #define SCANLIB_NOTE() __atomic_fetch_add(&scanlib_walked_again, 1, __ATOMIC_RELAXED)
 #ifdef SCANLIB_LAST_THREAD_FIRST /* the order of the threads must not matter */
@@ -71,8 +67,6 @@ npy_intp scanlib_walked_again = 0;
 #endif
 #define SCANLIB_UNROLL
 #define SCANLIB_ROLLED
-#define NPY_NAN NAN
-#define NPY_INFINITY INFINITY
 
 template <class T> struct scanlib_each {
   T value[SCANLIB_THREADS];
@@ -80,32 +74,31 @@ template <class T> struct scanlib_each {
 };
 
 #define SCANLIB_FLAT_KERNEL(name, call)                                           \
-  extern "C" void name(npy_intp blocks, npy_intp threads, const Params *given) {   \
+  extern "C" void name(int64_t blocks, int64_t threads, const Params *given) {   \
     const Params &p = *given;                                                      \
-    for (npy_intp index = 0; index < blocks * threads; index++) call;              \
+    for (int64_t index = 0; index < blocks * threads; index++) call;              \
   }
 #define SCANLIB_BLOCK_KERNEL(name, call)                                           \
-  extern "C" void name(npy_intp blocks, npy_intp, const Params *given) {           \
+  extern "C" void name(int64_t blocks, int64_t, const Params *given) {           \
     const Params &p = *given;                                                      \
-    for (npy_intp block = 0; block < blocks; block++) call;                        \
+    for (int64_t block = 0; block < blocks; block++) call;                        \
   }
 #endif
-#define NPY_INFINITYF NPY_INFINITY
 
 /* Half precision is kept in memory only. */
 #ifdef __CUDACC__
-SCANLIB_DEVICE float scanlib_widened(npy_uint16 bits) {
+SCANLIB_DEVICE float scanlib_widened(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
-SCANLIB_DEVICE npy_uint16 scanlib_narrowed(float value) {
-  npy_uint16 bits;
+SCANLIB_DEVICE uint16_t scanlib_narrowed(float value) {
+  uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
 #else
-SCANLIB_DEVICE float scanlib_widened(npy_uint16 bits) {
+SCANLIB_DEVICE float scanlib_widened(uint16_t bits) {
   const int exponent = bits >> 10 & 31, digits = bits & 1023;
   float value;
   if (exponent == 31)
@@ -115,8 +108,8 @@ SCANLIB_DEVICE float scanlib_widened(npy_uint16 bits) {
   return bits >> 15 ? -value : value;
 }
 /* To the nearest, of two equally near ones to the even. */
-SCANLIB_DEVICE npy_uint16 scanlib_narrowed(float value) {
-  const npy_uint16 sign = std::signbit(value) ? 0x8000 : 0;
+SCANLIB_DEVICE uint16_t scanlib_narrowed(float value) {
+  const uint16_t sign = signbit(value) ? 0x8000 : 0;
   if (value != value) return sign | 0x7e00;
   const float size = fabsf(value);
   if (size == 0) return sign;
@@ -125,12 +118,12 @@ SCANLIB_DEVICE npy_uint16 scanlib_narrowed(float value) {
   frexpf(size, &exponent);
   const int last = exponent - 11 < -24 ? -24 : exponent - 11; /* the exponent of the last digit */
   const int digits = (int)nearbyintf(ldexpf(size, -last));
-  return sign | (npy_uint16)(digits + ((last + 24) << 10));
+  return sign | (uint16_t)(digits + ((last + 24) << 10));
 }
 #endif
 
 struct scanlib_half {
-  npy_uint16 bits;
+  uint16_t bits;
   SCANLIB_METHOD explicit scanlib_half(float value) : bits(scanlib_narrowed(value)) {}
   SCANLIB_METHOD operator float() const { return scanlib_widened(bits); }
 };
@@ -145,7 +138,7 @@ template <class T> SCANLIB_DEVICE T scanlib_fetch(const char *place) {
 }
 template <> SCANLIB_METHOD scanlib_half scanlib_fetch<scanlib_half>(const char *place) {
   scanlib_half half(0.0f);
-  half.bits = scanlib_fetch<npy_uint16>(place);
+  half.bits = scanlib_fetch<uint16_t>(place);
   return half;
 }
 
@@ -153,8 +146,5 @@ template <> SCANLIB_METHOD scanlib_half scanlib_fetch<scanlib_half>(const char *
 template <class T> struct scanlib_real {
   typedef T type;
 };
-SCANLIB_DEVICE npy_float32 scanlib_size(npy_float32 x) { return fabsf(x); }
-SCANLIB_DEVICE npy_float64 scanlib_size(npy_float64 x) { return fabs(x); }
-/* Whether a number is nothing but NaN: a complex one may have a part that is none. */
-SCANLIB_DEVICE bool scanlib_is_nan(npy_float32 x) { return x != x; }
-SCANLIB_DEVICE bool scanlib_is_nan(npy_float64 x) { return x != x; }
+SCANLIB_DEVICE float scanlib_size(float x) { return fabsf(x); }
+SCANLIB_DEVICE double scanlib_size(double x) { return fabs(x); }

@@ -15,7 +15,7 @@ template <class L> struct scanlib_constants {
   typedef typename L::Item Item;
   enum { ITEMS = L::STEPS ? 1 : L::SIZE * L::SIZE, ROWS = L::MASKED ? L::SIZE : 1 };
   Item a[ITEMS];
-  npy_uint64 kept_[ROWS];
+  uint64_t kept_[ROWS];
   SCANLIB_METHOD void fetch(const Params &p, const typename L::Channel &channel) {
     SCANLIB_UNROLL
     for (int k = 0; k < ITEMS && !L::STEPS; k++)
@@ -23,14 +23,14 @@ template <class L> struct scanlib_constants {
     SCANLIB_UNROLL
     for (int i = 0; i < ROWS && L::MASKED; i++) kept_[i] = L::kept(p, channel, i);
   }
-  SCANLIB_METHOD npy_uint64 kept(int i) const { return L::MASKED ? kept_[i] : ~npy_uint64(0); }
+  SCANLIB_METHOD uint64_t kept(int i) const { return L::MASKED ? kept_[i] : ~uint64_t(0); }
 };
 
 template <class L> struct scanlib_terms {
   typedef typename L::Item Item;
   enum { ITEMS = L::STEPS ? L::SIZE * L::SIZE : 1, ROWS = L::OFFSET ? L::SIZE : 1 };
   Item a[ITEMS], b[ROWS];
-  SCANLIB_METHOD void fetch(const Params &p, const typename L::Channel &channel, npy_intp t) {
+  SCANLIB_METHOD void fetch(const Params &p, const typename L::Channel &channel, int64_t t) {
     SCANLIB_UNROLL
     for (int k = 0; k < ITEMS && L::STEPS; k++)
       a[k] = L::matrix(p, channel, t, k / L::SIZE, k % L::SIZE);
@@ -45,7 +45,7 @@ template <class L, bool STORE> struct scanlib_walker {
   Item x[L::SIZE];
   SCANLIB_METHOD void step(const Params &p, const typename L::Channel &channel,
                            const scanlib_constants<L> &constants, const scanlib_terms<L> &terms,
-                           npy_intp t) {
+                           int64_t t) {
     Item y[L::SIZE];
     const Item *a = L::STEPS ? terms.a : constants.a;
     SCANLIB_UNROLL
@@ -78,7 +78,7 @@ template <class L> struct scanlib_prober {
   }
   SCANLIB_METHOD void step(const Params &, const typename L::Channel &,
                            const scanlib_constants<L> &constants, const scanlib_terms<L> &terms,
-                           npy_intp) {
+                           int64_t) {
     Item y[L::SIZE];
     Real error[L::SIZE];
     const Item *a = L::STEPS ? terms.a : constants.a;
@@ -100,8 +100,8 @@ template <class L> struct scanlib_prober {
 /* Take the steps from `i` to `end`, with AHEAD of them read before they are needed. */
 template <class L, class Job>
 SCANLIB_DEVICE void scanlib_take_steps(const Params &p, const typename L::Channel &channel,
-                                       const scanlib_constants<L> &constants, npy_intp i,
-                                       npy_intp end, Job &job) {
+                                       const scanlib_constants<L> &constants, int64_t i,
+                                       int64_t end, Job &job) {
   enum { AHEAD = L::AHEAD ? L::AHEAD : 1 };
   scanlib_terms<L> now[AHEAD], coming[AHEAD];
   if (L::AHEAD && i + AHEAD <= end) {
@@ -129,9 +129,9 @@ SCANLIB_DEVICE void scanlib_take_steps(const Params &p, const typename L::Channe
 /* Which chunk of which vector a thread, or a group of threads, walks. Where only the last row is
  * wanted, that is the last one. */
 template <class L> struct scanlib_stretch {
-  npy_intp s, chunk, first, last;
+  int64_t s, chunk, first, last;
   bool active;
-  SCANLIB_METHOD scanlib_stretch(const Params &p, npy_intp job) {
+  SCANLIB_METHOD scanlib_stretch(const Params &p, int64_t job) {
     s = job % p.channels;
     chunk = L::LAST ? p.chunks - 1 : job / p.channels;
     active = job < p.channels * (L::LAST ? 1 : p.chunks);
@@ -144,15 +144,15 @@ template <class L> struct scanlib_stretch {
 /* Which column of which chunk of which vector. Threads side by side share matrices where these
  * change from step to step. Powers of one matrix are the same for all chunks, and found once. */
 template <class L> struct scanlib_probed {
-  npy_intp s, chunk;
+  int64_t s, chunk;
   int column;
   bool active;
-  SCANLIB_METHOD scanlib_probed(const Params &p, npy_intp job) {
-    const npy_intp chunks = p.chunks - 1, all = p.channels * chunks;
+  SCANLIB_METHOD scanlib_probed(const Params &p, int64_t job) {
+    const int64_t chunks = p.chunks - 1, all = p.channels * chunks;
     active = job < all * L::COLUMNS;
     if (!active) job = 0;
     column = (int)(L::STEPS ? job % L::COLUMNS : job / all);
-    const npy_intp rest = L::STEPS ? job / L::COLUMNS : job % all;
+    const int64_t rest = L::STEPS ? job / L::COLUMNS : job % all;
     s = rest % p.channels;
     chunk = rest / p.channels;
     if (L::ONE_POWER && column < L::SIZE && chunk) active = false;
@@ -161,17 +161,17 @@ template <class L> struct scanlib_probed {
 
 /* Where an item of a column is kept, and of the state before a chunk. */
 template <class L>
-SCANLIB_DEVICE npy_intp scanlib_column_place(const Params &p, npy_intp s, npy_intp chunk, int column,
+SCANLIB_DEVICE int64_t scanlib_column_place(const Params &p, int64_t s, int64_t chunk, int column,
                                              int i) {
   if (L::ONE_POWER && column < L::SIZE) chunk = 0;
   return ((chunk * p.channels + s) * L::COLUMNS + column) * L::SIZE + i;
 }
 template <class L>
-SCANLIB_DEVICE npy_intp scanlib_state_place(const Params &p, npy_intp s, npy_intp chunk, int i) {
+SCANLIB_DEVICE int64_t scanlib_state_place(const Params &p, int64_t s, int64_t chunk, int i) {
   return (chunk * p.channels + s) * L::SIZE + i;
 }
 template <class L>
-SCANLIB_DEVICE void scanlib_keep_column(const Params &p, npy_intp place, typename L::Item x,
+SCANLIB_DEVICE void scanlib_keep_column(const Params &p, int64_t place, typename L::Item x,
                                         typename L::Real peak, typename L::Real lost) {
   ((typename L::Item *)p.columns)[place] = x;
   ((typename L::Real *)p.bounds)[2 * place] = peak;
@@ -180,7 +180,7 @@ SCANLIB_DEVICE void scanlib_keep_column(const Params &p, npy_intp place, typenam
 
 /* Item `i` of what a chunk makes of the state `x`; returns whether it can be trusted. */
 template <class L>
-SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, npy_intp s, npy_intp chunk, int i,
+SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, int64_t s, int64_t chunk, int i,
                                         const typename L::Item *x, typename L::Item &y) {
   typedef typename L::Item Item;
   typedef typename L::Real Real;
@@ -190,23 +190,23 @@ SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, npy_intp s, npy_intp ch
   Real peaks[L::SIZE], losts[L::SIZE], peak = Real(0), lost = Real(0);
   SCANLIB_UNROLL
   for (int j = 0; j < L::SIZE; j++) {
-    const npy_intp place = scanlib_column_place<L>(p, s, chunk, j, i);
+    const int64_t place = scanlib_column_place<L>(p, s, chunk, j, i);
     a[j] = columns[place];
     peaks[j] = bounds[2 * place];
     losts[j] = bounds[2 * place + 1];
   }
   if (L::COLUMNS > L::SIZE) {
-    const npy_intp place = scanlib_column_place<L>(p, s, chunk, L::SIZE, i);
+    const int64_t place = scanlib_column_place<L>(p, s, chunk, L::SIZE, i);
     b = columns[place];
     peak = bounds[2 * place];
     lost = bounds[2 * place + 1];
   }
-  y = L::Semiring::template product<L::SIZE>(a, x, ~npy_uint64(0)) + b;
+  y = L::Semiring::template product<L::SIZE>(a, x, ~uint64_t(0)) + b;
   if (!L::MASKED && L::Semiring::template settled<L::SIZE>(x)) return true; /* so is y */
   return L::Semiring::template trusted<L::SIZE>(peaks, losts, x, peak, lost, y);
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_walk_vectors(const Params &p, npy_intp index) {
+template <class L> SCANLIB_DEVICE void scanlib_walk_vectors(const Params &p, int64_t index) {
   const scanlib_stretch<L> own(p, index);
   if (!own.active) return;
   typename L::Channel channel;
@@ -227,7 +227,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk_vectors(const Params &p, npy
     if (L::LAST) L::store(p, channel, 0, i, walker.x[i]);
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, npy_intp index) {
+template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t index) {
   const scanlib_probed<L> own(p, index);
   if (!own.active) return;
   typename L::Channel channel;
@@ -236,7 +236,7 @@ template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, npy_intp i
   L::locate(p, own.s, channel);
   constants.fetch(p, channel);
   prober.start(own.column);
-  const npy_intp first = own.chunk * p.chunk;
+  const int64_t first = own.chunk * p.chunk;
   scanlib_take_steps<L>(p, channel, constants, first, first + p.chunk, prober);
   SCANLIB_UNROLL
   for (int i = 0; i < L::SIZE; i++)
@@ -244,7 +244,7 @@ template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, npy_intp i
                            prober.x[i], prober.peak[i], prober.lost[i]);
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_carry_vectors(const Params &p, npy_intp s) {
+template <class L> SCANLIB_DEVICE void scanlib_carry_vectors(const Params &p, int64_t s) {
   if (s >= p.channels) return;
   typedef typename L::Item Item;
   typename L::Channel channel;
@@ -254,7 +254,7 @@ template <class L> SCANLIB_DEVICE void scanlib_carry_vectors(const Params &p, np
   constants.fetch(p, channel);
   SCANLIB_UNROLL
   for (int i = 0; i < L::SIZE; i++) walker.x[i] = L::initial(p, channel, i);
-  for (npy_intp chunk = 0; chunk < p.chunks; chunk++) {
+  for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
     Item y[L::SIZE];
     bool good = true;
     SCANLIB_UNROLL

@@ -1,5 +1,5 @@
 /* Matrix recurrences X_t = A_t X_{t-1} R_t + B_t: one block, with the state in shared memory. */
-template <class L> SCANLIB_DEVICE void scanlib_walk_both(const Params &p, npy_intp) {
+template <class L> SCANLIB_DEVICE void scanlib_walk_both(const Params &p, int64_t) {
   typedef typename L::Item Item;
   enum { ITEMS = L::SIZE * L::WIDTH };
   SCANLIB_SHARED Item state[ITEMS], half[ITEMS];
@@ -13,14 +13,14 @@ template <class L> SCANLIB_DEVICE void scanlib_walk_both(const Params &p, npy_in
     }
   }
   SCANLIB_SYNC();
-  for (npy_intp step = 0; step < p.steps; step++) {
-    const npy_intp row = L::row(p.steps, step);
+  for (int64_t step = 0; step < p.steps; step++) {
+    const int64_t row = L::row(p.steps, step);
     SCANLIB_EACH(t) {
       for (int k = t; k < ITEMS; k += SCANLIB_THREADS) {
         Item total = Item(0);
         for (int j = 0; j < L::SIZE; j++)
-          total = total + L::matrix(p, channel, row, k / L::WIDTH, j) *
-                              state[j * L::WIDTH + k % L::WIDTH];
+          total = scanlib_times_plus(L::matrix(p, channel, row, k / L::WIDTH, j),
+                                     state[j * L::WIDTH + k % L::WIDTH], total);
         half[k] = total;
       }
     }
@@ -29,8 +29,8 @@ template <class L> SCANLIB_DEVICE void scanlib_walk_both(const Params &p, npy_in
       for (int k = t; k < ITEMS; k += SCANLIB_THREADS) {
         Item total = Item(0);
         for (int j = 0; j < L::WIDTH; j++)
-          total = total + half[k / L::WIDTH * L::WIDTH + j] *
-                              L::right(p, channel, row, j, k % L::WIDTH);
+          total = scanlib_times_plus(half[k / L::WIDTH * L::WIDTH + j],
+                                     L::right(p, channel, row, j, k % L::WIDTH), total);
         if (L::OFFSET) total = total + L::offset(p, channel, row, k / L::WIDTH, k % L::WIDTH);
         state[k] = total;
         if (!L::LAST)

@@ -8,12 +8,12 @@ template <class L> struct scanlib_lane {
   typename L::Channel channel;
   typename L::Item a[L::SIZE], coming[L::AHEAD ? L::SIZE : 1], b;
   typename L::Real peak;
-  npy_uint64 kept;
-  npy_intp s, chunk, first, last; /* steps */
+  uint64_t kept;
+  int64_t s, chunk, first, last; /* steps */
   int row, base, column;
   bool works, with_offset;
 
-  SCANLIB_METHOD void locate(const Params &p, int t, npy_intp series, bool active) {
+  SCANLIB_METHOD void locate(const Params &p, int t, int64_t series, bool active) {
     row = t % L::GROUP;
     base = t - row;
     works = active && row < L::SIZE;
@@ -21,12 +21,12 @@ template <class L> struct scanlib_lane {
     with_offset = L::OFFSET;
     peak = typename L::Real(0);
     b = typename L::Item(0);
-    kept = ~npy_uint64(0);
+    kept = ~uint64_t(0);
     L::locate(p, s, channel);
     if (works && L::MASKED) kept = L::kept(p, channel, row);
     if (works && !L::STEPS) fetch(p, 0, a);
   }
-  SCANLIB_METHOD void fetch(const Params &p, npy_intp t, typename L::Item *to) const {
+  SCANLIB_METHOD void fetch(const Params &p, int64_t t, typename L::Item *to) const {
     SCANLIB_UNROLL
     for (int j = 0; j < L::SIZE; j++) to[j] = L::matrix(p, channel, t, row, j);
   }
@@ -44,12 +44,12 @@ enum { SCANLIB_WALK, SCANLIB_PROBE, SCANLIB_SKIP }; /* store results, keep bound
 /* One step of one thread, number `i` of the recurrence; idle threads keep their value. */
 template <class L, int KIND>
 SCANLIB_DEVICE void scanlib_lane_step(const Params &p, scanlib_lane<L> &lane,
-                                      scanlib_vectors<L> &all, int t, int now, npy_intp i) {
+                                      scanlib_vectors<L> &all, int t, int now, int64_t i) {
   typedef typename L::Item Item;
   const Item *x = all.x[now] + lane.base;
   Item y = all.x[now][t];
   if (lane.works && i < lane.last) {
-    const npy_intp row = L::row(p.steps, i);
+    const int64_t row = L::row(p.steps, i);
     if (L::STEPS && L::AHEAD) {
       if (i == lane.first) lane.fetch(p, row, lane.coming);
       SCANLIB_UNROLL
@@ -72,8 +72,8 @@ SCANLIB_DEVICE void scanlib_lane_step(const Params &p, scanlib_lane<L> &lane,
 /* All groups take `count` steps; returns which of the two vectors holds the result. */
 template <class L, int KIND>
 SCANLIB_DEVICE int scanlib_group_steps(const Params &p, scanlib_each<scanlib_lane<L> > &lane,
-                                       scanlib_vectors<L> &all, npy_intp count, int now) {
-  for (npy_intp k = 0; k < count; k++) {
+                                       scanlib_vectors<L> &all, int64_t count, int now) {
+  for (int64_t k = 0; k < count; k++) {
     SCANLIB_EACH(t) {
       scanlib_lane_step<L, KIND>(p, lane[t], all, t, now, lane[t].first + k);
     }
@@ -83,7 +83,7 @@ SCANLIB_DEVICE int scanlib_group_steps(const Params &p, scanlib_each<scanlib_lan
   return now;
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_walk_groups(const Params &p, npy_intp block) {
+template <class L> SCANLIB_DEVICE void scanlib_walk_groups(const Params &p, int64_t block) {
   SCANLIB_SHARED scanlib_vectors<L> all;
   scanlib_each<scanlib_lane<L> > lane;
   SCANLIB_EACH(t) {
@@ -102,7 +102,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk_groups(const Params &p, npy_
     all.x[0][t] = x;
   }
   SCANLIB_SYNC();
-  const npy_intp count = p.steps < p.chunk ? p.steps : p.chunk;
+  const int64_t count = p.steps < p.chunk ? p.steps : p.chunk;
   const int now = scanlib_group_steps<L, SCANLIB_WALK>(p, lane, all, count, 0);
   SCANLIB_EACH(t) {
     if (L::LAST && lane[t].works)
@@ -110,7 +110,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk_groups(const Params &p, npy_
   }
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_probe_groups(const Params &p, npy_intp block) {
+template <class L> SCANLIB_DEVICE void scanlib_probe_groups(const Params &p, int64_t block) {
   typedef typename L::Semiring S;
   SCANLIB_SHARED scanlib_vectors<L> all;
   scanlib_each<scanlib_lane<L> > lane;
@@ -137,18 +137,18 @@ template <class L> SCANLIB_DEVICE void scanlib_probe_groups(const Params &p, npy
 }
 
 /* Find the states before each chunk. Where one cannot be trusted, its group walks the chunk. */
-template <class L> SCANLIB_DEVICE void scanlib_carry_groups(const Params &p, npy_intp block) {
+template <class L> SCANLIB_DEVICE void scanlib_carry_groups(const Params &p, int64_t block) {
   typedef typename L::Item Item;
   SCANLIB_SHARED scanlib_vectors<L> all;
   scanlib_each<scanlib_lane<L> > lane;
   int now = 0;
   SCANLIB_EACH(t) {
-    const npy_intp s = block * (SCANLIB_THREADS / L::GROUP) + t / L::GROUP;
+    const int64_t s = block * (SCANLIB_THREADS / L::GROUP) + t / L::GROUP;
     lane[t].locate(p, t, s < p.channels ? s : 0, s < p.channels);
     all.x[0][t] = lane[t].works ? L::initial(p, lane[t].channel, lane[t].row) : Item(0);
   }
   SCANLIB_SYNC();
-  for (npy_intp chunk = 0; chunk < p.chunks; chunk++) {
+  for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
     SCANLIB_EACH(t) {
       const scanlib_lane<L> &own = lane[t];
       all.wrong[t] = 0;

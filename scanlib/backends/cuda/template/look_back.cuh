@@ -27,16 +27,16 @@
 enum { SCANLIB_STRETCH, SCANLIB_WHOLE_GROUP, SCANLIB_END }; /* what is published */
 
 #ifdef __CUDACC__
-SCANLIB_DEVICE void scanlib_raise(npy_int32 *flag) {
+SCANLIB_DEVICE void scanlib_raise(int32_t *flag) {
   asm volatile("st.release.gpu.s32 [%0], 1;" ::"l"(flag) : "memory");
 }
-SCANLIB_DEVICE bool scanlib_is_raised(const npy_int32 *flag) {
-  npy_int32 value;
+SCANLIB_DEVICE bool scanlib_is_raised(const int32_t *flag) {
+  int32_t value;
   asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
   return value != 0;
 }
-SCANLIB_DEVICE npy_int32 scanlib_ticket(npy_int32 *next) { return atomicAdd(next, 1); }
-SCANLIB_DEVICE void scanlib_at_least(npy_int32 *most, npy_int32 value) { atomicMax(most, value); }
+SCANLIB_DEVICE int32_t scanlib_ticket(int32_t *next) { return atomicAdd(next, 1); }
+SCANLIB_DEVICE void scanlib_at_least(int32_t *most, int32_t value) { atomicMax(most, value); }
 #define SCANLIB_REST() __nanosleep(32)
 #define SCANLIB_SHAKE() /* for tests */
 #define SCANLIB_CONCURRENT_KERNEL(name, threads, call)                                             \
@@ -51,17 +51,17 @@ SCANLIB_DEVICE void scanlib_at_least(npy_int32 *most, npy_int32 value) { atomicM
 #include <time.h>
 #define SCANLIB_AT_ONCE 6
 extern "C" {
-npy_int32 scanlib_seed = 1, scanlib_waits = 0; /* for tests: 0 for no sleeps; how often one waited */
+int32_t scanlib_seed = 1, scanlib_waits = 0; /* for tests: 0 for no sleeps; how often one waited */
 }
-static inline void scanlib_raise(npy_int32 *flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
-static inline bool scanlib_is_raised(const npy_int32 *flag) {
+static inline void scanlib_raise(int32_t *flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
+static inline bool scanlib_is_raised(const int32_t *flag) {
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0;
 }
-static inline npy_int32 scanlib_ticket(npy_int32 *next) {
+static inline int32_t scanlib_ticket(int32_t *next) {
   return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
 }
-static inline void scanlib_at_least(npy_int32 *most, npy_int32 value) {
-  npy_int32 now = __atomic_load_n(most, __ATOMIC_RELAXED);
+static inline void scanlib_at_least(int32_t *most, int32_t value) {
+  int32_t now = __atomic_load_n(most, __ATOMIC_RELAXED);
   while (now < value &&
          !__atomic_compare_exchange_n(most, &now, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
@@ -72,8 +72,8 @@ static inline void scanlib_rest() {
 }
 static inline void scanlib_shake() {
   if (!__atomic_load_n(&scanlib_seed, __ATOMIC_RELAXED)) return;
-  const npy_uint32 drawn = __atomic_add_fetch((npy_uint32 *)&scanlib_seed, 2, __ATOMIC_RELAXED);
-  const npy_uint32 mixed = (drawn * 2654435769u) >> 20;
+  const uint32_t drawn = __atomic_add_fetch((uint32_t *)&scanlib_seed, 2, __ATOMIC_RELAXED);
+  const uint32_t mixed = (drawn * 2654435769u) >> 20;
   const timespec some = {0, (long)(mixed % 64) * 1000};
   if (mixed % 8 == 0) nanosleep(&some, NULL);
 }
@@ -82,14 +82,14 @@ static inline void scanlib_shake() {
 struct scanlib_grid {
   void (*block)(const Params &);
   const Params *p;
-  npy_intp left;
+  int64_t left;
 };
 static void *scanlib_resident(void *argument) {
   scanlib_grid &grid = *(scanlib_grid *)argument;
   while (__atomic_fetch_sub(&grid.left, 1, __ATOMIC_RELAXED) > 0) grid.block(*grid.p);
   return NULL;
 }
-static void scanlib_run_blocks(void (*block)(const Params &), npy_intp blocks, const Params *p) {
+static void scanlib_run_blocks(void (*block)(const Params &), int64_t blocks, const Params *p) {
   pthread_t threads[SCANLIB_AT_ONCE];
   scanlib_grid grid = {block, p, blocks};
   int started = 0;
@@ -101,44 +101,44 @@ static void scanlib_run_blocks(void (*block)(const Params &), npy_intp blocks, c
 }
 #define SCANLIB_CONCURRENT_KERNEL(name, threads, call)                                             \
   static void name##_block(const Params &given) { call; }                                          \
-  extern "C" void name(npy_intp blocks, npy_intp, const Params *p) {                               \
+  extern "C" void name(int64_t blocks, int64_t, const Params *p) {                               \
     scanlib_run_blocks(name##_block, blocks, p);                                                   \
   }
 #endif
 
 /* The flags begin with the number of the next block, and for each channel how many chunks there are
  * from the first one on that came near to overflow. */
-template <class L> SCANLIB_DEVICE npy_int32 *scanlib_near(const Params &p, npy_intp c) {
+template <class L> SCANLIB_DEVICE int32_t *scanlib_near(const Params &p, int64_t c) {
   return L::flags(p) + 1 + c;
 }
 template <class L>
-SCANLIB_DEVICE npy_int32 *scanlib_flag(const Params &p, int what, npy_intp place, npy_intp c) {
+SCANLIB_DEVICE int32_t *scanlib_flag(const Params &p, int what, int64_t place, int64_t c) {
   return L::flags(p) + 1 + p.channels + (what * p.chunks + place) * p.channels + c;
 }
-template <class L> SCANLIB_DEVICE void scanlib_reset(const Params &p, npy_intp index) {
+template <class L> SCANLIB_DEVICE void scanlib_reset(const Params &p, int64_t index) {
   if (index < 1 + p.channels + 3 * p.chunks * p.channels) L::flags(p)[index] = 0;
 }
 
 template <class L>
-SCANLIB_DEVICE typename L::Summary &scanlib_published(const Params &p, int what, npy_intp place,
-                                                      npy_intp c) {
+SCANLIB_DEVICE typename L::Summary &scanlib_published(const Params &p, int what, int64_t place,
+                                                      int64_t c) {
   return L::summaries(p)[(what * p.chunks + place) * p.channels + c];
 }
 template <class L>
-SCANLIB_DEVICE void scanlib_publish(const Params &p, int what, npy_intp place, npy_intp c,
+SCANLIB_DEVICE void scanlib_publish(const Params &p, int what, int64_t place, int64_t c,
                                     const typename L::Summary &value) {
   SCANLIB_SHAKE();
   scanlib_published<L>(p, what, place, c) = value;
   scanlib_raise(scanlib_flag<L>(p, what, place, c));
 }
 template <class L>
-SCANLIB_DEVICE void scanlib_await(const Params &p, int what, npy_intp place, npy_intp c) {
-  const npy_int32 *flag = scanlib_flag<L>(p, what, place, c);
+SCANLIB_DEVICE void scanlib_await(const Params &p, int what, int64_t place, int64_t c) {
+  const int32_t *flag = scanlib_flag<L>(p, what, place, c);
   SCANLIB_SHAKE();
   while (!scanlib_is_raised(flag)) SCANLIB_REST();
 }
 template <class L>
-SCANLIB_DEVICE typename L::State scanlib_end_of(const Params &p, npy_intp chunk, npy_intp c) {
+SCANLIB_DEVICE typename L::State scanlib_end_of(const Params &p, int64_t chunk, int64_t c) {
   scanlib_await<L>(p, SCANLIB_END, chunk, c);
   return L::states(p)[chunk * p.channels + c];
 }
@@ -151,13 +151,13 @@ SCANLIB_DEVICE int scanlib_group(const Params &p) {
 
 /* Where a stretch is: how many stretches of its group, and groups of its region, are before it. */
 struct scanlib_place {
-  npy_intp chunk;
+  int64_t chunk;
   int group, stretches, groups;
-  SCANLIB_METHOD scanlib_place(const Params &p, npy_intp given)
+  SCANLIB_METHOD scanlib_place(const Params &p, int64_t given)
       : chunk(given), group(scanlib_group(p)), stretches((int)(given % group)),
         groups((int)(given / group % group)) {}
-  SCANLIB_METHOD npy_intp first() const { return chunk - stretches; } /* of its group */
-  SCANLIB_METHOD npy_intp region() const { return first() - (npy_intp)groups * group; }
+  SCANLIB_METHOD int64_t first() const { return chunk - stretches; } /* of its group */
+  SCANLIB_METHOD int64_t region() const { return first() - (int64_t)groups * group; }
 };
 
 /* Collect what is before a stretch: the first half of the threads its group, the others the groups
@@ -172,7 +172,7 @@ SCANLIB_DEVICE void scanlib_collect(const Params &p, const scanlib_place &place,
     const int slot = (t % HALF) >> bits, count = of_groups ? place.groups : place.stretches;
     if (slot < count && own.tile[t].active) {
       const int what = of_groups ? SCANLIB_WHOLE_GROUP : SCANLIB_STRETCH;
-      const npy_intp which = of_groups ? place.region() / place.group + slot : place.first() + slot;
+      const int64_t which = of_groups ? place.region() / place.group + slot : place.first() + slot;
       scanlib_await<L>(p, what, which, own.tile[t].c);
       found[t] = scanlib_published<L>(p, what, which, own.tile[t].c);
     }
@@ -200,7 +200,7 @@ SCANLIB_DEVICE void scanlib_look(const Params &p, const scanlib_place &place, sc
   scanlib_collect<L>(p, place, own, shared.composed());
   SCANLIB_EACH(t) {
     if (t < (int)p.lanes && own.tile[t].active) {
-      const npy_intp c = own.tile[t].c;
+      const int64_t c = own.tile[t].c;
       if (place.stretches == place.group - 1) {
         Summary all = before[t];
         L::compose(all, shared.whole()[t]);
@@ -218,20 +218,20 @@ SCANLIB_DEVICE void scanlib_look(const Params &p, const scanlib_place &place, sc
 }
 
 template <class L, bool WHOLE>
-SCANLIB_DEVICE void scanlib_one_stretch(const Params &p, npy_intp chunk, int n, scanlib_own<L> &own,
+SCANLIB_DEVICE void scanlib_one_stretch(const Params &p, int64_t chunk, int n, scanlib_own<L> &own,
                                         scanlib_shared<L> &shared) {
-  const npy_intp begin = chunk * p.chunk;
+  const int64_t begin = chunk * p.chunk;
   scanlib_read<L, WHOLE>(p, shared.rows(), begin, n, own.tile, own.segment);
   scanlib_compose<L, WHOLE>(p, n, shared.composed(), shared.whole(), own.tile, own.segment);
   scanlib_look<L>(p, scanlib_place(p, chunk), own, shared);
   scanlib_segments<L, WHOLE>(p, begin, n, own, shared);
   SCANLIB_EACH(t) {
     if (t < (int)p.lanes && own.tile[t].active) {
-      const npy_intp c = own.tile[t].c;
+      const int64_t c = own.tile[t].c;
       SCANLIB_SHAKE();
       L::states(p)[chunk * p.channels + c] = shared.current()[t];
       scanlib_raise(scanlib_flag<L>(p, SCANLIB_END, chunk, c));
-      if (shared.alarm[t]) scanlib_at_least(scanlib_near<L>(p, c), (npy_int32)(p.chunks - chunk));
+      if (shared.alarm[t]) scanlib_at_least(scanlib_near<L>(p, c), (int32_t)(p.chunks - chunk));
     }
   }
   scanlib_store<L, WHOLE>(p, begin, n, own, shared);
@@ -239,7 +239,7 @@ SCANLIB_DEVICE void scanlib_one_stretch(const Params &p, npy_intp chunk, int n, 
 
 template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
   SCANLIB_SHARED scanlib_shared<L> shared;
-  SCANLIB_SHARED npy_int32 ticket;
+  SCANLIB_SHARED int32_t ticket;
   scanlib_own<L> own;
   SCANLIB_EACH(t) {
     if (t == 0) ticket = scanlib_ticket(L::flags(p));
@@ -247,7 +247,7 @@ template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
   SCANLIB_SYNC();
   SCANLIB_SHAKE();
   const int tiles = (int)((p.channels + p.lanes - 1) >> (int)p.lane_bits), chunk = ticket / tiles;
-  const npy_intp left = p.steps - chunk * p.chunk;
+  const int64_t left = p.steps - chunk * p.chunk;
   SCANLIB_EACH(t) {
     own.tile[t].locate(p, ticket - chunk * tiles, t);
     own.sums[t] = typename L::Sums();
@@ -265,9 +265,9 @@ template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
 }
 
 /* Walk a channel from its first stretch on that came near to overflow. */
-template <class L> SCANLIB_DEVICE void scanlib_mend(const Params &p, npy_intp c) {
+template <class L> SCANLIB_DEVICE void scanlib_mend(const Params &p, int64_t c) {
   if (c >= p.channels || !*scanlib_near<L>(p, c)) return;
-  const npy_intp chunk = p.chunks - *scanlib_near<L>(p, c);
+  const int64_t chunk = p.chunks - *scanlib_near<L>(p, c);
   typename L::Channel channel;
   typename L::State state;
   L::locate(p, c, channel);

@@ -7,7 +7,7 @@
 /* Walk the steps from `i` to `end`; results are stored. */
 template <class L, int AHEAD>
 SCANLIB_DEVICE void scanlib_steps(const typename L::Channel &channel, const typename L::Fixed &fixed,
-                                  npy_intp steps, npy_intp i, npy_intp end,
+                                  int64_t steps, int64_t i, int64_t end,
                                   typename L::State &state, typename L::Sums &sums) {
   typename L::Results results;
   typename L::Rows rows[AHEAD], coming[AHEAD];
@@ -35,7 +35,7 @@ SCANLIB_DEVICE void scanlib_steps(const typename L::Channel &channel, const type
   }
 }
 
-template <class L, int AHEAD> SCANLIB_DEVICE void scanlib_serial(const Params &p, npy_intp c) {
+template <class L, int AHEAD> SCANLIB_DEVICE void scanlib_serial(const Params &p, int64_t c) {
   if (c >= p.channels) return;
   typename L::Channel channel;
   typename L::Fixed fixed;

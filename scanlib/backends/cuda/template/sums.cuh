@@ -2,18 +2,18 @@
  *
  * `S` is a sum (see `sums.py`): where its terms are, and what becomes of the total.
  */
-template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp item) {
+template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, int64_t item) {
   typedef typename S::Total Total;
   enum { AHEAD = 8 };
   SCANLIB_SHARED Total shared[SCANLIB_THREADS];
-  const npy_intp inner = S::reduced(p), count = inner * S::parts(p);
+  const int64_t inner = S::reduced(p), count = inner * S::parts(p);
   SCANLIB_EACH(t) {
     Total total = 0;
-    for (npy_intp first = t; first < count; first += AHEAD * SCANLIB_THREADS) {
+    for (int64_t first = t; first < count; first += AHEAD * SCANLIB_THREADS) {
       Total some[AHEAD]; /* asked for before the first is added */
       SCANLIB_UNROLL
       for (int j = 0; j < AHEAD; j++) {
-        const npy_intp k = first + j * SCANLIB_THREADS;
+        const int64_t k = first + j * SCANLIB_THREADS;
         some[j] = Total(0);
         if (k < count)
           some[j] = S::part(p, inner == 1 ? S::place(p, item, 0, k) /* divisions take long */
@@ -36,11 +36,11 @@ template <class S> SCANLIB_DEVICE void scanlib_sum(const Params &p, npy_intp ite
   }
 }
 
-template <class S> SCANLIB_DEVICE void scanlib_short_sum(const Params &p, npy_intp item) {
+template <class S> SCANLIB_DEVICE void scanlib_short_sum(const Params &p, int64_t item) {
   if (item >= S::items(p)) return;
-  const npy_intp inner = S::reduced(p), parts = S::parts(p);
+  const int64_t inner = S::reduced(p), parts = S::parts(p);
   typename S::Total total = 0;
-  for (npy_intp part = 0; part < parts; part++)
-    for (npy_intp k = 0; k < inner; k++) total += S::part(p, S::place(p, item, k, part));
+  for (int64_t part = 0; part < parts; part++)
+    for (int64_t k = 0; k < inner; k++) total += S::part(p, S::place(p, item, k, part));
   S::write(p, item, total);
 }

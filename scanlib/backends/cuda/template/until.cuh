@@ -4,7 +4,7 @@
  * all threads end after the same step. Rows of results beyond it are left as they are. One step is
  * read ahead.
  */
-template <class L> SCANLIB_DEVICE void scanlib_until(const Params &p, npy_intp c) {
+template <class L> SCANLIB_DEVICE void scanlib_until(const Params &p, int64_t c) {
   if (c >= p.channels) return;
   typename L::Channel channel;
   typename L::Fixed fixed;
@@ -12,7 +12,7 @@ template <class L> SCANLIB_DEVICE void scanlib_until(const Params &p, npy_intp c
   typename L::Sums sums = {};
   typename L::Rows rows, coming;
   typename L::Results results;
-  npy_intp i = 0;
+  int64_t i = 0;
   bool ends = false;
   L::locate(p, c, channel);
   L::fix(channel, fixed);

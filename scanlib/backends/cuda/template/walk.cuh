@@ -24,11 +24,11 @@
 #define SCANLIB_RAKE_BITS 3
 template <class L> struct scanlib_tile {
   typename L::Fixed fixed;
-  npy_intp c;
+  int64_t c;
   int lane, segment;
   bool active;
 
-  SCANLIB_METHOD void locate(const Params &p, npy_intp tile, int t) {
+  SCANLIB_METHOD void locate(const Params &p, int64_t tile, int t) {
     lane = t & ((int)p.lanes - 1);
     segment = t >> (int)p.lane_bits;
     c = tile * p.lanes + lane;
@@ -70,11 +70,11 @@ template <bool WHOLE> SCANLIB_DEVICE int scanlib_dealt(const Params &p, int t, i
 
 /* Read a stretch of `n` steps, and give each thread the rows of its segment. */
 template <class L, bool WHOLE>
-SCANLIB_DEVICE void scanlib_read(const Params &p, typename L::Rows *shared, npy_intp begin, int n,
+SCANLIB_DEVICE void scanlib_read(const Params &p, typename L::Rows *shared, int64_t begin, int n,
                                  scanlib_each<scanlib_tile<L> > &tile,
                                  scanlib_each<scanlib_segment<L> > &own) {
   const int apart = SCANLIB_THREADS >> (int)p.lane_bits;
-  const npy_intp further = L::row(p.steps, apart) - L::row(p.steps, 0);
+  const int64_t further = L::row(p.steps, apart) - L::row(p.steps, 0);
   SCANLIB_EACH(t) {
     if (tile[t].active) {
       typename L::Channel here = tile[t].channel(p);
@@ -208,7 +208,7 @@ SCANLIB_DEVICE bool scanlib_segment_steps(const Params &p, const scanlib_tile<L>
 
 /* Walk a stretch by one thread, from `state`, to find the values before its segments. */
 template <class L>
-SCANLIB_DEVICE bool scanlib_entries(const Params &p, scanlib_tile<L> &tile, npy_intp begin, int n,
+SCANLIB_DEVICE bool scanlib_entries(const Params &p, scanlib_tile<L> &tile, int64_t begin, int n,
                                     typename L::State state, typename L::State *entries) {
   typename L::Sums sums = {};
   typename L::Results results;
@@ -265,7 +265,7 @@ template <class L> struct scanlib_own {
 
 /* Find the channels of each thread, and the values before the chunk. */
 template <class L>
-SCANLIB_DEVICE void scanlib_enter(const Params &p, npy_intp tile, npy_intp chunk,
+SCANLIB_DEVICE void scanlib_enter(const Params &p, int64_t tile, int64_t chunk,
                                   scanlib_own<L> &own, scanlib_shared<L> &shared) {
   SCANLIB_EACH(t) {
     own.tile[t].locate(p, tile, t);
@@ -284,7 +284,7 @@ SCANLIB_DEVICE void scanlib_enter(const Params &p, npy_intp tile, npy_intp chunk
 /* Walk all segments from composed values. In lanes where that cannot be trusted, one thread walks the
  * stretch to find the values before its segments, and these are walked once more. */
 template <class L, bool WHOLE>
-SCANLIB_DEVICE void scanlib_segments(const Params &p, npy_intp begin, int n, scanlib_own<L> &own,
+SCANLIB_DEVICE void scanlib_segments(const Params &p, int64_t begin, int n, scanlib_own<L> &own,
                                      scanlib_shared<L> &shared) {
   SCANLIB_ROLLED
   for (int again = 0; again < 2; again++) {
@@ -322,10 +322,10 @@ SCANLIB_DEVICE void scanlib_segments(const Params &p, npy_intp begin, int n, sca
 }
 
 template <class L, bool WHOLE>
-SCANLIB_DEVICE void scanlib_store(const Params &p, npy_intp begin, int n, scanlib_own<L> &own,
+SCANLIB_DEVICE void scanlib_store(const Params &p, int64_t begin, int n, scanlib_own<L> &own,
                                   scanlib_shared<L> &shared) {
   const int lanes = (int)p.lanes, apart = SCANLIB_THREADS >> (int)p.lane_bits;
-  const npy_intp further = L::row(p.steps, apart) - L::row(p.steps, 0);
+  const int64_t further = L::row(p.steps, apart) - L::row(p.steps, 0);
   SCANLIB_EACH(t) {
     const scanlib_tile<L> &tile = own.tile[t];
     if (t < lanes) shared.redo[t] = shared.again = 0;
@@ -345,7 +345,7 @@ SCANLIB_DEVICE void scanlib_store(const Params &p, npy_intp begin, int n, scanli
 
 /* Write the sums of a chunk, and the last values of the loop. */
 template <class L>
-SCANLIB_DEVICE void scanlib_leave(const Params &p, npy_intp chunk, scanlib_own<L> &own,
+SCANLIB_DEVICE void scanlib_leave(const Params &p, int64_t chunk, scanlib_own<L> &own,
                                   scanlib_shared<L> &shared) {
   const int lanes = (int)p.lanes;
   SCANLIB_EACH(t) { shared.totals()[t] = own.sums[t]; }
@@ -363,15 +363,15 @@ SCANLIB_DEVICE void scanlib_leave(const Params &p, npy_intp chunk, scanlib_own<L
 }
 
 /* Walk one chunk of one tile. */
-template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, npy_intp block) {
+template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t block) {
   SCANLIB_SHARED scanlib_shared<L> shared;
   scanlib_own<L> own;
   const int lanes = (int)p.lanes, stretch = (SCANLIB_THREADS >> (int)p.lane_bits) * SCANLIB_ITEMS;
-  const npy_intp tiles = (p.channels + lanes - 1) / lanes, chunk = block / tiles;
-  const npy_intp first = chunk * p.chunk;
-  const npy_intp last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
+  const int64_t tiles = (p.channels + lanes - 1) / lanes, chunk = block / tiles;
+  const int64_t first = chunk * p.chunk;
+  const int64_t last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
   scanlib_enter<L>(p, block % tiles, chunk, own, shared);
-  for (npy_intp begin = first; begin < last; begin += stretch) {
+  for (int64_t begin = first; begin < last; begin += stretch) {
     const int n = last - begin < stretch ? (int)(last - begin) : stretch;
     scanlib_read<L, false>(p, shared.rows(), begin, n, own.tile, own.segment);
     scanlib_compose<L, false>(p, n, shared.composed(), shared.whole(), own.tile, own.segment);
@@ -381,7 +381,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, npy_intp bl
   scanlib_leave<L>(p, chunk, own, shared);
   SCANLIB_EACH(t) {
     if (p.chunks > 1 && t < lanes && own.tile[t].active) {
-      npy_int32 &found = L::alarms(p)[chunk * p.channels + own.tile[t].c];
+      int32_t &found = L::alarms(p)[chunk * p.channels + own.tile[t].c];
       found = shared.alarm[t] && !found;
     }
   }

@@ -5,7 +5,6 @@
  * Python at the first call in a context. No lock of Python's is taken afterwards.
  */
 #include <cstdio>
-#include <cstring>
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
@@ -13,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "xla/ffi/api/c_api.h"
+#include "xla.h"
 
 typedef int (*scanlib_find)(const char *loop, void *context, void **kernels, int count, char *text,
                             int size);
@@ -42,33 +41,6 @@ extern "C" int scanlib_connect(const char *library, scanlib_find find, int witho
   find_kernels = find;
   any_stream = without_streams;
   return driver.context_of && driver.push && driver.pop && driver.launch ? 0 : 1;
-}
-
-static XLA_FFI_Error *failed(XLA_FFI_CallFrame *frame, const char *text) {
-  XLA_FFI_Error_Create_Args args;
-  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
-  args.extension_start = NULL;
-  args.message = text;
-  args.errc = XLA_FFI_Error_Code_INTERNAL;
-  return frame->api->XLA_FFI_Error_Create(&args);
-}
-
-/* XLA asks first which version of its interface this code was compiled for. */
-static bool is_question(XLA_FFI_CallFrame *frame) {
-  XLA_FFI_Extension_Base *extension = frame->extension_start;
-  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
-  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-  return true;
-}
-
-static const void *attribute(XLA_FFI_CallFrame *frame, const char *name) {
-  for (int64_t k = 0; k < frame->attrs.size; k++) {
-    const XLA_FFI_ByteSpan *own = frame->attrs.names[k];
-    if (own->len == strlen(name) && !memcmp(own->ptr, name, own->len)) return frame->attrs.attrs[k];
-  }
-  return NULL;
 }
 
 static std::vector<int64_t> numbers(XLA_FFI_CallFrame *frame, const char *name) {
