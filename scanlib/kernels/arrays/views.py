@@ -43,6 +43,9 @@ from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
 
 OUT_OF_BOUNDS = "index out of bounds"
+ASSIGNED = "cannot assign an array of another shape to a slice"
+FILLED = "could not broadcast an array to the shape of a new one"
+JOINED = "all the input array dimensions except for the concatenation axis must match exactly"
 NEGATIVE = "negative dimensions are not allowed"
 
 
@@ -367,7 +370,7 @@ def copied_base(step: Step, node: Apply) -> Place:
     return target
 
 
-def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
+def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = ASSIGNED) -> Place:
     """Return an array as one of these sizes, which repeats itself."""
     place = step.place(value)
     lead = len(sizes) - place.ndim
@@ -376,7 +379,6 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
         if value.type.shape[axis] == 1:
             strides.append(0)
             continue
-        text = "cannot assign an array of another shape to a slice"
         step.sizes.require_equal(size, sizes[lead + axis], "ValueError", text)
         strides.append(stride)
     return place.view(list(sizes), strides)
@@ -404,7 +406,7 @@ def write_alloc(step: Step, node: Apply) -> None:
     known = _checked_sizes(step, sizes)
     target = step.target(out, known)
     number = step.only_number(value)
-    source = number if number is not None else broadcast(step, value, target.sizes)
+    source = number if number is not None else broadcast(step, value, target.sizes, FILLED)
     write_copy(step, source, target)
     step.bind_place(out, target)
 
@@ -487,8 +489,7 @@ def write_join(step: Step, node: Apply) -> None:
     for place in places[1:]:
         for other, size in enumerate(place.sizes):
             if other != along:
-                text = "all the input array dimensions except for the concatenation axis must match"
-                sizes[other] = step.sizes.require_equal(sizes[other], size, "ValueError", text)
+                sizes[other] = step.sizes.require_equal(sizes[other], size, "ValueError", JOINED)
     sizes[along] = total(*(place.sizes[along] for place in places))
     target = step.target(out, sizes)
     first: Size = 0
