@@ -35,7 +35,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.kernels.arrays.nests import contiguous, write_copy, write_numbers
 from scanlib.kernels.arrays.places import Place
-from scanlib.kernels.arrays.sizes import Expression, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
 from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
@@ -43,6 +43,10 @@ from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
 
 OUT_OF_BOUNDS = "index out of bounds"
+ASSIGNED = "cannot assign an array of another shape to a slice"
+FILLED = "could not broadcast an array to the shape of a new one"
+JOINED = "all the input array dimensions except for the concatenation axis must match exactly"
+NEGATIVE = "negative dimensions are not allowed"
 
 
 # Numbers
@@ -366,7 +370,7 @@ def copied_base(step: Step, node: Apply) -> Place:
     return target
 
 
-def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
+def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = ASSIGNED) -> Place:
     """Return an array as one of these sizes, which repeats itself."""
     place = step.place(value)
     lead = len(sizes) - place.ndim
@@ -375,7 +379,6 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...]) -> Place:
         if value.type.shape[axis] == 1:
             strides.append(0)
             continue
-        text = "cannot assign an array of another shape to a slice"
         step.sizes.require_equal(size, sizes[lead + axis], "ValueError", text)
         strides.append(stride)
     return place.view(list(sizes), strides)
@@ -400,22 +403,27 @@ def write_deep_copy(step: Step, node: Apply) -> None:
 def write_alloc(step: Step, node: Apply) -> None:
     value, *sizes = node.inputs
     out = node.outputs[0]
-    known = [step.size_of(size) for size in sizes]
-    for size in known:
-        if isinstance(size, Expression) or (isinstance(size, int) and size < 0):
-            text = "negative dimensions are not allowed"
-            step.sizes.require_not_below(size, 0, "ValueError", text)
+    known = _checked_sizes(step, sizes)
     target = step.target(out, known)
     number = step.only_number(value)
-    source = number if number is not None else broadcast(step, value, target.sizes)
+    source = number if number is not None else broadcast(step, value, target.sizes, FILLED)
     write_copy(step, source, target)
     step.bind_place(out, target)
+
+
+def _checked_sizes(step: Step, numbers: Sequence[Variable]) -> list[Size]:
+    """Return the sizes of a new array, none of which may be negative."""
+    sizes = list(map(step.size_of, numbers))
+    for size in sizes:
+        if not (isinstance(size, Given) and size.kind == "dim"):
+            step.sizes.require_not_below(size, 0, "ValueError", NEGATIVE)
+    return sizes
 
 
 @rule(AllocEmpty)
 def write_alloc_empty(step: Step, node: Apply) -> None:
     out = node.outputs[0]
-    step.bind_place(out, step.target(out, [step.size_of(size) for size in node.inputs]))
+    step.bind_place(out, step.target(out, _checked_sizes(step, node.inputs)))
 
 
 @rule(ARange)
@@ -481,8 +489,7 @@ def write_join(step: Step, node: Apply) -> None:
     for place in places[1:]:
         for other, size in enumerate(place.sizes):
             if other != along:
-                text = "all the input array dimensions except for the concatenation axis must match"
-                sizes[other] = step.sizes.require_equal(sizes[other], size, "ValueError", text)
+                sizes[other] = step.sizes.require_equal(sizes[other], size, "ValueError", JOINED)
     sizes[along] = total(*(place.sizes[along] for place in places))
     target = step.target(out, sizes)
     first: Size = 0
