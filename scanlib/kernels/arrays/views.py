@@ -465,7 +465,7 @@ def write_eye(step: Step, node: Apply) -> None:
 @rule(AllocDiag)
 def write_alloc_diag(step: Step, node: Apply) -> None:
     (value,), (out,) = node.inputs, node.outputs
-    if value.type.ndim != 1 or node.op.offset != 0:
+    if value.type.ndim != 1 or core_op(node).offset != 0:
         raise NoKernelError(f"{node.op} has no kernel")
     place = step.place(value)
     size = step.sizes.same(place.sizes[0])
