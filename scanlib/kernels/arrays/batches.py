@@ -15,7 +15,7 @@ from scanlib.kernels.arrays.step import Destination, Step, rule
 from scanlib.kernels.language import INT64, Block, Value
 from scanlib.kernels.spans import store_number
 
-BATCHES = "Incompatible Blockwise batch input shapes"
+BATCHES = "Incompatible sizes of the batches of an operation on matrices"
 RESULTS = "Items of a batch have results of different shapes"
 
 
