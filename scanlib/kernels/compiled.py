@@ -7,7 +7,8 @@ to be raised when a kernel changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,8 @@ from scanlib.kernels.printers.llvm import print_kernels, shared_functions
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.verifier import verify
+
+LONG = 2000  # lines of a module with many loops
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,24 @@ def _compile(text: str) -> bytes:
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    with _without_strength_reduction(text.count("\n") > LONG):
+        return machine.emit_object(module)
+
+
+@contextmanager
+def _without_strength_reduction(off: bool) -> Iterator[None]:
+    """Switch off what keeps an address of every loop in a variable of its own.
+
+    LLVM takes the square of the number of loops for it: ten of eleven seconds for the gradient of
+    a Kalman filter.
+    """
+    if off:
+        llvm.set_option("scanlib", "-disable-lsr=1")
+    try:
+        yield
+    finally:
+        if off:
+            llvm.set_option("scanlib", "-disable-lsr=0")
 
 
 def _load(code: bytes, names: Sequence[str]) -> CompiledKernels:
