@@ -11,8 +11,6 @@ from scanlib.backends.numba import (
     recurrences,
     reductions,
     segments,
-    softmax,
-    step_products,
 )
 
 memory.keep_freed_memory()
@@ -28,6 +26,4 @@ __all__ = [
     "recurrences",
     "reductions",
     "segments",
-    "softmax",
-    "step_products",
 ]

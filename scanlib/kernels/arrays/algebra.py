@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.scalar.basic import Mul
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
@@ -18,8 +19,8 @@ from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import multiply
-from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import load_number
+from scanlib.kernels.scalars import PAIR_RULES, NoKernelError, Pair, parts_of
+from scanlib.kernels.spans import added, load_number, store_number
 from scanlib.ops import reductions
 from scanlib.ops.reductions import StepProducts
 
@@ -55,8 +56,8 @@ def write_dot(step: Step, node: Apply) -> None:
     """Write a product of matrices or vectors."""
     (left, right), (out,) = node.inputs, node.outputs
     dtypes = {variable.type.dtype for variable in (left, right, out)}
-    if len(dtypes) > 1 or parts_of(out.type.dtype) is not None or "bool" in dtypes:
-        raise NoKernelError("products of complex numbers, or of several dtypes, have no kernel")
+    if len(dtypes) > 1 or "bool" in dtypes:
+        raise NoKernelError("products of several dtypes, or of truth values, have no kernel")
     a = as_matrix(step.place(left), is_row=True)
     b = as_matrix(step.place(right), is_row=False)
     step.sizes.require_equal(a.sizes[1], b.sizes[0], "ValueError", PRODUCT_SIZES + step.where)
@@ -68,12 +69,37 @@ def write_dot(step: Step, node: Apply) -> None:
     c = target
     if target.ndim < 2:
         c = as_matrix(target, is_row=left.type.ndim == 1)
-    one, other, result = (matrix(step, place) for place in (a, b, c))
-    multiply(step.writer, one, other, result, library=step.library)
+    write_product(step, a, b, c)
     if sizes:
         step.bind_place(out, target)
     else:
         step.bind_number(out, load_number(step.writer, target.dtype, target.pointer, 0))
+
+
+def write_product(step: Step, a: Place, b: Place, c: Place, more: bool = False) -> None:
+    """Write ``c = a b``, or ``c += a b`` with `more`."""
+    if parts_of(c.dtype) is None:
+        one, other, result = (matrix(step, place) for place in (a, b, c))
+        multiply(step.writer, one, other, result, more=more, library=step.library)
+        return
+    # Complex numbers, one by one.
+    w, sizes = step.writer, [step.value(s) for s in (*c.sizes, a.sizes[1])]
+    if not more:
+        write_copy(step, step.scalars.constant(0, c.dtype), c)
+    with w.loop(0, sizes[0]) as i, w.loop(0, sizes[1]) as j, w.loop(0, sizes[2]) as k:
+        x, y, z = (
+            load_number(w, c.dtype, place.pointer, _item(step, place, *indices))
+            for place, indices in ((a, (i, k)), (b, (k, j)), (c, (i, j)))
+        )
+        assert isinstance(x, Pair)
+        assert isinstance(y, Pair)
+        term = PAIR_RULES[Mul](w, x, y)
+        store_number(w, c.pointer, _item(step, c, i, j), added(z, term))
+
+
+def _item(step: Step, place: Place, i: Value, j: Value) -> Value:
+    row, column = place.strides
+    return step.bytes(i, row) + step.bytes(j, column)
 
 
 # Factorizations and solves
@@ -165,8 +191,8 @@ def write_step_products(step: Step, node: Apply) -> None:
     columns and rows in ``Σ_t x_t y_t`` where each step has one.
     """
     (x, y), (out,) = map(step.place, node.inputs), node.outputs
-    if parts_of(out.type.dtype) is not None or out.type.dtype == "bool":
-        raise NoKernelError("products of complex numbers have no kernel")
+    if out.type.dtype == "bool":
+        raise NoKernelError("products of truth values have no kernel")
     same = step.sizes.same
     if x.ndim == y.ndim == 3:
         step.sizes.require_equal(x.sizes[0], y.sizes[0], "ValueError", reductions.LENGTHS)
@@ -178,15 +204,14 @@ def write_step_products(step: Step, node: Apply) -> None:
     z = step.target(out, sizes)
     plan = _whole_product(step, x, y, z, is_total)
     if plan is not None:
-        one, other, result = (matrix(step, place) for place in plan)
-        multiply(step.writer, one, other, result, library=step.library)
+        write_product(step, *plan)
     else:
         if is_total:
             write_copy(step, step.scalars.constant(0, out.type.dtype), z)
         count = same(x.sizes[0] if x.ndim == 3 else y.sizes[0])
         with step.writer.loop(0, step.value(count)) as t:
-            one, other, result = (matrix(step, _at_step(step, place, t)) for place in (x, y, z))
-            multiply(step.writer, one, other, result, more=is_total, library=step.library)
+            one, other, result = (_at_step(step, place, t) for place in (x, y, z))
+            write_product(step, one, other, result, more=is_total)
     step.bind_place(out, z)
 
 

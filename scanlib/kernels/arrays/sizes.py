@@ -188,6 +188,10 @@ class Sizes:
         kept, dropped = (size, other) if isinstance(size, int) else (other, size)
         if isinstance(kept, Expression) and isinstance(dropped, Given):
             kept, dropped = dropped, kept
+        if _occurs(dropped, kept):
+            kept, dropped = dropped, kept
+        if _occurs(dropped, kept):
+            return kept
         self._same[dropped] = kept
         self._resolved.clear()
         return kept
@@ -201,6 +205,13 @@ class Sizes:
     def contiguous_strides(self, itemsize: int, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         """Return the strides in bytes of an array that fills its memory in order."""
         return tuple(self.same(product(itemsize, *sizes[axis + 1 :])) for axis in range(len(sizes)))
+
+
+def _occurs(size: Size, whole: Size) -> bool:
+    """Whether an expression is made of a size, among others."""
+    if not isinstance(whole, Expression):
+        return False
+    return any(part == size or _occurs(size, part) for part in whole.parts)
 
 
 class SizeValues:

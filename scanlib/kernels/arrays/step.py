@@ -343,6 +343,12 @@ class Step:
         if not all(map(self.is_known, node.inputs)):
             return None
         parts = tuple(map(self.size_of, node.inputs))
+        if len(node.outputs) == 1 and all(isinstance(part, int) for part in parts):
+            operands = zip(parts, scalar.inputs, strict=True)
+            numbers = [np.dtype(inp.type.dtype).type(part) for part, inp in operands]
+            with np.errstate(all="ignore"):
+                result = np.asarray(scalar.op.impl(*numbers)).astype(node.outputs[0].type.dtype)
+            return [int(result)]
         return [Expression((scalar, place), parts) for place in range(len(node.outputs))]
 
     # Memory

@@ -33,6 +33,7 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
+from scanlib._compat import join_of, split_of
 from scanlib.kernels.arrays.nests import contiguous, write_copy, write_numbers
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
@@ -476,14 +477,13 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
 
 @rule(Join)
 def write_join(step: Step, node: Apply) -> None:
-    axis, *parts = node.inputs
+    along, parts = join_of(node)
     out = node.outputs[0]
-    if not isinstance(axis, Constant):
+    if along is None:
         raise NoKernelError("a join along an axis that is computed has no kernel")
     if out.type.ndim == 1 and all(part in step.items for part in parts):
         step.items[out] = [number for part in parts for number in step.items[part]]
         return
-    along = int(axis.data) % out.type.ndim
     places = [step.place(part) for part in parts]
     sizes = list(places[0].sizes)
     for place in places[1:]:
@@ -508,10 +508,10 @@ def write_join(step: Step, node: Apply) -> None:
 @rule(Split)
 def write_split(step: Step, node: Apply) -> None:
     """Bind parts of an array, which are views of it."""
-    inp, axis, lengths = node.inputs
-    if not isinstance(axis, Constant):
+    inp, along, lengths = split_of(node)
+    if along is None:
         raise NoKernelError("a split along an axis that is computed has no kernel")
-    place, along = step.place(inp), int(axis.data) % inp.type.ndim
+    place = step.place(inp)
     wanted = numbers_of(step, lengths)
     first: Size = 0
     if len(wanted) != len(node.outputs):

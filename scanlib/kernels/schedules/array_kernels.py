@@ -13,6 +13,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Sum
 
+from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
     batches,
@@ -59,8 +60,9 @@ def inline(graph: FunctionGraph) -> None:
             if type(node.op) in _MEANINGS:
                 outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
             else:
-                given = dict(zip(node.op.inner_inputs, node.inputs, strict=True))
-                outputs = clone_replace(node.op.inner_outputs, given)
+                inside = thaw_graph(node.op.fgraph)
+                given = dict(zip(inside.inputs, node.inputs, strict=True))
+                outputs = clone_replace(inside.outputs, given)
             graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
 
 
