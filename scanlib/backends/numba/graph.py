@@ -282,7 +282,7 @@ class GraphWriter(GraphValues):
 
     @_emit.register
     def _number(self, op: ScalarOp, node: Apply) -> None:
-        results = self._scalar_op(op, node, [self.scalar(inp) for inp in node.inputs])
+        results = self._scalar_op(node, [self.scalar(inp) for inp in node.inputs])
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_scalar(out, result)
 

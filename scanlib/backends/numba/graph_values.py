@@ -86,9 +86,7 @@ class GraphValues(Emitter):
         """Write an elementwise operation on tensors of one item."""
         inner = op.make_scalar_node(*node.inputs)
         items = [self._item(inp) for inp in node.inputs]
-        for out, result in zip(
-            node.outputs, self._scalar_op(op.scalar_op, inner, items), strict=True
-        ):
+        for out, result in zip(node.outputs, self._scalar_op(inner, items), strict=True):
             self.bind_scalar(out, result)
 
     def _check_sizes(self, node: Apply, operands: list[Operand], sizes: list[str]) -> None:
