@@ -42,9 +42,7 @@ from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, pick
 from scanlib.backends.numba.clusters import Cluster, Plan
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.elementwise import Part, Value
-from scanlib.backends.numba.emit import is_zero_dim
-from scanlib.backends.numba.graph_values import GraphValues
+from scanlib.backends.numba.graph_values import GraphValues, Part, Value, is_zero_dim
 from scanlib.backends.numba.lazy import apart, tuple_text
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
@@ -250,8 +248,7 @@ class GraphWriter(GraphValues):
         arguments = tuple_text(self.arguments_of([*node.inputs, other], self.for_loop))
         self.source.line(f"{history}, {products} = as_arrays({name}({arguments}))")
         self.bind_array(node.outputs[0], history)
-        operands = [self._operand(inp, 3) for inp in product.inputs]
-        self._check_sizes(product, operands, self._elemwise_sizes(product, operands))
+        self._check_sizes(product)
         self.bind_array(product.outputs[0], products)
 
     def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:

@@ -25,8 +25,8 @@ from pytensor.tensor.type import DenseTensorType
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.dispatch import register_writer
-from scanlib.backends.numba.emit import is_zero_dim
 from scanlib.backends.numba.graph import GraphWriter
+from scanlib.backends.numba.graph_values import is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.vectors import as_array
