@@ -23,8 +23,9 @@ from scanlib.frontend.values import (
     is_plain_integer,
     warn,
 )
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import constant_integer, is_tensor
+from scanlib.ops.graph import is_tensor
 
 
 def as_list(value: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from scanlib.backends.numba.body import constant_value
 from scanlib.backends.numba.places import Memory, Place, Sizes, Workspace
 from scanlib.backends.numba.scalar import ScalarCode
 from scanlib.backends.numba.source import Source
-from scanlib.ops.graph import is_length
+from scanlib.lengths.numbers import is_length
 
 NEGATIVE_SIZE = "negative dimensions are not allowed"
 

@@ -18,9 +18,10 @@ from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, devi
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.backends.torch.result_shapes import shapes_of_linear, shapes_of_loop
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_integer, is_numeric
+from scanlib.ops.graph import is_numeric
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 

@@ -20,8 +20,9 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.backends.torch.operator import Shapes
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_integer, is_numeric
+from scanlib.ops.graph import is_numeric
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
