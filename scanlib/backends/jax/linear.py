@@ -23,6 +23,7 @@ from scanlib.backends.jax.bounded import (
     Length,
     UnknownLengthError,
     first_rows,
+    has_unknown_rows,
     number_of,
     rows_of,
     static_int,
@@ -54,7 +55,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
 
     def linear_scan(*inputs: Any) -> Any:
         values = [
-            value if isinstance(value, Bounded) else array_of(value, variable)
+            value if has_unknown_rows(value) else array_of(value, variable)
             for value, variable in zip(inputs, node.inputs, strict=True)
         ]
         if op.has_n_steps:
@@ -62,7 +63,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         values[start] = first_rows(values[start], 1)
         parts = op.parts(values)
         known = count_steps(op, parts)[1]
-        if not (target or has_kernels) or not known or any(isinstance(v, Bounded) for v in values):
+        if not (target or has_kernels) or not known or any(has_unknown_rows(v) for v in values):
             return run(op, parts)
         if op.has_n_steps:
             values[0] = static_int(values[0])
@@ -125,7 +126,7 @@ def count_steps(op: LinearScan, parts: Parts) -> tuple[Any, int | None, int | No
     if op.coefficient == "steps":
         timed.append(parts.matrix)
     bound = min((len(rows_of(value)) for value in timed), default=None)
-    partial = [value.length for value in timed if isinstance(value, Bounded)]
+    partial = [value.length for value in timed if has_unknown_rows(value)]
     if parts.n_steps is not None:
         number = number_of(parts.n_steps)
         if isinstance(parts.n_steps, Length):
@@ -151,7 +152,7 @@ def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
         (parts.matrix, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
         (parts.right, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
     ):
-        if timed and value is not None and not isinstance(value, Bounded) and len(value) != steps:
+        if timed and value is not None and not has_unknown_rows(value) and len(value) != steps:
             raise SequenceLengthError(text, len(value), steps)
     rows = len(parts.initial)
     if rows != 1 and (steps or rows or op.untraced):

@@ -25,10 +25,10 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.body import array_of, step_function
 from scanlib.backends.jax.bounded import (
-    Bounded,
     Length,
     UnknownLengthError,
     first_rows,
+    has_unknown_rows,
     number_of,
     rows_of,
     static_int,
@@ -119,7 +119,7 @@ class JAXLoop:
         """Return the inputs as arrays of the body's dtypes."""
 
         def array(value: Any, variable: Any) -> Any:
-            return value if isinstance(value, Bounded) else array_of(value, variable)
+            return value if has_unknown_rows(value) else array_of(value, variable)
 
         return outer._replace(
             sequences=[array(*pair) for pair in zip(outer.sequences, self.inner.rows, strict=True)],
@@ -137,8 +137,8 @@ class JAXLoop:
 
     def count(self, outer: OuterInputs) -> Steps:
         """Return the number of steps."""
-        whole = [len(s) for s in outer.sequences if not isinstance(s, Bounded)]
-        partial = [s for s in outer.sequences if isinstance(s, Bounded)]
+        whole = [len(s) for s in outer.sequences if not has_unknown_rows(s)]
+        partial = [s for s in outer.sequences if has_unknown_rows(s)]
         room = [*whole, *(s.capacity for s in partial)]
         bound = min(room) if room else None
         if outer.n_steps is not None:
@@ -162,7 +162,7 @@ class JAXLoop:
             if known < 0:
                 raise StepCountError(self.messages.negative_steps(), known)
             for i, sequence in enumerate(outer.sequences):
-                if not isinstance(sequence, Bounded) and len(sequence) != known:
+                if not has_unknown_rows(sequence) and len(sequence) != known:
                     message = self.messages.sequence_length(i)
                     raise SequenceLengthError(message, len(sequence), known)
             if known < self.signature.required_steps:

@@ -20,7 +20,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
-from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import (
@@ -31,7 +30,7 @@ from pytensor.tensor.basic import (
     Split,
 )
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Reshape, Shape_i
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import freeze_graph, split_of
@@ -40,7 +39,6 @@ from scanlib.backends.jax.known_inputs import needs_value
 from scanlib.backends.jax.masks import replace_masks
 from scanlib.backends.jax.rows import KNOWN, OnRows
 from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit, static_range
-from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
@@ -61,10 +59,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
-    lengths = lengths_in(fgraph, data)
-    if bound_steps(fgraph, lengths):
-        lengths = lengths_in(fgraph, data)
-    _wrap(fgraph, lengths.unknown)
+    _wrap(fgraph, lengths_in(fgraph, data).unknown)
     read_in_place(fgraph)
 
 
@@ -213,20 +208,11 @@ def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
         if not isinstance(node.op, KNOWN):
             continue
         if _writes_rows(node) or any(v in unknown for v in [*node.inputs, *node.outputs]):
-            inputs = _shape_as_tuple(node) if isinstance(node.op, Reshape) else list(node.inputs)
-            new = Apply(OnRows(node.op), inputs, [out.type() for out in node.outputs])
+            outputs = [out.type() for out in node.outputs]
+            new = Apply(OnRows(node.op), list(node.inputs), outputs)
             pairs = list(zip(node.outputs, new.outputs, strict=True))
             unknown.update(out for old, out in pairs if old in unknown)
             fgraph.replace_all(pairs, reason=REASON)
-
-
-def _shape_as_tuple(node: Apply) -> list[Variable]:
-    """Return the inputs of a `Reshape`, with sizes side by side; PyTensor does it where it sees the
-    Op."""
-    value, shape = node.inputs
-    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
-        return [value, shape]
-    return [value, JAXShapeTuple()(*shape.owner.inputs)]
 
 
 def _writes_rows(node: Apply) -> bool:

@@ -15,23 +15,19 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, AllocEmpty, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle
-from pytensor.tensor.extra_ops import Repeat, SearchsortedOp
+from pytensor.tensor.extra_ops import Repeat
 from pytensor.tensor.math import Argmax
-from pytensor.tensor.shape import Reshape, Shape_i
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib.backends.jax.along_time import time_after
 from scanlib.backends.jax.masks import MaskPlaces
-from scanlib.backends.jax.rows import KNOWN
-from scanlib.backends.jax.static import AtMost, StaticNumber, StaticRange, StaticSplit
+from scanlib.backends.jax.rows import KNOWN, time_after
+from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit
+from scanlib.lengths.steps import steps_of
 from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linker_features import countable_scalars
 from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.scan import Scan
 
-LOOPS = (Scan, ElemwiseScan, LinearScan)
 FOLLOWED = (
     *KNOWN,
     AssociativeScan,
@@ -87,13 +83,13 @@ def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> KnownLen
     for node in fgraph.toposort():
         op = getattr(node.op, "core", node.op)
         follows = any(inp in unknown for inp in node.inputs)
-        if isinstance(op, LOOPS):
-            n_steps, sequences = steps_and_sequences(node)
-            if any(s in unknown for s in sequences) or not found.has(n_steps):
+        steps = steps_of(node)
+        if steps is not None:
+            if any(s in unknown for s in steps.sequences) or not found.has(steps.n_steps):
                 loops.add(node)
-            if follows or node in loops or _may_stop(op):
+            if follows or node in loops or steps.may_stop:
                 unknown.update(out for out in node.outputs if getattr(out.type, "ndim", 0))
-        elif isinstance(op, AtMost | MaskPlaces):
+        elif isinstance(op, MaskPlaces):
             unknown.update(node.outputs)
         elif follows and isinstance(op, Shape_i):
             unknown.update(node.outputs if op.i == times.get(node.inputs[0], 0) else [])
@@ -103,23 +99,6 @@ def lengths_in(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> KnownLen
                 unknown.update(node.outputs)
                 times.update(dict.fromkeys(node.outputs, time) if time else {})
     return found
-
-
-def _may_stop(op: Any) -> bool:
-    return not isinstance(op, LinearScan) and op.signature.has_stop
-
-
-def steps_and_sequences(node: Apply) -> tuple[Variable | None, list[Variable]]:
-    """Return the number of steps of a loop, and what it has one row of for each step."""
-    op = node.op
-    if not isinstance(op, LinearScan):
-        outer = op.signature.split_inputs(node.inputs)
-        return outer.n_steps, outer.sequences
-    parts = op.parts(node.inputs)
-    timed = [parts.offset]
-    if op.coefficient == "steps":
-        timed += [parts.matrix, parts.right]
-    return parts.n_steps, [part for part in timed if part is not None]
 
 
 def _time_of(op: Any, node: Apply, found: KnownLengths, times: dict[Variable, int]) -> int | None:
@@ -134,15 +113,6 @@ def _time_of(op: Any, node: Apply, found: KnownLengths, times: dict[Variable, in
         if value in found.unknown:
             return times.get(value, 0) + len(sizes) - value.type.ndim
         return next((k for k, size in enumerate(sizes) if size in found.unknown), 0)
-    if isinstance(op, Reshape):
-        shape = node.inputs[1]
-        sizes = shape.owner.inputs if shape.owner is not None else list(getattr(shape, "data", []))
-        unknown = [k for k, size in enumerate(sizes) if _is_open(size, found)]
-        return unknown[0] if unknown else time
-    if isinstance(op, Repeat):
-        return op.axis
-    if isinstance(op, SearchsortedOp):
-        return times.get(node.inputs[1], 0) if node.inputs[1] in found.unknown else None
     if isinstance(op, Subtensor):
         indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
         if node.inputs[0] not in found.unknown:
@@ -153,13 +123,6 @@ def _time_of(op: Any, node: Apply, found: KnownLengths, times: dict[Variable, in
     return time
 
 
-def _is_open(size: Any, found: KnownLengths) -> bool:
-    """Whether an axis gets its size from the others, or has one that is not known."""
-    if isinstance(size, Constant):
-        size = size.data
-    return size in found.unknown if isinstance(size, Variable) else int(size) == -1
-
-
 def _makes_unknown(op: Any, node: Apply, found: KnownLengths) -> bool:
     """Whether an Op fills, reads or writes rows whose number JAX cannot know."""
     if isinstance(op, Alloc | AllocEmpty):
@@ -167,7 +130,7 @@ def _makes_unknown(op: Any, node: Apply, found: KnownLengths) -> bool:
         return any(not isinstance(size, Constant) and size not in found.known for size in sizes[:1])
     if isinstance(op, StaticRange):
         return not found.has(node.inputs[2])
-    if isinstance(op, Repeat):
+    if isinstance(op, Repeat):  # which is an error, if the numbers are not known
         return not isinstance(node.inputs[1], Constant)
     if not isinstance(op, Subtensor | IncSubtensor):
         return False
