@@ -242,7 +242,7 @@ class LinearScan(HasDerivatives, PrintedOp):
         parts = Parts(*given)
         parts = self._check_types(parts)
         self._check_ranks(parts)
-        length = self._steps(parts).known()
+        length = self.steps(parts).known()
         initial = parts.initial.type
         known = initial.shape[0] == 1 and not self.untraced
         rows = length + 1 if known and length is not None else None
@@ -308,9 +308,10 @@ class LinearScan(HasDerivatives, PrintedOp):
 
     def steps_of(self, node: Apply) -> Steps:
         """Return what the recurrence says of lengths."""
-        return self._steps(self.parts(node.inputs))
+        return self.steps(self.parts(node.inputs))
 
-    def _steps(self, parts: Parts) -> Steps:
+    def steps(self, parts: Parts) -> Steps:
+        """Return what a recurrence of these parts says of lengths."""
         timed = [parts.offset, *[parts.matrix, parts.right] * (self.coefficient == "steps")]
         sequences = [part for part in timed if part is not None]
         return Steps(parts.n_steps, sequences, [Rows(1, not self.untraced)], [parts.initial])

@@ -27,8 +27,8 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.type import TensorType
 
+from scanlib.lengths.batches import common
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.common_lengths import common
 from scanlib.ops.errors import SequenceLengthError
 
 

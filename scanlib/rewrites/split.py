@@ -34,11 +34,11 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.known import countable_scalars
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.linker_features import (
     compiles_step_products,
-    countable_scalars,
     needs_known_lengths,
 )
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State

@@ -42,7 +42,10 @@ from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit, 
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.ops.linker_features import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in, is_scalar
+from scanlib.lengths.known import COMPUTE, SIDE_BY_SIDE, countable_scalars, is_scalar
+from scanlib.ops.linker_features import (
+    data_in,
+)
 
 REASON = "scanlib_prepare_for_jax"
 

@@ -39,8 +39,8 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.indexed_rows import split
-from scanlib.backends.jax.scalar_ranges import evaluate, greatest
-from scanlib.ops.linker_features import is_scalar
+from scanlib.lengths.bounds import evaluate, greatest
+from scanlib.lengths.known import is_scalar
 
 
 class StaticNumber(JAXShapeTuple):

@@ -23,9 +23,9 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib.backends.jax.masks import MaskPlaces
 from scanlib.backends.jax.rows import KNOWN, time_after
 from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit
+from scanlib.lengths.known import countable_scalars
 from scanlib.lengths.steps import steps_of
 from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.linker_features import countable_scalars
 from scanlib.ops.padded_rows import PaddedRows
 
 FOLLOWED = (
