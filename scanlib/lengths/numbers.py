@@ -39,18 +39,6 @@ def constant_index(index: Any) -> int | None:
     return None
 
 
-def is_length(number: Variable) -> bool:
-    """Whether a whole number surely is not negative: it is the length of an array, or constant."""
-    if isinstance(number, Constant):
-        return bool(np.asarray(number.data) >= 0)
-    node = number.owner
-    if node is None:
-        return False
-    if isinstance(node.op, TensorFromScalar | ScalarFromTensor):
-        return is_length(node.inputs[0])
-    return isinstance(node.op, Shape_i)
-
-
 def measured(size: Variable) -> tuple[Variable, int] | None:
     """Return the variable and the axis whose length a number is; None if it is none."""
     node = size.owner

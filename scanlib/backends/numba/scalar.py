@@ -33,7 +33,6 @@ from pytensor.scalar.basic import (
 )
 
 from scanlib.backends.numba.kernel_functions import vector_intrinsic
-from scanlib.backends.numba.small_batches import batch_function
 from scanlib.backends.numba.source import Source
 from scanlib.backends.vector_names import vector_name
 
@@ -88,14 +87,9 @@ class ScalarCode:
     def _function(self, op: Op, node: Apply) -> str:
         """Register the function of a node and return its name.
 
-        It is that of PyTensor's numba dispatch, but for batches of small matrices.
-
-        The dispatch may use the number and the static types of inputs, which its own keys
-        leave out.
+        It is that of PyTensor's numba dispatch, which may use the number and the static types of
+        inputs; its own keys leave those out.
         """
-        small = batch_function(op, node)
-        if small is not None:
-            return self.source.function(*small)
         function, key = numba_funcify_ensure_cache(op, node=node)
         if key is not None:
             key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
