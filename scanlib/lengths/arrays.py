@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import (
     Add,
     Cast,
@@ -31,8 +32,11 @@ from pytensor.tensor.basic import (
     ScalarFromTensor,
     TensorFromScalar,
 )
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import discrete_dtypes, integer_dtypes
 
@@ -42,7 +46,8 @@ from scanlib.lengths.numbers import constant_index, measured
 from scanlib.lengths.steps import Source, steps_of
 
 NONE = number(0)
-SAME = (SpecifyShape, *INDEX_WRITES)  # the result has the shape of the first input
+# The result has the shape of the first input.
+SAME = (SpecifyShape, CheckAndRaise, Softmax, LogSoftmax, SortOp, ArgSortOp, *INDEX_WRITES)
 ALLOCATIONS = (Alloc, AllocEmpty)
 
 
@@ -133,6 +138,13 @@ class Lengths:
             return self._of_part(node, axis)
         if isinstance(op, SAME):
             return self.of(node.inputs[0], axis)
+        if isinstance(op, CAReduce | Argmax):
+            taken = range(node.inputs[0].type.ndim) if op.axis is None else op.axis
+            left = [k for k in range(node.inputs[0].type.ndim) if k not in taken]
+            return self.of(node.inputs[0], left[axis])
+        if isinstance(op, Dot):
+            side = int(axis == variable.type.ndim - 1 and node.inputs[1].type.ndim == 2)
+            return self.of(node.inputs[side], node.inputs[side].type.ndim - 1 if side else axis)
         if isinstance(op, ALLOCATIONS):
             return self.integer(sizes_of(node)[axis])
         if isinstance(op, Join):

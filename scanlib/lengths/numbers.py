@@ -42,7 +42,7 @@ def constant_index(index: Any) -> int | None:
 def measured(size: Variable) -> tuple[Variable, int] | None:
     """Return the variable and the axis whose length a number is; None if it is none."""
     node = size.owner
-    if node is None:
+    if node is None or not node.inputs:
         return None
     op, source = node.op, node.inputs[0]
     if isinstance(op, Shape_i):

@@ -31,7 +31,7 @@ from pytensor.tensor.basic import (
 )
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph, split_of
 from scanlib.backends.jax.checks import StaticCheck
@@ -42,7 +42,7 @@ from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit, 
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.lengths.known import COMPUTE, SIDE_BY_SIDE, countable_scalars, is_scalar
+from scanlib.lengths.known import COMPUTE, SIDE_BY_SIDE, KnownLengths, countable_scalars, is_scalar
 from scanlib.ops.linker_features import (
     data_in,
 )
@@ -62,7 +62,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
-    _wrap(fgraph, lengths_in(fgraph, data).unknown)
+    _wrap(fgraph, lengths_in(fgraph, data))
     read_in_place(fgraph)
 
 
@@ -205,12 +205,14 @@ def _keep_dtypes(fgraph: FunctionGraph) -> None:
             fgraph.change_node_input(node, 0, cast, reason=REASON)
 
 
-def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
+def _wrap(fgraph: FunctionGraph, lengths: KnownLengths) -> None:
     """Put `OnRows` in front of Ops that read or give arrays of unknown length."""
+    unknown = lengths.unknown
     for node in fgraph.toposort():
         if not isinstance(node.op, KNOWN):
             continue
-        if _writes_rows(node) or any(v in unknown for v in [*node.inputs, *node.outputs]):
+        has_unknown = any(v in unknown for v in [*node.inputs, *node.outputs])
+        if has_unknown or (isinstance(node.op, IncSubtensor) and _writes_rows(node, lengths)):
             outputs = [out.type() for out in node.outputs]
             new = Apply(OnRows(node.op), list(node.inputs), outputs)
             pairs = list(zip(node.outputs, new.outputs, strict=True))
@@ -218,9 +220,12 @@ def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
             fgraph.replace_all(pairs, reason=REASON)
 
 
-def _writes_rows(node: Apply) -> bool:
-    """Whether an Op adds rows to a slice of rows: `OnRows` does it without a scatter."""
-    if not isinstance(node.op, IncSubtensor) or len(node.op.idx_list) != 1:
-        return False
-    (index,) = node.op.idx_list
-    return isinstance(index, slice) and index.step is None
+def _writes_rows(node: Apply, lengths: KnownLengths) -> bool:
+    """Whether an Op adds rows to a slice of rows, which `OnRows` does without a scatter, or to a
+    slice by bounds that are not known."""
+    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    slices = [index for index in indices if isinstance(index, slice)]
+    if len(indices) == len(slices) == 1 and slices[0].step is None:
+        return True
+    bounds = [bound for index in slices for bound in (index.start, index.stop, index.step)]
+    return not all(map(lengths.has, bounds))
