@@ -17,7 +17,10 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of, body_function
-from scanlib.backends.jax.bounded import Bounded, static_int
+from scanlib.backends.jax.bounded import (
+    has_unknown_rows,
+    static_int,
+)
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     compiled,
@@ -43,7 +46,7 @@ def funcify_elemwise_scan(op: ElemwiseScan, node: Apply, **kwargs: Any) -> Calla
     def elemwise_scan(*inputs: Any) -> Any:
         if op.signature.has_stop:
             return single(run_until(op, node, loop, kernels, inputs))
-        known = not any(isinstance(value, Bounded) for value in inputs)
+        known = not any(has_unknown_rows(value) for value in inputs)
         if op.signature.has_n_steps:
             known = known and static_int(inputs[0]) is not None
         if (not in_c and kernels is None) or not known:

@@ -17,7 +17,11 @@ from pytensor.graph.basic import Apply
 from scanlib.backends.cuda.geometry import Geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
-from scanlib.backends.jax.bounded import Bounded, static_int
+from scanlib.backends.jax.bounded import (
+    Bounded,
+    has_unknown_rows,
+    static_int,
+)
 from scanlib.backends.jax.cuda import call_kernels, sizes_of
 from scanlib.backends.jax.kernels import (
     call_target,
@@ -59,8 +63,8 @@ def run_until(
 
     def portable(*arguments: Any) -> list[Any]:
         results = loop(*steps, *arguments[len(steps) :])
-        lengths = [r.length for r in results if isinstance(r, Bounded)]
-        rows = [r.rows if isinstance(r, Bounded) else r for r in results]
+        lengths = [r.length for r in results if has_unknown_rows(r)]
+        rows = [r.rows if has_unknown_rows(r) else r for r in results]
         return [*rows, *(jnp.asarray(length, jnp.int64) for length in lengths)]
 
     def on_cuda(*arguments: Any) -> list[Any]:
@@ -85,7 +89,7 @@ def run_until(
 
 def _number_of_steps(op: ElemwiseScan, values: list[Any]) -> int | None:
     """Return the number of steps if there is no `until`, None if it is not known or wrong."""
-    if any(isinstance(value, Bounded) for value in values):
+    if any(has_unknown_rows(value) for value in values):
         return None
     if op.signature.has_n_steps:
         steps = static_int(values[0])
