@@ -21,7 +21,7 @@ from scanlib.backends.handler.programs import address, registered
 from scanlib.kernels.driver import compiled_runner
 from scanlib.kernels.program import LoopProgram
 
-OPTIONS = ("-O2", "-w", f"-I{np.get_include()}")
+OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 
 
 @cache

@@ -37,9 +37,9 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib.backends.handler.clusters import Cluster, Plan
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
-from scanlib.backends.numba.clusters import Cluster, Plan
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.graph_values import GraphValues, Part, Value, is_zero_dim
