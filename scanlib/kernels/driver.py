@@ -11,14 +11,13 @@ import numpy as np
 
 from scanlib.kernels import program as program_errors
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.language import INTERRUPTED
+from scanlib.kernels.language import ASK, FRAME, INTERRUPTED, NUMBERS
 from scanlib.kernels.program import FULL, LoopProgram
 from scanlib.ops import errors
 
 Entry = Callable[[int, int], int]
 # Polls ask the interpreter, whose lock must be held.
 _ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-FRAME = 1 + 8  # words
 
 
 def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runner:
@@ -57,7 +56,7 @@ class Runner:
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         program, words = self.program, self.program.words
         table, frame = np.zeros(words.size, np.int64), np.zeros(FRAME, np.int64)
-        frame[0] = poll_address()
+        frame[ASK] = poll_address()
         arrays = [
             np.asarray(value, kind.dtype)
             for value, kind in zip(inputs, program.inputs, strict=True)
@@ -115,7 +114,7 @@ class Runner:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code > 0:
-            raise_failure(self.program, code, frame[1:])
+            raise_failure(self.program, code, frame[NUMBERS:])
 
 
 def poll_address() -> int:

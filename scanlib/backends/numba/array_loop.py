@@ -36,7 +36,7 @@ from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.pointers import address
 from scanlib.ops.scan import Scan
 
-VERSION = "scanlib-array-loop-5"
+VERSION = "scanlib-array-loop-6"
 
 
 class ArrayLoopWriter(CarryWriter):
@@ -65,6 +65,7 @@ class ArrayLoopWriter(CarryWriter):
         line("i = 0")
         line("stopped = False")
         with self.source.block("while i < steps and not stopped:"):
+            self.write_poll()
             self.write_step()
             line("i += 1")
         emitter.memory.allocate()

@@ -314,6 +314,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
                 break
             low, lanes = middle, lanes // 2
         with w.loop(low, high) as index:
+            if level == 0 and loop.layout.ndim > 1:
+                with w.when(self.out.number(self.words.turn, "turn").equals(1)):
+                    w.poll(self.i, self.steps)
             self.indices.append(index)
             with self.scalars.scope():
                 self.level(level + 1, group)

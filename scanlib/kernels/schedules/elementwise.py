@@ -22,6 +22,7 @@ from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
 from scanlib.kernels.parts import wanted_threads
 from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import LINE
 from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
@@ -450,9 +451,30 @@ class Prepare(Checks[ElemwiseLoop]):
         for number, output in enumerate(self.loop.outputs):
             self.write_dims(number, output, capacity, sizes)
         self.write_workspace(steps)
+        self.write_turn(sizes)
         self.write_parts(steps, sizes)
         self.write_choice(steps, sizes)
         return self.out.kernel(runs_once=True)
+
+    def channels(self, sizes: list[Value]) -> tuple[Value, list[Value]]:
+        """Write how many channels the loops of a step have, and the sizes of their first axis."""
+        loop, w = self.loop, self.w
+        channels: Value = w.constant(0, INT64)
+        first = []
+        for group in loop.plan.groups(loop.plan.targets, 0):
+            deepest = max(group, key=lambda target: target.inner)
+            own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
+            product: Value = w.constant(1, INT64)
+            for number in own:
+                product = product if number is None else product * sizes[number]
+            channels = channels + product
+            first += [sizes[number] for number in own[:1] if number is not None]
+        return channels, first
+
+    def write_turn(self, sizes: list[Value]) -> None:
+        channels, _ = self.channels(sizes)
+        work = channels * max(len(self.loop.graph.apply_nodes), 1)
+        self.out.write_word(self.words.turn, steps_of_a_turn(self.w, work))
 
     def write_parts(self, steps: Value, sizes: list[Value]) -> None:
         """Write how many slices of the channels there are, each in a thread of its own."""
@@ -463,16 +485,7 @@ class Prepare(Checks[ElemwiseLoop]):
         self.out.write_word(self.words.part, w.constant(0, INT64))
         parts: Value = w.constant(loop.slices, INT64)
         if loop.slices > 1:
-            channels: Value = w.constant(0, INT64)
-            most = []
-            for group in loop.plan.groups(loop.plan.targets, 0):
-                deepest = max(group, key=lambda target: target.inner)
-                own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
-                product: Value = w.constant(1, INT64)
-                for number in own:
-                    product = product if number is None else product * sizes[number]
-                channels = channels + product
-                most += [sizes[number] for number in own[:1] if number is not None]
+            channels, most = self.channels(sizes)
             enough = w.constant(config.scanlib__parallel_channels, INT64)
             most.append(w.apply("quotient", channels * steps, enough))
             most.append(w.apply("quotient", channels, w.constant(least_row(loop.op), INT64)))
