@@ -123,11 +123,12 @@ def poll_address() -> int:
 
 
 def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
-    """Raise the error that a code of a loop stands for."""
+    """Raise the error that a code of a loop stands for, with the numbers in its message."""
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)
         for home in (errors, builtins, np.linalg, program_errors)
         if hasattr(home, failure.error)
     )
-    raise kind(failure.template, *(int(value) for value in values[: failure.count]))
+    numbers = map(int, values[: failure.count])
+    raise kind(failure.template.format(*numbers) if failure.count else failure.template)

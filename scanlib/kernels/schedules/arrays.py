@@ -145,7 +145,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         self.body = Step(
             w, self.scalars, self.values, space, self.before, loop.failure, self.routine
         )
-        self.body.where = " inside a scan"
+        self.body.messages = loop.messages.at_step(loop.inner)
         self.place_inputs()
         taken = self.take_steps()
         self.finish_carries(taken)
@@ -177,7 +177,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 
     def step(self, i: Value) -> None:
         loop, body, w = self.loop, self.body, self.w
-        self.i = i
+        self.i = body.i = i
         self.t = self.steps - 1 - i if loop.reverse else i
         self.bind_inputs()
         self.results = list(self.all_destinations())

@@ -314,9 +314,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
                 break
             low, lanes = middle, lanes // 2
         with w.loop(low, high) as index:
-            if level == 0 and loop.layout.ndim > 1:
-                with w.when(self.out.number(self.words.turn, "turn").equals(1)):
-                    w.poll(self.i, self.steps)
             self.indices.append(index)
             with self.scalars.scope():
                 self.level(level + 1, group)
@@ -542,8 +539,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         given, size = w.cast(index, "int64"), self.dim(array, lead + op.axis)
         place = w.select(given < 0, given + size, given)
         with w.when((place < 0) | (place >= size)):
-            code = loop.failure("StepIndexError", loop.messages.index_range(), 2)
-            w.fail(code, self.i, given)
+            row, number = node.inputs[:2]
+            text = loop.messages.at_step(loop.inner).index(row, number, op.axis)
+            w.fail(loop.failure("StepIndexError", text, 3), self.i, given, size)
         return place
 
     def item(self, node: Apply, op: Item) -> Number:

@@ -26,7 +26,7 @@ from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import LINE
 from scanlib.ops.channels import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
-from scanlib.ops.messages import Messages
+from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
 from scanlib.ops.thread_splits import can_slice, least_row
@@ -180,6 +180,22 @@ class ElemwiseLoop(Loop):
             lead = 0 if name[0] == "c" else 1
             every = {"h": layout.states, "c": layout.carries, "z": layout.outputs}[name[0]]
             yield Array(name, True, number, output.type.dtype, every[int(name[1:])], lead)
+
+    def title_of(self, array: str) -> str:
+        """Return what messages call an input or a history."""
+        labels, outer = self.messages.labels, self.outer
+        groups = {
+            "state": ([f"h{i}" for i in range(self.signature.n_states)], labels.states),
+            "initial": (outer.initials, labels.states),
+            "sequence": (outer.sequences, labels.sequences),
+            "carry": (outer.carries, labels.carries),
+            "non-sequence": (outer.non_sequences, labels.non_sequences),
+        }
+        for kind, (arrays, names) in groups.items():
+            if array in arrays:
+                place = list(arrays).index(array)
+                return title(kind.replace("initial", "state"), place, names[place])
+        return "an array"
 
     def _number_loops(self, targets: Sequence[Target], level: int) -> None:
         """Give every loop over channels its number; a group without channels gets none."""
@@ -527,17 +543,20 @@ class Prepare(Checks[ElemwiseLoop]):
             first, *others = loop.plan.group_places(group, level)
             found.append(self.length(first, level))
             for place in others:
-                self.check_size(place, level, found[-1], steps)
+                self.check_size(first, place, level, steps)
         return found
 
-    def check_size(self, place: Place, level: int, size: Value, steps: Value) -> None:
-        """Write the check that an array has as many channels as the others."""
+    def check_size(self, first: Place, place: Place, level: int, steps: Value) -> None:
+        """Write the check that an array has as many channels as another."""
         loop, w = self.loop, self.w
-        own = self.length(place, level)
+        size, own = self.length(first, level), self.length(place, level)
         with w.when((steps > 0) & own.differs(size)):
             if place.owned is None:
-                text = "Incompatible Elemwise input shapes inside a scan"
-                w.fail(loop.failure("ValueError", text))
+                names = [
+                    f"axis {p.along(level)} of {loop.title_of(p.array)}" for p in (first, place)
+                ]
+                code = loop.failure("ValueError", loop.messages.channel_sizes(*names), 2)
+                w.fail(code, size, own)
             else:
                 message = loop.messages.state_shape(place.owned, place.axes.index(level))
                 code = loop.failure("StepShapeError", message, 3)
