@@ -142,18 +142,18 @@ def test_kernels_that_look_back_wait_for_what_is_published():
     assert sum("+" in line for line in steps) >= 30
 
 
-REAL, FIXED = LinearScan("real", "steps"), LinearScan("real", "fixed", "right", reverse=True)
-BOTH = LinearScan("real", "steps", "both", vector=False)
+REAL, FIXED = LinearScan.of("real", "steps"), LinearScan.of("real", "fixed", "right", reverse=True)
+BOTH = LinearScan.of("real", "steps", "both", vector=False)
 LINEAR = [  # every template and semiring, at the largest sizes of each
     (REAL, "float32", 2), (REAL, "float64", 8), (REAL, "complex128", 5), (REAL, "float16", 33),
     (REAL, "float64", 64), (REAL, "complex128", 32), (FIXED, "float16", 4),
     (FIXED, "complex64", 8), (FIXED, "complex64", 64), (FIXED, "float64", 9),
-    (LinearScan("real", "fixed", has_mask=True), "float32", 8),
-    (LinearScan("real", "steps", has_mask=True, untraced=True), "float64", 64),
-    (LinearScan("log", "steps"), "float32", 8), (LinearScan("log", "fixed"), "float64", 64),
-    (LinearScan("max", "steps", has_offset=False), "float64", 7),
-    (LinearScan("max", "fixed"), "float16", 12), (LinearScan("min", "fixed"), "float32", 5),
-    (LinearScan("min", "steps", untraced=True), "float64", 17),
+    (LinearScan.of("real", "fixed", has_mask=True), "float32", 8),
+    (LinearScan.of("real", "steps", has_mask=True, untraced=True), "float64", 64),
+    (LinearScan.of("log", "steps"), "float32", 8), (LinearScan.of("log", "fixed"), "float64", 64),
+    (LinearScan.of("max", "steps", has_offset=False), "float64", 7),
+    (LinearScan.of("max", "fixed"), "float16", 12), (LinearScan.of("min", "fixed"), "float32", 5),
+    (LinearScan.of("min", "steps", untraced=True), "float64", 17),
     (BOTH, "float32", 64), (BOTH, "complex128", 32), (BOTH, "float16", 8),
 ]  # fmt: skip
 
@@ -325,7 +325,7 @@ def test_explain_tells_of_kernels_of_matrix_recurrences(mode):
     def runs(size, dtype="float32"):
         shapes = (None, size, size), (None, size), (None, size)
         inputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
-        function = pytensor.function(inputs, LinearScan("real", "steps")(*inputs), mode=mode)
+        function = pytensor.function(inputs, LinearScan.of("real", "steps")(*inputs), mode=mode)
         return scanlib.explain(function).loops[0].runs
 
     assert "as kernels on CUDA devices; " in runs(3)

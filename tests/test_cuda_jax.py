@@ -89,7 +89,7 @@ def linear(op, size=3, steps=20):
 class TestProgramOfMatrixRecurrences:
     @pytest.mark.slow
     def test_forms(self):
-        for op in (LinearScan("real", "steps"), LinearScan("log", "fixed", untraced=True)):
+        for op in (LinearScan.of("real", "steps"), LinearScan.of("log", "fixed", untraced=True)):
             inputs, outputs, values = linear(op)
             function = pytensor.function(inputs, outputs, mode="JAX")
             count = sum(isinstance(n.op, LinearScan) for n in function.maker.fgraph.apply_nodes)
@@ -100,14 +100,14 @@ class TestProgramOfMatrixRecurrences:
 
     @pytest.mark.parametrize("dtype", ["float16", "complex64"])
     def test_dtypes_without_compiled_code(self, dtype):
-        op = LinearScan("real", "steps")
+        op = LinearScan.of("real", "steps")
         values = make_values(op, 5, 3, dtype=dtype)
         inputs = [pt.tensor(dtype=dtype, shape=(None,) * v.ndim) for v in values]
         function = pytensor.function(inputs, op(*inputs), mode="JAX")
         assert cuda.TARGET in lowered(function, *values, platform="cuda")
 
     def test_large_matrices_have_no_kernel(self):
-        op = LinearScan("real", "steps")
+        op = LinearScan.of("real", "steps")
         inputs, (history, *_), _ = linear(op)
         function = pytensor.function(inputs, history, mode="JAX")
         for size, wanted in ((64, True), (65, False)):
@@ -117,7 +117,7 @@ class TestProgramOfMatrixRecurrences:
             assert ("while" in text) != wanted
 
     def test_the_flag(self):
-        inputs, outputs, values = linear(LinearScan("real", "fixed"))
+        inputs, outputs, values = linear(LinearScan.of("real", "fixed"))
         with pytensor.config.change_flags(scanlib__cuda=False):
             function = pytensor.function(inputs, outputs, mode="JAX")
             assert cuda.TARGET not in lowered(function, *values, platform="cuda")
@@ -167,10 +167,10 @@ def test_long_series(jax_on_device, monkeypatch, look_back):
 @pytest.mark.parametrize(
     "op",
     [
-        LinearScan("real", "steps", "right", reverse=True),
-        LinearScan("real", "fixed", vector=False),
-        LinearScan("max", "steps", untraced=True),
-        LinearScan("real", "fixed", has_offset=False, has_n_steps=True),
+        LinearScan.of("real", "steps", "right", reverse=True),
+        LinearScan.of("real", "fixed", vector=False),
+        LinearScan.of("max", "steps", untraced=True),
+        LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True),
     ],
     ids=str,
 )
@@ -191,7 +191,7 @@ def test_matrix_recurrences(jax_on_device, op, size):
 
 
 def test_a_matrix_recurrence_of_wrong_lengths(jax_on_device):
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     matrix, offset, initial = make_values(op, 5, 3)
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode="JAX")

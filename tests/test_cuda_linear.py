@@ -62,9 +62,9 @@ def test_more_forms(op, cuda_on_host):
 
 
 SOME = [
-    LinearScan("real", "steps", "right", vector=False, reverse=True),
-    LinearScan("real", "fixed", untraced=True),
-    LinearScan("log", "fixed"),
+    LinearScan.of("real", "steps", "right", vector=False, reverse=True),
+    LinearScan.of("real", "fixed", untraced=True),
+    LinearScan.of("log", "fixed"),
 ]
 
 
@@ -84,7 +84,7 @@ def test_lengths(op, size, cuda_on_host):
 @pytest.mark.parametrize("size", [0, 2, 11])
 def test_nothing_to_do(size, cuda_on_host):
     """No items, no batch, no columns, no initial row."""
-    op = LinearScan("real", "steps", vector=False)
+    op = LinearScan.of("real", "steps", vector=False)
     check(op, 5, 0)
     check(op, 5, size, batch=(0,))
     check(op, 5, size, columns=0)
@@ -95,15 +95,15 @@ def test_nothing_to_do(size, cuda_on_host):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("size", [3, 6, 11])
 def test_dtypes(dtype, size, cuda_on_host):
-    for op in (LinearScan("real", "steps", "right"), LinearScan("real", "fixed")):
+    for op in (LinearScan.of("real", "steps", "right"), LinearScan.of("real", "fixed")):
         check(op, 40, size, dtype=dtype, batch=(2,))
     if not dtype.startswith("complex"):
-        check(LinearScan("log", "steps"), 40, size, dtype=dtype)
+        check(LinearScan.of("log", "steps"), 40, size, dtype=dtype)
 
 
 @pytest.mark.parametrize("size", [3, 11])
 def test_half_precision_is_kept_in_memory_only(size, cuda_on_host):
-    op = LinearScan("real", "fixed")
+    op = LinearScan.of("real", "fixed")
     values = make_values(op, 200, size, dtype="float16")
     expected = reference(op, *(value.astype("float32") for value in values), 200)
     for actual in run_in_chunks(op, list(values)):
@@ -114,7 +114,7 @@ def test_half_precision_is_kept_in_memory_only(size, cuda_on_host):
 @pytest.mark.parametrize("size", [3, 11])
 def test_strides(size, cuda_on_host):
     """Arrays that are not contiguous, read backwards, or broadcast."""
-    op = LinearScan("real", "steps", "right", vector=False)
+    op = LinearScan.of("real", "steps", "right", vector=False)
     matrix, offset, initial = make_values(op, 30, size, batch=(2,))
     matrix = np.asfortranarray(matrix)
     wide = np.repeat(offset, 2, axis=2)[::-1, :, ::2]
@@ -129,11 +129,11 @@ def test_strides(size, cuda_on_host):
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
     """Where the mask is false, 0 times infinity is nothing."""
-    op = LinearScan("real", coefficient, side, has_mask=True)
+    op = LinearScan.of("real", coefficient, side, has_mask=True)
     mask = np.random.default_rng(1).random((size, size)) < 0.6
     np.fill_diagonal(mask, True)
     mask[0, 1:] = mask[1:, 0] = False
-    plain = LinearScan("real", coefficient, side)
+    plain = LinearScan.of("real", coefficient, side)
     matrix, offset, initial = make_values(plain, 40, size)
     matrix = np.where(mask, matrix, 0.0)
     for special in (0.0, np.inf, np.nan):
@@ -150,7 +150,7 @@ def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_host):
-    op = LinearScan("real", coefficient, "both", False, reverse, untraced=untraced)
+    op = LinearScan.of("real", coefficient, "both", False, reverse, untraced=untraced)
     rng = np.random.default_rng(0)
     for steps, rows, columns in ((0, 2, 2), (1, 1, 3), (20, 3, 3), (9, 17, 20)):
         time = (steps,) if coefficient == "steps" else ()
@@ -167,7 +167,7 @@ def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_h
 @pytest.mark.parametrize("size", [11, 33])
 def test_order_of_threads_does_not_matter(size, monkeypatch):
     monkeypatch.setattr(linear_launch, "choose_linear", cut(4))
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     values = list(make_values(op, 60, size, batch=(3,)))
     values[1][30, 1, 2] = np.inf
     found = []
@@ -180,7 +180,7 @@ def test_order_of_threads_does_not_matter(size, monkeypatch):
 
 
 def test_wrong_arguments():
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     matrix, offset, initial = make_values(op, 5, 3)
     with pytest.raises(SequenceLengthError, match="4 rows in time"):
         run(op, [matrix[:4], offset, initial])
@@ -195,13 +195,13 @@ class TestSupport:
         [("float16", 64), ("float32", 64), ("float64", 64), ("complex64", 64), ("complex128", 32)],
     )
     def test_largest_matrices(self, dtype, size):
-        op = LinearScan("real", "fixed")
+        op = LinearScan.of("real", "fixed")
         check_linear(op, dtype, size)
         with pytest.raises(NoCCodeError, match=f"more than {size} rows has no CUDA kernel"):
             check_linear(op, dtype, size + 1)
 
     def test_state_between_two_matrices(self):
-        op = LinearScan("real", "fixed", "both", False)
+        op = LinearScan.of("real", "fixed", "both", False)
         check_linear(op, "float64", 50, 50)
         with pytest.raises(NoCCodeError, match="a state of 60 x 60 items has no CUDA kernel"):
             check_linear(op, "float64", 60, 60)
@@ -240,7 +240,7 @@ class TestSchedule:
 def test_launches(monkeypatch):
     """One launch if vectors are walked whole, three if they are cut."""
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
-    op = LinearScan("real", "fixed")
+    op = LinearScan.of("real", "fixed")
     for steps, wanted in ((20, 1), (3000, 3)):
         before = launches()
         run(op, list(make_values(op, steps, 3)))
@@ -248,18 +248,18 @@ def test_launches(monkeypatch):
 
 
 def test_kernels_are_written_once():
-    op = LinearScan("real", "fixed")
+    op = LinearScan.of("real", "fixed")
     first = kernels_of(op, list(make_values(op, 5, 3)))
     assert kernels_of(op, list(make_values(op, 9, 3))) is first
     assert kernels_of(op, list(make_values(op, 9, 4))) is not first
-    other = kernels_of(LinearScan("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
+    other = kernels_of(LinearScan.of("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
     assert isinstance(other, LinearKernels)
     assert other.source != first.source
 
 
 def test_gradients(cuda_in_chunks):
     """What `pytensor.grad` makes are recurrences in the other direction."""
-    op = LinearScan("real", "steps", "left")
+    op = LinearScan.of("real", "steps", "left")
     values = make_values(op, 30, 3, batch=(2,))
     inputs = [pt.tensor(dtype="float64", shape=value.shape) for value in values]
     gradients = pytensor.grad((op(*inputs) ** 2).sum(), inputs)

@@ -89,10 +89,10 @@ def test_long_series(torch_on_device, monkeypatch, look_back):
 @pytest.mark.parametrize(
     "op",
     [
-        LinearScan("real", "steps", "right", reverse=True),
-        LinearScan("real", "fixed", vector=False, untraced=True),
-        LinearScan("log", "steps"),
-        LinearScan("real", "fixed", has_offset=False, has_n_steps=True),
+        LinearScan.of("real", "steps", "right", reverse=True),
+        LinearScan.of("real", "fixed", vector=False, untraced=True),
+        LinearScan.of("log", "steps"),
+        LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True),
     ],
     ids=str,
 )
@@ -116,7 +116,7 @@ def test_matrix_recurrences(torch_on_device, op, size):
 
 def test_matrix_recurrences_without_kernels(torch_on_device):
     """Large matrices run by functions of tensors; what does not fit raises what it always does."""
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode="PYTORCH")
     before = launches()

@@ -255,7 +255,7 @@ class TestMatrices:
         from scanlib.ops.linear_loop import run_in_python
         from scanlib.ops.linear_scan import Parts
 
-        op = LinearScan(semiring=semiring, reverse=reverse, side="right")
+        op = LinearScan.of(semiring=semiring, reverse=reverse, side="right")
         A, b, h = pt.dtensor3("A"), pt.dmatrix("b"), pt.dmatrix("h")
         with pytensor.config.change_flags(scanlib__perform=perform):
             function = compiled([A, b, h], op(A, b, h))

@@ -17,28 +17,33 @@ from tests.kernel_runs import interpreted_entry
 
 # A recurrence, the sizes of its states, its batch, its dtype.
 CASES = {
-    "fixed": (LinearScan("real", "fixed"), (2, 3, 4, 7), (), "float64"),
-    "fixed, last": (LinearScan("real", "fixed", "right", untraced=True), (3, 9), (), "float32"),
-    "fixed, batch": (LinearScan("real", "fixed", reverse=True), (1, 4, 19), (2,), "float32"),
-    "steps": (LinearScan("real", "steps", reverse=True), (2, 3, 9, 35), (), "float64"),
-    "steps, right": (LinearScan("real", "steps", "right"), (4, 6, 17), (), "float32"),
-    "columns": (LinearScan("real", "steps", vector=False), (1, 5, 9), (2,), "float64"),
-    "rows": (LinearScan("real", "fixed", "right", vector=False), (3, 8), (), "float64"),
-    "both": (LinearScan("real", "steps", "both", vector=False), (2, 3, 5), (), "float64"),
+    "fixed": (LinearScan.of("real", "fixed"), (2, 3, 4, 7), (), "float64"),
+    "fixed, last": (LinearScan.of("real", "fixed", "right", untraced=True), (3, 9), (), "float32"),
+    "fixed, batch": (LinearScan.of("real", "fixed", reverse=True), (1, 4, 19), (2,), "float32"),
+    "steps": (LinearScan.of("real", "steps", reverse=True), (2, 3, 9, 35), (), "float64"),
+    "steps, right": (LinearScan.of("real", "steps", "right"), (4, 6, 17), (), "float32"),
+    "columns": (LinearScan.of("real", "steps", vector=False), (1, 5, 9), (2,), "float64"),
+    "rows": (LinearScan.of("real", "fixed", "right", vector=False), (3, 8), (), "float64"),
+    "both": (LinearScan.of("real", "steps", "both", vector=False), (2, 3, 5), (), "float64"),
     "both, last": (
-        LinearScan("real", "fixed", "both", vector=False, untraced=True),
+        LinearScan.of("real", "fixed", "both", vector=False, untraced=True),
         (4, 9),
         (),
         "float32",
     ),
-    "complex": (LinearScan("real", "steps", "right", vector=False), (3,), (), "complex128"),
-    "mask": (LinearScan("real", "fixed", has_mask=True), (3, 9), (), "float64"),
-    "mask of steps": (LinearScan("real", "steps", "right", has_mask=True), (4, 5), (), "float64"),
-    "log": (LinearScan("log", "fixed"), (2, 3, 4, 11), (), "float64"),
-    "log, batch": (LinearScan("log", "fixed", "right", reverse=True), (4, 9), (2,), "float32"),
-    "log, steps": (LinearScan("log", "steps"), (3, 9), (), "float64"),
-    "max": (LinearScan("max", "steps"), (2, 5, 9), (), "float64"),
-    "min, columns": (LinearScan("min", "fixed", vector=False), (3, 9), (), "float32"),
+    "complex": (LinearScan.of("real", "steps", "right", vector=False), (3,), (), "complex128"),
+    "mask": (LinearScan.of("real", "fixed", has_mask=True), (3, 9), (), "float64"),
+    "mask of steps": (
+        LinearScan.of("real", "steps", "right", has_mask=True),
+        (4, 5),
+        (),
+        "float64",
+    ),
+    "log": (LinearScan.of("log", "fixed"), (2, 3, 4, 11), (), "float64"),
+    "log, batch": (LinearScan.of("log", "fixed", "right", reverse=True), (4, 9), (2,), "float32"),
+    "log, steps": (LinearScan.of("log", "steps"), (3, 9), (), "float64"),
+    "max": (LinearScan.of("max", "steps"), (2, 5, 9), (), "float64"),
+    "min, columns": (LinearScan.of("min", "fixed", vector=False), (3, 9), (), "float32"),
 }
 
 
@@ -97,7 +102,7 @@ def test_interpreter_and_llvm(name, known):
 
 
 def test_a_failure_ends_the_call():
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     matrix, offset, initial = inputs_of(op, 3, (), "float64")
     program = program_of(op, [matrix, offset, initial], False)
     message = "the matrix has 4 rows in time, the recurrence takes 5 steps"
@@ -107,7 +112,7 @@ def test_a_failure_ends_the_call():
 
 def test_states_and_products():
     """A program that also writes the products of states and other rows."""
-    op = LinearScan("real", "steps", reverse=True)
+    op = LinearScan.of("real", "steps", reverse=True)
     for size in (2, 3, 5):
         values = inputs_of(op, size, (), "float64", steps=4)
         inputs = [pt.tensor(dtype="float64", shape=(None,) * v.ndim) for v in values]
@@ -124,7 +129,7 @@ def test_states_and_products():
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer")
 @pytest.mark.parametrize("size", [4, 40])
 def test_a_long_recurrence_can_be_interrupted(size):
-    op = LinearScan("real", "fixed", has_offset=False, has_n_steps=True, untraced=True)
+    op = LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True, untraced=True)
     n, matrix, initial = pt.lscalar(), pt.dmatrix(), pt.dmatrix()
     function = pytensor.function([n, matrix, initial], op(n, matrix, initial), mode="NUMBA")
     values = np.eye(size) / 2, np.ones((1, size))

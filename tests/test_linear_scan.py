@@ -109,7 +109,7 @@ def check(op, function, steps, size, tolerance=1e-11, **options):
 
 
 OPTIONS = [
-    LinearScan(
+    LinearScan.of(
         semiring,
         coefficient,
         side,
@@ -142,36 +142,42 @@ def test_python_loop(op):
 
 
 KERNELS = {
-    "fixed": (LinearScan("real", "fixed"), {}),
-    "fixed, right, reverse": (LinearScan("real", "fixed", "right", reverse=True), {}),
-    "fixed, no offset": (LinearScan("real", "fixed", has_offset=False, has_n_steps=True), {}),
-    "fixed, last": (LinearScan("real", "fixed", untraced=True), {}),
-    "fixed, float32": (LinearScan("real", "fixed"), {"dtype": "float32", "tolerance": 1e-4}),
-    "fixed, complex": (LinearScan("real", "fixed", "right"), {"dtype": "complex128"}),
-    "fixed, batch": (LinearScan("real", "fixed", reverse=True), {"batch": (2, 3)}),
-    "fixed, shared by a batch": (LinearScan("real", "fixed"), {"batch": (3,), "shared": True}),
-    "steps": (LinearScan("real", "steps"), {}),
-    "steps, right, reverse": (LinearScan("real", "steps", "right", reverse=True), {"batch": (2,)}),
-    "columns": (LinearScan("real", "steps", vector=False), {"batch": (2,)}),
-    "rows, last": (LinearScan("real", "fixed", "right", vector=False, untraced=True), {}),
-    "rows, complex": (LinearScan("real", "steps", "right", vector=False), {"dtype": "complex128"}),
-    "steps, complex": (LinearScan("real", "steps", reverse=True), {"dtype": "complex128"}),
+    "fixed": (LinearScan.of("real", "fixed"), {}),
+    "fixed, right, reverse": (LinearScan.of("real", "fixed", "right", reverse=True), {}),
+    "fixed, no offset": (LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True), {}),
+    "fixed, last": (LinearScan.of("real", "fixed", untraced=True), {}),
+    "fixed, float32": (LinearScan.of("real", "fixed"), {"dtype": "float32", "tolerance": 1e-4}),
+    "fixed, complex": (LinearScan.of("real", "fixed", "right"), {"dtype": "complex128"}),
+    "fixed, batch": (LinearScan.of("real", "fixed", reverse=True), {"batch": (2, 3)}),
+    "fixed, shared by a batch": (LinearScan.of("real", "fixed"), {"batch": (3,), "shared": True}),
+    "steps": (LinearScan.of("real", "steps"), {}),
+    "steps, right, reverse": (
+        LinearScan.of("real", "steps", "right", reverse=True),
+        {"batch": (2,)},
+    ),
+    "columns": (LinearScan.of("real", "steps", vector=False), {"batch": (2,)}),
+    "rows, last": (LinearScan.of("real", "fixed", "right", vector=False, untraced=True), {}),
+    "rows, complex": (
+        LinearScan.of("real", "steps", "right", vector=False),
+        {"dtype": "complex128"},
+    ),
+    "steps, complex": (LinearScan.of("real", "steps", reverse=True), {"dtype": "complex128"}),
     "batch, complex": (
-        LinearScan("real", "fixed", untraced=True),
+        LinearScan.of("real", "fixed", untraced=True),
         {"batch": (2,), "dtype": "complex64", "tolerance": 1e-4},
     ),
-    "log": (LinearScan("log", "fixed", "right"), {"batch": (2,), "shared": True}),
-    "log, float32": (LinearScan("log", "fixed"), {"dtype": "float32", "tolerance": 1e-4}),
-    "log, steps": (LinearScan("log", "steps", reverse=True, has_offset=False), {}),
-    "log, columns": (LinearScan("log", "fixed", vector=False), {}),
-    "max": (LinearScan("max", "fixed", "right"), {"batch": (2,)}),
-    "min": (LinearScan("min", "steps", reverse=True), {}),
+    "log": (LinearScan.of("log", "fixed", "right"), {"batch": (2,), "shared": True}),
+    "log, float32": (LinearScan.of("log", "fixed"), {"dtype": "float32", "tolerance": 1e-4}),
+    "log, steps": (LinearScan.of("log", "steps", reverse=True, has_offset=False), {}),
+    "log, columns": (LinearScan.of("log", "fixed", vector=False), {}),
+    "max": (LinearScan.of("max", "fixed", "right"), {"batch": (2,)}),
+    "min": (LinearScan.of("min", "steps", reverse=True), {}),
 }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_the_c_linker_has_code_of_its_own(dtype):
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     inputs = [pt.tensor(dtype=dtype, shape=(None,) * ndim) for ndim in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode=MODES["c"])
     (loop,) = scanlib.explain(function).loops
@@ -192,7 +198,7 @@ def test_kernel(name, linker):
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_known_sizes(size, reverse):
-    op = LinearScan("real", "fixed", "right" if size == 3 else "left", reverse=reverse)
+    op = LinearScan.of("real", "fixed", "right" if size == 3 else "left", reverse=reverse)
     shapes = [(size, size), (None, size), (None, size)]
     function = compile_op(op, make_values(op, 1, size), MODES["numba"], shapes)
     for steps in (*LENGTHS, 64, 65, 128):
@@ -206,7 +212,7 @@ def test_known_sizes(size, reverse):
 
 @pytest.mark.parametrize("size, side", [(5, "left"), (8, "left"), (7, "right")])
 def test_known_sizes_with_a_matrix_per_step(size, side):
-    op = LinearScan("real", "steps", side)
+    op = LinearScan.of("real", "steps", side)
     shapes = [(None, size, size), (None, size), (None, size)]
     function = compile_op(op, make_values(op, 1, size), MODES["numba"], shapes)
     for steps in LENGTHS:
@@ -216,7 +222,7 @@ def test_known_sizes_with_a_matrix_per_step(size, side):
 @pytest.mark.parametrize("linker", ["numba", "c"])
 def test_composing_makes_no_infinity(linker):
     """Powers of the matrix overflow although no state does."""
-    op = LinearScan("real", "fixed")
+    op = LinearScan.of("real", "fixed")
     function = compile_op(op, make_values(op, 1, 4), MODES[linker], [(4, 4), (None, 4), (None, 4)])
     matrix = np.zeros((4, 4))
     matrix[0, 1] = matrix[1, 2] = 1e200
@@ -241,7 +247,7 @@ def test_powers_of_small_items_lose_no_large_state(linker, size, dtype):
     A, b, h = pt.matrix("A", dtype=dtype), pt.matrix("b", dtype=dtype), pt.matrix("h", dtype=dtype)
     A = pt.specify_shape(A, (size, size))
     function = pytensor.function(
-        [A, b, h], LinearScan(coefficient="fixed")(A, b, h), mode=MODES[linker]
+        [A, b, h], LinearScan.of(coefficient="fixed")(A, b, h), mode=MODES[linker]
     )
     matrix = small * np.eye(size, k=1, dtype=dtype) + small * np.eye(size, k=1 - size, dtype=dtype)
     offsets = np.zeros((130, size), dtype)
@@ -259,7 +265,7 @@ def test_powers_of_small_items_lose_no_large_state(linker, size, dtype):
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 @pytest.mark.parametrize("linker", ["numba", "c"])
 def test_extreme_values(semiring, coefficient, linker):
-    op = LinearScan(semiring, coefficient)
+    op = LinearScan.of(semiring, coefficient)
     function = compile_op(op, make_values(op, 1, 3), MODES[linker])
     for special in (0.0, 1e-310, 1e300, -1e300, np.inf, -np.inf, np.nan):
         matrix, offset, initial = make_values(op, 12, 3)
@@ -275,7 +281,7 @@ def test_extreme_values(semiring, coefficient, linker):
 @pytest.mark.parametrize("linker", ["numba", "c"])
 def test_log_of_far_apart_numbers(linker):
     """The exponential form underflows; the kernel must notice."""
-    op = LinearScan("log", "fixed")
+    op = LinearScan.of("log", "fixed")
     function = compile_op(op, make_values(op, 1, 3), MODES[linker])
     matrix = np.array([[0.0, -900.0, -np.inf], [-np.inf, -2.0, -800.0], [-900.0, 3.0, -np.inf]])
     offset = np.random.default_rng(0).normal(size=(30, 3)) * 400
@@ -285,17 +291,17 @@ def test_log_of_far_apart_numbers(linker):
 
 
 GRADIENTS = [
-    (LinearScan("real", "steps", reverse=True), (), False),
-    (LinearScan("real", "fixed", "right"), (2,), True),
-    (LinearScan("real", "fixed", vector=False), (2,), False),
-    (LinearScan("real", "steps", "right", vector=False, untraced=True), (), False),
-    (LinearScan("real", "fixed", "right", vector=False, reverse=True), (2,), True),
-    (LinearScan("real", "fixed", has_offset=False, has_n_steps=True, untraced=True), (), False),
-    (LinearScan("log", "fixed"), (2,), True),
-    (LinearScan("log", "steps", "right", vector=False, reverse=True), (), False),
-    (LinearScan("log", "fixed", vector=False, untraced=True), (), False),
-    (LinearScan("max", "steps", "right"), (2,), False),
-    (LinearScan("min", "fixed", has_offset=False, has_n_steps=True), (), False),
+    (LinearScan.of("real", "steps", reverse=True), (), False),
+    (LinearScan.of("real", "fixed", "right"), (2,), True),
+    (LinearScan.of("real", "fixed", vector=False), (2,), False),
+    (LinearScan.of("real", "steps", "right", vector=False, untraced=True), (), False),
+    (LinearScan.of("real", "fixed", "right", vector=False, reverse=True), (2,), True),
+    (LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True, untraced=True), (), False),
+    (LinearScan.of("log", "fixed"), (2,), True),
+    (LinearScan.of("log", "steps", "right", vector=False, reverse=True), (), False),
+    (LinearScan.of("log", "fixed", vector=False, untraced=True), (), False),
+    (LinearScan.of("max", "steps", "right"), (2,), False),
+    (LinearScan.of("min", "fixed", has_offset=False, has_n_steps=True), (), False),
 ]
 
 
@@ -323,7 +329,9 @@ def test_gradient(op, batch, shared):
         )
 
 
-@pytest.mark.parametrize("op", [LinearScan("real", "fixed"), LinearScan("log", "steps", "right")])
+@pytest.mark.parametrize(
+    "op", [LinearScan.of("real", "fixed"), LinearScan.of("log", "steps", "right")]
+)
 def test_gradient_of_no_steps(op):
     values = make_values(op, 0, 3)
     inputs = [pt.tensor(dtype="float64", shape=(None,) * value.ndim) for value in values]
@@ -351,7 +359,7 @@ def test_forward_mode(op):
 
 
 @pytest.mark.parametrize(
-    "op", [LinearScan("real", "fixed"), LinearScan("log", "steps", vector=False)]
+    "op", [LinearScan.of("real", "fixed"), LinearScan.of("log", "steps", vector=False)]
 )
 @pytest.mark.parametrize("batched", [*itertools.product([False, True], repeat=3)][1:])
 def test_vectorize(op, batched):
@@ -370,7 +378,7 @@ def test_vectorize(op, batched):
 
 
 def test_no_initial_row_and_no_steps(mode):
-    op = LinearScan("real", "steps")
+    op = LinearScan.of("real", "steps")
     values = [np.ones((0, 3, 3)), np.ones((0, 3)), np.ones((0, 3))]
     inputs = [pt.tensor(dtype="float64", shape=(None,) * v.ndim) for v in values]
     out = op(*inputs)
@@ -380,7 +388,7 @@ def test_no_initial_row_and_no_steps(mode):
 
 class TestErrors:
     def test_values(self, mode):
-        op = LinearScan("real", "steps", has_n_steps=True, required_steps=2)
+        op = LinearScan.of("real", "steps", has_n_steps=True, required_steps=2)
         n = pt.lscalar()
         inputs = [pt.tensor(dtype="float64", shape=(None,) * k) for k in (3, 2, 2)]
         function = pytensor.function([n, *inputs], op(n, *inputs), mode=mode)
@@ -400,12 +408,12 @@ class TestErrors:
 
     def test_options(self):
         with pytest.raises(ValueError, match="semiring must be one of"):
-            LinearScan("imaginary")
+            LinearScan.of("imaginary")
         with pytest.raises(ValueError, match="needs has_n_steps"):
-            LinearScan("real", "fixed", has_offset=False)
+            LinearScan.of("real", "fixed", has_offset=False)
 
     def test_types(self):
-        op = LinearScan("real", "fixed")
+        op = LinearScan.of("real", "fixed")
         with pytest.raises(TypeError, match="cannot hold"):
             op(pt.zmatrix(), pt.dmatrix(), pt.dmatrix())
         with pytest.raises(TypeError, match="floating-point"):
@@ -415,13 +423,13 @@ class TestErrors:
         with pytest.raises(TypeError, match="the offset has 3 dimensions"):
             op(pt.dmatrix(), pt.dtensor3(), pt.dmatrix())
         with pytest.raises(TypeError, match="floating-point numbers, got complex"):
-            LinearScan("max", "fixed")(pt.zmatrix(), pt.zmatrix(), pt.zmatrix())
+            LinearScan.of("max", "fixed")(pt.zmatrix(), pt.zmatrix(), pt.zmatrix())
 
 
 def test_a_batch_of_numbers_of_steps():
     """The members of a batch take one number of steps, which is compared."""
     n, many, A, h = pt.lscalar("n"), pt.lvector("many"), pt.matrix("A"), pt.matrix("h")
-    op = LinearScan(coefficient="fixed", has_offset=False, has_n_steps=True)
+    op = LinearScan.of(coefficient="fixed", has_offset=False, has_n_steps=True)
     starts = pt.tensor3("starts")
     outputs = [
         vectorize_graph(op(n, A, h), changed) for changed in ({n: many}, {n: many, h: starts})

@@ -31,7 +31,7 @@ def both_sides(A, R, b, h, reverse):
     ],
 )
 def test_kernels_of_both_sides(linker, coefficient, reverse, untraced, dtype):
-    op = LinearScan("real", coefficient, "both", False, reverse, untraced=untraced)
+    op = LinearScan.of("real", coefficient, "both", False, reverse, untraced=untraced)
     inputs = [
         pt.tensor(dtype=dtype, shape=(None,) * n)
         for n in ((3, 3) if coefficient == "steps" else (2, 2)) + (3, 3)
@@ -60,7 +60,7 @@ def test_kernels_of_both_sides(linker, coefficient, reverse, untraced, dtype):
 
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 def test_derivatives_of_both_sides(coefficient, python_kernels):
-    op = LinearScan("real", coefficient, "both", False, reverse=True)
+    op = LinearScan.of("real", coefficient, "both", False, reverse=True)
     time = (3,) if coefficient == "steps" else ()
     rng = np.random.default_rng(0)
     shapes = ((*time, 2, 2), (*time, 3, 3), (3, 2, 3), (1, 2, 3))
@@ -76,13 +76,13 @@ def test_derivatives_of_both_sides(coefficient, python_kernels):
 
 def test_errors_of_sides_and_masks():
     with pytest.raises(ValueError, match="side 'both' is for real products"):
-        LinearScan("max", "fixed", "both", False)
+        LinearScan.of("max", "fixed", "both", False)
     with pytest.raises(ValueError, match="a mask is for real products"):
-        LinearScan("log", has_mask=True)
+        LinearScan.of("log", has_mask=True)
     with pytest.raises(TypeError, match="the mask must be a boolean matrix"):
-        LinearScan("real", "fixed", has_mask=True)(*[pt.dmatrix() for _ in range(4)])
+        LinearScan.of("real", "fixed", has_mask=True)(*[pt.dmatrix() for _ in range(4)])
     with pytest.raises(TypeError, match="there is no batch"):
-        LinearScan("real", "fixed", "both", False)(
+        LinearScan.of("real", "fixed", "both", False)(
             pt.dmatrix(), pt.dmatrix(), pt.dtensor4(), pt.dtensor4()
         )
 
@@ -94,7 +94,7 @@ def test_errors_of_sides_and_masks():
 )
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 def test_kernels_leave_masked_items_out(linker, side, vector, untraced, coefficient):
-    op = LinearScan("real", coefficient, side, vector, True, untraced=untraced, has_mask=True)
+    op = LinearScan.of("real", coefficient, side, vector, True, untraced=untraced, has_mask=True)
     state = 2 if vector else 3
     ranks = [3 if coefficient == "steps" else 2, state, state]
     inputs = [pt.tensor(dtype="float64", shape=(None,) * rank) for rank in ranks]

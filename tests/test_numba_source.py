@@ -66,7 +66,7 @@ def test_without_numbas_cache(linker):
 def test_one_recurrence_called_by_compiled_code_and_by_python():
     """On disk, the one must not be found for the other."""
     A, x = pt.dtensor3("A"), pt.dmatrix("x")
-    h = LinearScan("real", reverse=True)(A, x, pt.ones((1, 3)))
+    h = LinearScan.of("real", reverse=True)(A, x, pt.ones((1, 3)))
     outputs = [h, pytensor.grad(pt.sin(h).sum(), A)]
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 3, 3)), rng.normal(size=(4, 3))

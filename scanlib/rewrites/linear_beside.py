@@ -95,5 +95,5 @@ class BesideLoop:
         )
         exact = alone.apply().node
         factors = [self.over_time.value(factor)[0] for factor in self.parts.factors]
-        made = CheckedLinearScan(exact.op, len(factors), **op.options())
+        made = CheckedLinearScan(exact.op, len(factors), op.options)
         return made(*inputs, *factors, *exact.inputs)

@@ -217,7 +217,7 @@ class LinearLowering:
         self, operands: Operands, has_time: bool, side: str, vector: bool, traced: bool
     ) -> LinearScan:
         has_offset = operands.offset is not None
-        return LinearScan(
+        return LinearScan.of(
             self.parts.recurrence.semiring,
             "steps" if has_time else "fixed",
             side,
