@@ -33,7 +33,7 @@ class SizesChangeError(Exception):
 class CarryWriter(LoopWriter):
     """Writes the storage of carries, and what becomes of them at the end of a step."""
 
-    emitter: Emitter  # type: ignore[assignment]
+    emitter: Emitter
     sizes: Sizes
     in_place: set[int]
     # The statement that leaves to another function, if carries are assumed to keep their sizes.

@@ -37,14 +37,13 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib.backends.numba.body import is_zero_dim
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
 from scanlib.backends.numba.clusters import Cluster, Plan
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.elementwise import Part, Value
-from scanlib.backends.numba.emit import is_zero_dim
-from scanlib.backends.numba.graph_values import GraphValues
+from scanlib.backends.numba.graph_values import GraphValues, Part, Value
 from scanlib.backends.numba.lazy import apart, tuple_text
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
@@ -282,7 +281,7 @@ class GraphWriter(GraphValues):
 
     @_emit.register
     def _number(self, op: ScalarOp, node: Apply) -> None:
-        results = self._scalar_op(op, node, [self.scalar(inp) for inp in node.inputs])
+        results = self.scalars._scalar_op(op, node, [self.scalar(inp) for inp in node.inputs])
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_scalar(out, result)
 

@@ -9,40 +9,114 @@ from the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.link.numba.dispatch.basic import numba_typify
+from pytensor.scalar.basic import ScalarType
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
+from scanlib.backends.numba.body import constant_value, is_zero_dim
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
-from scanlib.backends.numba.bundles import reading, taking
-from scanlib.backends.numba.elementwise import Operand, Part, Value
-from scanlib.backends.numba.emit import Emitter
+from scanlib.backends.numba.bundles import Rows, reading, taking
+from scanlib.backends.numba.scalar import ScalarCode, as_scalar
 from scanlib.backends.numba.source import Source
 from scanlib.backends.numba.vectors import VERSION, as_array, failing, shuffling
 
 
-class GraphValues(Emitter):
-    """Writes numbers, checks and views."""
+@dataclass(frozen=True)
+class Part:
+    """Rows of an array in a bundle that has a name."""
+
+    bundle: str
+    rows: Rows
+
+
+@dataclass
+class Value:
+    """How a variable is held: as a `scalar`, an `array`, or both, by name; as part of a bundle."""
+
+    scalar: str | None = None
+    array: str | None = None
+    part: Part | None = None
+
+
+@dataclass
+class Operand:
+    """An input of an elementwise loop: an array and, for each of its own axes, the loop's axis
+    that walks it (None for axes of size one); or a scalar."""
+
+    text: str
+    axes: tuple[int | None, ...] | None
+
+    def item(self, indices: Sequence[str]) -> str:
+        if self.axes is None:
+            return self.text
+        inside = ", ".join("0" if axis is None else indices[axis] for axis in self.axes)
+        return f"{self.text}[{inside}]"
+
+    def size(self, axis: int) -> str:
+        """Return the size of the array along one of the loop's axes, which it must have."""
+        assert self.axes is not None
+        return f"{self.text}.shape[{self.axes.index(axis)}]"
+
+
+class GraphValues:
+    """Writes numbers, checks and views, and knows how each variable is held."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(source)
+        self.source, self.scalars = source, ScalarCode(source)
+        self.values: dict[Variable, Value] = {}
+        source.object("as_scalar", as_scalar)
         source.object("as_array", as_array)
 
+    def bind_scalar(self, variable: Variable, name: str) -> None:
+        self.values[variable] = Value(scalar=name)
+
+    def bind_array(self, variable: Variable, name: str) -> None:
+        self.values[variable] = Value(array=name)
+
+    def find(self, variable: Variable) -> Value:
+        """Return how a variable is held; what is not held yet is made."""
+        if variable not in self.values:
+            if isinstance(variable, Constant):
+                self.values[variable] = self._constant(variable)
+            else:
+                assert variable.owner is not None, variable
+                self._materialize(variable.owner)
+        return self.values[variable]
+
+    def _constant(self, variable: Constant) -> Value:
+        data = variable.data
+        if is_zero_dim(variable.type):
+            dtype = np.dtype(variable.type.dtype)
+            return Value(scalar=self.source.constant(dtype.type(np.asarray(data).item())))
+        return Value(
+            array=self.source.constant(numba_typify(constant_value(data), variable=variable))
+        )
+
     def scalar(self, variable: Variable) -> str:
+        """Return the name of the number that a tensor without axes holds."""
         value = self.find(variable)
         if value.scalar is None and value.array is None and value.part is not None:
             place = value.part.rows[0]
             name = self.source.function(reading(place), f"{BUNDLES} {place}", "number_in")
             value.scalar = self.source.name("s")
             self.source.line(f"{value.scalar} = {name}({value.part.bundle})")
-        return super().scalar(variable)
+        if value.scalar is None:
+            value.scalar = self.source.name("s")
+            self.source.line(f"{value.scalar} = as_scalar({value.array})")
+        return value.scalar
 
     def array(self, variable: Variable) -> str:
+        """Return the name under which an Op that wants arrays finds a variable."""
         value = self.find(variable)
         if value.array is None and value.scalar is None and value.part is not None:
             rows = value.part.rows
@@ -53,11 +127,19 @@ class GraphValues(Emitter):
             value.array = name = self.source.name("a")
             ndim = variable.type.ndim
             if ndim:  # one item
-                self.source.line(f"{name} = new_array({self._dtype(variable)}{', 1' * ndim})")
+                self.source.line(
+                    f"{name} = new_array({self.scalars._dtype(variable)}{', 1' * ndim})"
+                )
                 self.source.line(f"{name}[{', '.join(['0'] * ndim)}] = {value.scalar}")
             else:
                 self.source.line(f"{name} = as_array({value.scalar})")
         return value.array
+
+    def argument(self, variable: Variable) -> str:
+        """Return a variable as PyTensor's numba functions take it."""
+        if isinstance(variable.type, ScalarType):
+            return self.scalar(variable)
+        return self.array(variable)
 
     def _item(self, variable: Variable) -> str:
         """Return the only item of a tensor that has one."""
@@ -72,9 +154,49 @@ class GraphValues(Emitter):
         return self.scalar(variable)
 
     def _operand(self, variable: Variable, ndim: int) -> Operand:
+        """Return how an elementwise loop reads an input, looking through dimshuffles."""
+        axes: list[int | None] = list(range(ndim))
         if is_item(variable) and not isinstance(variable, Constant):
             return Operand(self._item(variable), None)
-        return super()._operand(variable, ndim)
+        if isinstance(variable, Constant) and np.asarray(variable.data).size == 1:
+            item = np.asarray(variable.data).reshape(-1)[0]
+            return Operand(self.source.constant(item), None)
+        while (
+            variable not in self.values
+            and variable.owner is not None
+            and isinstance(variable.owner.op, DimShuffle)
+        ):
+            source = variable.owner.inputs[0]
+            inner: list[int | None] = [None] * source.type.ndim
+            for axis, old in enumerate(variable.owner.op.new_order):
+                if old != "x":
+                    inner[old] = axes[axis]
+            variable, axes = source, inner
+            if variable.type.ndim == 0:
+                return Operand(self.scalar(variable), None)
+        kept = tuple(
+            None if broadcast else axis
+            for axis, broadcast in zip(axes, variable.type.broadcastable, strict=True)
+        )
+        return Operand(self.array(variable), kept)
+
+    def _elemwise_sizes(self, node: Apply, operands: list[Operand]) -> list[str]:
+        """Return the size of each axis of an elementwise loop."""
+        sizes = []
+        for axis, known in enumerate(node.outputs[0].type.shape):
+            if known is not None:
+                sizes.append(str(known))
+                continue
+            for operand in operands:
+                if operand.axes is not None and axis in operand.axes:
+                    name = self.source.name("n")
+                    own = operand.axes.index(axis)
+                    self.source.line(f"{name} = {operand.text}.shape[{own}]")
+                    sizes.append(name)
+                    break
+            else:
+                sizes.append("1")
+        return sizes
 
     def _fail_if(self, error: type[Exception], message: str, condition: str) -> None:
         """Write a check that raises where a condition holds."""
@@ -87,7 +209,7 @@ class GraphValues(Emitter):
         inner = op.make_scalar_node(*node.inputs)
         items = [self._item(inp) for inp in node.inputs]
         for out, result in zip(
-            node.outputs, self._scalar_op(op.scalar_op, inner, items), strict=True
+            node.outputs, self.scalars._scalar_op(op.scalar_op, inner, items), strict=True
         ):
             self.bind_scalar(out, result)
 
@@ -107,7 +229,33 @@ class GraphValues(Emitter):
 
     @singledispatchmethod
     def _emit(self, op: Op, node: Apply) -> None:
-        super()._emit(op, node)
+        self._call(op, node)
+
+    def _call(self, op: Op, node: Apply) -> None:
+        """Call the function that PyTensor's numba dispatch makes for a node."""
+        name = self.scalars._function(op, node)
+        arguments = ", ".join(self.argument(inp) for inp in node.inputs)
+        results = [self.source.name("v") for _ in node.outputs]
+        self.source.line(f"{', '.join(results)} = {name}({arguments})")
+        for out, result in zip(node.outputs, results, strict=True):
+            if isinstance(out.type, ScalarType):
+                self.bind_scalar(out, result)
+            else:
+                self.bind_array(out, result)
+
+    @_emit.register
+    def _tensor_from_scalar(self, op: TensorFromScalar, node: Apply) -> None:
+        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+
+    @_emit.register
+    def _scalar_from_tensor(self, op: ScalarFromTensor, node: Apply) -> None:
+        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+
+    @_emit.register
+    def _shape_i(self, op: Shape_i, node: Apply) -> None:
+        name = self.source.name("s")
+        self.source.line(f"{name} = np.int64({self.array(node.inputs[0])}.shape[{op.i}])")
+        self.bind_scalar(node.outputs[0], name)
 
     @_emit.register
     def _elemwise(self, op: Elemwise, node: Apply) -> None:
@@ -115,6 +263,11 @@ class GraphValues(Emitter):
             self.write_items(op, node)
         else:
             self._call(op, node)
+
+    def emit(self, node: Apply) -> None:
+        """Write the statements that compute a node; dimshuffles are written where they are read."""
+        if not isinstance(node.op, DimShuffle):
+            self._emit(node.op, node)
 
     # Views
 
@@ -125,7 +278,7 @@ class GraphValues(Emitter):
             return
         op = node.op
         if not isinstance(op, DimShuffle) or any(x.type.shape[axis] != 1 for axis in op.drop):
-            super()._materialize(node)
+            self._call(op, node)
             return
         order = tuple(None if axis == "x" else int(axis) for axis in op.new_order)
         shuffled = self.source.function(

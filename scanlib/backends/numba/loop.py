@@ -18,8 +18,8 @@ from typing import Any
 
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 
-from scanlib.backends.numba.body import PreparedBody
-from scanlib.backends.numba.emit import Emitter, is_zero_dim
+from scanlib.backends.numba.array_emit import Emitter
+from scanlib.backends.numba.body import PreparedBody, is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.source import Source
@@ -37,6 +37,7 @@ FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 class LoopWriter(WholeArrays):
     """Writes what the functions of all loops share; subclasses write the steps."""
 
+    emitter: Emitter
     version: str  # of the code that a subclass writes
     first_capacity = FIRST_CAPACITY
 
@@ -61,7 +62,6 @@ class LoopWriter(WholeArrays):
         self.grows = op.signature.has_stop and not op.signature.reverse
         self.messages = Messages(op.signature, op.labels, op.name)
         self.source = Source()
-        self.emitter = Emitter(self.source)
         count = len(op.outer_input_types())
         self.arguments = [f"x{i}" for i in range(count)]
         self.outer = self.signature.split_inputs(self.arguments)
