@@ -16,7 +16,7 @@ MODULES = {
     for path in sorted((ROOT / "scanlib").rglob("*.py"))
 }
 # Which parts of the package each part may import. All may import what knows releases and files.
-EVERYWHERE = {"_compat", "config", "kept_files"}
+EVERYWHERE = {"_compat", "config", "kept_files", "source_keys"}
 FLOORS: dict[str, set[str]] = {
     "ops": set(),
     "analysis": {"ops"},

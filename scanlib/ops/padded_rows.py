@@ -15,6 +15,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.link.c.op import COp
 from pytensor.tensor.type import TensorType
 
+from scanlib.source_keys import source_key
+
 
 class PaddedRows(COp):
     """The given rows, followed by rows of zeros up to a length: a view if there are enough."""
@@ -63,5 +65,5 @@ class PaddedRows(COp):
         }}
         """
 
-    def c_code_cache_version(self) -> tuple[int, ...]:
-        return (1,)
+    def c_code_cache_version(self) -> tuple[str, ...]:
+        return (source_key(__name__),)

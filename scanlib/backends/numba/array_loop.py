@@ -35,8 +35,9 @@ from scanlib.backends.numba.lazy import lazily
 from scanlib.backends.numba.places import Place
 from scanlib.backends.numba.pointers import address
 from scanlib.ops.scan import Scan
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-array-loop-5"
+VERSION = source_key(__name__)
 
 
 class ArrayLoopWriter(CarryWriter):

@@ -28,7 +28,9 @@ from numba.core.datamodel import models
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic, register_model
 
-VERSION = "scanlib-bundles-1"
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 
 Rows = tuple[int, int | None, int | None]
 """The number of an array in memory, and the ends of a slice along its first axis."""

@@ -18,8 +18,9 @@ from numba.np.numpy_support import as_dtype
 from pytensor.link.numba.cache import compile_numba_function_src
 
 from scanlib.backends.numba.lazy import lazily, register
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-contiguous-1"
+VERSION = source_key(__name__)
 MOST_AXES = 8  # copied by code of our own
 
 

@@ -28,8 +28,9 @@ from scanlib.kernels.program import CarryShapeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-apart-1"
+VERSION = source_key(__name__)
 
 
 @register_funcify_and_cache_key(Scan)

@@ -40,8 +40,6 @@ from pytensor.configdefaults import config
 
 from scanlib.backends.numba.vectors import IN_ORDER, fused
 
-VERSION = "scanlib-expressions-5"
-
 _BINARY: dict[type, tuple[str, Any]] = {
     ast.Add: ("add", operator.add),
     ast.Sub: ("sub", operator.sub),

@@ -57,8 +57,9 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-graph-4"
+VERSION = source_key(__name__)
 FEW = 1 << 14  # items that stay in the cache
 FEW_RESULTS = 32  # so many are arrays for compiled code that calls the function
 FEW_ITEMS = 16  # of a constant that is written where it is used

@@ -20,7 +20,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-VERSION = "scanlib-pointers-1"
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 
 
 @intrinsic

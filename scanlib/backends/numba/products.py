@@ -29,8 +29,9 @@ from numba.extending import intrinsic, overload
 from scanlib.backends.numba import lazy
 from scanlib.backends.numba.pointers import load, pointer, shift, store
 from scanlib.backends.numba.vectors import multiply_add
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-products-3"
+VERSION = source_key(__name__)
 TINY = 512  # multiplications up to which plain loops are used
 ROWS = 4  # of a tile
 OPTIONS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}

@@ -29,8 +29,6 @@ from scanlib.kernels.compiled import compile_program
 from scanlib.kernels.driver import FRAME, poll_address, raise_failure
 from scanlib.kernels.program import FULL, WORD, LoopProgram
 
-VERSION = "scanlib-programs-2"
-
 _INT = ir.IntType(64)
 _BYTE = ir.IntType(8)
 _BYTES = _BYTE.as_pointer()

@@ -45,8 +45,9 @@ from scanlib.backends.numba.small_linalg import LARGE
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.backends.numba.vectors import new_array
 from scanlib.ops.reductions import StepProducts
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-small-batches-2"
+VERSION = source_key(__name__)
 REAL = {"float32", "float64"}
 SQUARE = "Last 2 dimensions of A must be square"
 CONFORM = "Dimensions of A and B do not conform"

@@ -23,8 +23,9 @@ from numba.np.linalg import ensure_lapack
 
 from scanlib.backends.numba.pointers import load, shift, store
 from scanlib.backends.numba.products import OPTIONS, SUMS, integer_product, zero_of  # noqa: F401
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-small-linalg-5"
+VERSION = source_key(__name__)
 LARGE = 48
 # Not literals, for which functions are compiled once more.
 _NO, _YES = np.int64(0), np.int64(1)

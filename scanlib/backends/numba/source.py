@@ -14,7 +14,6 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
 from scanlib.backends.numba import expressions
-from scanlib.backends.numba.statement_code import VERSION as STATEMENTS
 from scanlib.backends.numba.statements import joined
 from scanlib.backends.numba.vectors import least, new_array
 
@@ -154,9 +153,7 @@ class Source:
         key = None
         if self.cacheable:
             versions = [
-                version,
-                expressions.VERSION,
-                STATEMENTS,
+                version,  # the text of this module and of those of expressions included
                 f"pytensor {pytensor.__version__}",
                 *([] if config.numba__fastmath else ["strict"]),
             ]

@@ -25,7 +25,6 @@ from scanlib.backends.numba.expressions import Values
 from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop
 from scanlib.backends.numba.statement_values import WORD, NotScalarError, StatementValues
 
-VERSION = "scanlib-statements-3"
 _MANY = 25  # arguments
 
 Emit = Callable[[Any, Any, Values], None]

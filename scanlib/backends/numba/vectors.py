@@ -18,7 +18,9 @@ from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-5"
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 IN_ORDER = ("contract", "nsz")  # liberties that leave the order of operations as it is
 
 
