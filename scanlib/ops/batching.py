@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import _vectorize_node, vectorize_graph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.elemwise import DimShuffle
 
+from scanlib._compat import vectorize_rule
 from scanlib.ops.common_lengths import Known, steps_of_batch, whole_batch
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
@@ -31,7 +32,7 @@ from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 
-@_vectorize_node.register(Scan)
+@vectorize_rule.register(Scan)
 def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Variable]:
     """Return the outputs of a loop over a batch; see the module's text."""
     return _Batcher(op, node, list(batched_inputs)).outputs()
@@ -324,7 +325,7 @@ class _Batcher:
         return pt.broadcast_to(variable, [*self.shape, *variable.shape])
 
 
-@_vectorize_node.register(RanSteps)
+@vectorize_rule.register(RanSteps)
 def vectorize_ran_steps(op: RanSteps, node: Apply, batched: Variable) -> list[Variable]:
     """Return which steps every loop of a batch ran."""
     rank = _rank(node.inputs[0], batched)

@@ -13,6 +13,8 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
+from scanlib._compat import features
+
 COMPUTE = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
 SIDE_BY_SIDE = (CAReduce, DimShuffle, MakeVector)  # sizes in a vector, and what is made of one
 
@@ -64,12 +66,12 @@ def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
 
 def needs_known_lengths(fgraph: FunctionGraph) -> bool:
     """Whether loops of unknown length, and all other loops of the graph, are to stay whole."""
-    return any(isinstance(feature, NeedsKnownLengths) for feature in fgraph._features)
+    return bool(features(fgraph, NeedsKnownLengths))
 
 
 def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:
     """Return the inputs of a graph that are never known when it is compiled."""
-    marks = [f for f in fgraph._features if isinstance(f, NeedsKnownLengths)]
+    marks = features(fgraph, NeedsKnownLengths)
     return tuple(variable for mark in marks for variable in mark.data)
 
 
@@ -115,4 +117,4 @@ def countable_scalars(
 
 def compiles_step_products(fgraph: FunctionGraph) -> bool:
     """Whether a graph may hold `StepProducts`."""
-    return any(isinstance(feature, CompilesStepProducts) for feature in fgraph._features)
+    return bool(features(fgraph, CompilesStepProducts))

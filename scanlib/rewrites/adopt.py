@@ -18,7 +18,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.basic import join
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import is_legacy_scan
+from scanlib._compat import features, is_legacy_scan
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure
 from scanlib.ops.scan import Scan
@@ -63,8 +63,7 @@ def legacy_name(op: object) -> str:
 
 def adoption_record(fgraph: FunctionGraph) -> AdoptionRecord | None:
     """Return what adoption did in a graph, None if it did not look at it."""
-    features = getattr(fgraph, "_features", ())
-    return next((each for each in features if isinstance(each, AdoptionRecord)), None)
+    return next(iter(features(fgraph, AdoptionRecord)), None)
 
 
 class AdoptLoops(LoopRewrite):

@@ -20,8 +20,6 @@ from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.rewriting.basic import local_scalar_tensor_scalar, local_tensor_scalar_tensor
-from pytensor.tensor.rewriting.blockwise import local_useless_unbatched_blockwise
 from pytensor.tensor.shape import Shape, SpecifyShape, specify_shape
 from pytensor.tensor.subtensor import (
     IncSubtensor,
@@ -32,7 +30,7 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import is_legacy_scan
+from scanlib._compat import UNBATCH, is_legacy_scan
 from scanlib.ops.common_lengths import behind_the_batch, common, of_one_member, without_axes
 from scanlib.ops.graph import constant_index
 from scanlib.rewrites.adopt_until import read_last_steps
@@ -43,9 +41,7 @@ STRUCTURE = (
 )
 
 # Batches of no axes, and numbers that are made arrays and numbers again.
-_leave_out_what_does_nothing = dfs_rewriter(
-    local_useless_unbatched_blockwise, local_scalar_tensor_scalar, local_tensor_scalar_tensor
-)
+_leave_out_what_does_nothing = dfs_rewriter(*UNBATCH)
 
 
 def is_batch(op: Op) -> bool:

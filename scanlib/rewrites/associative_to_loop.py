@@ -12,6 +12,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 
+from scanlib._compat import features
 from scanlib.ops.associative_scan import AssociativeScan, walked
 from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.loop_rewrite import LoopRewrite
@@ -25,7 +26,7 @@ class AssociativeToLoop(LoopRewrite):
     """Replace associative scans by canonical loops."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        if any(isinstance(feature, CombinesInTrees) for feature in fgraph._features):
+        if features(fgraph, CombinesInTrees):
             return
         for node in fgraph.toposort():
             if isinstance(node.op, AssociativeScan):

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar import upcast
@@ -28,7 +27,14 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, LOG_SUM_EXP, join_of, split_of
+from scanlib._compat import (
+    INDEX_READS,
+    INDEX_WRITES,
+    LOG_SUM_EXP,
+    join_of,
+    split_of,
+    vectorize_rule,
+)
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.ops.reductions import StepProducts
@@ -194,7 +200,7 @@ class OverTime:
             axes = [axis + 1 for axis in node.op.axis]
             self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
             return
-        made = _vectorize_node(node.op, node, *values)
+        made = vectorize_rule(node.op, node, *values)
         outputs = made.outputs if isinstance(made, Apply) else made
         self.varying.update(zip(node.outputs, outputs, strict=True))
 

@@ -15,9 +15,9 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Second
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
 
+from scanlib._compat import ShapeFeature
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence
 from scanlib.rewrites.queries import run_query

@@ -8,6 +8,8 @@ from typing import Any
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 
+from scanlib._compat import features
+
 
 @dataclass(frozen=True)
 class SplitNote:
@@ -74,12 +76,12 @@ def record(fgraph: FunctionGraph, note: SplitNote) -> None:
 
 def notes_of(fgraph: FunctionGraph) -> list[SplitNote]:
     """Return what splitting did to the loops of a graph."""
-    return [note for f in fgraph._features if isinstance(f, SplitRecord) for note in f.notes]
+    return [note for record in features(fgraph, SplitRecord) for note in record.notes]
 
 
 def record_of(fgraph: FunctionGraph) -> SplitRecord:
     """Return the record of a graph, which has one from then on."""
-    found = next((f for f in fgraph._features if isinstance(f, SplitRecord)), None)
+    found = next(iter(features(fgraph, SplitRecord)), None)
     if found is None:
         found = SplitRecord()
         fgraph.attach_feature(found)

@@ -20,7 +20,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
-from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import (
@@ -35,6 +34,7 @@ from pytensor.tensor.shape import Reshape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import freeze_graph, split_of
+from scanlib._compat.jax import JAXShapeTuple
 from scanlib.backends.jax.checks import StaticCheck
 from scanlib.backends.jax.known_inputs import needs_value
 from scanlib.backends.jax.masks import replace_masks

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
-from numba.np.numpy_support import as_dtype
-from pytensor.link.numba.cache import compile_numba_function_src
 
+from scanlib._compat.numba import as_dtype, compile_numba_function_src, impl_ret_borrowed
 from scanlib.backends.numba.lazy import lazily, register
 from scanlib.source_keys import source_key
 
@@ -58,8 +57,6 @@ def assumed_contiguous(typingctx: Any, array: Any) -> Any:
     known = array.copy(layout="C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.core.imputils import impl_ret_borrowed
-
         old = context.make_array(array)(context, builder, arguments[0])
         new = context.make_array(known)(context, builder)
         for name in ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"):
@@ -126,8 +123,6 @@ def any_layout(typingctx: Any, array: Any) -> Any:
     known = array.copy(layout="A")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.core.imputils import impl_ret_borrowed
-
         return impl_ret_borrowed(context, builder, known, arguments[0])
 
     return known(array), codegen

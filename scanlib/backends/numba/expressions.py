@@ -33,11 +33,10 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numba.core import cgutils
-from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from pytensor.configdefaults import config
 
+from scanlib._compat.numba import TypingError, cgutils
 from scanlib.backends.numba.vectors import IN_ORDER, fused
 
 _BINARY: dict[type, tuple[str, Any]] = {

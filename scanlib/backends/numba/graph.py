@@ -22,7 +22,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -37,6 +36,7 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib._compat.numba import Dispatcher
 from scanlib.backends.numba.body import is_zero_dim
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking

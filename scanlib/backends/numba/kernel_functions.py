@@ -10,9 +10,9 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from scanlib._compat.numba import cgutils
 from scanlib.kernels.printers.llvm import print_function
 from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.kernels.vectors import vector_function

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
-
+from scanlib._compat.numba import numba_deepcopy
 from scanlib.backends.numba.array_emit import Emitter
 from scanlib.backends.numba.body import PreparedBody, is_zero_dim
 from scanlib.backends.numba.memory import advise

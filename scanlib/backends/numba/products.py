@@ -23,9 +23,9 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from scanlib._compat.numba import cgutils
 from scanlib.backends.numba import lazy
 from scanlib.backends.numba.pointers import load, pointer, shift, store
 from scanlib.backends.numba.vectors import multiply_add

@@ -15,11 +15,9 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.callconv import RETCODE_EXC
-from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
+from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.numba.bundles import WORDS, Bundle, Group, each, new_bundle
 from scanlib.backends.numba.lazy import address_of, flat_parts, register_address

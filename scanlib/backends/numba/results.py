@@ -18,13 +18,10 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.datamodel import models
-from numba.core.imputils import impl_ret_borrowed
 from numba.extending import box, intrinsic, register_model
-from numba.np import numpy_support
 from numpy._core import multiarray
 
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, models, numpy_support
 from scanlib.backends.numba.bundles import WORDS, Bundle, each, load_rows
 from scanlib.backends.numba.lazy import flat_parts, flat_types
 from scanlib.source_keys import source_key

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
-from numba.np.linalg import ensure_lapack
 
+from scanlib._compat.numba import cgutils, ensure_lapack
 from scanlib.backends.numba.pointers import load, shift, store
 from scanlib.backends.numba.products import OPTIONS, SUMS, integer_product, zero_of  # noqa: F401
 from scanlib.source_keys import source_key
@@ -37,7 +37,6 @@ ensure_lapack()
 def _external(typingctx: Any, start: Any, n: Any) -> Any:
     """Call LAPACK's factorization of a matrix given by its lower triangle in rows."""
     from llvmlite import ir
-    from numba.core import cgutils
 
     kind = ord("s") if start.dtype == types.float32 else ord("d")
 

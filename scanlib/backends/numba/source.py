@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.configdefaults import config
-from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
+from scanlib._compat.numba import compile_numba_function_src
 from scanlib.backends.numba import expressions
 from scanlib.backends.numba.statements import joined
 from scanlib.backends.numba.vectors import least, new_array

@@ -15,12 +15,10 @@ from functools import partial
 from typing import Any
 
 from numba import types
-from numba.core import cgutils
-from numba.core.dispatcher import Dispatcher
-from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 from pytensor.link.numba.dispatch.basic import numba_njit
 
+from scanlib._compat.numba import Dispatcher, NumbaError, cgutils
 from scanlib.backends.numba.expressions import Values
 from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop
 from scanlib.backends.numba.statement_values import WORD, NotScalarError, StatementValues

@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any
 
 from numba import types
-from numba.core import cgutils
-from numba.np.arrayobj import fix_integer_index
 
+from scanlib._compat.numba import cgutils, fix_integer_index
 from scanlib.backends.numba.expressions import Plan, Values, Writer
 from scanlib.backends.numba.liveness import Names
 

@@ -18,8 +18,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from numba.core.extending import _Intrinsic
-
+from scanlib._compat.numba import _Intrinsic
 from scanlib.backends.numba.liveness import Names, assigned, live, live_in_loop, names_read
 from scanlib.backends.numba.statement_code import grouped, statements
 from scanlib.backends.numba.statement_values import CASTS

@@ -1,21 +1,44 @@
-"""The places where supported PyTensor releases differ, and nothing else.
+"""What scanlib takes from PyTensor beyond its public names, and where its releases differ.
 
-scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest release.
+scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest release. Each name has
+its reason; ``docs/upstream.md`` has what is changed in PyTensor itself, as proposals.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.features import Feature
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
+from pytensor.link.c.cmodule import std_lib_dirs, std_libs
 from pytensor.scalar import basic as scalar
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import special, subtensor
 from pytensor.tensor.basic import Alloc, alloc
 from pytensor.tensor.rewriting import ofg
+from pytensor.tensor.rewriting import shape as shape_rewrites
 from pytensor.tensor.rewriting import subtensor as subtensor_rewrites
+from pytensor.tensor.rewriting.basic import local_scalar_tensor_scalar, local_tensor_scalar_tensor
+from pytensor.tensor.rewriting.blockwise import local_useless_unbatched_blockwise
+
+F = TypeVar("F", bound=Feature)
+
+# What an Op does in a batch is registered with it; the public `vectorize_node` cannot register.
+vectorize_rule = _vectorize_node
+
+# How PyTensor calls its C++ compiler: libraries of scanlib's own are compiled the same way.
+PYTHON_LIBRARIES, PYTHON_LIBRARY_FOLDERS = std_libs, std_lib_dirs
+
+# Rewrites that the step of an adopted batch needs before the others; named, since the database
+# has no query for three of them.
+UNBATCH = (
+    local_useless_unbatched_blockwise,
+    local_scalar_tensor_scalar,
+    local_tensor_scalar_tensor,
+)
 
 # A choice between graphs; defined elsewhere in later releases.
 try:
@@ -53,6 +76,9 @@ INDEX_WRITES: tuple[type, ...] = (
     subtensor.AdvancedIncSubtensor,
     *INDEXED_BY_VECTOR[1:],
 )
+
+# Attached where shapes are asked for: nothing public says that of a variable in a graph.
+ShapeFeature = shape_rewrites.ShapeFeature
 
 
 def _add_whole_writes(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
@@ -208,3 +234,9 @@ def is_legacy_scan(op: object) -> bool:
     `thaw_graph` copies both.
     """
     return isinstance(op, LegacyScan)
+
+
+def features(fgraph: FunctionGraph, kind: type[F]) -> list[F]:
+    """Return the features of a kind that are attached to a graph, which has no public list."""
+    attached = getattr(fgraph, "_features", ())  # none of a frozen graph
+    return [feature for feature in attached if isinstance(feature, kind)]
