@@ -19,8 +19,14 @@ from pytensor.configdefaults import config
 import scanlib
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+# For those who change the package: a map, proposals with programs that do not need it, notes, and
+# what is in each room.
+MAP, UPSTREAM = ROOT / "docs" / "architecture.md", ROOT / "docs" / "upstream.md"
+NOTES = sorted((ROOT / "docs" / "design").glob("*.md"))
+ROOMS = sorted((ROOT / "scanlib").rglob("README.md"))
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {MAP, UPSTREAM})]
+LINKING = [*PAGES, MAP, UPSTREAM, *NOTES, *ROOMS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+TOPS = (ROOT, ROOT / "scanlib")
 PUBLIC = [name for name in scanlib.__all__ if name != "__version__"]
 
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -123,6 +129,32 @@ def anchors(page):
 
 def without_blocks(page):
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def test_the_map_is_a_map():
+    text = MAP.read_text(encoding="utf-8")
+    assert text.count("\n") <= 160
+    assert all(f"(design/{note.name})" in text for note in NOTES)
+    rooms = {room.parent.relative_to(ROOT).as_posix() for room in ROOMS}
+    assert all(f"(../{room}/README.md)" in text for room in rooms)
+    named = set(re.findall(r"`((?:\w+/)+\w+\.\w+)`", text))
+    missing = [name for name in named if not any((top / name).exists() for top in TOPS)]
+    assert not missing, "files that the map names"
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize(
+    "package", sorted((ROOT / "scanlib").rglob("__init__.py")), ids=lambda path: path.parent.name
+)
+def test_rooms_say_what_they_hold(package):
+    """Every module is named in the README of its room, and nothing else is."""
+    room = package.parent
+    if room == ROOT / "scanlib":
+        return  # the map is about it
+    text = (room / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 100
+    named = re.findall(r"^\| `(\w+)\.py` \|", text, re.MULTILINE)
+    assert sorted(named) == sorted({path.stem for path in room.glob("*.py")} - {"__init__"})
 
 
 @pytest.mark.all_forms

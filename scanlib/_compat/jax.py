@@ -2,5 +2,3 @@
 
 # A shape as a node of the graph: sizes that JAX must know are read through it.
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple
-
-__all__ = ["JAXShapeTuple"]

@@ -22,25 +22,3 @@ from numba.np.numpy_support import as_dtype
 # that it has made; its copy of a value of any type.
 from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
-
-__all__ = [
-    "CACHED_SRC_FUNCTIONS",
-    "RETCODE_EXC",
-    "Cache",
-    "Dispatcher",
-    "NumbaError",
-    "TypingError",
-    "_Intrinsic",
-    "as_dtype",
-    "cgutils",
-    "compile_numba_function_src",
-    "ensure_lapack",
-    "fix_integer_index",
-    "impl_ret_borrowed",
-    "impl_ret_new_ref",
-    "models",
-    "numba_deepcopy",
-    "numpy_support",
-    "populate_array",
-    "serialize",
-]
