@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pytensor.scalar.basic import get_scalar_type
 
 from scanlib.backends.cuda.compiler import find_nvcc, find_nvrtc
+from scanlib.backends.cuda.cpp_lines import Source
 from scanlib.backends.cuda.printer import template
-from scanlib.backends.cuda.scalars import OUTSIDE, Code, ScalarUnit, item_type
-from scanlib.backends.cuda.source import Source
+from scanlib.backends.cuda.scalar_code import OUTSIDE, Code, ScalarUnit, item_type
 from scanlib.kernels.interpreter import call
 from scanlib.kernels.language import Function, Type, Writer
 from scanlib.kernels.printers.c import item_text

@@ -9,7 +9,7 @@ from pytensor.compile.mode import Mode
 
 import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
-from scanlib.kernels.driver import compiled_runner
+from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
 from scanlib.ops.elemwise_scan import ElemwiseScan

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scanlib.kernels import language, vectors
+from scanlib.kernels import elementary, language
 from scanlib.kernels.interpreter import fused, run
 from scanlib.kernels.language import (
     BOOL,
@@ -249,10 +249,10 @@ def test_fused_multiply_add_is_rounded_once(dtype):
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("name", sorted(vectors.NAMES))
+@pytest.mark.parametrize("name", sorted(elementary.NAMES))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_elementary_functions_have_the_same_bits(name, dtype, lanes):
-    function = vectors.vector_function(name, dtype, lanes)
+    function = elementary.vector_function(name, dtype, lanes)
     verify(function)
     kind = Type(dtype, lanes)
 

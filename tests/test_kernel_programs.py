@@ -15,8 +15,8 @@ from pytensor.compile.mode import OPT_FAST_RUN, Mode
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.kernels.driver import Runner, compiled_runner
 from scanlib.kernels.language import Prefetch, walk
+from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.kernels.verifier import verify
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import interpreted_entry

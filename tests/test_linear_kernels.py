@@ -7,7 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from scanlib.kernels.driver import Runner, compiled_runner
+from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.kernels.schedules.linear import linear_program
 from scanlib.kernels.verifier import verify
 from scanlib.ops.errors import SequenceLengthError

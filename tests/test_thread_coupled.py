@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.kernels.parts import system_has_threads
+from scanlib.kernels.thread_parts import system_has_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.thread_splits import chunks_by
 from tests.c_loops import trace

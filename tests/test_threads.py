@@ -17,7 +17,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.kernels import parts
+from scanlib.kernels import thread_parts
 from scanlib.kernels.compiled import program_key
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.c_loops import trace, uniform
@@ -25,7 +25,9 @@ from tests.checks import assert_same, keeping_inputs
 from tests.modes import MODES
 from tests.reference import reference_scan
 
-pytestmark = pytest.mark.skipif(not parts.system_has_threads(), reason="no such threads here")
+pytestmark = pytest.mark.skipif(
+    not thread_parts.system_has_threads(), reason="no such threads here"
+)
 
 SMALL = {"scanlib__parallel_channels": 1, "scanlib__parallel_steps": 1}
 
@@ -387,6 +389,6 @@ def test_python_stays_out_of_threads():
 
 def test_systems_without_threads(monkeypatch):
     """Where the system has no such threads, loops use one."""
-    monkeypatch.setattr(parts, "system_has_threads", lambda: False)
+    monkeypatch.setattr(thread_parts, "system_has_threads", lambda: False)
     with pytensor.config.change_flags(scanlib__threads=4):
-        assert parts.wanted_threads() == 1
+        assert thread_parts.wanted_threads() == 1

@@ -18,9 +18,9 @@ from pytensor.configdefaults import config
 import scanlib
 from scanlib.backends.handler.programs import program_of
 from scanlib.backends.numba.kernel_functions import vector_intrinsic
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import functions_of
 from scanlib.kernels.printers.c import ARGUMENTS, print_functions
-from scanlib.kernels.vectors import vector_function
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.modes import MODES
 

@@ -16,7 +16,7 @@ from scanlib.ops.loop import NonSequence
 from scanlib.ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
-from scanlib.rewrites.queries import BodyRewrite, run_query
+from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 

@@ -45,7 +45,6 @@ from scanlib.rewrites.adopt import AdoptLoops
 from scanlib.rewrites.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.batched_lengths import slice_whole_batch
 from scanlib.rewrites.checkpointed_loops import slice_starts
-from scanlib.rewrites.choices import StoreChoices
 from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops
@@ -55,6 +54,7 @@ from scanlib.rewrites.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.reuse import ReuseForwardValues
 from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split import SplitLoops
+from scanlib.rewrites.stored_choices import StoreChoices
 from scanlib.rewrites.unused import fill_mask
 
 # The first is for modes that include it by name, the second for the whole process.

@@ -27,10 +27,10 @@ from scanlib.analysis.matrix_recurrence import MatrixRecurrence, recognize
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.recursion import MOST_TERMS
-from scanlib.rewrites.gathers import additions_as_sums
+from scanlib.rewrites.batched_indices import additions_as_sums
 from scanlib.rewrites.linear_cost import builds_matrices
 from scanlib.rewrites.peel import NotPeelableError, OverTime
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.pytensor_rewrites import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 

@@ -46,7 +46,7 @@ from scanlib.rewrites.linear_roles import (
 )
 from scanlib.rewrites.linear_sparse import FEW_BLOCKS, SMALL, WASTE, refuse_sparse
 from scanlib.rewrites.lower_elementwise import specialize_elementwise
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.pytensor_rewrites import run_query
 
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 

@@ -21,7 +21,7 @@ from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.functions_of_sums import take_sums_apart
 from scanlib.rewrites.last_rows import is_loop
 from scanlib.rewrites.logsumexp import stabilize_logs
-from scanlib.rewrites.queries import BodyRewrite, run_query
+from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(

@@ -34,7 +34,7 @@ from scanlib.rewrites.lengths import row_count
 from scanlib.rewrites.linear_choice import find_recurrence
 from scanlib.rewrites.linear_lowering import LinearLowering
 from scanlib.rewrites.linear_roles import NotLinearError, Roles
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.pytensor_rewrites import run_query
 from scanlib.rewrites.simplify import replace
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])

@@ -38,7 +38,7 @@ from scanlib._compat import (
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
 from scanlib.ops.reductions import StepProducts
-from scanlib.rewrites.gathers import all_zeros, gathered, scattered, varying_index, written
+from scanlib.rewrites.batched_indices import all_zeros, gathered, scattered, varying_index, written
 from scanlib.rewrites.peel_nodes import Value, batched, elementwise_region
 from scanlib.rewrites.split_cost import (
     core,

@@ -20,7 +20,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from scanlib._compat import ShapeFeature
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.pytensor_rewrites import run_query
 
 _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 

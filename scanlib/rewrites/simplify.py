@@ -10,11 +10,11 @@ from pytensor.graph.rewriting.basic import MergeOptimizer
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.canonical_body import canonicalize_body, hoist_invariants
 from scanlib.rewrites.checkpointed_loops import settle_checkpoints
-from scanlib.rewrites.constants import forward_constants
 from scanlib.rewrites.duplicates import forward_inputs, forward_outputs, merge_equal_states
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.merge import merge_loops
+from scanlib.rewrites.unchanged_carries import forward_constants
 from scanlib.rewrites.unused import drop_unread_inputs, drop_unread_results
 
 MAX_ROUNDS = 20

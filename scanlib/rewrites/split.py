@@ -51,7 +51,7 @@ from scanlib.rewrites.linear_roles import canonical_loop
 from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
 from scanlib.rewrites.lower_linear import LowerLinearLoops
 from scanlib.rewrites.peel import OverTime
-from scanlib.rewrites.queries import run_query
+from scanlib.rewrites.pytensor_rewrites import run_query
 from scanlib.rewrites.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify import replace
 from scanlib.rewrites.split_components import drop_unread, fresh_copy, rows_of_tap, separate

@@ -84,7 +84,7 @@ from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_linear_algebra, is_tensor
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.gathers import varying_index
+from scanlib.rewrites.batched_indices import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
 

@@ -16,8 +16,8 @@ from pytensor.graph.basic import Apply
 
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.compiled import compile_program, program_key
-from scanlib.kernels.driver import raise_failure
 from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.python_driver import raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
 from scanlib.kernels.schedules.choice import elementwise_program

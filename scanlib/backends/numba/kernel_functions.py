@@ -13,14 +13,14 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from scanlib._compat.numba import cgutils
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.printers.llvm import print_function
 from scanlib.kernels.processor import has_fused_multiply_add
-from scanlib.kernels.vectors import vector_function
 
 
 @cache
 def vector_intrinsic(name: str, dtype: str) -> tuple[Any, str]:
-    """Return one of `scanlib.kernels.vectors.NAMES` for compiled code, and its key."""
+    """Return one of `scanlib.kernels.elementary.NAMES` for compiled code, and its key."""
     text = print_function(vector_function(name, dtype), fused=has_fused_multiply_add())
     number = numba.from_dtype(np.dtype(dtype))
     whole = f"scanlib_{name}_{dtype}"

@@ -24,8 +24,8 @@ from scanlib.backends.numba.lazy import address_of, flat_parts, register_address
 from scanlib.backends.numba.memory import ask_for_large_pages
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.driver import FRAME, poll_address, raise_failure
 from scanlib.kernels.program import FULL, WORD, LoopProgram
+from scanlib.kernels.python_driver import FRAME, poll_address, raise_failure
 
 _INT = ir.IntType(64)
 _BYTE = ir.IntType(8)

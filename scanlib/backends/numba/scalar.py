@@ -32,10 +32,10 @@ from pytensor.scalar.basic import (
     TrueDiv,
 )
 
+from scanlib.backends.elementary_names import vector_name
 from scanlib.backends.numba.kernel_functions import vector_intrinsic
 from scanlib.backends.numba.small_batches import batch_function
 from scanlib.backends.numba.source import Source
-from scanlib.backends.vector_names import vector_name
 
 
 @intrinsic

@@ -29,7 +29,7 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.library import Library, call_library, routine_of
+from scanlib.kernels.linalg.blas_calls import Library, call_library, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import MATRIX
 from scanlib.kernels.processor import register_bytes

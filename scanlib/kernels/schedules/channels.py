@@ -8,8 +8,8 @@ For an elementwise loop (`scanlib.ops.elemwise_scan`) with steps `t` and channel
 a step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the rows before and written to their own, carries are
 updated where they are. Results that share no array have loops of their own
-(`scanlib.ops.channels`). What has no channels lives in local variables; a loop without channels is
-this schedule with no loops inside.
+(`scanlib.ops.channel_plan`). What has no channels lives in local variables; a loop without channels
+is this schedule with no loops inside.
 
 * **Lanes.** The innermost loop takes as many channels at once as fill a vector register, and the
   rest one by one, where the items of all arrays lie side by side along it.
@@ -37,7 +37,7 @@ from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Storage
 from scanlib.kernels.schedules.steps import TakesSteps
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
-from scanlib.ops.channels import Target
+from scanlib.ops.channel_plan import Target
 from scanlib.ops.positions import Channel, Item, Position, PositionalOp, loaded, only_place
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for

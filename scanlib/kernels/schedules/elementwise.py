@@ -19,11 +19,11 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
-from scanlib.kernels.parts import wanted_threads
 from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
-from scanlib.ops.channels import ChannelPlan, Place, Target
+from scanlib.kernels.thread_parts import wanted_threads
+from scanlib.ops.channel_plan import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from scanlib.kernels.language import INT64, Kernel, Type, Value
-from scanlib.kernels.products import Combination, Dots, Lines, plainly, write_multiple
 from scanlib.kernels.scalars import Number, Pair
 from scanlib.kernels.schedules.linear_logs import LogSteps
-from scanlib.kernels.schedules.linear_parts import Recurrence, States
+from scanlib.kernels.schedules.linear_table import Recurrence, States
 from scanlib.kernels.schedules.linear_vectors import BothSides, FixedSteps, MatrixSteps
+from scanlib.kernels.semiring_products import Combination, Dots, Lines, plainly, write_multiple
 
 STEPS_OF_A_TURN = 4096  # after so many steps, or
 WORK_OF_A_TURN = 1 << 23  # so many multiplications, a kernel can be interrupted

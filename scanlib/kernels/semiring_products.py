@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Constant, Local, Type, Value, Writer
-from scanlib.kernels.vectors import vector_function
 
 VECTOR_BYTES = 64
 LINES = 4  # that are computed at once: each row that is read serves all of them

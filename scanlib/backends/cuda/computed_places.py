@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
-from scanlib.backends.cuda.scalars import HALF, Code
+from scanlib.backends.cuda.scalar_code import HALF, Code
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.ops.c_code import NoCCodeError

@@ -1,4 +1,4 @@
-"""Which scalar Ops the functions of `scanlib.kernels.vectors` stand for."""
+"""Which scalar Ops the functions of `scanlib.kernels.elementary` stand for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytensor.graph.op import Op
 from pytensor.scalar.basic import Exp, Expm1, Log, Log1p, Tanh
 from pytensor.scalar.math import Sigmoid, Softplus
 
-from scanlib.kernels.vectors import FORMATS
+from scanlib.kernels.elementary import FORMATS
 from scanlib.ops.logaddexp import LogAddExp
 
 _NAMES: dict[type[Op], str] = {

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytensor.scalar.math as psm
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.backends.cuda.source import Source
+from scanlib.backends.cuda.cpp_lines import Source
 from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import item_text, print_functions
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
