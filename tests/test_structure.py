@@ -28,8 +28,6 @@ FLOORS: dict[str, set[str]] = {
 }
 # Backends of packages that need not be installed, imported where a function asks for them.
 OPTIONAL = ("scanlib.backends.jax", "scanlib.backends.torch", "scanlib.backends.cuda")
-# Goes with the generator of loops over arrays.
-LATE = {("scanlib.backends.numba.loop", "scanlib.backends.numba.array_loop")}
 
 
 def imports_of(node, is_inside=False):
@@ -58,7 +56,7 @@ IMPORTS = [
 
 def test_functions_import_optional_backends_alone():
     inside = {(module, name) for module, name, is_inside in IMPORTS if is_inside}
-    assert {pair for pair in inside if not pair[1].startswith(OPTIONAL)} <= LATE
+    assert not {pair for pair in inside if not pair[1].startswith(OPTIONAL)}
 
 
 @pytest.mark.all_forms
@@ -72,8 +70,6 @@ def test_parts_import_downwards(part):
 def test_no_circle_of_modules_or_packages():
     graphs = defaultdict(lambda: defaultdict(set))
     for module, name, _ in IMPORTS:
-        if (module, name) in LATE:
-            continue
         graphs["modules"][module].add(name)
         own, other = module.split("."), name.split(".")
         pairs = zip(own, other, strict=False)

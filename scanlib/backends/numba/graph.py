@@ -105,7 +105,7 @@ class GraphWriter(GraphValues):
                 self.bind_scalar(variable, name)
             else:
                 self.bind_array(variable, name)
-        self._write_graph()
+        self.write_nodes()
         if for_python:
             as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
             few = len(self.fgraph.outputs) <= FEW_RESULTS
@@ -118,7 +118,7 @@ class GraphWriter(GraphValues):
         self.source.line(f"return {result}")
         return self.source.compile("graph", arguments, VERSION)
 
-    def _write_graph(self) -> None:
+    def write_nodes(self) -> None:
         """Write the nodes of the graph: those over arrays together, the others one by one."""
         self.products = products_of(self.fgraph)
         written = {found.product for found in self.products.values()}
@@ -163,7 +163,7 @@ class GraphWriter(GraphValues):
         # Equal nodes may share the variables of their graphs.
         self.fgraph, self.values = inside, {}
         self.values.update(zip(inside.inputs, held, strict=True))
-        self._write_graph()
+        self.write_nodes()
         results = [self.find(own) for own in inside.outputs]
         self.fgraph, self.values, self.products = outside
         self.values.update(zip(node.outputs, results, strict=True))
@@ -282,7 +282,7 @@ class GraphWriter(GraphValues):
 
     @_emit.register
     def _number(self, op: ScalarOp, node: Apply) -> None:
-        results = self.scalars._scalar_op(op, node, [self.scalar(inp) for inp in node.inputs])
+        results = self.scalars.write(op, node, [self.scalar(inp) for inp in node.inputs])
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_scalar(out, result)
 

@@ -128,7 +128,7 @@ class GraphValues:
             ndim = variable.type.ndim
             if ndim:  # one item
                 self.source.line(
-                    f"{name} = new_array({self.scalars._dtype(variable)}{', 1' * ndim})"
+                    f"{name} = new_array({self.scalars.dtype(variable)}{', 1' * ndim})"
                 )
                 self.source.line(f"{name}[{', '.join(['0'] * ndim)}] = {value.scalar}")
             else:
@@ -209,7 +209,7 @@ class GraphValues:
         inner = op.make_scalar_node(*node.inputs)
         items = [self._item(inp) for inp in node.inputs]
         for out, result in zip(
-            node.outputs, self.scalars._scalar_op(op.scalar_op, inner, items), strict=True
+            node.outputs, self.scalars.write(op.scalar_op, inner, items), strict=True
         ):
             self.bind_scalar(out, result)
 
@@ -233,7 +233,7 @@ class GraphValues:
 
     def _call(self, op: Op, node: Apply) -> None:
         """Call the function that PyTensor's numba dispatch makes for a node."""
-        name = self.scalars._function(op, node)
+        name = self.scalars.function(op, node)
         arguments = ", ".join(self.argument(inp) for inp in node.inputs)
         results = [self.source.name("v") for _ in node.outputs]
         self.source.line(f"{', '.join(results)} = {name}({arguments})")

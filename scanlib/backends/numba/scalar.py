@@ -34,7 +34,6 @@ from pytensor.scalar.basic import (
 
 from scanlib.backends.elementary_names import vector_name
 from scanlib.backends.numba.kernel_functions import vector_intrinsic
-from scanlib.backends.numba.small_batches import batch_function
 from scanlib.backends.numba.source import Source
 
 
@@ -85,27 +84,22 @@ class ScalarCode:
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def _function(self, op: Op, node: Apply) -> str:
+    def function(self, op: Op, node: Apply) -> str:
         """Register the function of a node and return its name.
 
-        It is that of PyTensor's numba dispatch, but for batches of small matrices.
-
-        The dispatch may use the number and the static types of inputs, which its own keys
-        leave out.
+        It is that of PyTensor's numba dispatch, which may use the number and the static types of
+        inputs; its own keys leave those out.
         """
-        small = batch_function(op, node)
-        if small is not None:
-            return self.source.function(*small)
         function, key = numba_funcify_ensure_cache(op, node=node)
         if key is not None:
             key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
         return self.source.function(function, key)
 
-    def _dtype(self, variable: Variable) -> str:
+    def dtype(self, variable: Variable) -> str:
         dtype = np.dtype(variable.type.dtype)
         return self.source.object(f"np_{dtype.name}", dtype.type)
 
-    def _scalar_op(self, op: Op, node: Apply, items: list[str]) -> list[str]:
+    def write(self, op: Op, node: Apply, items: list[str]) -> list[str]:
         """Write scalar code and return the names of the results, each of its exact dtype."""
         if isinstance(op, Composite):
             return self._composite(op, items)
@@ -114,22 +108,22 @@ class ScalarCode:
             first = op.make_node(*(inp.type() for inp in node.inputs[:_MOST_TERMS]))
             if first.outputs[0].type != node.outputs[0].type:
                 break
-            items = [*self._scalar_op(op, first, items[:_MOST_TERMS]), *items[_MOST_TERMS:]]
+            items = [*self.write(op, first, items[:_MOST_TERMS]), *items[_MOST_TERMS:]]
             rest = [node.outputs[0], *node.inputs[_MOST_TERMS:]]
             node = op.make_node(*(variable.type() for variable in rest))
         results = [self.source.name("s") for _ in node.outputs]
         name = self._vector_function(op, node)
         call = self._inlined(op, node, items) if name is None else None
         if call is None:
-            name = name or self._function(op, node)
+            name = name or self.function(op, node)
             call = f"{name}({', '.join(items)})"
         if len(results) == 1:
-            self.source.line(f"{results[0]} = {self._dtype(node.outputs[0])}({call})")
+            self.source.line(f"{results[0]} = {self.dtype(node.outputs[0])}({call})")
             return results
         raw = [self.source.name("s") for _ in node.outputs]
         self.source.line(f"{', '.join(raw)} = {call}")
         for out, result, value in zip(node.outputs, results, raw, strict=True):
-            self.source.line(f"{result} = {self._dtype(out)}({value})")
+            self.source.line(f"{result} = {self.dtype(out)}({value})")
         return results
 
     def _inlined(self, op: Op, node: Apply, items: list[str]) -> str | None:
@@ -163,11 +157,11 @@ class ScalarCode:
         made = node.outputs[0].type.dtype
         if isinstance(op, Reciprocal) and made in ("float32", "float64"):
             # PyTensor's function divides 1 in float32, also by int64.
-            kind = self._dtype(node.outputs[0])
+            kind = self.dtype(node.outputs[0])
             return f"{self.source.object('divide', divide)}({kind}(1), {kind}({items[0]}))"
         if made in ("float32", "float64") and isinstance(op, TrueDiv):
             # NumPy converts both first; numba divides integers by float32 in float32.
-            kind = self._dtype(node.outputs[0])
+            kind = self.dtype(node.outputs[0])
             dtypes.add(made)
             sides = items if len(dtypes) == 1 else [f"{kind}({item})" for item in items]
             return f"{self.source.object('divide', divide)}({', '.join(sides)})"
@@ -190,7 +184,7 @@ class ScalarCode:
             return held[variable]
 
         for inner in op.fgraph.toposort():
-            results = self._scalar_op(inner.op, inner, [text(inp) for inp in inner.inputs])
+            results = self.write(inner.op, inner, [text(inp) for inp in inner.inputs])
             held.update(zip(inner.outputs, results, strict=True))
         return [text(out) for out in op.fgraph.outputs]
 

@@ -12,8 +12,8 @@ computed:
   computed once (`scanlib.kernels.schedules.linear_logs`);
 * other products are combinations of contiguous rows (`scanlib.kernels.semiring_products`). A fixed
   matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step with a
-  vector at its right, the contiguous axis is the one that is summed over; in the log semiring it is turned
-  first. Complex numbers are computed one by one.
+  vector at its right, the contiguous axis is the one that is summed over; in the log semiring it is
+  turned first. Complex numbers are computed one by one.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
