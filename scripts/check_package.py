@@ -76,7 +76,7 @@ def check_contents(folder: Path) -> Path:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     for name in (
         "scanlib/py.typed",
-        "tests/test_docs.py",
+        "tests/package/test_docs.py",
         "docs/guide.md",
         "scanlib/ops/README.md",
     ):

@@ -5,7 +5,7 @@ the matrix products. The functions here have no calls and no branches, so that t
 lanes as their argument has. NaN, infinities, signed zeros, subnormal numbers, overflow and
 underflow give what the C library gives.
 
-Errors are at most 2.5 units in the last place; `tests/test_vector_math.py` measures them.
+Errors are at most 2.5 units in the last place; `tests/kernels/test_vector_math.py` measures them.
 
 **Exponentials.** With `k` the integer nearest to ``x / ln 2``,
 
