@@ -133,6 +133,9 @@ MATRIX_STEPS = {
         h.T.reshape(h.shape) * 0.8 + h.flatten()[:N] + h[1:].reshape((-1,))[0]
     ),
     "dims": lambda x, k, h: pt.split_dims(pt.join_dims(h, 0, 2)[::-1], shape=h.shape, axis=0) * 0.8,
+    "determinants": lambda x, k, h: (
+        h * 0.5 + pt.linalg.det(h) + x * pt.prod(pt.linalg.slogdet(h + pt.eye(N)))
+    ),
     "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
     "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
 }

@@ -315,6 +315,30 @@ def test_singular_matrices():
         assert np.isnan(result).all()
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_determinants(dtype):
+    rng = np.random.default_rng(4)
+    odd = np.eye(3)[[1, 0, 2]], np.zeros((2, 2)), np.full((2, 2), np.nan)
+    for a in (*(rng.normal(size=(n, n)) for n in ROWS), *odd):
+        a, out = a.astype(dtype), np.zeros(3, dtype)
+        spare = np.zeros(factorizations.spare_items(len(a)) + 1, dtype)
+
+        def write(w, a, spare, n, line, out, dtype=dtype):
+            item = np.dtype(dtype).itemsize
+            matrix = Matrix(a, dtype, n, n, line, item)
+            for k, value in enumerate(factorizations.determinant(w, matrix, spare)):
+                w.store(out, k * item, value)
+
+        names = {"a": POINTER, "spare": POINTER, "n": INT64, "line": INT64, "out": POINTER}
+        kernel = write_kernel("kernel", names, write)
+        assert by_llvm(kernel, [a, spare, len(a), a.strides[0], out])[0] == 0
+        whole = a.astype("float64")
+        limit = 100 * max(len(a), 1) * np.finfo(dtype).eps
+        with np.errstate(invalid="ignore"):
+            expected = [np.linalg.det(whole), *np.linalg.slogdet(whole)]
+        np.testing.assert_allclose(out, expected, rtol=limit, atol=limit)
+
+
 def test_factors_by_elimination():
     rng = np.random.default_rng(3)
     for n in ROWS[1:]:
