@@ -6,7 +6,6 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scanlib.backends.numba.expressions import MOST_PARTS, compact
 
 import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
@@ -216,18 +215,3 @@ def test_deep_computations_need_no_stack():
 
     with pytest.raises(ValueError, match="the last one"):
         finished(failing(10 * CALLS))
-
-
-def test_expressions_have_a_limit():
-    lines = [f"    s{k + 1} = np_float64(s{k} * a)" for k in range(500)]
-    structures = []
-
-    def register(structure, function):
-        structures.append(structure)
-        return f"f{len(structures)}"
-
-    done = compact([*lines, "    return s500"], register)
-    assert len(structures) > 1
-    assert max(structure.count("(") for structure in structures) < MOST_PARTS
-    assert sum(structure.count("*") for structure in structures) == 500
-    assert done[-1] == "    return s500"
