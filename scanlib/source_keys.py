@@ -14,8 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-WRITERS = ("scanlib._compat", "scanlib.backends", "scanlib.kernels")
-_IMPORT = re.compile(r"^ *from (scanlib[\w.]*) import (\([^)]*\)|[^(\n]*)", re.MULTILINE)
+_WRITERS = ("_compat", "backends", "kernels")
+_IMPORT = re.compile(
+    rf"^from (scanlib\.(?:{'|'.join(_WRITERS)})[\w.]*) import (\([^)]*\)|[^(\n]*)", re.MULTILINE
+)
 
 
 @cache
@@ -33,7 +35,7 @@ def source_key(module: str) -> str:
         name = left.pop()
         if name not in found:
             found[name] = _digest(name)
-            left += [other for other in _imported(name) if other.startswith(WRITERS)]
+            left += _imported(name)
     return f"{module} {sha256(repr(sorted(found.items())).encode()).hexdigest()[:32]}"
 
 
@@ -50,27 +52,25 @@ def _digest(module: str) -> str:
 @cache
 def text_of(module: str) -> str:
     """Return the source of a module."""
-    path = _path(module)
-    assert path is not None, module
+    place = ROOT.joinpath(*module.split(".")[1:])
+    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     return path.read_text(encoding="utf-8")
 
 
 @cache
-def _path(module: str) -> Path | None:
-    """Return the file of a module, None where that is a name in one."""
-    place = ROOT.joinpath(*module.split(".")[1:])
-    for path in (place / "__init__.py", place.with_suffix(".py")):
-        if path.is_file():
-            return path
-    return None
+def _writers() -> frozenset[str]:
+    """Return the modules that may write code."""
+    paths = (path for room in _WRITERS for path in (ROOT / room).rglob("*.py"))
+    parts = (path.relative_to(ROOT).with_suffix("").parts for path in paths)
+    return frozenset(".".join(("scanlib", *part)).removesuffix(".__init__") for part in parts)
 
 
 @cache
-def _imported(module: str) -> tuple[str, ...]:
-    """Return the modules of scanlib that a module imports."""
+def _imported(module: str) -> list[str]:
+    """Return the modules that may write code and that a module imports."""
     found = []
-    for match in _IMPORT.finditer(text_of(module)):
-        for name in re.findall(r"\w+", match[2]):
-            whole = f"{match[1]}.{name}"
-            found.append(match[1] if _path(whole) is None else whole)
-    return tuple(found)
+    head = text_of(module).partition("\n\n\n")[0]  # imports stand before the first definition
+    for match in _IMPORT.finditer(head):
+        names = (f"{match[1]}.{name}" for name in re.findall(r"\w+", match[2]))
+        found += [name if name in _writers() else match[1] for name in names]
+    return found
