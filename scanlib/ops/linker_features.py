@@ -20,7 +20,7 @@ SIDE_BY_SIDE = (CAReduce, DimShuffle, MakeVector)  # sizes in a vector, and what
 
 
 class NeedsKnownLengths(Feature):
-    """Says that the split of loops (`scanlib.rewrites.split`) needs to know their lengths.
+    """Says that the split of loops (`scanlib.rewrites.split.split`) needs to know their lengths.
 
     JAX compiles for known shapes. A loop whose length a value decides runs there with bounded
     buffers; the batches that a split makes of its steps would be arrays of unknown length. Graphs

@@ -13,7 +13,7 @@ import scanlib
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.lower_linear import explain_linear
+from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.checks import assert_derivatives
 from tests.matrix_cases import CASES, T, build, by_hand, values_of
 from tests.modes import MODES

@@ -18,7 +18,7 @@ from pytensor.tensor.subtensor import IncSubtensor
 
 import scanlib
 from scanlib._compat import is_legacy_scan
-from scanlib.rewrites.adopt import AdoptLoops, adoption_record
+from scanlib.rewrites.adopt.adopt import AdoptLoops, adoption_record
 from tests.checks import assert_derivatives, assert_same
 from tests.derivatives import central_gradient
 from tests.legacy_loops import LOOPS, scan

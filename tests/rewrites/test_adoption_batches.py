@@ -11,8 +11,8 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.scan.utils import until
 
 import scanlib
-from scanlib.rewrites.adopt import adoption_record
-from scanlib.rewrites.adopt_batches import Member, is_batch
+from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.rewrites.adopt.adopt_batches import Member, is_batch
 from tests.checks import assert_same
 from tests.derivatives import (
     central_gradient,

@@ -13,7 +13,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scan.utils import until
 
 from scanlib._compat import is_legacy_scan
-from scanlib.rewrites.adopt import adoption_record
+from scanlib.rewrites.adopt.adopt import adoption_record
 from tests.checks import assert_same
 from tests.derivatives import moved, random_directions
 from tests.exploration import MARGIN, explore, half

@@ -13,7 +13,7 @@ import scanlib
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.lower_linear import explain_linear
+from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.modes import MODES
 from tests.reference import reference_scan
 

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.rewrites.adopt import adoption_record
+from scanlib.rewrites.adopt.adopt import adoption_record
 
 # PyMC changes the flags of all C code; other tests' code would be compiled once more for it.
 flags = pytensor.config.gcc__cxxflags
