@@ -17,9 +17,9 @@ from pytensor.graph.basic import Apply
 from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.compiled import compile_program, program_key
-from scanlib.kernels.driver import ENTRY, raise_failure
 from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
 from scanlib.kernels.schedules.choice import elementwise_program

@@ -12,8 +12,9 @@ from scanlib.backends.numba.source import Source
 from scanlib.backends.numba.vectors import as_scalar
 from scanlib.ops import errors
 from scanlib.ops.checked_rows import CheckedRows
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-checked-rows-1"
+VERSION = source_key(__name__)
 
 
 @register_funcify_and_cache_key(CheckedRows)

@@ -22,7 +22,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -37,6 +36,7 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib._compat.numba import Dispatcher
 from scanlib.backends.handler.clusters import Cluster, Plan
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
@@ -56,8 +56,9 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-graph-4"
+VERSION = source_key(__name__)
 FEW = 1 << 14  # items that stay in the cache
 FEW_RESULTS = 32  # so many are arrays for compiled code that calls the function
 FEW_ITEMS = 16  # of a constant that is written where it is used

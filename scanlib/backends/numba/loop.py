@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pytensor.graph.basic import Variable
-from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib._compat.numba import numba_deepcopy
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.dispatch import register_writer
@@ -35,8 +35,9 @@ from scanlib.backends.numba.whole_arrays import WholeArrays
 from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-loop-1"
+VERSION = source_key(__name__)
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FEW_CHECKS = 8  # written one by one
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`

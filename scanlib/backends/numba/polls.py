@@ -11,7 +11,7 @@ from numba.core.callconv import RETCODE_EXC
 from numba.extending import intrinsic
 
 from scanlib.backends.numba.lazy import address_of, register_address
-from scanlib.kernels.driver import poll_address
+from scanlib.kernels.python_driver import poll_address
 
 register_address("scanlib poll", poll_address)
 

@@ -27,8 +27,9 @@ from scanlib.kernels.schedules.linear import linear_program
 from scanlib.ops.checked_linear import CheckedLinearScan, limits
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-recurrences-1"
+VERSION = source_key(__name__)
 
 
 def recurrence_call(node: Apply, outer: str = "") -> tuple[Callable[..., Any], str]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-5"
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 
 
 @intrinsic
