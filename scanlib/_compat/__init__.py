@@ -8,6 +8,7 @@ from scanlib._compat.pytensor import (
     ANGLE,
     DEG2RAD,
     FUSED_ELEMWISE,
+    GER,
     INDEX_READS,
     INDEX_WRITES,
     INDEXED_BY_VECTOR,

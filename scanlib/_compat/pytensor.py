@@ -16,7 +16,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.link.c.cmodule import std_lib_dirs, std_libs
 from pytensor.scalar import basic as scalar
 from pytensor.scan.op import Scan as LegacyScan
-from pytensor.tensor import special, subtensor
+from pytensor.tensor import blas, special, subtensor
 from pytensor.tensor.basic import Alloc, alloc
 from pytensor.tensor.rewriting import ofg
 from pytensor.tensor.rewriting import shape as shape_rewrites
@@ -58,6 +58,9 @@ inline_ofg_node = ofg.inline_ofg_node
 
 # Scalar Ops of releases before 3.3; None in later ones, which write them with others.
 DEG2RAD, RAD2DEG, ANGLE = (getattr(scalar, name, None) for name in ("Deg2Rad", "Rad2Deg", "Angle"))
+
+# The sum of a matrix and an outer product; None in later releases, which have no Op of it.
+GER = getattr(blas, "Ger", None)
 
 # What reads items of an array by index, and what writes some. Releases before 3.3 have Ops of their
 # own for one vector of indices.

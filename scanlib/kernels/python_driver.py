@@ -17,7 +17,7 @@ from scanlib.ops import errors
 
 Entry = Callable[[int, int], int]
 # Polls ask the interpreter, whose lock must be held.
-_ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 FRAME = 1 + 8  # words
 
 
@@ -28,7 +28,7 @@ def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runn
     """
     code = compile_program(program)
     names = ("prepare_entry", "start_entry", "run_parts")
-    prepare, start, run = (_ENTRY(code.entries[name]) for name in names)
+    prepare, start, run = (ENTRY(code.entries[name]) for name in names)
     runner = Runner(program, prepare, start, run, code)
     runner.functions = functions
     return runner

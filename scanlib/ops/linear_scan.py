@@ -50,10 +50,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType, integer_dtypes
 
+from scanlib.lengths.steps import Rows, Steps
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import NotCompilableError, load_backends
-from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_loop import run_in_python
 
 SEMIRINGS = ("real", "log", "max", "min")
@@ -250,7 +250,7 @@ class LinearScan(HasDerivatives, PrintedOp):
         parts = Parts(*given)
         parts = self._check_types(parts)
         self._check_ranks(parts)
-        length = self._static_length(parts)
+        length = self.steps(parts).known()
         initial = parts.initial.type
         known = initial.shape[0] == 1 and not self.untraced
         rows = length + 1 if known and length is not None else None
@@ -314,14 +314,15 @@ class LinearScan(HasDerivatives, PrintedOp):
                 f"has {ndim}"
             )
 
-    def _static_length(self, parts: Parts) -> int | None:
-        if parts.n_steps is not None:
-            known = constant_integer(parts.n_steps)
-            if known is not None:
-                return known
-        if parts.offset is not None and parts.offset.type.shape[0] is not None:
-            return parts.offset.type.shape[0]
-        return parts.matrix.type.shape[0] if self.coefficient == "steps" else None
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what the recurrence says of lengths."""
+        return self.steps(self.parts(node.inputs))
+
+    def steps(self, parts: Parts) -> Steps:
+        """Return what a recurrence of these parts says of lengths."""
+        timed = [parts.offset, *[parts.matrix, parts.right] * (self.coefficient == "steps")]
+        sequences = [part for part in timed if part is not None]
+        return Steps(parts.n_steps, sequences, [Rows(1, not self.untraced)], [parts.initial])
 
     # Shapes
 

@@ -15,6 +15,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.link.c.op import COp
 from pytensor.tensor.type import TensorType
 
+from scanlib.lengths.steps import Rows, Steps
 from scanlib.source_keys import source_key
 
 
@@ -29,6 +30,10 @@ class PaddedRows(COp):
         length = pt.cast(pt.as_tensor_variable(length), "int64")
         out = TensorType(rows.type.dtype, shape=(None, *rows.type.shape[1:]))()
         return Apply(self, [rows, length], [out])
+
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what there is to say of lengths: the given one counts, not that of the rows."""
+        return Steps(node.inputs[1], [], [Rows(0, each_step=True)], node.inputs[:1])
 
     def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
         node, shapes = arguments[-2:]

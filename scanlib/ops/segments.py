@@ -27,9 +27,9 @@ from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import vectorize_rule
-from scanlib.ops.common_lengths import common
+from scanlib.lengths.batches import common
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import constant_integer
 
 
 def _integer(value: Any) -> Variable:

@@ -17,7 +17,7 @@ from pytensor.configdefaults import config
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.backends.numba.kernel_functions import vector_intrinsic
+from scanlib.backends.numba.kernel_functions import numba_intrinsic
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import functions_of
 from scanlib.kernels.printers.c import ARGUMENTS, print_functions
@@ -54,7 +54,7 @@ needs_extended_precision = pytest.mark.skipif(
 
 
 def numba_loop(name, dtype):
-    scalar, _ = vector_intrinsic(name, dtype)
+    scalar, _ = numba_intrinsic(vector_function(name, dtype))
 
     @numba.njit
     def loop(x, out):
@@ -189,7 +189,7 @@ def test_bounded_functions_keep_their_bounds(loops, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logaddexp(dtype):
-    function, _ = vector_intrinsic("logaddexp", dtype)
+    function, _ = numba_intrinsic(vector_function("logaddexp", dtype))
     rng = np.random.default_rng(1)
     x = cast(np.concatenate([SPECIAL, 30 * rng.normal(size=500)]), dtype)
     loop = numba.njit(lambda x, y, out: _fill(function, x, y, out))

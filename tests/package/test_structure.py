@@ -18,13 +18,14 @@ MODULES = {
 # Which parts of the package each part may import. All may import what knows releases and files.
 EVERYWHERE = {"_compat", "config", "kept_files", "source_keys"}
 FLOORS: dict[str, set[str]] = {
-    "ops": set(),
-    "analysis": {"ops"},
-    "rewrites": {"ops", "analysis"},
-    "frontend": {"ops"},
+    "lengths": set(),
+    "ops": {"lengths"},
+    "analysis": {"lengths", "ops"},
+    "rewrites": {"lengths", "ops", "analysis"},
+    "frontend": {"lengths", "ops"},
     "kernels": {"ops"},
-    "backends": {"ops", "kernels"},
-    "explain": {"ops", "analysis", "rewrites", "kernels", "backends"},
+    "backends": {"lengths", "ops", "kernels"},
+    "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "backends"},
 }
 # Backends of packages that need not be installed, imported where a function asks for them.
 OPTIONAL = ("scanlib.backends.jax", "scanlib.backends.torch", "scanlib.backends.cuda")

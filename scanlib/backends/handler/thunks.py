@@ -21,7 +21,7 @@ from scanlib.backends.handler.programs import address, registered
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.python_driver import compiled_runner
 
-OPTIONS = ("-O2", "-w", f"-I{np.get_include()}")
+OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 
 
 @cache

@@ -1,9 +1,10 @@
 """What the function of a graph has around its loops and clusters: numbers, checks, views.
 
-A tensor of one item is a scalar of the function until something wants it in memory. What only looks
-at an array in another way (axes in another order, slices, parts) is a view made with a few
-instructions. Indices are checked like PyTensor's own code does; an index that is negative counts
-from the end.
+A tensor of no axes, or of one item, is a scalar of the function until something wants it in memory.
+What only looks at an array in another way (axes in another order, slices, parts) is a view made
+with a few instructions. Indices are checked like PyTensor's own code does; an index that is
+negative counts from the end. Scalar Ops are functions of kernels; any other node is a call of the
+function that PyTensor's numba dispatch makes for it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.link.numba.dispatch.basic import numba_typify
+from pytensor.graph.type import Type
+from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_typify
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
 
-from scanlib.backends.numba.body import constant_value, is_zero_dim
+from scanlib.backends.numba.body import constant_value
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import Rows, reading, taking
-from scanlib.backends.numba.scalar import ScalarCode, as_scalar
+from scanlib.backends.numba.kernel_functions import numba_intrinsic, scalar_function
 from scanlib.backends.numba.source import Source
-from scanlib.backends.numba.vectors import VERSION, as_array, failing, shuffling
+from scanlib.backends.numba.vectors import VERSION, as_array, as_scalar, failing, shuffling
+from scanlib.kernels.scalars import NoKernelError
 
 
 @dataclass(frozen=True)
@@ -48,34 +52,27 @@ class Value:
     part: Part | None = None
 
 
-@dataclass
-class Operand:
-    """An input of an elementwise loop: an array and, for each of its own axes, the loop's axis
-    that walks it (None for axes of size one); or a scalar."""
-
-    text: str
-    axes: tuple[int | None, ...] | None
-
-    def item(self, indices: Sequence[str]) -> str:
-        if self.axes is None:
-            return self.text
-        inside = ", ".join("0" if axis is None else indices[axis] for axis in self.axes)
-        return f"{self.text}[{inside}]"
-
-    def size(self, axis: int) -> str:
-        """Return the size of the array along one of the loop's axes, which it must have."""
-        assert self.axes is not None
-        return f"{self.text}.shape[{self.axes.index(axis)}]"
+def is_zero_dim(type: Type) -> bool:
+    """Whether values of this type are held as scalars."""
+    return isinstance(type, ScalarType) or (isinstance(type, TensorType) and type.ndim == 0)
 
 
 class GraphValues:
-    """Writes numbers, checks and views, and knows how each variable is held."""
+    """Writes numbers, checks and views, and knows how each variable is held.
+
+    Parameters
+    ----------
+    source : Source
+        What is written into.
+    """
 
     def __init__(self, source: Source) -> None:
-        self.source, self.scalars = source, ScalarCode(source)
+        self.source = source
         self.values: dict[Variable, Value] = {}
-        source.object("as_scalar", as_scalar)
         source.object("as_array", as_array)
+        source.object("as_scalar", as_scalar)
+
+    # How variables are held
 
     def bind_scalar(self, variable: Variable, name: str) -> None:
         self.values[variable] = Value(scalar=name)
@@ -84,13 +81,13 @@ class GraphValues:
         self.values[variable] = Value(array=name)
 
     def find(self, variable: Variable) -> Value:
-        """Return how a variable is held; what is not held yet is made."""
+        """Return how a variable is held."""
         if variable not in self.values:
             if isinstance(variable, Constant):
                 self.values[variable] = self._constant(variable)
             else:
                 assert variable.owner is not None, variable
-                self._materialize(variable.owner)
+                self._write_shuffle(variable.owner)
         return self.values[variable]
 
     def _constant(self, variable: Constant) -> Value:
@@ -103,16 +100,16 @@ class GraphValues:
         )
 
     def scalar(self, variable: Variable) -> str:
-        """Return the name of the number that a tensor without axes holds."""
+        """Return the name of a zero-dimensional variable's scalar."""
         value = self.find(variable)
-        if value.scalar is None and value.array is None and value.part is not None:
-            place = value.part.rows[0]
-            name = self.source.function(reading(place), f"{BUNDLES} {place}", "number_in")
-            value.scalar = self.source.name("s")
-            self.source.line(f"{value.scalar} = {name}({value.part.bundle})")
         if value.scalar is None:
             value.scalar = self.source.name("s")
-            self.source.line(f"{value.scalar} = as_scalar({value.array})")
+            if value.array is None and value.part is not None:
+                place = value.part.rows[0]
+                name = self.source.function(reading(place), f"{BUNDLES} {place}", "number_in")
+                self.source.line(f"{value.scalar} = {name}({value.part.bundle})")
+            else:
+                self.source.line(f"{value.scalar} = as_scalar({value.array})")
         return value.scalar
 
     def array(self, variable: Variable) -> str:
@@ -127,19 +124,11 @@ class GraphValues:
             value.array = name = self.source.name("a")
             ndim = variable.type.ndim
             if ndim:  # one item
-                self.source.line(
-                    f"{name} = new_array({self.scalars.dtype(variable)}{', 1' * ndim})"
-                )
+                self.source.line(f"{name} = new_array({self._dtype(variable)}{', 1' * ndim})")
                 self.source.line(f"{name}[{', '.join(['0'] * ndim)}] = {value.scalar}")
             else:
                 self.source.line(f"{name} = as_array({value.scalar})")
         return value.array
-
-    def argument(self, variable: Variable) -> str:
-        """Return a variable as PyTensor's numba functions take it."""
-        if isinstance(variable.type, ScalarType):
-            return self.scalar(variable)
-        return self.array(variable)
 
     def _item(self, variable: Variable) -> str:
         """Return the only item of a tensor that has one."""
@@ -153,50 +142,17 @@ class GraphValues:
             self.source.line(f"{value.scalar} = {array}[{place}]")
         return self.scalar(variable)
 
-    def _operand(self, variable: Variable, ndim: int) -> Operand:
-        """Return how an elementwise loop reads an input, looking through dimshuffles."""
-        axes: list[int | None] = list(range(ndim))
-        if is_item(variable) and not isinstance(variable, Constant):
-            return Operand(self._item(variable), None)
-        if isinstance(variable, Constant) and np.asarray(variable.data).size == 1:
-            item = np.asarray(variable.data).reshape(-1)[0]
-            return Operand(self.source.constant(item), None)
-        while (
-            variable not in self.values
-            and variable.owner is not None
-            and isinstance(variable.owner.op, DimShuffle)
-        ):
-            source = variable.owner.inputs[0]
-            inner: list[int | None] = [None] * source.type.ndim
-            for axis, old in enumerate(variable.owner.op.new_order):
-                if old != "x":
-                    inner[old] = axes[axis]
-            variable, axes = source, inner
-            if variable.type.ndim == 0:
-                return Operand(self.scalar(variable), None)
-        kept = tuple(
-            None if broadcast else axis
-            for axis, broadcast in zip(axes, variable.type.broadcastable, strict=True)
-        )
-        return Operand(self.array(variable), kept)
+    def argument(self, variable: Variable) -> str:
+        """Return a variable as PyTensor's numba functions take it."""
+        if isinstance(variable.type, ScalarType):
+            return self.scalar(variable)
+        return self.array(variable)
 
-    def _elemwise_sizes(self, node: Apply, operands: list[Operand]) -> list[str]:
-        """Return the size of each axis of an elementwise loop."""
-        sizes = []
-        for axis, known in enumerate(node.outputs[0].type.shape):
-            if known is not None:
-                sizes.append(str(known))
-                continue
-            for operand in operands:
-                if operand.axes is not None and axis in operand.axes:
-                    name = self.source.name("n")
-                    own = operand.axes.index(axis)
-                    self.source.line(f"{name} = {operand.text}.shape[{own}]")
-                    sizes.append(name)
-                    break
-            else:
-                sizes.append("1")
-        return sizes
+    def _dtype(self, variable: Variable) -> str:
+        dtype = np.dtype(variable.type.dtype)
+        return self.source.object(f"np_{dtype.name}", dtype.type)
+
+    # Checks
 
     def _fail_if(self, error: type[Exception], message: str, condition: str) -> None:
         """Write a check that raises where a condition holds."""
@@ -204,28 +160,24 @@ class GraphValues:
         name = self.source.function(failing(error, message), f"{kind} {message}", "fail_if")
         self.source.line(f"{name}({condition})")
 
-    def write_items(self, op: Elemwise, node: Apply) -> None:
-        """Write an elementwise operation on tensors of one item."""
-        inner = op.make_scalar_node(*node.inputs)
-        items = [self._item(inp) for inp in node.inputs]
-        for out, result in zip(
-            node.outputs, self.scalars.write(op.scalar_op, inner, items), strict=True
-        ):
-            self.bind_scalar(out, result)
-
-    def _check_sizes(self, node: Apply, operands: list[Operand], sizes: list[str]) -> None:
+    def _check_sizes(self, node: Apply) -> None:
         """Raise where arrays of an elementwise operation differ in size along an axis."""
-        for axis, size in enumerate(sizes):
-            seen = {size} if size.isdigit() else set()
-            for k, operand in enumerate(operands):
-                if axis not in (operand.axes or ()):
+        for axis in range(node.outputs[0].type.ndim):
+            size = None
+            for k, inp in enumerate(node.inputs):
+                if inp.type.shape[axis] == 1:
                     continue
-                known = node.inputs[k].type.shape[axis]
-                own = operand.size(axis)
-                text = own if known is None else str(known)
-                if text not in seen and seen:  # else it is where the size was read
-                    self._fail_if(ValueError, _mismatch(k, axis), f"{text} != {size}")
-                seen.add(text)
+                own = f"{self.array(inp)}.shape[{axis}]"
+                if size is not None:  # else it is where the size was read
+                    self._fail_if(ValueError, _mismatch(k, axis), f"{own} != {size}")
+                size = own
+
+    # Nodes
+
+    def emit(self, node: Apply) -> None:
+        """Write the statements that compute a node; axes are reordered where they are read."""
+        if not isinstance(node.op, DimShuffle):
+            self._emit(node.op, node)
 
     @singledispatchmethod
     def _emit(self, op: Op, node: Apply) -> None:
@@ -233,7 +185,7 @@ class GraphValues:
 
     def _call(self, op: Op, node: Apply) -> None:
         """Call the function that PyTensor's numba dispatch makes for a node."""
-        name = self.scalars.function(op, node)
+        name = self._function(op, node)
         arguments = ", ".join(self.argument(inp) for inp in node.inputs)
         results = [self.source.name("v") for _ in node.outputs]
         self.source.line(f"{', '.join(results)} = {name}({arguments})")
@@ -243,19 +195,40 @@ class GraphValues:
             else:
                 self.bind_array(out, result)
 
-    @_emit.register
-    def _tensor_from_scalar(self, op: TensorFromScalar, node: Apply) -> None:
-        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+    def _function(self, op: Op, node: Apply) -> str:
+        """Register the function of a node and return its name.
 
-    @_emit.register
-    def _scalar_from_tensor(self, op: ScalarFromTensor, node: Apply) -> None:
-        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+        It is that of PyTensor's numba dispatch, which may use the number and the static types of
+        inputs; its own keys leave those out.
+        """
+        function, key = numba_funcify_ensure_cache(op, node=node)
+        if key is not None:
+            key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
+        return self.source.function(function, key)
 
-    @_emit.register
-    def _shape_i(self, op: Shape_i, node: Apply) -> None:
-        name = self.source.name("s")
-        self.source.line(f"{name} = np.int64({self.array(node.inputs[0])}.shape[{op.i}])")
-        self.bind_scalar(node.outputs[0], name)
+    # Numbers
+
+    def _scalar_op(self, node: Apply, items: list[str]) -> list[str]:
+        """Write a scalar node and return the names of the results."""
+        results = [self.source.name("s") for _ in node.outputs]
+        try:
+            name = self.source.function(*numba_intrinsic(scalar_function(node)), "scalar")
+        except NoKernelError:
+            name = self._function(node.op, node)
+        given = ", ".join(items)
+        if len(results) == 1:
+            kind = self._dtype(node.outputs[0])
+            self.source.line(f"{results[0]} = {kind}({name}({given}))")
+        else:
+            self.source.line(f"{', '.join(results)} = {name}({given})")
+        return results
+
+    def write_items(self, op: Elemwise, node: Apply) -> None:
+        """Write an elementwise operation on tensors of one item."""
+        inner = op.make_scalar_node(*node.inputs)
+        items = [self._item(inp) for inp in node.inputs]
+        for out, result in zip(node.outputs, self._scalar_op(inner, items), strict=True):
+            self.bind_scalar(out, result)
 
     @_emit.register
     def _elemwise(self, op: Elemwise, node: Apply) -> None:
@@ -264,15 +237,24 @@ class GraphValues:
         else:
             self._call(op, node)
 
-    def emit(self, node: Apply) -> None:
-        """Write the statements that compute a node; dimshuffles are written where they are read."""
-        if not isinstance(node.op, DimShuffle):
-            self._emit(node.op, node)
+    @_emit.register(TensorFromScalar)
+    @_emit.register(ScalarFromTensor)
+    def _same_number(self, op: Op, node: Apply) -> None:
+        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+
+    @_emit.register
+    def _shape_i(self, op: Shape_i, node: Apply) -> None:
+        name = self.source.name("s")
+        self.source.line(f"{name} = np.int64({self.array(node.inputs[0])}.shape[{op.i}])")
+        self.bind_scalar(node.outputs[0], name)
 
     # Views
 
-    def _materialize(self, node: Apply) -> None:
+    def _write_shuffle(self, node: Apply) -> None:
         (x,), (out,) = node.inputs, node.outputs
+        if out.type.ndim == 0 and x.type.ndim == 0:
+            self.values[out] = self.find(x)
+            return
         if is_item(x) and is_item(out):
             self.bind_scalar(out, self._item(x))
             return

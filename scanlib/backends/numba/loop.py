@@ -22,10 +22,11 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat.numba import numba_deepcopy
-from scanlib.backends.numba.body import is_zero_dim, prepare_body
+from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.dispatch import register_writer
 from scanlib.backends.numba.graph import GraphWriter
+from scanlib.backends.numba.graph_values import is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.vectors import as_array
@@ -181,7 +182,7 @@ class LoopWriter(WholeArrays):
         for i, out in enumerate(self.result.outputs):
             row = shapes[i]
             self.known_rows.append(row is not None)
-            dtype = self.step.scalars.dtype(out)
+            dtype = self.step._dtype(out)
             sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
             self.source.line(f"z{i} = new_array({', '.join([dtype, *sizes])})")
             self.source.line(f"advise(z{i})")
@@ -255,7 +256,7 @@ class LoopWriter(WholeArrays):
         if not self.known_rows[i]:
             with self.source.block("if i == 0:"):
                 sizes = ", ".join(f"{name}.shape[{axis}]" for axis in range(ndim))
-                dtype = self.step.scalars.dtype(variable)
+                dtype = self.step._dtype(variable)
                 self.source.line(f"z{i} = new_array({dtype}, capacity, {sizes})")
         texts = [self.messages.output_shape(i, axis) for axis in range(ndim)]
         self.store_row(f"z{i}", "t", name, texts, "i")

@@ -19,8 +19,8 @@ from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.lazy import tuple_text
 from scanlib.backends.numba.programs import call_program
-from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import as_scalar
 from scanlib.kernels.compiled import program_key
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.linear import linear_program

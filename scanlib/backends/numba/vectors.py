@@ -157,6 +157,19 @@ def as_array(typingctx: Any, value: Any) -> Any:
     return known(value), codegen
 
 
+@intrinsic
+def as_scalar(typingctx: Any, value: Any) -> Any:
+    """Return the item of a 0-d array, or a scalar as it is (compiled code only)."""
+    if not isinstance(value, types.Array):
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(value)(context, builder, arguments[0])
+        return context.unpack_value(builder, value.dtype, array.data)
+
+    return value.dtype(value), codegen
+
+
 def _same(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 

@@ -19,14 +19,13 @@ from pytensor.tensor.basic import join
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import features, is_legacy_scan
+from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
+from scanlib.lengths.forms import Symbol
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
-from scanlib.rewrites.adopt.adopt_forms import Symbol
-from scanlib.rewrites.adopt.adopt_lengths import learn_lengths
 from scanlib.rewrites.adopt.adopt_loop import NotAdoptableError, adopt_node, loop_name
-from scanlib.rewrites.adopt.adopt_rows import Rows, joined_parts, slice_of
 from scanlib.rewrites.edit import rewrite_step
 from scanlib.rewrites.simplify.simplify import replace
 
@@ -107,7 +106,7 @@ class AdoptLoops(LoopRewrite):
                 continue
             if is_legacy_scan(node.op):
                 with self.attempt(fgraph, node, record.note_failure):
-                    learn_lengths(node.inputs, known, visited)
+                    Lengths(known=known).learn_from(node.inputs, visited)
                     try:
                         replacements = adopt_node(fgraph, node, inside, known)
                     except NotAdoptableError as error:
@@ -137,7 +136,7 @@ def tidy(fgraph: FunctionGraph) -> None:
     What reads a buffer of PyTensor's cuts and reverses it step by step. The rewrites that look
     for reads of a history, or of its last row, know one slice of it.
     """
-    rows = Rows()
+    rows = Lengths()
     for node in fgraph.toposort():
         if node not in fgraph.apply_nodes:
             continue
@@ -152,7 +151,7 @@ def tidy(fgraph: FunctionGraph) -> None:
             replace(fgraph, {node.outputs[0]: new}, "scanlib_adopt_tidy")
 
 
-def _end_of_joined(node: Apply, rows: Rows) -> Variable | None:
+def _end_of_joined(node: Apply, rows: Lengths) -> Variable | None:
     """Return what a slice reads of joined parts at either end, if numbers tell that.
 
     So the derivatives of initial rows are read, which stand in front of all others. The lengths
@@ -186,7 +185,7 @@ def _end_of_joined(node: Apply, rows: Rows) -> Variable | None:
     return join(0, *(taken if at_front else reversed(taken)))
 
 
-def _one_slice(node: Apply, rows: Rows) -> Variable | None:
+def _one_slice(node: Apply, rows: Lengths) -> Variable | None:
     """Return what a slice of a slice, of a reversal or of joined parts reads, if that is known."""
     out = node.outputs[0]
     if slice_of(node) is None:
@@ -202,7 +201,7 @@ def _one_slice(node: Apply, rows: Rows) -> Variable | None:
     return rows.read(view)
 
 
-def _all_rows_set(node: Apply, rows: Rows) -> Variable | None:
+def _all_rows_set(node: Apply, rows: Lengths) -> Variable | None:
     """Return the value of an array of zeros all rows of which are set."""
     base, value = node.inputs[:2]
     index = slice_of(node)

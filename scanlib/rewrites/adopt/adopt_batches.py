@@ -31,8 +31,8 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import UNBATCH, is_legacy_scan
-from scanlib.ops.common_lengths import behind_the_batch, common, of_one_member, without_axes
-from scanlib.ops.graph import constant_index
+from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
+from scanlib.lengths.numbers import constant_index
 from scanlib.rewrites.adopt.adopt_until import read_last_steps
 
 # What one member's part of a result is computed by, from its parts of the inputs.

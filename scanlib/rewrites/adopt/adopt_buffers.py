@@ -18,11 +18,11 @@ from pytensor.tensor.basic import Alloc, AllocEmpty
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib.lengths.arrays import Lengths, slice_of
+from scanlib.lengths.forms import LengthForm, number
+from scanlib.lengths.numbers import constant_index
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt.adopt_forms import LengthForm, number
-from scanlib.rewrites.adopt.adopt_rows import Rows, flipped, slice_of
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Initial:
     fits: bool
 
 
-def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Rows) -> Initial:
+def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Initial:
     """Return the first `depth` rows of a buffer."""
     fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
@@ -140,7 +140,7 @@ class Placed:
     rows: LengthForm
 
 
-def placements(variable: Variable, length: LengthForm, rows: Rows) -> list[Placed]:
+def placements(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed]:
     """Return an array of so many rows as a sum of rows placed in zeros."""
     whole = [Placed(variable, number(0), length)]
     if is_zeros(variable):
@@ -170,7 +170,7 @@ def _turned(placed: Placed, length: LengthForm) -> Placed:
     return Placed(value, length - placed.start - placed.rows, placed.rows)
 
 
-def _added(variable: Variable, length: LengthForm, rows: Rows) -> list[Placed] | None:
+def _added(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed] | None:
     """Return the parts of rows added to, or set in, an array."""
     node = variable.owner
     base, value, *index_inputs = node.inputs
@@ -213,7 +213,7 @@ class Entering:
     tail: list[Variable] = field(default_factory=list)
 
 
-def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Rows) -> Entering:
+def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Entering:
     """Sort the rows of a buffer: one of them enters per step, `depth` more stay behind.
 
     A single row at the beginning need not enter: it can be in the window from the start. If
@@ -250,3 +250,12 @@ def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Rows) -
 def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
     first = None if start.is_zero else start.variable()
     return variable[first : stop.variable()]
+
+
+def flipped(variable: Variable) -> Variable:
+    """Return the rows in the opposite order; what was flipped already is turned back."""
+    node = variable.owner
+    index = slice_of(node) if node is not None and isinstance(node.op, Subtensor) else None
+    if index is None or index.start is not None or index.stop is not None:
+        return variable[::-1]
+    return node.inputs[0] if constant_index(index.step) == -1 else variable[::-1]

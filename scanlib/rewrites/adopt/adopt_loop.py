@@ -26,14 +26,15 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.forms import LengthForm, Symbol, number
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import constant_integer, row_type
+from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.triangular import returns_other_shapes
-from scanlib.rewrites.adopt.adopt_buffers import initial_rows, is_shared, only_row
-from scanlib.rewrites.adopt.adopt_forms import LengthForm, Symbol, number
+from scanlib.rewrites.adopt.adopt_buffers import flipped, initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt.adopt_reads import last_reads, readings
-from scanlib.rewrites.adopt.adopt_rows import Rows, flipped
 from scanlib.rewrites.adopt.adopt_steps import step_of
 from scanlib.rewrites.adopt.adopt_until import end_of, last_step, ran_steps
 from scanlib.rewrites.adopt.adopt_windows import BufferWindow, Slid, slide, whole_buffer
@@ -102,11 +103,11 @@ class _Adoption:
             raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
-        self.plain = Rows(known=known)
+        self.plain = Lengths(known=known)
         self.steps, self.ran = ran_steps(self.plain.integer(node.inputs[0]), self.plain)
         # Which step is the last of them, where the loop asks.
         self.end: Sequence | None = None
-        self.rows = Rows(self.steps, known)
+        self.rows = Lengths(self.steps, known)
         self.reverse = self.is_reversed()
         self.loop = Loop(
             reverse=self.reverse,

@@ -6,8 +6,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import constant_index
-from scanlib.rewrites.adopt.adopt_rows import slice_of
+from scanlib.lengths.arrays import slice_of
+from scanlib.lengths.numbers import constant_index
 from scanlib.rewrites.simplify.last_rows import last_row_reads
 
 

@@ -13,29 +13,30 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
+from scanlib.lengths.arrays import Lengths, View
+from scanlib.lengths.forms import LengthForm, minimum, number
+from scanlib.lengths.numbers import constant_index
 from scanlib.ops.gradient.cotangents import split_history, split_output
-from scanlib.ops.graph import constant_index
 from scanlib.ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_buffers import placements
-from scanlib.rewrites.adopt.adopt_forms import LengthForm, minimum, number
-from scanlib.rewrites.adopt.adopt_rows import Rows, View
 
 
-def ran_steps(steps: LengthForm, rows: Rows) -> tuple[LengthForm, Variable | None]:
+def ran_steps(steps: LengthForm, rows: Lengths) -> tuple[LengthForm, Variable | None]:
     """Return a number of steps, and which of them a loop with `until` ran that has as many.
 
     The number is made the simplest expression of it. None if there is no such loop.
     """
     forms = [steps, *(form for least, _ in steps.minima() for form in least)]
     for form in forms:
-        for (kind, stacked), _ in form.terms:
-            loop = stacked.owner if kind == "rows" else None
+        for (kind, what), _ in form.terms:
+            stacked = what[0] if kind == "axis" else None
+            loop = None if stacked is None else stacked.owner
             if loop is None or not isinstance(loop.op, Scan) or not loop.op.signature.has_stop:
                 continue
             signature, position = loop.op.signature, loop.outputs.index(stacked)
             depth = signature.depths[position] if position < signature.n_states else 0
-            if form != LengthForm.of("rows", stacked) - depth:
+            if form != LengthForm.of_axis(stacked) - depth:
                 continue
             inputs = signature.split_inputs(loop.inputs)
             most = [rows.of(sequence) for sequence in inputs.sequences]
@@ -78,8 +79,8 @@ def read_last_step(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if len(indices) != 1 or isinstance(indices[0], slice) or constant_index(indices[0]) != -1:
         return None
     array = node.inputs[0]
-    length = Rows().of(array)
-    rows = Rows(length)
+    length = Lengths().of(array)
+    rows = Lengths(length)
     terms, found = [], False
     for placed in placements(array, length, rows):
         behind = length - placed.start - placed.rows

@@ -27,11 +27,11 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import Elemwise
 
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.forms import LengthForm
 from scanlib.ops.graph import conform
 from scanlib.ops.loop import Carry, Loop, Output, Sequence
 from scanlib.rewrites.adopt.adopt_buffers import entering_rows, zero_row
-from scanlib.rewrites.adopt.adopt_forms import LengthForm
-from scanlib.rewrites.adopt.adopt_rows import Rows, stack
 
 
 @dataclass
@@ -117,7 +117,7 @@ def slide(
     window: BufferWindow,
     results: list[Variable],
     steps: LengthForm,
-    rows: Rows,
+    rows: Lengths,
     orient: Callable[[Variable], Variable],
 ) -> tuple[Slid, dict[Variable, Variable]]:
     """Add a window's sequence, carries and output to a loop.
@@ -187,7 +187,7 @@ def whole_buffer(
     slid: Slid,
     results: dict[int, Variable],
     steps: LengthForm,
-    rows: Rows,
+    rows: Lengths,
     reverse: bool,
 ) -> Variable:
     """Return the buffer as PyTensor's loop leaves it, in the order of the steps.
@@ -217,3 +217,9 @@ def whole_buffer(
 
 def _turned(part: Variable) -> Variable:
     return part if part.type.shape[0] == 1 else part[::-1]
+
+
+def stack(rows: list[Variable]) -> Variable:
+    """Return single rows as an array."""
+    lifted = [pt.expand_dims(row, 0) for row in rows]
+    return lifted[0] if len(lifted) == 1 else pt.join(0, *lifted)

@@ -20,7 +20,8 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.ops.graph import constant_index, row_type
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import results_by_part

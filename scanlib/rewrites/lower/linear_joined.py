@@ -10,8 +10,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import constant_integer
 from scanlib.ops.loop import Carry, State
 
 

@@ -26,7 +26,8 @@ from scanlib.analysis.matrix_recurrence import MatrixRecurrence
 from scanlib.analysis.matrix_system import Jacobian, SystemForms
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.system_rules import propagate
-from scanlib.ops.graph import constant_integer, is_tensor, substitute
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.rewrites.lower.body_sizes import BodySizes
 from scanlib.rewrites.lower.linear_cost import builds_matrices

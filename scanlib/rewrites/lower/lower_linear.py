@@ -25,6 +25,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
+from scanlib.lengths.arrays import Lengths
 from scanlib.ops.graph import substitute
 from scanlib.ops.linker_features import compiles_step_products
 from scanlib.ops.loop import Carry, Loop, State
@@ -34,7 +35,6 @@ from scanlib.rewrites.lower.linear_lowering import LinearLowering
 from scanlib.rewrites.lower.linear_roles import NotLinearError, Roles
 from scanlib.rewrites.pytensor_rewrites import run_query
 from scanlib.rewrites.simplify.last_rows import is_loop
-from scanlib.rewrites.simplify.lengths import row_count
 from scanlib.rewrites.simplify.simplify import replace
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
@@ -96,8 +96,10 @@ def lower_parts(
     """Return what replaces each output of a loop around a recurrence that is read."""
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
-    _replace_outer(loop, dict(zip(outer, stand_ins, strict=True)))
-    lengths = {new: row_count(old) for old, new in zip(outer, stand_ins, strict=True)}
+    places = dict(zip(outer, stand_ins, strict=True))
+    known = Lengths(sure=True)
+    lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}
+    _replace_outer(loop, places)
     try:
         lowering = LinearLowering(loop, parts, read, lengths)
         lowering.over_time.step_products = step_products

@@ -16,7 +16,8 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib.ops.graph import constant_index, substitute
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop
 
 

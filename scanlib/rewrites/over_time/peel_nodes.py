@@ -26,7 +26,7 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.shape import Reshape
 
 from scanlib._compat import INDEX_READS
-from scanlib.ops.graph import constant_integer
+from scanlib.lengths.numbers import constant_integer
 from scanlib.rewrites.over_time.split_cost import core
 
 Value = tuple[Variable, bool]

@@ -18,7 +18,6 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 
 from scanlib._compat import ShapeFeature
-from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence
 from scanlib.rewrites.pytensor_rewrites import run_query
 
@@ -39,13 +38,13 @@ def sizes_from_outside(loop: Loop) -> None:
                 fgraph.replace(out, filled)
     run_query(_CANONICAL, fgraph)
     loop.set_body_outputs(list(fgraph.outputs))
-    outer = _outer_rows(loop)
+    sources = loop.sources()
     replacements: dict[Variable, Variable] = {}
     for node in toposort(loop.body_outputs()):
-        if not isinstance(node.op, Shape_i) or node.inputs[0] not in outer:
+        if not isinstance(node.op, Shape_i) or node.inputs[0] not in sources:
             continue
-        whole, lead = outer[node.inputs[0]]
-        size = pt.cast(whole.shape[node.op.i + lead], "int64")
+        source = sources[node.inputs[0]]
+        size = pt.cast(source.array.shape[node.op.i + source.lead], "int64")
         inner = node.outputs[0].type()
         loop.non_sequences.append(NonSequence(size, inner))
         replacements[node.outputs[0]] = inner
@@ -59,13 +58,3 @@ def _asks_for_a_shape(node: Apply) -> bool:
 
 def _is_fill(node: Apply) -> bool:
     return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Second)
-
-
-def _outer_rows(loop: Loop) -> dict[Variable, tuple[Variable, int]]:
-    """Return, for every tensor among a step's inputs, where its sizes come from."""
-    found = {part.row: (part.outer, 1) for part in loop.sequences}
-    for state in loop.states:
-        found.update(dict.fromkeys(state.taps.values(), (state.initial, 1)))
-    found.update({carry.value: (carry.initial, 0) for carry in loop.carries})
-    found.update({part.inner: (part.outer, 0) for part in loop.non_sequences})
-    return {inner: place for inner, place in found.items() if is_tensor(inner)}

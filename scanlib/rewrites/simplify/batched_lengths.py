@@ -3,7 +3,7 @@
 `vectorize_graph` makes an array of a length, ``x.shape[0]``: the same number for each member of the
 batch. A slice by it is then a `Blockwise` slice, whose length nothing knows any more. Where a loop
 has several sequences they are all cut to the shortest, so batches are full of these. The one number
-is found again (`scanlib.ops.common_lengths`), and the slice is that of all members at once.
+is found again (`scanlib.lengths.batches`), and the slice is that of all members at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.blockwise import Blockwise
 
-from scanlib.ops.common_lengths import whole_batch
+from scanlib.lengths.batches import whole_batch
 
 
 @node_rewriter([Blockwise])

@@ -22,7 +22,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.ops.graph import constant_integer
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.loop import Results
 from scanlib.ops.nest import Cut, outer_loop, restored_carry, tail_loop
 from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts

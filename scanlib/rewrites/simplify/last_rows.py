@@ -16,7 +16,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import IfElse
-from scanlib.ops.graph import constant_index
+from scanlib.lengths.numbers import constant_index
 from scanlib.ops.loop import Loop, State
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
@@ -135,7 +135,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
         state.untraced = edit.changed = True
     if loop.reverse:
         return edit.replacements() if unread else {}
-    length = edit.node.op.static_length(edit.node.inputs)
+    length = edit.node.op.steps_of(edit.node).known()
     pending: list[tuple[State, list[LastRow]]] = []
     for state in loop.states:
         if state.untraced or not edit.is_read(state):
@@ -182,7 +182,7 @@ def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
     loop = Loop.from_node(node)
     if loop.reverse:
         return {}
-    length = node.op.static_length(node.inputs)
+    length = node.op.steps_of(node).known()
     replacements = {}
     outputs = node.op.signature.split_outputs(node.outputs)
     for state, history in zip(loop.states, outputs.histories, strict=True):

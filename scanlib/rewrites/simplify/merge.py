@@ -33,7 +33,7 @@ def _same_length(first: Apply, second: Apply) -> bool:
         return True
     if first.op.signature.has_stop:
         return False
-    mine, theirs = first.op.static_length(first.inputs), second.op.static_length(second.inputs)
+    mine, theirs = first.op.steps_of(first).known(), second.op.steps_of(second).known()
     return mine is not None and mine == theirs
 
 

@@ -23,7 +23,8 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
-from scanlib.ops.graph import constant_index, depends_on, is_tensor, substitute
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.loop import Loop, Output, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import results_by_part

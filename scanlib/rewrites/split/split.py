@@ -33,11 +33,12 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.known import countable_scalars
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.linker_features import (
     compiles_step_products,
-    countable_scalars,
     needs_known_lengths,
 )
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
@@ -52,7 +53,6 @@ from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
 from scanlib.rewrites.pytensor_rewrites import run_query
 from scanlib.rewrites.simplify.last_rows import is_loop
-from scanlib.rewrites.simplify.lengths import row_count
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_components import drop_unread, fresh_copy, rows_of_tap, separate
 from scanlib.rewrites.split.split_parts import SplitParts
@@ -166,8 +166,9 @@ def split(
     outer = list(dict.fromkeys(loop.outer_inputs()))
     stand_ins = [variable.type() for variable in outer]
     places = dict(zip(outer, stand_ins, strict=True))
+    known = Lengths(sure=True)
+    lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}
     replace_outer(loop, places)
-    lengths = {new: row_count(old) for old, new in places.items()}
     try:
         builder = _Split(parts, read, lengths, step_products)
         values = builder.values()

@@ -14,6 +14,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.linear_scan import LinearScan
+from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels
 from tests.families import both
 from tests.modes import MODES
 from tests.ops.test_linear_scan import make_values
@@ -23,8 +24,9 @@ if not pytensor.config.cxx:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 from scanlib.backends.cuda import launch as launching  # noqa: E402
-from scanlib.backends.jax import cuda  # noqa: E402
-from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels  # noqa: E402
+from scanlib.backends.jax import compiled_loops, cuda, until  # noqa: E402
+from scanlib.backends.jax import linear as linear_loops  # noqa: E402
+from scanlib.backends.jax.platforms import on_platforms  # noqa: E402
 from tests.cuda_device import (  # noqa: E402
     check_long_series,
     compile_for_host,
@@ -134,12 +136,12 @@ def arrays_on_device(monkeypatch, handler):
     monkeypatch.setattr(cuda, "TARGET", target)
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     monkeypatch.setattr(cuda, "processors", lambda: 2)
-    dependent = jax.lax.platform_dependent
 
-    def on_cuda(*inputs, default, **special):
-        return dependent(*inputs, default=special.get("cuda", default))
+    def as_on_cuda(portable, results=None, on_cpu=None, on_cuda=None):
+        return on_platforms(portable, results, on_cuda)
 
-    monkeypatch.setattr(jax.lax, "platform_dependent", on_cuda)
+    for module in (compiled_loops, linear_loops, until):
+        monkeypatch.setattr(module, "on_platforms", as_on_cuda)
     yield
 
 

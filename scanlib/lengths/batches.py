@@ -24,12 +24,6 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import join_of, vectorize_rule
-from scanlib.ops.errors import StepCountError
-
-DIFFERENT_STEPS = (
-    "n_steps must be the same number for every loop of a batch; for loops that differ, use the "
-    "largest one and `until`"
-)
 
 Known = Mapping[Variable, Variable]
 SIZED = Alloc | IncSubtensor | Reshape | Subtensor
@@ -153,7 +147,7 @@ def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | Non
 
 
 def steps_of_batch(
-    n_steps: Variable, others: Sequence[Variable], title: str
+    n_steps: Variable, others: Sequence[Variable], check: CheckAndRaise
 ) -> tuple[Variable, Known]:
     """Return the number of steps of all loops of a batch.
 
@@ -163,8 +157,8 @@ def steps_of_batch(
         The number of steps of each loop.
     others : sequence of Variable
         Other inputs with all axes of the batch: there must be a number for each.
-    title : str
-        How messages name the loop.
+    check : CheckAndRaise
+        Raises an error that names the loop where numbers differ.
 
     Returns
     -------
@@ -184,7 +178,7 @@ def steps_of_batch(
             for axis in range(rank):
                 if not (n_steps.type.broadcastable[axis] or other.type.broadcastable[axis]):
                     same.append(pt.eq(n_steps.shape[axis], other.shape[axis]))
-        steps = CheckAndRaise(StepCountError, f"{title}: {DIFFERENT_STEPS}")(found, *same)
+        steps = check(found, *same)
     return steps, {n_steps: steps}
 
 

@@ -1,8 +1,10 @@
-"""Lengths that are known only as expressions: sums of symbols, compared without values.
+"""The algebra of lengths: sums of symbols, compared without values.
 
-A `LengthForm` is ``c_0 + Σ c_i s_i`` with integers `c` and symbols `s`, each of which is a number
-of rows, an integer of the graph, the number of steps that a loop with `until` ran, or a minimum of
-forms. All symbols are taken to be nonnegative: none of them is ever the length of anything else.
+A `LengthForm` is ``c_0 + Σ c_i s_i`` with integers `c` and symbols `s`, each of which is the length
+of an array along an axis, an integer of the graph, or a minimum of forms. A length is *known* if
+its form is a number, *equal* to another one if both have one form, and *bounded* by one if their
+difference has no negative term. All symbols are taken to be nonnegative: none of them is ever the
+length of anything else.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-# A symbol: what it is ("rows", "integer", "minimum"), and a variable or the forms it is taken of.
+# A symbol: "axis" of a variable and its number, "integer" and a variable, or "minimum" and forms.
 Symbol = tuple[str, Any]
 
 
@@ -29,6 +31,11 @@ class LengthForm:
     def of(cls, kind: str, what: Any) -> LengthForm:
         """Return the form that is one symbol."""
         return cls(frozenset({((kind, what), 1)}))
+
+    @classmethod
+    def of_axis(cls, variable: Variable, axis: int = 0) -> LengthForm:
+        """Return the length of an array along an axis as a symbol."""
+        return cls.of("axis", (variable, axis))
 
     def __add__(self, other: LengthForm | int) -> LengthForm:
         if isinstance(other, int):
@@ -102,8 +109,8 @@ class LengthForm:
 
 
 def _symbol(kind: str, what: Any) -> Variable:
-    if kind == "rows":
-        return what.shape[0]
+    if kind == "axis":
+        return what[0].shape[what[1]]
     if kind == "integer":
         return pt.cast(what, "int64")
     first, *others = sorted((form.variable() for form in what), key=str)

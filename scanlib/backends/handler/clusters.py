@@ -46,11 +46,14 @@ class Cluster:
     ----------
     inputs, outputs : list of Variable
         Of the graph.
+    body : FunctionGraph
+        A copy of the nodes.
     program : LoopProgram
     """
 
     inputs: list[Variable]
     outputs: list[Variable]
+    body: FunctionGraph
     program: LoopProgram
 
 
@@ -206,7 +209,7 @@ class Plan:
                 inputs[variable] = None
             elif owner in self.cheap:
                 todo += owner.inputs
-        return Cluster(list(inputs), outputs, self._program(list(inputs), outputs, nodes))
+        return Cluster(list(inputs), outputs, *self._program(list(inputs), outputs, nodes))
 
     def _is_read_outside(self, out: Variable, own: set[Apply], written: set[Apply]) -> bool:
         for client, _ in self.fgraph.clients[out]:
@@ -222,7 +225,7 @@ class Plan:
 
     def _program(
         self, inputs: list[Variable], outputs: list[Variable], nodes: list[Apply]
-    ) -> LoopProgram:
+    ) -> tuple[FunctionGraph, LoopProgram]:
         equivalent = clone_get_equiv(inputs, outputs, copy_inputs=True, copy_orphans=True)
         graph = FunctionGraph(
             [equivalent[v] for v in inputs], [equivalent[v] for v in outputs], clone=False
@@ -236,7 +239,7 @@ class Plan:
             raise _RefusedError(failed or set(nodes)) from error
         if not all(map(has_compiled_function, program.functions)):
             raise _RefusedError(set(nodes))
-        return program
+        return graph, program
 
 
 class _RefusedError(Exception):
