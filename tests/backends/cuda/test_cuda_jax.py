@@ -14,6 +14,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.linear_scan import LinearScan
+from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels
 from tests.families import both
 from tests.modes import MODES
 from tests.ops.test_linear_scan import make_values
