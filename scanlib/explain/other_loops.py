@@ -14,7 +14,7 @@ from scanlib.explain.names import describe_outer
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.rewrites.adopt import legacy_name
+from scanlib.rewrites.adopt.adopt import legacy_name
 
 _SEMIRINGS = {
     "real": "matrix affine",

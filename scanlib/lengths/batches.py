@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.replace import _vectorize_node
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, Join, join
 from pytensor.tensor.blockwise import Blockwise
@@ -24,7 +23,7 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import integer_dtypes
 
-from scanlib._compat import join_of
+from scanlib._compat import join_of, vectorize_rule
 
 Known = Mapping[Variable, Variable]
 SIZED = Alloc | IncSubtensor | Reshape | Subtensor
@@ -211,7 +210,7 @@ def whole_batch(variable: Variable, known: Known | None = None) -> Variable | No
         inputs.append(value)
     if not found:
         return None
-    (new,) = _outputs(_vectorize_node(op.core_op, op._create_dummy_core_node(node.inputs), *inputs))
+    (new,) = _outputs(vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs))
     if new.type.ndim < variable.type.ndim:
         sizes = [_size(node, axis, rank) for axis in range(rank)]
         new = pt.broadcast_to(new, [*sizes, *new.shape])

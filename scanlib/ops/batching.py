@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.replace import _vectorize_node, vectorize_graph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle
 
+from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import Known, steps_of_batch, whole_batch
 from scanlib.ops.errors import StepCountError
 from scanlib.ops.graph import is_tensor
@@ -43,7 +44,7 @@ def one_number_of_steps(op: Op) -> CheckAndRaise:
     )
 
 
-@_vectorize_node.register(Scan)
+@vectorize_rule.register(Scan)
 def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Variable]:
     """Return the outputs of a loop over a batch; see the module's text."""
     return _Batcher(op, node, list(batched_inputs)).outputs()
@@ -338,7 +339,7 @@ class _Batcher:
         return pt.broadcast_to(variable, [*self.shape, *variable.shape])
 
 
-@_vectorize_node.register(RanSteps)
+@vectorize_rule.register(RanSteps)
 def vectorize_ran_steps(op: RanSteps, node: Apply, batched: Variable) -> list[Variable]:
     """Return which steps every loop of a batch ran."""
     rank = _rank(node.inputs[0], batched)

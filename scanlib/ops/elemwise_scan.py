@@ -31,7 +31,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.lengths.steps import Steps
 from scanlib.ops.c_code import PrintedOp
-from scanlib.ops.channels import ChannelPlan
+from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.execution import runner_for
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.positions import has_positions

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import _vectorize_node
 
+from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import steps_of_batch
 from scanlib.ops.batching import one_number_of_steps
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 
-@_vectorize_node.register(LinearScan)
+@vectorize_rule.register(LinearScan)
 def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> Sequence[Variable]:
     """Return the history of a batch of recurrences."""
     core, new = op.parts(node.inputs), op.parts(batched)

@@ -7,9 +7,11 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 
+from scanlib._compat import features
+
 
 class NeedsKnownLengths(Feature):
-    """Says that the split of loops (`scanlib.rewrites.split`) needs to know their lengths.
+    """Says that the split of loops (`scanlib.rewrites.split.split`) needs to know their lengths.
 
     JAX compiles for known shapes. A loop whose length a value decides runs there with bounded
     buffers; the batches that a split makes of its steps would be arrays of unknown length. Graphs
@@ -55,15 +57,15 @@ def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
 
 def needs_known_lengths(fgraph: FunctionGraph) -> bool:
     """Whether loops of unknown length, and all other loops of the graph, are to stay whole."""
-    return any(isinstance(feature, NeedsKnownLengths) for feature in fgraph._features)
+    return bool(features(fgraph, NeedsKnownLengths))
 
 
 def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:
     """Return the inputs of a graph that are never known when it is compiled."""
-    marks = [f for f in fgraph._features if isinstance(f, NeedsKnownLengths)]
+    marks = features(fgraph, NeedsKnownLengths)
     return tuple(variable for mark in marks for variable in mark.data)
 
 
 def compiles_step_products(fgraph: FunctionGraph) -> bool:
     """Whether a graph may hold `StepProducts`."""
-    return any(isinstance(feature, CompilesStepProducts) for feature in fgraph._features)
+    return bool(features(fgraph, CompilesStepProducts))

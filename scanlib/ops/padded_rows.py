@@ -16,6 +16,7 @@ from pytensor.link.c.op import COp
 from pytensor.tensor.type import TensorType
 
 from scanlib.lengths.steps import Rows, Steps
+from scanlib.source_keys import source_key
 
 
 class PaddedRows(COp):
@@ -69,5 +70,5 @@ class PaddedRows(COp):
         }}
         """
 
-    def c_code_cache_version(self) -> tuple[int, ...]:
-        return (1,)
+    def c_code_cache_version(self) -> tuple[str, ...]:
+        return (source_key(__name__),)

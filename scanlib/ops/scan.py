@@ -18,7 +18,6 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.type import Type
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
@@ -26,6 +25,7 @@ from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.steps import Steps
+from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives
@@ -35,7 +35,7 @@ from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
-class Scan(HasFrozenBody, HasDerivatives, Op):
+class Scan(HasFrozenBody, HasDerivatives, PrintedOp):
     """A symbolic loop in canonical form.
 
     Parameters

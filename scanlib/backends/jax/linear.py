@@ -27,9 +27,10 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
-from scanlib.backends.jax.kernels import compiled, target_for, with_kernel, words_of
+from scanlib.backends.jax.kernels import calling, target_for, words_of
 from scanlib.backends.jax.loops import single
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import StepCount, count_steps
 from scanlib.ops import linear_loop
 from scanlib.ops.checked_linear import CheckedLinearScan
@@ -68,8 +69,9 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             portable, arrays = with_steps(tuple(values))
         else:
             portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
+        on_cpu = None if target is None else calling(target, portable)
         on_cuda = call_linear(op, values) if has_kernels else None
-        return single(with_kernel(portable, compiled(target, portable), on_cuda)(*arrays))
+        return single(on_platforms(portable, None, on_cpu, on_cuda)(*arrays))
 
     return linear_scan
 

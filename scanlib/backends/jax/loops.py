@@ -15,13 +15,13 @@ are not stored over time exist.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from pytensor.graph.basic import Apply
-from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.body import array_of, step_function
 from scanlib.backends.jax.bounded import (
@@ -48,17 +48,6 @@ from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
 
 
-@jax_funcify.register(Scan)
-def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the JAX function of a loop."""
-    loop = JAXLoop(op, step_function(op, node))
-
-    def scan(*inputs: Any) -> Any:
-        return single(loop(*inputs))
-
-    return scan
-
-
 def single(results: list[Any]) -> Any:
     """Return results as PyTensor's linker takes them: one alone, several as a list."""
     return results[0] if len(results) == 1 else results
@@ -79,17 +68,21 @@ class JAXLoop:
     Parameters
     ----------
     op : Scan
-    function : callable
-        One step: the body as a function of JAX arrays.
+    node : Apply
+        Whose inputs are those of the loop.
     """
 
-    def __init__(self, op: Scan, function: Callable[..., tuple]) -> None:
-        self.op = op
+    def __init__(self, op: Scan, node: Apply) -> None:
+        self.op, self.node = op, node
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
-        self.function = function
         self.inner = op.signature.split_body_inputs(op.body.inputs)
         self.result = op.signature.split_body_outputs(op.body.outputs)
+
+    @cached_property
+    def function(self) -> Callable[..., tuple]:
+        """One step: the body as a function of JAX arrays."""
+        return step_function(self.op, self.node)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.typed(self.signature.split_inputs(inputs))

@@ -24,10 +24,10 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
-from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from scanlib._compat import thaw_graph
+from scanlib._compat.jax import JAXShapeTuple
 from scanlib.backends.jax.bounded import (
     RANGE,
     Bounded,
