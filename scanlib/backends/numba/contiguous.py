@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
-from numba.np.numpy_support import as_dtype
-from pytensor.link.numba.cache import compile_numba_function_src
 
+from scanlib._compat.numba import as_dtype, compile_numba_function_src, impl_ret_borrowed
 from scanlib.backends.numba.lazy import lazily, register
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-contiguous-1"
+VERSION = source_key(__name__)
 MOST_AXES = 8  # copied by code of our own
 
 
@@ -57,8 +57,6 @@ def assumed_contiguous(typingctx: Any, array: Any) -> Any:
     known = array.copy(layout="C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.core.imputils import impl_ret_borrowed
-
         old = context.make_array(array)(context, builder, arguments[0])
         new = context.make_array(known)(context, builder)
         for name in ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"):

@@ -22,7 +22,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -37,14 +36,13 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib._compat.numba import Dispatcher
+from scanlib.backends.handler.clusters import Cluster, Plan
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
-from scanlib.backends.numba.clusters import Cluster, Plan
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.elementwise import Part, Value
-from scanlib.backends.numba.emit import is_zero_dim
-from scanlib.backends.numba.graph_values import GraphValues
+from scanlib.backends.numba.graph_values import GraphValues, Part, Value, is_zero_dim
 from scanlib.backends.numba.lazy import apart, tuple_text
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
@@ -58,8 +56,9 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-graph-4"
+VERSION = source_key(__name__)
 FEW = 1 << 14  # items that stay in the cache
 FEW_RESULTS = 32  # so many are arrays for compiled code that calls the function
 FEW_ITEMS = 16  # of a constant that is written where it is used
@@ -250,8 +249,7 @@ class GraphWriter(GraphValues):
         arguments = tuple_text(self.arguments_of([*node.inputs, other], self.for_loop))
         self.source.line(f"{history}, {products} = as_arrays({name}({arguments}))")
         self.bind_array(node.outputs[0], history)
-        operands = [self._operand(inp, 3) for inp in product.inputs]
-        self._check_sizes(product, operands, self._elemwise_sizes(product, operands))
+        self._check_sizes(product)
         self.bind_array(product.outputs[0], products)
 
     def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:

@@ -34,10 +34,9 @@ def scalar_function(node: Apply) -> Function:
         results = scalars.apply(node, list(values))
         found = []
         for result, out in zip(results, node.outputs, strict=True):
-            result = scalars.convert(result, out.type.dtype) if isinstance(result, Value) else None
-            if result is None:
+            if not isinstance(result, Value):
                 raise NoKernelError(f"{node.op} of complex numbers is no function of numbers")
-            found.append(result)
+            found.append(scalars.convert(result, out.type.dtype))
         return tuple(found)
 
     return write_function("scanlib_scalar", [Type(inp.type.dtype) for inp in node.inputs], write)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.configdefaults import config
-from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
+from scanlib._compat.numba import compile_numba_function_src
 from scanlib.backends.numba.vectors import least, new_array
 
 
@@ -105,7 +105,7 @@ class Source:
         key = None
         if self.cacheable:
             versions = [
-                version,
+                version,  # the text of this module included
                 f"pytensor {pytensor.__version__}",
                 *([] if config.numba__fastmath else ["strict"]),
             ]

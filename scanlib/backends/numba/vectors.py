@@ -13,12 +13,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-5"
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 
 
 @intrinsic
@@ -155,6 +155,19 @@ def as_array(typingctx: Any, value: Any) -> Any:
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 
     return known(value), codegen
+
+
+@intrinsic
+def as_scalar(typingctx: Any, value: Any) -> Any:
+    """Return the item of a 0-d array, or a scalar as it is (compiled code only)."""
+    if not isinstance(value, types.Array):
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(value)(context, builder, arguments[0])
+        return context.unpack_value(builder, value.dtype, array.data)
+
+    return value.dtype(value), codegen
 
 
 def _same(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import (
     BOOL,
     FLOATS,
@@ -29,12 +30,11 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.library import Library, call_library, routine_of
+from scanlib.kernels.linalg.blas_calls import Library, call_library, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import MATRIX
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.vectors import vector_function
 
 LARGE = 48  # rows up to which LAPACK is not asked
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well

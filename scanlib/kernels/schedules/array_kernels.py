@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Sum
 
-from scanlib._compat import thaw_graph
+from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
     batches,
@@ -23,8 +27,8 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
 )
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
-from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product
-from scanlib.kernels.arrays.step import RULES, Step
+from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product, total
+from scanlib.kernels.arrays.step import RULES, Step, core_op
 from scanlib.kernels.language import Block, Type, Value
 from scanlib.kernels.schedules.elementwise import Array, TableReader
 from scanlib.ops.initial import AsRow, Filled
@@ -37,8 +41,23 @@ def _softmax(op: AxesSoftmax, x: Variable) -> Variable:
     return e / pt.sum(e, axis=op.axes, keepdims=True)
 
 
-# Ops that stand for others where PyTensor's compile slowly.
-_MEANINGS: dict[type, Callable[..., Variable]] = {
+def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
+    """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
+    scaled = product if _is_constant(a, 1) else a * product
+    return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
+
+
+def _is_constant(variable: Variable, number: int) -> bool:
+    return isinstance(variable, Constant) and bool(np.all(variable.data == number))
+
+
+# Ops that stand for others where PyTensor's compile slowly, and products of the C linker's.
+_MEANINGS: dict[Any, Callable[..., Variable]] = {
+    GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
+    Dot22: lambda op, x, y: pt.dot(x, y),
+    Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
+    Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     AxesSum: lambda op, x: Sum(axis=op.axes, dtype=op.dtype, acc_dtype=op.acc_dtype)(x),
     AxesSoftmax: _softmax,
     Filled: lambda op, value, *sizes: pt.alloc(value, *sizes),
@@ -140,6 +159,23 @@ def place_input(kernel: TableReader, step: Step, array: Array) -> Place:
     if array.lead:
         own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
     return Place(pointer, place.dtype, place.sizes, own)
+
+
+def step_work(step: Step, graph: FunctionGraph) -> Size:
+    """Return how many numbers a step computes, about; `step` has written the nodes."""
+    terms: list[Size] = [1]
+    for node in graph.toposort():
+        given = [step.places[v] for v in node.inputs if v in step.places]
+        found = [step.places[v] for v in node.outputs if v in step.places]
+        rule = RULES.get(type(core_op(node)))
+        if rule is not None and rule.__module__ == algebra.__name__:
+            terms += [product(*p.sizes, *p.sizes[-1:]) for p in given]
+        elif isinstance(node.op, Elemwise | CAReduce):
+            terms += [product(*p.sizes) for p in (*given, *found)]
+        else:
+            known = [None, *(place.part for place in given)]  # those of views
+            terms += [product(*place.sizes) for place in found if place.part not in known]
+    return step.sizes.same(total(*terms))
 
 
 def write_checks(
