@@ -11,9 +11,8 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels import interpreter
 from scanlib.kernels.compiled import compile_kernels
-from scanlib.kernels.language import POINTER, TABLE
+from scanlib.kernels.language import FRAME, POINTER, TABLE
 from scanlib.kernels.printers import c
-from scanlib.kernels.python_driver import FRAME
 
 COMPILER = config.cxx.split() or [""]
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)

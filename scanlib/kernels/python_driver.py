@@ -11,14 +11,13 @@ import numpy as np
 
 from scanlib.kernels import program as program_errors
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.language import INTERRUPTED
+from scanlib.kernels.language import ASK, FRAME, INTERRUPTED, NUMBERS
 from scanlib.kernels.program import FULL, LoopProgram
 from scanlib.ops import errors
 
 Entry = Callable[[int, int], int]
 # Polls ask the interpreter, whose lock must be held.
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-FRAME = 1 + 8  # words
 
 
 def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runner:
@@ -57,7 +56,7 @@ class Runner:
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         program, words = self.program, self.program.words
         table, frame = np.zeros(words.size, np.int64), np.zeros(FRAME, np.int64)
-        frame[0] = poll_address()
+        frame[ASK] = poll_address()
         arrays = [
             np.asarray(value, kind.dtype)
             for value, kind in zip(inputs, program.inputs, strict=True)
@@ -115,7 +114,7 @@ class Runner:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code > 0:
-            raise_failure(self.program, code, frame[1:])
+            raise_failure(self.program, code, frame[NUMBERS:])
 
 
 def poll_address() -> int:
@@ -124,11 +123,12 @@ def poll_address() -> int:
 
 
 def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
-    """Raise the error that a code of a loop stands for."""
+    """Raise the error that a code of a loop stands for, with the numbers in its message."""
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)
         for home in (errors, builtins, np.linalg, program_errors)
         if hasattr(home, failure.error)
     )
-    raise kind(failure.template, *(int(value) for value in values[: failure.count]))
+    numbers = map(int, values[: failure.count])
+    raise kind(failure.template.format(*numbers) if failure.count else failure.template)

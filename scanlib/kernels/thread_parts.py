@@ -4,7 +4,7 @@
 parts from ``words.part`` on, with tables of their own, and again while `then` says so. Threads are
 those of the operating system, started for each call and joined before it returns: a pool would keep
 its place between calls, and not survive a fork. A part for which there is no thread runs after the
-first one.
+first one. When the first part, which alone can be interrupted, has ended early, so do the others.
 
 Outputs that are sums over the parts (`LoopProgram.shared`) are the first part's; others start from
 zero in memory of their own, which `combining_kernel` adds, in the order of the parts. How many
@@ -24,8 +24,9 @@ from scanlib.kernels.program import AGAIN, WORD, LoopProgram, TableKernel
 from scanlib.kernels.scalars import parts_of
 from scanlib.kernels.spans import itemsize
 
-# Of one part: its thread, whether that failed to start, its code, its frame, its table.
-_FAILED, _CODE, _FRAME, _TABLE = 8, 16, 32, 128
+# Of one part: its thread, whether that failed to start, its code, the address of the word that
+# tells whether to end, its frame, its table. That word is where the first part's thread would be.
+_FAILED, _CODE, _FLAG, _FRAME, _TABLE = 8, 16, 24, 32, 128
 
 
 @cache
@@ -111,6 +112,8 @@ define i64 @run_parts(ptr %table, ptr %frame) nounwind {{
         "PART": WORD * words.part,
         "FAILED": _FAILED,
         "CODE": _CODE,
+        "FLAG": _FLAG,
+        "BACK": _FLAG - _FRAME,
         "FRAME": _FRAME,
         "TABLE": _TABLE,
         "START": "\n  ".join(start),
@@ -161,6 +164,12 @@ define internal ptr @part_worker(ptr %task) nounwind {
   store i64 %code, ptr %place
   ret ptr null
 }
+define internal i32 @part_ask(ptr %frame) nounwind {
+  %place = getelementptr i8, ptr %frame, i64 <BACK>
+  %flag = load ptr, ptr %place
+  %wanted = load volatile i32, ptr %flag
+  ret i32 %wanted
+}
 define internal i64 @run_round(ptr %table, ptr %frame) nounwind {
 entry:
   %parts.p = getelementptr i8, ptr %table, i64 <PARTS>
@@ -183,6 +192,10 @@ start:
   %part.first = load i64, ptr %part.p
   %part = add i64 %part.first, %k
   store i64 %part, ptr %part.p
+  %flag.p = getelementptr i8, ptr %task, i64 <FLAG>
+  store ptr %tasks, ptr %flag.p
+  %ask.p = getelementptr i8, ptr %task, i64 <FRAME>
+  store ptr @part_ask, ptr %ask.p
   <START>
   %failed = call i32 @pthread_create(ptr %task, ptr null, ptr @part_worker, ptr %task)
   %failed.p = getelementptr i8, ptr %task, i64 <FAILED>
@@ -192,6 +205,9 @@ start:
   br i1 %more, label %start, label %first
 first:
   %code = call i64 @run_entry(ptr %table, ptr %frame)
+  %wrong = icmp ne i64 %code, 0
+  %ended = zext i1 %wrong to i32
+  store volatile i32 %ended, ptr %tasks
   br label %finish
 finish:
   %j = phi i64 [ 1, %first ], [ %j.next, %done ]

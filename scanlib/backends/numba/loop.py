@@ -28,6 +28,7 @@ from scanlib.backends.numba.dispatch import register_writer
 from scanlib.backends.numba.graph import GraphWriter
 from scanlib.backends.numba.graph_values import is_zero_dim
 from scanlib.backends.numba.memory import advise
+from scanlib.backends.numba.polls import poll
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.vectors import as_array
 from scanlib.backends.numba.whole_arrays import WholeArrays
@@ -84,6 +85,7 @@ class LoopWriter(WholeArrays):
         line("i = 0")
         line("stopped = False")
         with self.source.block("while i < steps and not stopped:"):
+            self.write_poll()
             self.write_step()
             line("i += 1")
         self.write_return()
@@ -291,6 +293,12 @@ class LoopWriter(WholeArrays):
         """Write a state without dimensions to its row, if it has one."""
         if not (self.in_registers[i] and self.signature.untraced[i]):
             self.source.line(f"h{i}[{self.written_row(i)}] = {name}")
+
+    def write_poll(self) -> None:
+        """Write a chance to interrupt the loop, less often where its steps are short."""
+        scalar = not any(getattr(v.type, "ndim", 0) for v in self.body.fgraph.variables)
+        with self.source.block(f"if i & {63 if scalar else 3} == 0:"):
+            self.source.line(f"{self.source.object('poll', poll)}()")
 
     def write_growth(self) -> None:
         with self.source.block("if i == capacity:"):

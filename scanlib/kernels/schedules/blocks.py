@@ -51,6 +51,7 @@ from scanlib.kernels.recurrences.logs import LogSteps, scan_logs
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.kernels.schedules.turns import turns
 from scanlib.kernels.spans import (
     LINE,
     Items,
@@ -240,13 +241,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def write_blocks(self, first: Value, last: Value) -> None:
         """Write the loop over the blocks of some steps."""
-        w, turn = self.w, BLOCKS_OF_A_TURN * self.size
-        with w.loop(first, last, turn) as start:
-            with w.when(start > first):
-                w.poll()
-            end = start + turn
-            with w.loop(start, w.select(end < last, end, last), self.size) as i:
-                self.write_steps(i, last)
+        w, done = self.w, self.w.local(first)
+        turn = BLOCKS_OF_A_TURN * self.size
+        with turns(w, done, last, turn) as (start, end), w.loop(start, end, self.size) as i:
+            self.write_steps(i, last)
 
     def write_steps(self, i: Value, last: Value) -> None:
         """Write the block that begins with a step."""

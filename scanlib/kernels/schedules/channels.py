@@ -541,8 +541,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         given, size = w.cast(index, "int64"), self.dim(array, lead + op.axis)
         place = w.select(given < 0, given + size, given)
         with w.when((place < 0) | (place >= size)):
-            code = loop.failure("StepIndexError", loop.messages.index_range(), 2)
-            w.fail(code, self.i, given)
+            row, number = node.inputs[:2]
+            text = loop.messages.at_step(loop.inner).index(row, number, op.axis)
+            w.fail(loop.failure("StepIndexError", text, 3), self.i, given, size)
         return place
 
     def item(self, node: Apply, op: Item) -> Number:

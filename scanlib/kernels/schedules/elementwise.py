@@ -21,11 +21,12 @@ from scanlib._compat import thaw_graph
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
 from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.channel_plan import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
-from scanlib.ops.messages import Messages
+from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
 from scanlib.ops.thread_splits import can_slice, least_row
@@ -179,6 +180,22 @@ class ElemwiseLoop(Loop):
             lead = 0 if name[0] == "c" else 1
             every = {"h": layout.states, "c": layout.carries, "z": layout.outputs}[name[0]]
             yield Array(name, True, number, output.type.dtype, every[int(name[1:])], lead)
+
+    def title_of(self, array: str) -> str:
+        """Return what messages call an input or a history."""
+        labels, outer = self.messages.labels, self.outer
+        groups = {
+            "state": ([f"h{i}" for i in range(self.signature.n_states)], labels.states),
+            "initial": (outer.initials, labels.states),
+            "sequence": (outer.sequences, labels.sequences),
+            "carry": (outer.carries, labels.carries),
+            "non-sequence": (outer.non_sequences, labels.non_sequences),
+        }
+        for kind, (arrays, names) in groups.items():
+            if array in arrays:
+                place = list(arrays).index(array)
+                return title(kind.replace("initial", "state"), place, names[place])
+        return "an array"
 
     def _number_loops(self, targets: Sequence[Target], level: int) -> None:
         """Give every loop over channels its number; a group without channels gets none."""
@@ -452,9 +469,30 @@ class Prepare(Checks[ElemwiseLoop]):
         for number, output in enumerate(self.loop.outputs):
             self.write_dims(number, output, capacity, sizes)
         self.write_workspace(steps)
+        self.write_turn(sizes)
         self.write_parts(steps, sizes)
         self.write_choice(steps, sizes)
         return self.out.kernel(runs_once=True)
+
+    def channels(self, sizes: list[Value]) -> tuple[Value, list[Value]]:
+        """Write how many channels the loops of a step have, and the sizes of their first axis."""
+        loop, w = self.loop, self.w
+        channels: Value = w.constant(0, INT64)
+        first = []
+        for group in loop.plan.groups(loop.plan.targets, 0):
+            deepest = max(group, key=lambda target: target.inner)
+            own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
+            product: Value = w.constant(1, INT64)
+            for number in own:
+                product = product if number is None else product * sizes[number]
+            channels = channels + product
+            first += [sizes[number] for number in own[:1] if number is not None]
+        return channels, first
+
+    def write_turn(self, sizes: list[Value]) -> None:
+        channels, _ = self.channels(sizes)
+        work = channels * max(len(self.loop.graph.apply_nodes), 1)
+        self.out.write_word(self.words.turn, steps_of_a_turn(self.w, work))
 
     def write_parts(self, steps: Value, sizes: list[Value]) -> None:
         """Write how many slices of the channels there are, each in a thread of its own."""
@@ -465,16 +503,7 @@ class Prepare(Checks[ElemwiseLoop]):
         self.out.write_word(self.words.part, w.constant(0, INT64))
         parts: Value = w.constant(loop.slices, INT64)
         if loop.slices > 1:
-            channels: Value = w.constant(0, INT64)
-            most = []
-            for group in loop.plan.groups(loop.plan.targets, 0):
-                deepest = max(group, key=lambda target: target.inner)
-                own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
-                product: Value = w.constant(1, INT64)
-                for number in own:
-                    product = product if number is None else product * sizes[number]
-                channels = channels + product
-                most += [sizes[number] for number in own[:1] if number is not None]
+            channels, most = self.channels(sizes)
             enough = w.constant(config.scanlib__parallel_channels, INT64)
             most.append(w.apply("quotient", channels * steps, enough))
             most.append(w.apply("quotient", channels, w.constant(least_row(loop.op), INT64)))
@@ -516,17 +545,20 @@ class Prepare(Checks[ElemwiseLoop]):
             first, *others = loop.plan.group_places(group, level)
             found.append(self.length(first, level))
             for place in others:
-                self.check_size(place, level, found[-1], steps)
+                self.check_size(first, place, level, steps)
         return found
 
-    def check_size(self, place: Place, level: int, size: Value, steps: Value) -> None:
-        """Write the check that an array has as many channels as the others."""
+    def check_size(self, first: Place, place: Place, level: int, steps: Value) -> None:
+        """Write the check that an array has as many channels as another."""
         loop, w = self.loop, self.w
-        own = self.length(place, level)
+        size, own = self.length(first, level), self.length(place, level)
         with w.when((steps > 0) & own.differs(size)):
             if place.owned is None:
-                text = "Incompatible Elemwise input shapes inside a scan"
-                w.fail(loop.failure("ValueError", text))
+                names = [
+                    f"axis {p.along(level)} of {loop.title_of(p.array)}" for p in (first, place)
+                ]
+                code = loop.failure("ValueError", loop.messages.channel_sizes(*names), 2)
+                w.fail(code, size, own)
             else:
                 message = loop.messages.state_shape(place.owned, place.axes.index(level))
                 code = loop.failure("StepShapeError", message, 3)

@@ -92,7 +92,7 @@ class FixedSteps(_Small):
         with w.loop_while(lambda: w.copy(done) < run.steps):
             first = w.copy(done)
             with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll()
+                w.poll(first, run.steps)
             left = run.steps - first
             count = w.select(left < BLOCK, left, BLOCK)
             whole = w.select(composes, count & -ahead, 0)
@@ -175,7 +175,7 @@ class MatrixSteps(_Small):
         with w.loop_while(lambda: w.copy(done) < run.steps):
             first = w.copy(done)
             with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll()
+                w.poll(first, run.steps)
             last = w.select(first + block < run.steps, first + block, run.steps)
             check = w.local(self.vectors.zero)
             with w.loop(first, last) as n:

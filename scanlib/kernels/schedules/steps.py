@@ -5,6 +5,7 @@ from __future__ import annotations
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value
 from scanlib.kernels.program import FULL
 from scanlib.kernels.schedules.elementwise import L, Storage, TableReader, write_result
+from scanlib.kernels.schedules.turns import turns
 
 
 class TakesSteps(TableReader[L]):
@@ -12,8 +13,6 @@ class TakesSteps(TableReader[L]):
 
     Attributes
     ----------
-    steps_of_a_turn : int
-        A power of two.
     steps, begin : Value
         How many steps there are, and the first one that this call takes.
     i, t : Value
@@ -22,7 +21,6 @@ class TakesSteps(TableReader[L]):
         Set by a step of a loop that may stop.
     """
 
-    steps_of_a_turn = 4096  # after so many, the loop can be interrupted
     storage: Storage[L]
     steps: Value
     begin: Value
@@ -53,21 +51,21 @@ class TakesSteps(TableReader[L]):
 
     def steps_in_turns(self, end: Value) -> None:
         """Write all steps, with a chance to interrupt them now and then."""
-        w = self.w
-        with w.loop(self.begin, end, self.steps_of_a_turn) as first:
-            with w.when(first > self.begin):
-                w.poll()
-            last = first + self.steps_of_a_turn
-            with w.loop(first, w.select(last < end, last, end)) as i:
-                self.step(i)
-        w.assign(self.turn, w.select(self.begin < end, end, self.begin))
+        length = self.out.number(self.words.turn, "turn")
+        with turns(self.w, self.turn, end, length) as (first, last), self.w.loop(first, last) as i:
+            self.step(i)
 
     def steps_until(self, end: Value) -> None:
-        w = self.w
-        with w.loop_while(lambda: (w.copy(self.turn) < end) & ~w.copy(self.stopped)):
+        w, length = self.w, self.out.number(self.words.turn, "turn")
+
+        def stopped() -> Value:
+            return w.copy(self.stopped)
+
+        with (
+            turns(w, self.turn, end, length, stopped) as (_, last),
+            w.loop_while(lambda: (w.copy(self.turn) < last) & ~stopped()),
+        ):
             i = w.copy(self.turn)
-            with w.when((i & (self.steps_of_a_turn - 1)).equals(self.steps_of_a_turn - 1)):
-                w.poll()
             self.step(i)
             w.assign(self.turn, i + 1)
 
