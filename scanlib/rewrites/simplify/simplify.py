@@ -9,13 +9,23 @@ from pytensor.graph.rewriting.basic import MergeOptimizer
 
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.simplify.canonical_body import canonicalize_body, hoist_invariants
+from scanlib.rewrites.simplify.canonical_body import (
+    canonicalize_body,
+    hoist_invariants,
+)
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
-from scanlib.rewrites.simplify.duplicates import forward_inputs, forward_outputs, merge_equal_states
+from scanlib.rewrites.simplify.duplicates import (
+    forward_inputs,
+    forward_outputs,
+    merge_equal_states,
+)
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.simplify.merge import merge_loops
 from scanlib.rewrites.simplify.unchanged_carries import forward_constants
-from scanlib.rewrites.simplify.unused import drop_unread_inputs, drop_unread_results
+from scanlib.rewrites.simplify.unused import (
+    drop_unread_inputs,
+    drop_unread_results,
+)
 
 MAX_ROUNDS = 20
 

@@ -54,7 +54,12 @@ from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
 from scanlib.rewrites.pytensor_rewrites import run_query
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
-from scanlib.rewrites.split.split_components import drop_unread, fresh_copy, rows_of_tap, separate
+from scanlib.rewrites.split.split_components import (
+    drop_unread,
+    fresh_copy,
+    rows_of_tap,
+    separate,
+)
 from scanlib.rewrites.split.split_parts import SplitParts
 from scanlib.rewrites.split.split_record import SplitNote, record, record_of
 

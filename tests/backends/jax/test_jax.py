@@ -322,7 +322,9 @@ class TestAssociative:
     def test_tree(self, reverse, length):
         """What other devices than the CPU run."""
         from scanlib.ops.associative_tree import CombinesInTrees
-        from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
+        from scanlib.rewrites.simplify.associative_to_loop import (
+            AssociativeToLoop,
+        )
 
         a, b = pt.dtensor3("a"), pt.dmatrix("b")
 
