@@ -138,7 +138,7 @@ MATRIX_STEPS = {
     ),
     "joins": lambda x, k, h: (
         pt.concatenate([h[:2] * 0.5, pt.tanh(h[2:] + x)])
-        + pt.concatenate([pt.exp(-h[:, :1] ** 2), h[:, 1:] * x[1:]], axis=1) * 0.3
+        + pt.concatenate([pt.exp(-(h[:, :1] ** 2)), h[:, 1:] * x[1:]], axis=1) * 0.3
     ),
     "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
     "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
