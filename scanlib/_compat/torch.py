@@ -32,3 +32,10 @@ def differentiated_by_function(tensor: Any) -> bool:
     import torch
 
     return bool(torch._C._functorch.is_gradtrackingtensor(tensor))
+
+
+def without_derivatives() -> Any:
+    """Return a context in which operators run below what records derivatives."""
+    import torch
+
+    return torch._C._AutoDispatchBelowAutograd()

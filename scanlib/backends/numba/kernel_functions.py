@@ -10,10 +10,10 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from pytensor.graph.basic import Apply
 
+from scanlib._compat.numba import cgutils
 from scanlib.kernels.language import Function, Type, Value, Writer, write_function
 from scanlib.kernels.printers.llvm import print_function
 from scanlib.kernels.processor import has_fused_multiply_add

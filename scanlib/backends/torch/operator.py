@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd import forward_ad
 
-from scanlib._compat.torch import differentiated_by_function
+from scanlib._compat.torch import differentiated_by_function, without_derivatives
 
 Shapes = Callable[[Sequence[torch.Tensor]], list[tuple[Any, ...]]]
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -163,7 +163,7 @@ class _Refusing(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, name: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with without_derivatives():
             return tuple(run_operator(inputs, name))
 
     @staticmethod
@@ -176,7 +176,7 @@ def run_with_autograd(inputs: list[torch.Tensor], name: str) -> list[torch.Tenso
     """Run the Op of this name, and refuse its derivatives when they are asked for."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return list(_Refusing.apply(name, *inputs))
-    with torch._C._AutoDispatchBelowAutograd():
+    with without_derivatives():
         return run_operator(inputs, name)
 
 

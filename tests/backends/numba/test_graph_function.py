@@ -114,7 +114,7 @@ def test_failed_assertion_is_raised(functions):
 def test_lengths_that_differ_are_an_error(functions):
     values = around_values()
     values[4] = values[4][:-1]
-    with pytest.raises(ValueError, match="input 1 has an incompatible shape in axis 0"):
+    with pytest.raises(ValueError, match="sizes 4 and 5 along axis 0"):
         functions[0](*values)
 
 
