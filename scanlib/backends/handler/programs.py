@@ -18,6 +18,7 @@ from scanlib.backends.handler.functions import function_address, has_compiled_fu
 from scanlib.kernels.compiled import compile_program, program_key
 from scanlib.kernels.driver import raise_failure
 from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.progress import ASKING
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
 from scanlib.kernels.schedules.choice import elementwise_program
@@ -43,6 +44,7 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_inputs", "n_outputs", "n_functions")),
         *((name, ctypes.c_int64) for name in _WORDS),
         ("may_stop", ctypes.c_int64),
+        ("ask", ctypes.c_int64),
         ("inputs", ctypes.POINTER(_Array)),
         ("outputs", ctypes.POINTER(_Array)),
         ("addresses", ctypes.POINTER(ctypes.c_int64)),
@@ -110,6 +112,7 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
         len(functions),
         *(getattr(words, name) for name in _WORDS),
         program.may_stop,
+        code.entries.get(ASKING, 0),
         _sequence(_Array, inputs),
         _sequence(_Array, outputs),
         _sequence(ctypes.c_int64, functions),
