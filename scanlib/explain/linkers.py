@@ -15,6 +15,7 @@ from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
+from scanlib.ops.scan import Scan
 
 # Linkers by the name of their class, so that none of their libraries is imported.
 _NAMES = {
@@ -119,7 +120,7 @@ class Setting:
 
 def _has_xla_code(node: Apply) -> bool:
     """Whether the JAX backend has XLA call compiled code of scanlib's on the CPU."""
-    if not isinstance(node.op, ElemwiseScan | LinearScan):
+    if not isinstance(node.op, Scan | ElemwiseScan | LinearScan):
         return False
     from scanlib.backends.jax.kernels import is_compiled
 

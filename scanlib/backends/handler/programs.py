@@ -14,17 +14,21 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply
 
+from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.compiled import compile_program, program_key
-from scanlib.kernels.driver import raise_failure
+from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.progress import ASKING
+from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
 from scanlib.kernels.schedules.choice import elementwise_program
+from scanlib.kernels.schedules.graphs import graph_program
 from scanlib.kernels.schedules.linear import linear_program
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.scan import Scan
 
 _WORDS = ("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size", "functions")
@@ -67,16 +71,20 @@ def program_of(op: ElemwiseScan | Scan) -> LoopProgram | None:
 
 
 def program_of_node(node: Apply) -> LoopProgram | None:
-    """Return the kernels of an elementwise loop or a matrix recurrence.
+    """Return the kernels of a loop, a matrix recurrence, or a graph of arrays.
 
-    None where an operation has none, and where the recurrence may not be the loop.
+    None where an operation has none, and where they may turn out to be unfit.
     """
-    if isinstance(node.op, ElemwiseScan):
-        return program_of(node.op)
-    if isinstance(node.op, CheckedLinearScan):
+    op = node.op
+    if isinstance(op, ElemwiseScan | Scan):
+        program = program_of(op)
+        return None if program is None or program.unfit else program
+    if isinstance(op, CheckedLinearScan):
         return None
     try:
-        return linear_program(node.op, node)
+        if isinstance(op, KernelGraph):
+            return op.program or graph_program(thaw_graph(op.body))
+        return linear_program(op, node)
     except NoKernelError:
         return None
 
@@ -93,6 +101,52 @@ def address(key: str) -> int:
     if key not in _described:
         _described[key] = _describe(_programs[key])
     return ctypes.addressof(_described[key][0])
+
+
+def result_shapes(
+    key: str, shapes: Sequence[Sequence[int]], values: dict[int, np.ndarray]
+) -> list[tuple[int, ...]] | None:
+    """Return the shapes of the results of a registered program that takes all its steps.
+
+    Parameters
+    ----------
+    key : str
+    shapes : sequence
+        Those of the inputs.
+    values : dict
+        The inputs whose values are known, by their numbers.
+
+    Returns
+    -------
+    list of tuple, or None
+        None where other values decide them.
+
+    Raises
+    ------
+    Exception
+        What the loop itself would raise for such inputs before its first step.
+    """
+    program, words = _programs[key], _programs[key].words
+    read = set(program.kernels.prepare.slots) - {words.inputs[number] for number in values}
+    if any(slot in words.inputs or slot >= words.functions for slot in read):
+        return None
+    table, frame = np.zeros(words.size, np.int64), np.zeros(FRAME, np.int64)
+    for place, shape in zip(words.inputs, shapes, strict=True):
+        table[place + 1 : place + 1 + len(shape)] = shape
+    for number, value in values.items():
+        table[words.inputs[number]] = value.ctypes.data
+    address(key)  # compiles it
+    prepare = ENTRY(_described[key][1].entries["prepare_entry"])
+    code = prepare(table.ctypes.data, frame.ctypes.data)
+    if code:
+        raise_failure(program, code, frame[NUMBERS:])
+    found = []
+    for output, place in zip(program.outputs, words.outputs, strict=True):
+        shape = table[place + 1 : place + 1 + output.type.ndim].tolist()
+        if output.grows:
+            shape[0] = int(table[words.steps]) + output.extra
+        found.append(tuple(shape))
+    return found
 
 
 def _describe(program: LoopProgram) -> tuple[_Program, Any]:

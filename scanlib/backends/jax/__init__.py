@@ -8,9 +8,8 @@ import jax
 
 from scanlib.backends.jax import (
     associative,
-    elemwise,
+    compiled_loops,
     linear,
-    loops,
     row_ops,
     rows,
     segments,
@@ -26,9 +25,8 @@ def combines_in_trees() -> bool:
 __all__ = [
     "associative",
     "combines_in_trees",
-    "elemwise",
+    "compiled_loops",
     "linear",
-    "loops",
     "row_ops",
     "rows",
     "segments",

@@ -13,7 +13,7 @@ import jaxlib
 from scanlib.backends.handler.library import identity, load_library, python_options, source
 from scanlib.backends.handler.programs import address
 
-OPTIONS = ("-O2", "-std=c++17", "-w")
+OPTIONS = ("-O1", "-std=c++11", "-w")  # with newer standards, headers of C take long
 TARGET = "scanlib_program"  # the handler of all programs, for XLA
 
 _registered: set[str] = set()

@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.handler.programs import program_of, program_of_node, registered
+from scanlib.backends.handler.programs import program_of, program_of_node, registered, result_shapes
+from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import narrowed, narrowed_linear
+from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 
 KINDS = "biufc"  # of dtypes that handlers know
 
@@ -44,23 +47,36 @@ class CallTarget:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def is_compiled(op: ElemwiseScan | LinearScan, node: Apply) -> bool:
+Loop = Scan | ElemwiseScan | LinearScan
+_programs: WeakKeyDictionary[Apply, LoopProgram | None] = WeakKeyDictionary()
+
+
+def is_compiled(op: Loop, node: Apply) -> bool:
     """Whether XLA calls compiled code for a loop."""
     return _program(op, node) is not None
 
 
-def _program(op: ElemwiseScan | LinearScan, node: Apply) -> LoopProgram | None:
+def _program(op: Loop, node: Apply) -> LoopProgram | None:
     """Return the program that XLA calls for a loop, None if nothing."""
+    if node not in _programs:
+        _programs[node] = _new_program(op, node)
+    return _programs[node]
+
+
+def _new_program(op: Loop, node: Apply) -> LoopProgram | None:
     if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
         return None
     if isinstance(op, LinearScan):
         return program_of_node(narrowed_linear(node))
     if op.signature.has_stop and op.signature.required_steps > 1:
         return None  # JAX raises no errors where there are fewer: it marks what is missing
-    return program_of(narrowed(op))
+    if isinstance(op, ElemwiseScan):
+        return program_of(narrowed(op))
+    kept = all(kept_dtype(v.type.dtype) == v.type.dtype for v in arrays_of(node))
+    return program_of(op) if kept else None
 
 
-def target_for(op: ElemwiseScan | LinearScan, node: Apply) -> CallTarget | None:
+def target_for(op: Loop, node: Apply) -> CallTarget | None:
     """Return what XLA calls for a loop, None if nothing."""
     program = _program(op, node)
     if program is None or program_handler() is None:
@@ -96,7 +112,7 @@ def _has_plain_types(node: Apply) -> bool:
     return True
 
 
-def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
+def windows_of(op: Loop) -> tuple[int, int]:
     """Return of how many inputs a compiled loop reads some rows only, and the first of them.
 
     Slices of histories enter gradient loops. XLA would copy them.
@@ -106,44 +122,64 @@ def windows_of(op: ElemwiseScan | LinearScan) -> tuple[int, int]:
     return op.signature.n_sequences, int(op.signature.has_n_steps)
 
 
-def compiled(target: CallTarget | None, portable: Callable[..., list[Any]]) -> Any:
-    """Return the function that calls a compiled loop, whose results are like those of `portable`;
-    None if there is none."""
+def known_numbers(values: Sequence[Any]) -> dict[int, int]:
+    """Return the inputs of a loop that are integers which JAX knows, by their numbers."""
+    numbers = {k: static_int(value) for k, value in enumerate(values)}
+    return {k: number for k, number in numbers.items() if number is not None}
 
-    def run(*inputs: Any) -> list[Any]:
-        assert target is not None
-        return call_target(target, jax.eval_shape(portable, *inputs), inputs)
 
-    return None if target is None else run
+def with_known(arrays: Sequence[Any], known: dict[int, int]) -> list[Any]:
+    """Return the inputs of a loop with integers in the place of arrays that hold them."""
+    return [known.get(k, array) for k, array in enumerate(arrays)]
+
+
+def results_like(
+    target: CallTarget | None,
+    node: Apply,
+    arrays: Sequence[Any],
+    known: dict[int, int],
+    places: np.ndarray,
+) -> Callable[..., list[Any]] | None:
+    """Return a function that gives arrays like the results of a loop.
+
+    None where the shapes of its inputs do not tell theirs. Raises what the loop would raise for
+    these shapes.
+
+    Parameters
+    ----------
+    target : CallTarget, optional
+    node : Apply
+    arrays : sequence
+        The inputs of the loop.
+    known : dict
+        Those whose values are known.
+    places : ndarray
+        For each sequence, the first row that is read and the number of rows.
+    """
+    if target is None:
+        return None
+    given = [list(np.shape(array)) for array in arrays]
+    for k, (_, length) in enumerate(places.tolist(), windows_of(node.op)[1]):
+        given[k][0] = length
+    values = {k: np.asarray(n, node.inputs[k].type.dtype) for k, n in known.items()}
+    shapes = result_shapes(target.attributes["program"], given, values)
+    if shapes is None:
+        return None
+    dtypes = [kept_dtype(out.type.dtype) for out in node.outputs]
+
+    def results(*inputs: Any) -> list[Any]:
+        empty = [jnp.empty(*both) for both in zip(shapes, dtypes, strict=True)]
+        return varying(empty, inputs)
+
+    return results
+
+
+def calling(target: CallTarget, results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return the function that calls a compiled loop, whose results are like those of another."""
+    return lambda *inputs: call_target(target, jax.eval_shape(results, *inputs), inputs)
 
 
 def call_target(target: CallTarget, results: Any, inputs: Sequence[Any]) -> list[Any]:
     """Return the results of a compiled loop, given their shapes and dtypes."""
     call = jax.ffi.ffi_call(target.name, results, vmap_method="sequential")
     return list(call(*inputs, **target.attributes))
-
-
-def with_kernel(
-    portable: Callable[..., list[Any]],
-    on_cpu: Callable[..., list[Any]] | None = None,
-    on_cuda: Callable[..., list[Any]] | None = None,
-) -> Callable[..., list[Any]]:
-    """Return a function that calls one of these, by the device that it runs on.
-
-    On other devices, and where there is no special function, it is `portable`. Derivatives that
-    JAX takes by itself, with `jax.grad` around the function that PyTensor compiled, are those of
-    `portable`.
-    """
-
-    @jax.custom_jvp
-    def run(*inputs: Any) -> list[Any]:
-        inputs = varying(inputs, inputs)
-        special = {} if on_cpu is None else {"cpu": on_cpu}
-        special |= {} if on_cuda is None else {"cuda": on_cuda}
-        return lax.platform_dependent(*inputs, default=portable, **special)
-
-    @run.defjvp
-    def derivative(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(portable, primals, tangents)
-
-    return run

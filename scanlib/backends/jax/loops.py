@@ -15,31 +15,32 @@ are not stored over time exist.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from pytensor.graph.basic import Apply
-from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.body import array_of, step_function
 from scanlib.backends.jax.bounded import (
-    Bounded,
-    Length,
     UnknownLengthError,
     first_rows,
-    number_of,
+    has_unknown_rows,
     rows_of,
-    static_int,
 )
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.state_rows import joined, last_rows, shifted, window_of
+from scanlib.backends.jax.state_rows import (
+    StepCount,
+    count_steps,
+    joined,
+    last_rows,
+    shifted,
+    window_of,
+)
 from scanlib.backends.jax.unknown_steps import run_unknown
 from scanlib.ops.errors import (
-    InitialRowsError,
-    SequenceLengthError,
-    StepCountError,
     StepShapeError,
 )
 from scanlib.ops.messages import Messages
@@ -47,28 +48,9 @@ from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
 
 
-@jax_funcify.register(Scan)
-def funcify_scan(op: Scan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the JAX function of a loop."""
-    loop = JAXLoop(op, step_function(op, node))
-
-    def scan(*inputs: Any) -> Any:
-        return single(loop(*inputs))
-
-    return scan
-
-
 def single(results: list[Any]) -> Any:
     """Return results as PyTensor's linker takes them: one alone, several as a list."""
     return results[0] if len(results) == 1 else results
-
-
-class Steps(NamedTuple):
-    """How many steps a loop takes: `known` to the compiler or not, and at most `bound`."""
-
-    number: Any
-    known: int | None
-    bound: int | None
 
 
 class StepValues(NamedTuple):
@@ -86,21 +68,25 @@ class JAXLoop:
     Parameters
     ----------
     op : Scan
-    function : callable
-        One step: the body as a function of JAX arrays.
+    node : Apply
+        Whose inputs are those of the loop.
     """
 
-    def __init__(self, op: Scan, function: Callable[..., tuple]) -> None:
-        self.op = op
+    def __init__(self, op: Scan, node: Apply) -> None:
+        self.op, self.node = op, node
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
-        self.function = function
         self.inner = op.signature.split_body_inputs(op.body.inputs)
         self.result = op.signature.split_body_outputs(op.body.outputs)
 
+    @cached_property
+    def function(self) -> Callable[..., tuple]:
+        """One step: the body as a function of JAX arrays."""
+        return step_function(self.op, self.node)
+
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.typed(self.signature.split_inputs(inputs))
-        steps = self.count(outer)
+        steps = count_steps(outer.n_steps, outer.sequences)
         self.check(outer, steps)
         outer = outer._replace(
             initials=varying(outer.initials, inputs), carries=varying(outer.carries, inputs)
@@ -119,7 +105,7 @@ class JAXLoop:
         """Return the inputs as arrays of the body's dtypes."""
 
         def array(value: Any, variable: Any) -> Any:
-            return value if isinstance(value, Bounded) else array_of(value, variable)
+            return value if has_unknown_rows(value) else array_of(value, variable)
 
         return outer._replace(
             sequences=[array(*pair) for pair in zip(outer.sequences, self.inner.rows, strict=True)],
@@ -135,43 +121,14 @@ class JAXLoop:
             ],
         )
 
-    def count(self, outer: OuterInputs) -> Steps:
-        """Return the number of steps."""
-        whole = [len(s) for s in outer.sequences if not isinstance(s, Bounded)]
-        partial = [s for s in outer.sequences if isinstance(s, Bounded)]
-        room = [*whole, *(s.capacity for s in partial)]
-        bound = min(room) if room else None
-        if outer.n_steps is not None:
-            number = number_of(outer.n_steps)
-            if isinstance(outer.n_steps, Length):
-                bound = min([outer.n_steps.bound, *room])
-        elif partial:
-            number = partial[0].length
-        else:
-            number = bound
-        known = static_int(number)
-        if known is not None:
-            return Steps(known, known, known)
-        number = jnp.maximum(number, 0)
-        return Steps(number if bound is None else jnp.minimum(number, bound), None, bound)
-
-    def check(self, outer: OuterInputs, steps: Steps) -> None:
+    def check(self, outer: OuterInputs, steps: StepCount) -> None:
         """Raise what can be known to be wrong when JAX compiles."""
-        known = steps.known
-        if known is not None:
-            if known < 0:
-                raise StepCountError(self.messages.negative_steps(), known)
-            for i, sequence in enumerate(outer.sequences):
-                if not isinstance(sequence, Bounded) and len(sequence) != known:
-                    message = self.messages.sequence_length(i)
-                    raise SequenceLengthError(message, len(sequence), known)
-            if known < self.signature.required_steps:
+        if steps.known is not None:
+            lengths = (None if has_unknown_rows(s) else len(s) for s in outer.sequences)
+            self.messages.count_steps(steps.known, lengths)
+            if steps.known < self.signature.required_steps:
                 raise IndexError(self.messages.missing_steps())
-        for i, (initial, depth) in enumerate(
-            zip(outer.initials, self.signature.depths, strict=True)
-        ):
-            if len(initial) != depth:
-                raise InitialRowsError(self.messages.initial_rows(i), len(initial))
+        self.messages.check_initial_rows(map(len, outer.initials))
 
     # One step
 

@@ -8,7 +8,8 @@ only compiled loops read stays a `Window` instead, and the loop reads those rows
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply
@@ -20,16 +21,21 @@ from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.kernels import is_compiled
 from scanlib.backends.jax.rows import OnRows, funcify_on_rows
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
 
 REASON = "scanlib_read_in_place"
 
 
-class Window(NamedTuple):
+@dataclass(frozen=True)
+class Window:
     """Some rows of an array: ``array[start : start + length]``."""
 
     array: Any
     start: int
     length: int
+
+    def __len__(self) -> int:
+        return self.length
 
     def rows(self) -> Any:
         return self.array[self.start : self.start + self.length]
@@ -62,7 +68,7 @@ def read_in_place(fgraph: FunctionGraph) -> None:
 
     def reads_windows(node: Apply) -> bool:
         if node not in known:
-            steps = isinstance(node.op, ElemwiseScan) and not node.op.signature.has_stop
+            steps = not node.op.signature.has_stop
             known[node] = steps and is_compiled(node.op, node)
         return known[node]
 
@@ -82,7 +88,7 @@ def _is_slice_of_rows(op: Subtensor) -> bool:
 
 
 def _is_sequence(client: Apply, position: int) -> bool:
-    if not isinstance(client.op, ElemwiseScan):
+    if not isinstance(client.op, Scan | ElemwiseScan):
         return False
     signature = client.op.signature
     return 0 <= position - signature.has_n_steps < signature.n_sequences

@@ -15,11 +15,9 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.callconv import RETCODE_EXC
-from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
+from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.numba.bundles import WORDS, Bundle, Group, each, new_bundle
 from scanlib.backends.numba.lazy import address_of, flat_parts, register_address
@@ -27,12 +25,10 @@ from scanlib.backends.numba.memory import ask_for_large_pages
 from scanlib.backends.numba.polls import poll_pointer
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.driver import raise_failure
 from scanlib.kernels.language import ASK, FRAME, FULL, NUMBERS
 from scanlib.kernels.program import WORD, LoopProgram
 from scanlib.kernels.progress import ASKING
-
-VERSION = "scanlib-programs-3"
+from scanlib.kernels.python_driver import raise_failure
 
 _INT = ir.IntType(64)
 _BYTE = ir.IntType(8)

@@ -9,6 +9,7 @@ from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.nests import write_copy
@@ -155,6 +156,17 @@ def write_inverse(step: Step, node: Apply) -> None:
     for code, text in texts.items():
         step.fail_when(found.equals(code), "LinAlgError", text)
     step.bind_place(out, target)
+
+
+@rule(Det, SLogDet)
+def write_determinant(step: Step, node: Apply) -> None:
+    _check_real(node)
+    place = step.place(node.inputs[0])
+    spare = _spare(step, place.dtype, place.sizes[0])
+    whole, sign, size = factorizations.determinant(step.writer, _square(step, place), spare)
+    results = [whole] if isinstance(core_op(node), Det) else [sign, size]
+    for out, result in zip(node.outputs, results, strict=True):
+        step.bind_number(out, result)
 
 
 @rule(SolveTriangular, CholeskySolve, Solve)

@@ -209,9 +209,9 @@ class _Module:
             whole = "undef"
             result = f"{{ {', '.join(kind for kind, _ in results)} }}"
             for place, (kind, text) in enumerate(results):
-                name = body.new()
-                body.line(f"{name} = insertvalue {result} {whole}, {kind} {text}, {place}")
-                whole = name
+                value = body.new()
+                body.line(f"{value} = insertvalue {result} {whole}, {kind} {text}, {place}")
+                whole = value
             body.line(f"ret {result} {whole}")
         else:
             result = "void"

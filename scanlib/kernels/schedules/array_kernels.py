@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Sum
 
-from scanlib._compat import thaw_graph
+from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
     batches,
@@ -38,8 +41,23 @@ def _softmax(op: AxesSoftmax, x: Variable) -> Variable:
     return e / pt.sum(e, axis=op.axes, keepdims=True)
 
 
-# Ops that stand for others where PyTensor's compile slowly.
-_MEANINGS: dict[type, Callable[..., Variable]] = {
+def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
+    """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
+    scaled = product if _is_constant(a, 1) else a * product
+    return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
+
+
+def _is_constant(variable: Variable, number: int) -> bool:
+    return isinstance(variable, Constant) and bool(np.all(variable.data == number))
+
+
+# Ops that stand for others where PyTensor's compile slowly, and products of the C linker's.
+_MEANINGS: dict[Any, Callable[..., Variable]] = {
+    GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
+    Dot22: lambda op, x, y: pt.dot(x, y),
+    Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
+    Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     AxesSum: lambda op, x: Sum(axis=op.axes, dtype=op.dtype, acc_dtype=op.acc_dtype)(x),
     AxesSoftmax: _softmax,
     Filled: lambda op, value, *sizes: pt.alloc(value, *sizes),

@@ -32,7 +32,7 @@ from scanlib.kernels.schedules.array_kernels import (
     step_work,
     write_checks,
 )
-from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, Start
+from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, Start, Storage
 from scanlib.kernels.schedules.steps import TakesSteps
 from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import itemsize, store_number
@@ -137,10 +137,12 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 
     def kernel(self) -> Kernel:
         loop, w, words = self.loop, self.w, self.words
-        self.prepare_memory()
+        self.storage = Storage(self)
         self.steps = self.out.number(words.steps, "steps")
         self.begin = self.out.number(words.begin, "begin")
-        space = w.offset(self.out.word(words.workspace, POINTER, "workspace"), self.end_of_spaces)
+        space = w.offset(
+            self.out.word(words.workspace, POINTER, "workspace"), self.storage.end_of_spaces
+        )
         memory, w.block.statements = w.block.statements, []
         self.body = Step(
             w, self.scalars, self.values, space, self.before, loop.failure, self.routine

@@ -19,12 +19,12 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
-from scanlib.kernels.parts import wanted_threads
 from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import LINE
-from scanlib.ops.channels import ChannelPlan, Place, Target
+from scanlib.kernels.thread_parts import wanted_threads
+from scanlib.ops.channel_plan import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
@@ -282,6 +282,12 @@ class TableReader(Generic[T]):
         slot = self.base(array) + 1 + array.lead + len(array.axes) + axis
         return self.out.number(slot, f"{name}_stride{axis}")
 
+    def length(self, place: Place, level: int) -> Value:
+        """Return the length of an array along an axis of the channels, which it has."""
+        axis = place.along(level)
+        assert axis is not None
+        return self.dim(place.array, axis)
+
     # Functions outside
 
     def call_outside(self, node: Apply, inputs: list[Value]) -> list[Value]:
@@ -311,18 +317,15 @@ class TableReader(Generic[T]):
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")
 
 
-class LoopKernel(TableReader[L]):
-    """What the writers of `prepare`, `start` and `run` of a loop share."""
+class Storage(Generic[L]):
+    """The strides of a loop's arrays, and where the workspace of each state is.
 
-    def length(self, place: Place, level: int) -> Value:
-        """Return the length of an array along an axis of the channels, which it has."""
-        axis = place.along(level)
-        assert axis is not None
-        return self.dim(place.array, axis)
+    They are written where the object is made.
+    """
 
-    def prepare_memory(self) -> None:
-        """Write the strides of all arrays, and where the workspace of each state is."""
-        loop, w = self.loop, self.w
+    def __init__(self, kernel: TableReader[L]) -> None:
+        self.kernel = kernel
+        loop, w = kernel.loop, kernel.w
         self.strides: dict[tuple[str, int], Value] = {}
         for name, array in loop.arrays.items():
             if not array.is_output:
@@ -331,7 +334,7 @@ class LoopKernel(TableReader[L]):
             for axis in reversed(range(array.lead + len(array.axes))):
                 self.strides[name, axis] = step
                 if axis:
-                    step = step * self.dim(name, axis)
+                    step = step * kernel.dim(name, axis)
         self.spaces: dict[int, Value] = {}
         self.row_sizes: dict[int, Value] = {}
         place: Value = w.constant(0, INT64)
@@ -339,7 +342,7 @@ class LoopKernel(TableReader[L]):
             rows = workspace_rows(loop, i)
             self.row_sizes[i] = self.strides[f"h{i}", 0]
             if rows:
-                workspace = self.out.word(self.words.workspace, POINTER, "workspace")
+                workspace = kernel.out.word(kernel.words.workspace, POINTER, "workspace")
                 self.spaces[i] = w.offset(workspace, place)
                 place = place + self.row_sizes[i] * rows + 2 * LINE
         self.end_of_spaces = place
@@ -347,32 +350,31 @@ class LoopKernel(TableReader[L]):
     def stride(self, name: str, axis: int) -> Value:
         """Return the stride of an array's axis, counted with those before the channels'."""
         known = self.strides.get((name, axis))
-        return known if known is not None else self.given_stride(name, axis)
-
-    # The end
-
-    def write_result(self, steps: Value, taken: Value) -> None:
-        """Write which rows of the outputs are the result, or that too few steps were taken."""
-        loop, w = self.loop, self.w
-        required = loop.signature.required_steps
-        if required:
-            with w.when(taken < required):
-                w.fail(loop.failure("IndexError", loop.messages.missing_steps()))
-        for number, output in enumerate(loop.outputs):
-            if not output.type.ndim:
-                continue
-            place = self.words.first_row(number)
-            rows = taken + output.extra
-            first: Value = w.constant(0, INT64)
-            if not output.grows:
-                rows = self.out.number(self.words.outputs[number] + 1, f"rows{number}")
-            elif loop.reverse:
-                first = steps - taken
-            self.out.write_word(place, first)
-            self.out.write_word(place + 1, rows)
+        return known if known is not None else self.kernel.given_stride(name, axis)
 
 
-class Checks(LoopKernel[L]):
+def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
+    """Write which rows of the outputs are the result, or that too few steps were taken."""
+    loop, w, words = kernel.loop, kernel.w, kernel.words
+    required = loop.signature.required_steps
+    if required:
+        with w.when(taken < required):
+            w.fail(loop.failure("IndexError", loop.messages.missing_steps()))
+    for number, output in enumerate(loop.outputs):
+        if not output.type.ndim:
+            continue
+        place = words.first_row(number)
+        rows = taken + output.extra
+        first: Value = w.constant(0, INT64)
+        if not output.grows:
+            rows = kernel.out.number(words.outputs[number] + 1, f"rows{number}")
+        elif loop.reverse:
+            first = steps - taken
+        kernel.out.write_word(place, first)
+        kernel.out.write_word(place + 1, rows)
+
+
+class Checks(TableReader[L]):
     """Writes the checks of a loop's inputs that all schedules have."""
 
     def checked_steps(self) -> Value:
@@ -598,7 +600,7 @@ def workspace_rows(loop: Loop, i: int) -> int:
     return int(loop.has_latest(i))
 
 
-class Start(LoopKernel[Loop]):
+class Start(TableReader[Loop]):
     """Writes the kernel that copies what outputs start with."""
 
     def __init__(self, loop: Loop) -> None:
@@ -606,7 +608,7 @@ class Start(LoopKernel[Loop]):
 
     def kernel(self) -> Kernel:
         loop, w = self.loop, self.w
-        self.prepare_memory()
+        self.storage = storage = Storage(self)
         steps = self.out.number(self.words.steps, "steps")
         signature = loop.signature
         for i, depth in enumerate(signature.depths):
@@ -614,26 +616,28 @@ class Start(LoopKernel[Loop]):
             if loop.by_blocks and loop.signature.untraced[i]:
                 target = self.data(f"h{i}")
                 with w.loop(0, rows) as k:
-                    place = k * self.row_sizes[i]
-                    self.copy_array(target, place, initial, k * self.stride(initial, 0), 1)
+                    place = k * storage.row_sizes[i]
+                    self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
             if loop.by_channels and loop.has_ring(i):
                 # A ring holds rows in the order of iteration, the latest one last.
                 with w.loop(0, rows) as k:
-                    place = (depth - 1 - k if loop.reverse else k) * self.row_sizes[i]
-                    self.copy_array(self.spaces[i], place, initial, k * self.stride(initial, 0), 1)
+                    place = (depth - 1 - k if loop.reverse else k) * storage.row_sizes[i]
+                    self.copy_array(
+                        storage.spaces[i], place, initial, k * storage.stride(initial, 0), 1
+                    )
                 continue
             if loop.by_blocks and loop.signature.untraced[i]:
                 continue
             first: Value | int = 0
             if loop.reverse and not signature.untraced[i]:
-                first = steps * self.row_sizes[i]
+                first = steps * storage.row_sizes[i]
             target = self.data(f"h{i}")
             with w.loop(0, rows) as k:
-                place = k * self.row_sizes[i] + first
-                self.copy_array(target, place, initial, k * self.stride(initial, 0), 1)
+                place = k * storage.row_sizes[i] + first
+                self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
             if loop.by_channels and loop.has_latest(i):
                 self.copy_array(
-                    self.spaces[i], w.constant(0, INT64), initial, w.constant(0, INT64), 1
+                    storage.spaces[i], w.constant(0, INT64), initial, w.constant(0, INT64), 1
                 )
         for i, name in enumerate(loop.outer.carries):
             zero = w.constant(0, INT64)
@@ -657,7 +661,7 @@ class Start(LoopKernel[Loop]):
             for axis in axes[1:]:
                 step = step * self.dim(name, axis)
             with w.loop(0, self.dim(name, axes[0])) as k:
-                items(axes[1:], place + k * step, offset + k * self.stride(name, axes[0]))
+                items(axes[1:], place + k * step, offset + k * self.storage.stride(name, axes[0]))
 
         items(axes, place, offset)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from scanlib.kernels.language import INT64, Kernel, Type, Value
-from scanlib.kernels.products import Combination, Dots, Lines, plainly, write_multiple
 from scanlib.kernels.scalars import Number, Pair
 from scanlib.kernels.schedules.linear_logs import LogSteps
-from scanlib.kernels.schedules.linear_parts import Recurrence, States
+from scanlib.kernels.schedules.linear_table import Recurrence, States
 from scanlib.kernels.schedules.linear_vectors import BothSides, FixedSteps, MatrixSteps
 from scanlib.kernels.schedules.turns import steps_of_a_turn, turns
+from scanlib.kernels.semiring_products import Combination, Dots, Lines, plainly, write_multiple
 
 WORK_OF_A_TURN = 1 << 23  # multiplications, after which a kernel can be interrupted
 

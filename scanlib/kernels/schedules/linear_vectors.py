@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scanlib.kernels.language import INT64, Local, Type, Value
-from scanlib.kernels.products import Lines, SmallVectors
+from scanlib.kernels.semiring_products import Lines, SmallVectors
 
 if TYPE_CHECKING:
     from scanlib.kernels.schedules.linear_run import Run

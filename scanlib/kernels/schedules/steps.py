@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Type, Value
-from scanlib.kernels.schedules.elementwise import L, LoopKernel
+from scanlib.kernels.schedules.elementwise import L, Storage, TableReader, write_result
 from scanlib.kernels.schedules.turns import turns
 
 
-class TakesSteps(LoopKernel[L]):
+class TakesSteps(TableReader[L]):
     """Writes the loop over the steps; what a step is, `step` of a schedule says.
 
     Attributes
@@ -20,6 +20,7 @@ class TakesSteps(LoopKernel[L]):
         Set by a step of a loop that may stop.
     """
 
+    storage: Storage[L]
     steps: Value
     begin: Value
     i: Value
@@ -77,12 +78,12 @@ class TakesSteps(LoopKernel[L]):
             place = self.w.apply(
                 "remainder", self.i + (depth + offset), w.constant(depth + 1, INT64)
             )
-            return place * self.row_sizes[i]
-        return (self.t + (-offset if loop.reverse else depth + offset)) * self.row_sizes[i]
+            return place * self.storage.row_sizes[i]
+        return (self.t + (-offset if loop.reverse else depth + offset)) * self.storage.row_sizes[i]
 
     def memory_of(self, i: int) -> Value:
         """Return the memory that holds the rows of a state."""
-        return self.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
+        return self.storage.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
 
     # After the last step
 
@@ -96,16 +97,16 @@ class TakesSteps(LoopKernel[L]):
         for i in range(loop.signature.n_states):
             if loop.has_ring(i):
                 self.write_last_rows(i, taken)
-        self.write_result(self.steps, taken)
+        write_result(self, self.steps, taken)
 
     def write_last_rows(self, i: int, taken: Value) -> None:
         """Write the rows of a ring to the output."""
         loop, w = self.loop, self.w
-        depth, size = loop.signature.depths[i], self.row_sizes[i]
+        depth, size = loop.signature.depths[i], self.storage.row_sizes[i]
         kind = Type("uint8")
         for k in range(1, depth + 1):
             row = k - 1 if loop.reverse else depth - k
             source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
             with w.loop(0, size) as byte:
-                value = w.load(kind, self.spaces[i], source + byte)
+                value = w.load(kind, self.storage.spaces[i], source + byte)
                 w.store(self.data(f"h{i}"), size * row + byte, value)

@@ -1,0 +1,86 @@
+"""Functions that are another one on each platform, and traced only for the one that they run on.
+
+`jax.lax.platform_dependent` traces all of them. What a loop is on other devices takes longer to
+trace than the call of its kernels, and some steps that kernels can take JAX cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from scanlib.backends.jax.mesh_axes import varying
+
+Function = Callable[..., list[Any]]
+
+_either = Primitive("scanlib_loop")
+_either.multiple_results = True
+
+
+def on_platforms(
+    portable: Function,
+    results: Function | None = None,
+    on_cpu: Function | None = None,
+    on_cuda: Function | None = None,
+) -> Function:
+    """Return a function that is one of these, by the device that it runs on.
+
+    On other devices, and where there is no special function, it is `portable`. Derivatives that
+    JAX takes by itself, with `jax.grad` around the function that PyTensor compiled, are those of
+    `portable`.
+
+    Parameters
+    ----------
+    portable, on_cpu, on_cuda : callable
+    results : callable, optional
+        Returns anything in the shapes and dtypes of the results.
+    """
+    functions = {"portable": portable, "results": results or portable}
+    functions |= {"cpu": on_cpu or portable, "cuda": on_cuda or portable}
+
+    @jax.custom_jvp
+    def run(*inputs: Any) -> list[Any]:
+        return _bind(varying(inputs, inputs), functions)
+
+    @run.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(portable, primals, tangents)
+
+    return run
+
+
+def _bind(inputs: Sequence[Any], functions: dict[str, Function]) -> list[Any]:
+    types = tuple(jax.make_jaxpr(functions["results"])(*inputs).out_avals)
+    return _either.bind(*inputs, types=types, **functions)
+
+
+def _evaluate(*inputs: Any, **parameters: Any) -> list[Any]:
+    return jax.jit(partial(_either.bind, **parameters))(*inputs)
+
+
+def _batch(
+    inputs: Sequence[Any], axes: Sequence[Any], *, types: Any, **functions: Function
+) -> tuple[list[Any], list[int]]:
+    batched = {
+        name: jax.vmap(function, in_axes=tuple(axes)) for name, function in functions.items()
+    }
+    return _bind(inputs, batched), [0] * len(types)
+
+
+def _lowering(name: str) -> Callable[..., Any]:
+    return mlir.lower_fun(
+        lambda *inputs, **parameters: parameters[name](*inputs), multiple_results=True
+    )
+
+
+_either.def_impl(_evaluate)
+_either.def_abstract_eval(lambda *inputs, types, **functions: list(types))
+batching.primitive_batchers[_either] = _batch
+mlir.register_lowering(_either, _lowering("portable"))
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(_either, _lowering(_platform), platform=_platform)

@@ -1,0 +1,58 @@
+"""`KernelGraph`: arrays around loops that the C linker has computed by one program.
+
+PyTensor's C linker compiles a C++ module for every Op of a graph, a second each; a step that has
+been taken apart has dozens around it. Those that have kernels become one node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FrozenFunctionGraph
+
+from scanlib.ops.c_code import PrintedOp
+from scanlib.ops.frozen_body import HasFrozenBody
+
+
+class KernelGraph(HasFrozenBody, PrintedOp):
+    """A graph of arrays without loops.
+
+    Parameters
+    ----------
+    body : FrozenFunctionGraph
+    program : LoopProgram, optional
+        Its kernels, where they have been written.
+    """
+
+    __props__ = ("body",)
+
+    def __init__(self, body: FrozenFunctionGraph, program: Any = None) -> None:
+        self.body = body
+        self.program = program
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"program": None}
+
+    def __str__(self) -> str:
+        return f"KernelGraph{{{len(self.body.toposort())} nodes}}"
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        given = [
+            inner.type.filter_variable(outer)
+            for inner, outer in zip(self.body.inputs, inputs, strict=True)
+        ]
+        return Apply(self, given, [out.type() for out in self.body.outputs])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        values = dict(zip(self.body.inputs, inputs, strict=True))
+
+        def value(variable: Variable) -> Any:
+            return variable.data if isinstance(variable, Constant) else values[variable]
+
+        for inner in self.body.toposort():
+            cells: list[list[Any]] = [[None] for _ in inner.outputs]
+            inner.op.perform(inner, [value(inp) for inp in inner.inputs], cells)
+            values.update((out, cell[0]) for out, cell in zip(inner.outputs, cells, strict=True))
+        for storage, out in zip(output_storage, self.body.outputs, strict=True):
+            storage[0] = value(out)
