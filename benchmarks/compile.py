@@ -6,13 +6,17 @@ Each measurement is a process of its own, in which something trivial has been co
 clock starts. Two parts are taken apart: ``function()``, which differentiates the cost and compiles
 the value with its gradient, and the first call. First the cache of compiled code is empty, then it
 is as the first process left it; JAX keeps none, and compiles at the first call. Processor time
-counts, of which a busy machine takes little more; seconds on the clock are in parentheses.
+counts, that of C++ compilers included, of which a busy machine takes little more; seconds on the
+clock are in parentheses.
 
-``--many`` shows how compile time grows with the number of states of a loop.
+``--linker c``, ``jax`` or ``torch`` takes another linker of PyTensor's than numba, for which there
+are no goals beside JAX. ``--many`` shows how compile time grows with the number of states of a
+loop.
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,13 +34,14 @@ import pytensor.tensor as pt
 from benchmarks.cold import run
 from benchmarks.compile_loops import COMPILED, MANY
 from benchmarks.machine import environment
-from benchmarks.model import OURS, THEIRS, load_library
+from benchmarks.model import OURS, THEIRS, as_list, load_library
 from benchmarks.report import draw, yes
 from benchmarks.timing import median
 
 JAX = "JAX"
 EMPTY, FILLED = "empty", "filled"
 PARTS = ("function()", "first call")
+MODES = {"numba": "NUMBA", "c": "CVM", "jax": "JAX", "torch": "PYTORCH"}
 
 # Goals for processor time: the whole from an empty cache over JAX's, and seconds from a filled one.
 RATIO_GOAL = 2.0
@@ -46,8 +51,9 @@ Part = tuple[float, float]  # processor time, and time on the clock
 Samples = dict[tuple[str, str, str], list[list[Part]]]  # by loop, subject and cache
 
 
-def time_here(name: str, subject: str, gradient: bool) -> list[Part]:
+def time_here(name: str, subject: str, gradient: bool, linker: str = "numba") -> list[Part]:
     """Return how long the parts take in this process."""
+    mode: Any = MODES[linker]
     loop = (COMPILED | MANY)[name]
     data = loop.data()
     if subject == JAX:
@@ -55,41 +61,61 @@ def time_here(name: str, subject: str, gradient: bool) -> list[Part]:
         in_jax.warm_up()
         return _timed(lambda: in_jax.compiled(name, gradient), data)
     x = pt.dvector("x")
-    pytensor.function([x], [x.sum(), pt.exp(x)])(np.ones(3))
-    graph = loop.build(load_library(subject))
+    pytensor.function([x], [x.sum(), pt.exp(x)], mode=mode)(np.ones(3))
+    library = load_library(subject)
+    if subject == OURS:  # numba is imported before, under other linkers as well
+        import_module("scanlib.ops.execution").load_backends()
+    graph = loop.build(library)
 
     def compiled() -> Callable[..., Any]:
         assert graph.cost is not None
         derivatives = pytensor.grad(graph.cost, list(graph.wrt)) if gradient else []
-        function: Any = pytensor.function(list(graph.inputs), [graph.cost, *derivatives])
+        outputs = [graph.cost, *derivatives]
+        function: Any = pytensor.function(list(graph.inputs), outputs, mode=mode)
         return function
 
     return _timed(compiled, data)
 
 
 def _timed(compiled: Callable[[], Callable[..., Any]], data: Sequence[Any]) -> list[Part]:
-    stamps = [(process_time(), perf_counter())]
+    stamps = [_now()]
     function = compiled()
-    stamps.append((process_time(), perf_counter()))
-    function(*data)
-    stamps.append((process_time(), perf_counter()))
+    stamps.append(_now())
+    for value in as_list(function(*data)):
+        np.asarray(value)  # JAX returns before it has computed it
+    stamps.append(_now())
     return [(end[0] - start[0], end[1] - start[1]) for start, end in pairwise(stamps)]
 
 
+def _now() -> Part:
+    times = os.times()
+    return process_time() + times.children_user + times.children_system, perf_counter()
+
+
 def time_processes(
-    names: Sequence[str], subjects: Sequence[str], gradient: bool, rounds: int
+    names: Sequence[str], subjects: Sequence[str], gradient: bool, rounds: int, linker: str
 ) -> Samples:
-    """Time loops in new processes, each subject first with an empty cache and then a filled one."""
+    """Time loops in new processes, each subject first with an empty cache and then a filled one.
+
+    What a linker cannot compile is left out.
+    """
     samples: Samples = {}
     for name in names:
         for _ in range(rounds):
             for subject in subjects:
                 command = [sys.executable, "-m", "benchmarks.compile", "--child", name, subject]
+                command += ["--linker", linker]
                 command += [] if gradient else ["--value"]
                 with tempfile.TemporaryDirectory(prefix="compile-") as directory:
                     for cache in (EMPTY, FILLED) if subject != JAX else (EMPTY,):
                         print(f"{name}, {subject}, {cache} cache ...", file=sys.stderr, flush=True)
-                        parts = json.loads(run(command, directory))
+                        try:
+                            parts = json.loads(run(command, directory))
+                        except RuntimeError as error:
+                            if subject == OURS:
+                                raise
+                            print(error, file=sys.stderr)
+                            break
                         samples.setdefault((name, subject, cache), []).append(parts)
     return samples
 
@@ -100,7 +126,7 @@ def seconds(samples: Samples, place: tuple[str, str, str], part: int | None, clo
     return median([sum(p[clock] for p in (r if part is None else [r[part]])) for r in rounds])
 
 
-def table(samples: Samples) -> str:
+def table(samples: Samples, with_goals: bool) -> str:
     """Return the times of all loops, and which goals they meet."""
     places = dict.fromkeys((name, subject) for name, subject, _ in samples)
     lines = []
@@ -110,10 +136,11 @@ def table(samples: Samples) -> str:
             for part in (0, 1, None):
                 known = (name, subject, cache) in samples
                 line.append(_cell(samples, (name, subject, cache), part) if known else "")
-        lines.append([*line, *_goals(samples, name, subject)])
+        lines.append([*line, *(_goals(samples, name, subject) if with_goals else [])])
     whole = (*PARTS, "both")
     headings = ["loop", "by", *(f"{cache}: {part}" for cache in (EMPTY, FILLED) for part in whole)]
-    return draw([*headings, "/ JAX", f"≤ {RATIO_GOAL:g}", "filled goal", "met"], lines, left=2)
+    goals = ["/ JAX", f"≤ {RATIO_GOAL:g}", "filled goal", "met"] if with_goals else []
+    return draw([*headings, *goals], lines, left=2)
 
 
 def _cell(samples: Samples, place: tuple[str, str, str], part: int | None) -> str:
@@ -142,6 +169,7 @@ def main() -> None:
     add("--loops", nargs="+", choices=COMPILED, default=list(COMPILED))
     add("--by", nargs="+", choices=subjects, default=subjects, help="whom to time")
     add("--value", action="store_true", help="without the gradient")
+    add("--linker", choices=MODES, default="numba", help="PyTensor's (default: numba)")
     add("--many", action="store_true", help="loops of many states, by scanlib alone")
     add("--rounds", type=int, default=1, help="medians of so many measurements (default: 1)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
@@ -149,11 +177,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         name, subject = options.child
-        print(json.dumps(time_here(name, subject, not options.value)))
+        print(json.dumps(time_here(name, subject, not options.value, options.linker)))
         return
     names, by = (list(MANY), [OURS]) if options.many else (options.loops, options.by)
-    samples = time_processes(names, by, not options.value, options.rounds)
-    print(table(samples))
+    gradient = not options.value
+    samples = time_processes(names, by, gradient, options.rounds, options.linker)
+    print(table(samples, options.linker == "numba"))
     print("\n" + ", ".join(f"{name} {value}" for name, value in environment().items()))
     if options.json:
         record = [

@@ -11,6 +11,8 @@ from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.printing import debugprint
 
+from scanlib.backends.handler.programs import program_of, program_of_node
+from scanlib.backends.handler.thunks import runner
 from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.host import beside_tensors, performed
 from scanlib.backends.torch.linear import linear_rows
@@ -18,6 +20,7 @@ from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, devi
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.backends.torch.result_shapes import shapes_of_loop
+from scanlib.kernels.program import CarryShapeError
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -27,17 +30,38 @@ from scanlib.ops.scan import Scan
 
 
 def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
+    return all(tensor.is_cpu for tensor in tensors)
+
+
+def on_cpu(op: Any, node: Apply) -> Run:
+    """Return the function of tensors that runs a loop compiled."""
+    otherwise = performed(node, op.perform)
+    program = None
+    if config.scanlib__perform == "auto":
+        is_loop = isinstance(op, Scan | ElemwiseScan)
+        program = program_of(op) if is_loop else program_of_node(node)
+    if program is None:
+        return otherwise
+    run_program = runner(program)  # whose results are arrays of their own
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = [tensor.numpy(force=True) for tensor in inputs]
+        try:
+            results = run_program(*values)
+        except CarryShapeError:
+            return otherwise(inputs)
+        return [torch.from_numpy(result) for result in results]
+
+    return run
 
 
 def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
-    compiled = performed(node, op.perform)
+    compiled = None if config.scanlib__perform == "python" else on_cpu(op, node)
     on_device = with_kernels(op, portable)
-    choice = config.scanlib__perform
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if is_on_cpu(inputs) and choice != "python":
+        if compiled is not None and is_on_cpu(inputs):
             return compiled(inputs)
         device = device_of(inputs)
         return on_device([tensor.to(device) for tensor in inputs])

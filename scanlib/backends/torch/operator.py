@@ -88,13 +88,19 @@ def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
     return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
-@torch.library.custom_op("scanlib::run", mutates_args=())
-def run_operator(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+# `torch.library.custom_op` does the same with more functions around each call.
+_library = torch.library.Library("scanlib", "DEF")
+_library.define("run(Tensor[] inputs, str name) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+run_operator = torch.ops.scanlib.run.default
+
+
+@torch.library.impl(_library, "run", "CompositeExplicitAutograd")
+def run_entry(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
     """Run the Op of this name."""
     return _table[name].run(inputs)
 
 
-@run_operator.register_fake
+@torch.library.register_fake("scanlib::run", lib=_library)
 def fake_results(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
     """Return tensors without values, as the Op of this name would return."""
     entry = _table[name]
@@ -107,7 +113,7 @@ def fake_results(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
     ]
 
 
-@run_operator.register_vmap
+@torch.library.register_vmap("scanlib::run", lib=_library)
 def _(
     info: Any, in_dims: tuple[Any, ...], inputs: list[torch.Tensor], name: str
 ) -> tuple[list[torch.Tensor], list[int]]:
@@ -133,7 +139,7 @@ def _(
     return [torch.stack(part) for part in parts], [0] * len(parts)
 
 
-def refuse_gradient(context: Any, *cotangents: Any) -> Any:
+def refuse_gradient() -> None:
     """Raise an error: torch sees a loop as one operation of which it knows no derivative."""
     raise NotImplementedError(
         "torch does not differentiate scanlib's loops: take the gradient with pytensor.grad, and "
@@ -149,10 +155,29 @@ def check_not_differentiated(tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         by_function = tensor.requires_grad and differentiated_by_function(tensor)
         if by_function or forward_ad.unpack_dual(tensor).tangent is not None:
-            refuse_gradient(None)
+            refuse_gradient()
 
 
-run_operator.register_autograd(refuse_gradient)
+class _Refusing(torch.autograd.Function):
+    """Runs the operator; its results require gradients that it does not have."""
+
+    @staticmethod
+    def forward(context: Any, name: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(run_operator(inputs, name))
+
+    @staticmethod
+    def backward(context: Any, *cotangents: Any) -> Any:
+        refuse_gradient()
+
+
+@torch.library.impl(_library, "run", "Autograd")
+def run_with_autograd(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+    """Run the Op of this name, and refuse its derivatives when they are asked for."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return list(_Refusing.apply(name, *inputs))
+    with torch._C._AutoDispatchBelowAutograd():
+        return run_operator(inputs, name)
 
 
 def caller(entry: Entry, single: bool) -> Callable[..., Any]:

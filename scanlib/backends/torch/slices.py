@@ -31,7 +31,7 @@ _typify = pytorch_typify.dispatch(np.ndarray)
 def typify_array(data: np.ndarray, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
     """Return an array as a tensor; torch warns of arrays that are not to be written to."""
     is_constant = isinstance(kwargs.get("variable"), Constant)
-    if (is_constant and not data.flags.writeable) or any(stride < 0 for stride in data.strides):
+    if (is_constant and not data.flags.writeable) or min(data.strides, default=0) < 0:
         data = data.copy()
     return _typify(data, dtype=dtype, **kwargs)
 
