@@ -85,6 +85,13 @@ config.add(
     in_c_key=False,
 )
 config.add(
+    "scanlib__progress",
+    "Whether a loop that runs longer than a second shows a progress bar, which takes tqdm: loops "
+    "with kernels, on a CPU, in functions that are compiled while the flag is set.",
+    BoolParam(False),
+    in_c_key=False,
+)
+config.add(
     "scanlib__adopt",
     "Whether loops built with pytensor.scan, and their gradients, become scanlib's loops when a "
     "function is compiled; the same as scanlib.enable().",

@@ -7,6 +7,7 @@ to be raised when a kernel changes.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from scanlib.kernels.language import Function, Kernel
 from scanlib.kernels.printers.llvm import print_kernels, shared_functions
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
+from scanlib.kernels.progress import ASKING, SYMBOLS, TOLD, progress_of
 from scanlib.kernels.thread_parts import combining_kernel, parts_text
 from scanlib.kernels.verifier import verify
 
@@ -68,7 +70,7 @@ def program_key(program: LoopProgram) -> str:
 
     The code of two loops can be the same for arrays of different dtypes.
     """
-    words = program.may_stop, program.has_workspace, program.unfit
+    words = program.may_stop, program.has_workspace, program.unfit, program.progress
     arrays = str((program.inputs, program.outputs, *words))
     messages = str(program.failures)
     whole = [program_text(program), arrays, messages, str(program.functions), program.name]
@@ -80,7 +82,18 @@ def compile_program(program: LoopProgram) -> CompiledKernels:
     names = ["prepare_entry", "start_entry", "run_entry", "run_parts"]
     text = program_text(program)
     _load_shared(_kernels_of(program))
-    return _load(_object_code(text), names)
+    if not program.progress:
+        return _load(_object_code(text), names)
+    for symbol in SYMBOLS:
+        llvm.add_symbol(
+            symbol, ctypes.cast(getattr(ctypes.pythonapi, symbol), ctypes.c_void_p).value
+        )
+    code = _load(_object_code(text), [*names, ASKING])
+    place = code.engine.get_global_value_address(TOLD)
+    ctypes.c_int64.from_address(place).value = progress_of(
+        program.name, not program.may_stop
+    ).address
+    return code
 
 
 def compile_kernels(kernels: Sequence[Kernel]) -> CompiledKernels:

@@ -518,9 +518,11 @@ class End(Statement):
 
 
 INTERRUPTED = -1  # how a kernel ends when a `poll` says so
+FULL = -2  # ... and one whose outputs are full: `scanlib.kernels.program`
 # The words of the frame that a kernel is called with: the address of a function that `poll` calls
-# with the frame and that returns zero to go on, numbers for messages, what a `poll` says.
-ASK, NUMBERS, PROGRESS, FRAME = 0, 1, 9, 11
+# with the frame and that returns zero to go on, numbers for messages, what a `poll` says, and
+# whether that ends the kernel.
+ASK, NUMBERS, PROGRESS, ANSWER, FRAME = 0, 1, 9, 11, 12
 
 
 # Functions and kernels

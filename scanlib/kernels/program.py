@@ -30,8 +30,9 @@ from typing import Any
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, POINTER, TABLE, Kernel, Type, Value, Writer
+from scanlib.kernels.progress import wants_progress
 
-FULL, AGAIN = -2, -3
+AGAIN = -3
 
 WORD = 8
 
@@ -175,6 +176,8 @@ class LoopProgram:
         Whether outputs may have more rows than the result.
     has_workspace : bool
         Whether the workspace may have any bytes.
+    progress : bool
+        Whether its polls tell how far it is.
     unfit : int
         The failure of `prepare` that says that these kernels cannot run the loop on the given
         inputs, and that something else has to; 0 if there is none.
@@ -193,6 +196,7 @@ class LoopProgram:
     may_stop: bool = False
     has_workspace: bool = False
     unfit: int = 0
+    progress: bool = field(default_factory=wants_progress)
 
 
 @dataclass

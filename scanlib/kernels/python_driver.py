@@ -11,8 +11,9 @@ import numpy as np
 
 from scanlib.kernels import program as program_errors
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.language import ASK, FRAME, INTERRUPTED, NUMBERS
-from scanlib.kernels.program import FULL, LoopProgram
+from scanlib.kernels.language import ASK, FRAME, FULL, INTERRUPTED, NUMBERS
+from scanlib.kernels.program import LoopProgram
+from scanlib.kernels.progress import ASKING, progress_of
 from scanlib.ops import errors
 
 Entry = Callable[[int, int], int]
@@ -52,11 +53,12 @@ class Runner:
         self.prepare, self.start, self.run = prepare, start, run
         self.code = code
         self.functions: Sequence[int] = ()
+        self.ask = poll_address() if code is None else code.entries.get(ASKING, poll_address())
 
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         program, words = self.program, self.program.words
         table, frame = np.zeros(words.size, np.int64), np.zeros(FRAME, np.int64)
-        frame[ASK] = poll_address()
+        frame[ASK] = self.ask
         arrays = [
             np.asarray(value, kind.dtype)
             for value, kind in zip(inputs, program.inputs, strict=True)
@@ -111,9 +113,7 @@ class Runner:
 
     def check(self, code: int, frame: np.ndarray) -> None:
         """Raise what a code means."""
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
-        if code > 0:
+        if code != 0:
             raise_failure(self.program, code, frame[NUMBERS:])
 
 
@@ -124,6 +124,8 @@ def poll_address() -> int:
 
 def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     """Raise the error that a code of a loop stands for, with the numbers in its message."""
+    if code == INTERRUPTED:
+        raise progress_of(program.name, not program.may_stop).taken_error()
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)

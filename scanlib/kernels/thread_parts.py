@@ -21,12 +21,13 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import AGAIN, WORD, LoopProgram, TableKernel
+from scanlib.kernels.progress import TEXT
 from scanlib.kernels.scalars import parts_of
 from scanlib.kernels.spans import itemsize
 
 # Of one part: its thread, whether that failed to start, its code, the address of the word that
 # tells whether to end, its frame, its table. That word is where the first part's thread would be.
-_FAILED, _CODE, _FLAG, _FRAME, _TABLE = 8, 16, 24, 32, 128
+_FAILED, _CODE, _FLAG, _FRAME, _TABLE = 8, 16, 24, 32, 160
 
 
 @cache
@@ -68,6 +69,14 @@ def combining_kernel(program: LoopProgram) -> Kernel:
 
 def parts_text(program: LoopProgram) -> str:
     """Return ``run_parts`` of a loop, in the language of LLVM."""
+    text = _parts_text(program)
+    if not program.progress:
+        return text
+    whole = text.replace("@run_parts(", "@run_untold(")
+    return whole + TEXT
+
+
+def _parts_text(program: LoopProgram) -> str:
     choice = _choice_text(program)
     if not program.can_be_parted:
         return f"""{choice}

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_FRAME = 11, SCANLIB_WORDS = 240 };
+enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_FRAME = 12, SCANLIB_WORDS = 240 };
 
 /* An input or output: the word of its address, and for an output that of its first row. */
 struct scanlib_array {
@@ -23,6 +23,7 @@ struct scanlib_program {
   int64_t n_inputs, n_outputs, n_functions;
   int64_t size, steps, capacity, begin, taken, workspace, workspace_size, functions;
   int64_t may_stop;
+  int64_t ask; /* the function that polls call to tell how far they are, or zero */
   const scanlib_array *inputs, *outputs;
   const int64_t *addresses; /* of functions outside */
   PyObject *fail;           /* raises what a code and the values of a frame stand for */
@@ -77,7 +78,7 @@ struct scanlib_call {
 
   /* Raises what a code stands for; Python's lock is held. */
   void raise(int64_t code) {
-    if (code == SCANLIB_INTERRUPTED) return; /* whoever interrupted it has raised that */
+    if (code == SCANLIB_INTERRUPTED && PyErr_Occurred()) return; /* who interrupted it raised it */
     PyObject *done = PyObject_CallFunction(program->fail, "Ly#", (long long)code,
                                            (const char *)(frame + 1),
                                            (Py_ssize_t)sizeof(frame) - (Py_ssize_t)sizeof(*frame));

@@ -19,6 +19,7 @@ from scanlib.backends.handler.functions import function_address, has_compiled_fu
 from scanlib.kernels.compiled import compile_program, program_key
 from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.progress import ASKING
 from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
@@ -47,6 +48,7 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_inputs", "n_outputs", "n_functions")),
         *((name, ctypes.c_int64) for name in _WORDS),
         ("may_stop", ctypes.c_int64),
+        ("ask", ctypes.c_int64),
         ("inputs", ctypes.POINTER(_Array)),
         ("outputs", ctypes.POINTER(_Array)),
         ("addresses", ctypes.POINTER(ctypes.c_int64)),
@@ -164,6 +166,7 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
         len(functions),
         *(getattr(words, name) for name in _WORDS),
         program.may_stop,
+        code.entries.get(ASKING, 0),
         _sequence(_Array, inputs),
         _sequence(_Array, outputs),
         _sequence(ctypes.c_int64, functions),

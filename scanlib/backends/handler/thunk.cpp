@@ -112,12 +112,12 @@ struct Arrays {
     int64_t code;
     do {
       if (is_long) {
-        call.frame[0] = (int64_t)(intptr_t)&scanlib_ask;
+        call.frame[0] = program->ask ? program->ask : (int64_t)(intptr_t)&scanlib_ask;
         PyThreadState *state = PyEval_SaveThread();
         code = call.run();
         PyEval_RestoreThread(state);
       } else {
-        call.frame[0] = (int64_t)(intptr_t)&PyErr_CheckSignals;
+        call.frame[0] = program->ask ? program->ask : (int64_t)(intptr_t)&PyErr_CheckSignals;
         code = call.run();
       }
       if (code != SCANLIB_FULL) return code;

@@ -25,8 +25,9 @@ from scanlib.backends.numba.memory import ask_for_large_pages
 from scanlib.backends.numba.polls import poll_pointer
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.language import ASK, FRAME, NUMBERS
-from scanlib.kernels.program import FULL, WORD, LoopProgram
+from scanlib.kernels.language import ASK, FRAME, FULL, NUMBERS
+from scanlib.kernels.program import WORD, LoopProgram
+from scanlib.kernels.progress import ASKING
 from scanlib.kernels.python_driver import raise_failure
 
 _INT = ir.IntType(64)
@@ -63,7 +64,7 @@ def call_program(
         arrays.
     """
     _programs[key] = program
-    for name in ("prepare_entry", "start_entry", "run_parts"):
+    for name in ("prepare_entry", "start_entry", "run_parts", ASKING):
         register_address(f"{key} {name}", partial(_entry, key, name))
     for place, node in enumerate(program.functions):
         register_address(f"{key} {place}", partial(function_address, node))
@@ -126,7 +127,9 @@ class _Call:
         self.write_inputs(parts)
         for place in range(len(self.program.functions)):
             self.write_word(words.functions + place, self.address(str(place)))
-        builder.store(poll_pointer(self.context, builder), self.field(self.frame, ASK))
+        told = self.program.progress
+        ask = self.address(ASKING) if told else poll_pointer(self.context, builder)
+        builder.store(ask, self.field(self.frame, ASK))
         code = self.call("prepare_entry")
         if self.otherwise is None:
             self.fail_if(code)
@@ -276,10 +279,13 @@ class _Call:
         with cgutils.if_unlikely(builder, wrong):
             if held is not None:
                 context.nrt.decref(builder, self.returned, held)
+            # An interruption has set its exception already, but for one that Python was told.
             failed = builder.icmp_signed(">", code, ir.Constant(_INT, 0))
+            if self.program.progress:
+                unset = cgutils.is_null(builder, context.get_python_api(builder).err_occurred())
+                failed = builder.or_(failed, unset)
             with builder.if_then(failed):
                 self.raise_error(code)
-            # An interruption has set its exception already.
             context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
 
     def raise_error(self, code: Any) -> None:

@@ -157,4 +157,5 @@ def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
         failures=tables.failures,
         functions=tuple(tables.functions),
         has_workspace=bool(tables.workspace.parts),
+        progress=False,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scanlib.kernels.language import BOOL, INT64, Local, Type, Value
-from scanlib.kernels.program import FULL
+from scanlib.kernels.language import BOOL, FULL, INT64, Local, Type, Value
 from scanlib.kernels.schedules.elementwise import L, Storage, TableReader, write_result
 from scanlib.kernels.schedules.turns import turns
 
