@@ -14,14 +14,14 @@ from scanlib.ops.linear_loop import run_in_python
 from scanlib.ops.linear_scan import LinearScan
 
 FORMS = {
-    "matrix": LinearScan("real", "steps"),
-    "fixed-matrix": LinearScan("real", "fixed", "right", reverse=True),
-    "matrix-of-matrices": LinearScan("real", "steps", "right", vector=False),
-    "last-vector": LinearScan("real", "fixed", untraced=True),
-    "log-matrix": LinearScan("log", "steps"),
-    "max-matrix": LinearScan("max", "fixed", reverse=True),
-    "min-matrix": LinearScan("min", "steps", untraced=True),
-    "two-matrices": LinearScan("real", "steps", "both", vector=False),
+    "matrix": LinearScan.of("real", "steps"),
+    "fixed-matrix": LinearScan.of("real", "fixed", "right", reverse=True),
+    "matrix-of-matrices": LinearScan.of("real", "steps", "right", vector=False),
+    "last-vector": LinearScan.of("real", "fixed", untraced=True),
+    "log-matrix": LinearScan.of("log", "steps"),
+    "max-matrix": LinearScan.of("max", "fixed", reverse=True),
+    "min-matrix": LinearScan.of("min", "steps", untraced=True),
+    "two-matrices": LinearScan.of("real", "steps", "both", vector=False),
 }
 COLUMNS = 3  # of states that are matrices
 # Steps, batch and rows of the matrix: vectors walked whole and cut, by each of the templates.

@@ -69,11 +69,17 @@ def check_contents(folder: Path) -> Path:
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "scanlib").rglob("*.py")}
     missing = (expected | {"scanlib/py.typed"}) - names
     foreign = {name for name in names if not name.startswith(("scanlib/", "pytensor_scanlib-"))}
+    foreign |= {name for name in names if name.endswith("README.md")}  # those of the rooms
     if missing or foreign or not any(name.endswith("licenses/LICENSE") for name in names):
         sys.exit(f"{wheel.name}: missing {sorted(missing)}, foreign {sorted(foreign)}")
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    for name in ("scanlib/py.typed", "tests/test_docs.py", "docs/guide.md", "CHANGELOG.md"):
+    for name in (
+        "scanlib/py.typed",
+        "tests/package/test_docs.py",
+        "docs/guide.md",
+        "scanlib/ops/README.md",
+    ):
         if name not in packed:
             sys.exit(f"{sdist.name}: {name} is missing")
     return wheel

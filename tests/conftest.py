@@ -33,7 +33,8 @@ def own_numbers(request):
     """Start a module's generator anew, so that no test's numbers depend on what ran before it."""
     generator = getattr(request.module, "rng", None)
     if isinstance(generator, np.random.Generator):
-        seed = crc32(request.node.nodeid.encode())
+        # Not the folder: a test that moves to another room keeps its numbers.
+        seed = crc32(f"tests/{request.node.nodeid.rpartition('/')[2]}".encode())
         generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
@@ -83,7 +84,7 @@ def cuda_in_chunks(cuda_on_host, monkeypatch):
 def torch_on_device(monkeypatch):
     """CPU tensors count as CUDA tensors."""
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.test_cuda_torch import tensors_on_device
+    from tests.backends.cuda.test_cuda_torch import tensors_on_device
 
     with tensors_on_device(monkeypatch):
         yield
@@ -93,7 +94,7 @@ def torch_on_device(monkeypatch):
 def jax_on_device(request, monkeypatch):
     """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
     pytest.importorskip("jax", reason="jax is not installed")
-    from tests.test_cuda_jax import arrays_on_device
+    from tests.backends.cuda.test_cuda_jax import arrays_on_device
 
     with arrays_on_device(monkeypatch, request.param):
         yield

@@ -11,8 +11,7 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels import interpreter
 from scanlib.kernels.compiled import compile_kernels
-from scanlib.kernels.driver import FRAME
-from scanlib.kernels.language import POINTER, TABLE
+from scanlib.kernels.language import FRAME, POINTER, TABLE
 from scanlib.kernels.printers import c
 
 COMPILER = config.cxx.split() or [""]

@@ -18,7 +18,7 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import INDEX_WRITES, INDEXED_BY_VECTOR
 from scanlib.analysis.scalar_values import NotElementwiseError
-from scanlib.analysis.sizes import BodyLengths
+from scanlib.lengths.arrays import Lengths
 
 FULL = slice(None)
 
@@ -36,14 +36,14 @@ class IndexPlace:
     along: tuple[int, ...] = ()
 
 
-def index_places(node: Apply, sizes: BodyLengths) -> tuple[list[IndexPlace], int]:
+def index_places(node: Apply, sizes: Lengths) -> tuple[list[IndexPlace], int]:
     """Return the place of every axis of the row that a node indexes, and the rank of the items.
 
     Parameters
     ----------
     node : Apply
         Reads or writes some items of its first input.
-    sizes : BodyLengths
+    sizes : Lengths
         Tells which index arrays count through an axis.
 
     Raises
@@ -101,9 +101,7 @@ def _ndim(index: Variable) -> int:
     return getattr(index.type, "ndim", 0)
 
 
-def _counted(
-    source: Variable, axis: int, place: IndexPlace, sizes: BodyLengths
-) -> IndexPlace | None:
+def _counted(source: Variable, axis: int, place: IndexPlace, sizes: Lengths) -> IndexPlace | None:
     """Return the place of an axis that an index array counts through, None if it does not."""
     index, along = place.index, place.along
     if index is None or not along:
@@ -115,6 +113,6 @@ def _counted(
     if index.type.ndim != 1:
         return None
     counted = sizes.of_range(index)
-    if counted is None or counted.isdisjoint(sizes.of_axis(source, axis)):
+    if counted is None or not sizes.agrees(source, counted, axis):
         return None
     return IndexPlace(out=along[0])

@@ -36,7 +36,9 @@ from scanlib.analysis.scalar_values import (
     ScalarValues,
     describe,
 )
-from scanlib.analysis.sizes import BodyLengths, Names, measured
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.forms import LengthForm
+from scanlib.lengths.numbers import measured
 from scanlib.ops.positions import Channel, Item, Position, node_level
 from scanlib.ops.recursion import Task, finished
 
@@ -47,7 +49,7 @@ __all__ = ["IndexedValues"]
 class IndexedValues(ScalarValues):
     """Turns values of a body into scalars, indexing included."""
 
-    positions: list[tuple[Variable, Names, Variable]] = field(default_factory=list)
+    positions: list[tuple[Variable, LengthForm, Variable]] = field(default_factory=list)
     # In the value that is written at a position: the channels' axis that lies there.
     same: dict[Variable, int] = field(default_factory=dict)
     # Axes of the channels after those of the body's own values.
@@ -57,7 +59,7 @@ class IndexedValues(ScalarValues):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sizes = BodyLengths(self.loop)
+        self.sizes = Lengths(sources=self.loop.sources())
 
     def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable | Task:
         core = op.core_op if isinstance(op, Blockwise) else op
@@ -79,12 +81,12 @@ class IndexedValues(ScalarValues):
         assert place.index is not None
         index = self.convert(place.index, tuple(axes[k] for k in place.along))
         leaf, own = self.measured_input(source, axis)
-        names = self.sizes.of_axis(leaf, own)
-        for known, lengths, position in self.positions:
-            if known is index and not lengths.isdisjoint(names):
+        length = self.sizes.of(leaf, own)
+        for known, other, position in self.positions:
+            if known is index and self.sizes.agrees(leaf, other, own):
                 return position
         position = Position(own).make_node(self.any_port(leaf), index).outputs[0]
-        self.positions.append((index, names, position))
+        self.positions.append((index, length, position))
         return position
 
     def any_port(self, leaf: Variable) -> Variable:

@@ -31,7 +31,8 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib.ops.graph import constant_integer, depends_on
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.graph import depends_on
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
 

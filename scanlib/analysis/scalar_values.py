@@ -24,7 +24,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import INDEX_READS
-from scanlib.analysis.sizes import measured
+from scanlib.lengths.numbers import measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.positions import inputs_read

@@ -28,7 +28,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib._compat import join_of, split_of
 from scanlib.analysis.matrix_affine import NotAffineError, is_minus_one, name_of, plus
 from scanlib.analysis.matrix_system import Affine, Jacobian, SystemForms
-from scanlib.ops.graph import constant_index
+from scanlib.lengths.numbers import constant_index
 
 
 def propagate(system: SystemForms) -> SystemForms:

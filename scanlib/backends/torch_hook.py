@@ -8,14 +8,12 @@ hands it to `pytorch_funcify` itself, has imported the dispatch when the rewrite
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any
 
 from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
-from pytensor.link.pytorch.linker import PytorchLinker
 
+from scanlib._compat.torch import before_linking
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import holds_scanlib_ops
 from scanlib.ops.loop_rewrite import LoopRewrite
@@ -26,20 +24,6 @@ DISPATCH = "pytensor.link.pytorch.dispatch.basic"
 def load_torch() -> None:
     """Import the PyTorch backend."""
     from scanlib.backends import torch  # noqa: F401
-
-
-def load_before_linking() -> None:
-    """Have the linker load scanlib's rules before it converts a graph."""
-    convert = PytorchLinker.fgraph_convert
-    if hasattr(convert, "__wrapped__"):
-        return
-
-    @functools.wraps(convert)
-    def fgraph_convert(self: PytorchLinker, *args: Any, **kwargs: Any) -> Any:
-        load_torch()
-        return convert(self, *args, **kwargs)
-
-    PytorchLinker.fgraph_convert = fgraph_convert
 
 
 def load_where_dispatch_is() -> None:
@@ -57,5 +41,5 @@ class LoadTorch(LoopRewrite):
 
 
 optdb.register("scanlib_load_torch", LoadTorch(), "fast_run", "fast_compile", position=0.042)
-load_before_linking()
+before_linking(load_torch)
 register_loader(load_where_dispatch_is)

@@ -23,8 +23,8 @@ from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
 from scanlib.explain.nodes import explain_nodes
 from scanlib.ops.loop_rewrite import failures_of
-from scanlib.rewrites.adopt import adoption_record
-from scanlib.rewrites.split_record import notes_of
+from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.rewrites.split.split_record import notes_of
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 

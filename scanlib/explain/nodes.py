@@ -20,6 +20,7 @@ from scanlib.explain.loop_parts import elementwise_shapes, general_shapes, memor
 from scanlib.explain.names import name_parts, titled
 from scanlib.explain.reasons import why_not_elementwise, why_not_linear
 from scanlib.explain.threads import threads_of
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.elemwise_scan import (
     COMPOSED,
     MANY_STEPS,
@@ -28,7 +29,6 @@ from scanlib.ops.elemwise_scan import (
     schedule,
 )
 from scanlib.ops.execution import compiled_body
-from scanlib.ops.graph import constant_integer
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
@@ -77,7 +77,7 @@ def explain_node(node: Apply, setting: Setting) -> LoopExplanation | None:
 
 def _common(op: Scan, node: Apply, loop: Loop, setting: Setting) -> dict[str, Any]:
     """Return what a canonical loop and a lowered one have in common."""
-    steps = op.static_length(node.inputs)
+    steps = op.steps_of(node).known()
     if steps is None and loop.n_steps is not None:
         steps = constant_integer(loop.n_steps)
     if steps is None and loop.n_steps is None:

@@ -11,10 +11,10 @@ from scanlib.explain.data import LoopExplanation, Obstacle, Part, Size
 from scanlib.explain.linkers import Setting
 from scanlib.explain.loop_parts import RowOf, SizeNames, make_part, memory_of
 from scanlib.explain.names import describe_outer
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.rewrites.adopt import legacy_name
+from scanlib.rewrites.adopt.adopt import legacy_name
 
 _SEMIRINGS = {
     "real": "matrix affine",

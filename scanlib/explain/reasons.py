@@ -22,8 +22,8 @@ from scanlib.analysis.scalar_values import ScalarValues
 from scanlib.explain.data import Obstacle
 from scanlib.explain.names import titled
 from scanlib.ops.loop import Loop, Sequence
-from scanlib.rewrites.lower_elementwise import specialize_body
-from scanlib.rewrites.lower_linear import explain_linear
+from scanlib.rewrites.lower.lower_elementwise import specialize_body
+from scanlib.rewrites.lower.lower_linear import explain_linear
 
 MAX_OBSTACLES = 8
 MAX_OPERANDS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytensor.configdefaults import config
 
-from scanlib.kernels.parts import wanted_threads
+from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.thread_splits import can_slice, chunks_by, least_row
 

@@ -23,8 +23,11 @@ from scanlib.frontend.values import (
     is_plain_integer,
     warn,
 )
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.forms import LengthForm
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import constant_integer, is_tensor
+from scanlib.ops.graph import is_tensor
 
 
 def as_list(value: Any) -> list[Any]:
@@ -357,22 +360,16 @@ def check_lengths(
 
 def _common_length(sequences: Sequence[SequenceArgument]) -> Variable | None:
     """Return the length of the shortest sequence, or None where all are sure to be equal."""
-    lengths: list[Variable] = []
-    seen: set[tuple[Variable, tuple[int, int]]] = set()
-    static: set[int | None] = set()
+    known = Lengths(sure=True)
+    lengths: dict[LengthForm, Variable] = {}
     for argument in sequences:
-        key = (argument.variable, argument.span)
-        if key in seen:
-            continue
-        seen.add(key)
-        static.add(argument.static_length())
-        lengths.append(argument.length())
-    if len(lengths) < 2 or (len(static) == 1 and None not in static):
-        return None
-    shortest = lengths[0]
-    for length in lengths[1:]:
+        lowest, highest = argument.span
+        rows = known.of(argument.variable)
+        lengths.setdefault(rows + lowest - highest, argument.length())
+    shortest, *others = lengths.values() if lengths else [None]
+    for length in others:
         shortest = pt.minimum(shortest, length)
-    return shortest
+    return shortest if others else None
 
 
 def read_rows(

@@ -20,10 +20,10 @@ from pytensor.configdefaults import config
 
 from scanlib import kept_files
 from scanlib.kernels.language import Function, Kernel
-from scanlib.kernels.parts import combining_kernel, parts_text
 from scanlib.kernels.printers.llvm import print_kernels, shared_functions
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
+from scanlib.kernels.thread_parts import combining_kernel, parts_text
 from scanlib.kernels.verifier import verify
 
 LONG = 2000  # lines of a module with many loops
@@ -47,7 +47,7 @@ _texts: WeakKeyDictionary[LoopProgram, str] = WeakKeyDictionary()
 
 
 def program_text(program: LoopProgram) -> str:
-    """Return the module of a loop: its kernels, and `run_parts` (`scanlib.kernels.parts`)."""
+    """Return the module of a loop: its kernels, and `run_parts` of `thread_parts`."""
     if program in _texts:
         return _texts[program]
     whole = _kernels_of(program)

@@ -97,7 +97,7 @@ def call(function: Function, *operands: Any) -> tuple[Any, ...]:
 def run(
     kernel: Kernel,
     operands: Mapping[str, Any] | Sequence[Any],
-    interrupted: Callable[[], bool] | None = None,
+    interrupted: Callable[..., bool] | None = None,
 ) -> tuple[int, tuple[Any, ...]]:
     """Run a kernel.
 
@@ -107,7 +107,7 @@ def run(
     operands : sequence
         A value for each parameter; arrays, or `Address`, for pointers.
     interrupted : callable, optional
-        Asked at each `poll`.
+        Asked at each `poll`, with its operands.
 
     Returns
     -------
@@ -193,8 +193,9 @@ class _Run:
                 found = read(pointer)(*map(read, operands))
                 if result is not None:
                     values[result] = _number(found, result.type)
-            case Poll():
-                if self.interrupted is not None and self.interrupted():
+            case Poll(steps):
+                told = self.interrupted is not None and self.interrupted(*map(read, steps))
+                if told:
                     raise _EndError(INTERRUPTED)
             case Fail(code, operands):
                 raise _EndError(code, tuple(map(read, operands)))

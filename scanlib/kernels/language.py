@@ -20,7 +20,8 @@ text is made of them by the printers alone (`scanlib.kernels.printers`), and
                 | name = call symbol(operand, …)     a function of the C library, on one number
                 | name = call [pointer](operand, …)  a function outside, whose address is given
                 | call [pointer](operand, …)         one that has no result
-                | poll                               a chance to interrupt the kernel
+                | poll operand, …                    a chance to interrupt the kernel: so many
+                                                     steps are done, of how many
                 | fail code, operand, …              ends the kernel; what it wrote stays
                 | end code                           ends it, with a negative code: no failure
     function  ::= name(parameter, …) block, results  no stores but to what its pointers say
@@ -487,10 +488,12 @@ class CallPointer(Statement):
 
 @dataclass(eq=False)
 class Poll(Statement):
-    """Let the kernel be interrupted here."""
+    """Let the kernel be interrupted here, and say how far it is: a number of steps, of how many."""
+
+    steps: tuple[Value, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        yield "poll"
+        yield f"poll({_listed(self.steps)})"
 
 
 @dataclass(eq=False)
@@ -515,6 +518,9 @@ class End(Statement):
 
 
 INTERRUPTED = -1  # how a kernel ends when a `poll` says so
+# The words of the frame that a kernel is called with: the address of a function that `poll` calls
+# with the frame and that returns zero to go on, numbers for messages, what a `poll` says.
+ASK, NUMBERS, PROGRESS, FRAME = 0, 1, 9, 11
 
 
 # Functions and kernels
@@ -795,8 +801,8 @@ class Writer:
         """Write the call of a function outside that has no result."""
         self.block.statements.append(CallPointer(None, pointer, operands))
 
-    def poll(self) -> None:
-        self.block.statements.append(Poll())
+    def poll(self, *steps: Value) -> None:
+        self.block.statements.append(Poll(steps))
 
     def fail(self, code: int, *values: Value) -> None:
         self.block.statements.append(Fail(code, values))

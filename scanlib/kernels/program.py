@@ -114,8 +114,10 @@ class Words:
             range(place, place + len(names))
         )
         place += len(names)
-        self.part, self.parts, self.choice, self.job, self.chunks = range(place, place + 5)
-        self.functions = place + 5
+        self.turn, self.part, self.parts, self.choice, self.job, self.chunks = range(
+            place, place + 6
+        )
+        self.functions = place + 6
         self._outputs, self._functions = outputs, functions
 
     @property

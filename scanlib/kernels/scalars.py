@@ -27,7 +27,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Composite
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
-from scanlib.kernels import vectors
+from scanlib.kernels import elementary
 from scanlib.kernels.language import DTYPES, INTEGERS, Type, Value, Writer
 from scanlib.ops.logaddexp import LogAddExp
 
@@ -232,7 +232,7 @@ def _library(symbol: str) -> Rule:
 def _vector(name: str) -> Rule:
     def rule(w: Writer, *values: Value) -> Value:
         kind = values[0].type
-        function = vectors.vector_function(name, kind.dtype, kind.lanes)
+        function = elementary.vector_function(name, kind.dtype, kind.lanes)
         (result,) = w.call(function, *values)
         return result
 

@@ -174,7 +174,8 @@ class _Scope:
             case End(code):
                 if code > -1 or not isinstance(self.root, Kernel):
                     raise KernelError("kernels end, with a negative code")
-            case Poll():
+            case Poll(steps):
+                self.read_all(steps)
                 if not isinstance(self.root, Kernel):
                     raise KernelError("kernels are interrupted, not functions")
             case _:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import _vectorize_node, vectorize_graph
+from pytensor.graph.replace import vectorize_graph
 
-from scanlib._compat import freeze_graph, thaw_graph
+from scanlib._compat import freeze_graph, thaw_graph, vectorize_rule
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import conform, is_tensor
 
 
-@_vectorize_node.register(AssociativeScan)
+@vectorize_rule.register(AssociativeScan)
 def vectorize_associative_scan(
     op: AssociativeScan, node: Apply, *batched: Variable
 ) -> list[Variable]:

@@ -5,7 +5,7 @@ front, so the batch goes between time and row: sequences become ``(T, *batch, â€
 ``(K + T, *batch, â€¦)``, and the body is vectorized itself. A state becomes batched if its
 initial rows or its next value are; only what depends on the batch does.
 
-All loops of a batch take as many steps (`scanlib.ops.common_lengths`).
+All loops of a batch take as many steps (`scanlib.lengths.batches`).
 
 With `until`, every row of the batch stops by itself. The loop runs until all rows have
 stopped; a row that has stopped keeps the values of its last step, so the last row over time is
@@ -20,10 +20,14 @@ from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import _vectorize_node, vectorize_graph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import vectorize_graph
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.common_lengths import Known, steps_of_batch, whole_batch
+from scanlib._compat import vectorize_rule
+from scanlib.lengths.batches import Known, steps_of_batch, whole_batch
+from scanlib.ops.errors import StepCountError
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.ran_steps import RanSteps, is_mask
@@ -31,7 +35,16 @@ from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
 
-@_vectorize_node.register(Scan)
+def one_number_of_steps(op: Op) -> CheckAndRaise:
+    """Return the check that all loops of a batch take as many steps."""
+    return CheckAndRaise(
+        StepCountError,
+        f"{op}: n_steps must be the same number for every loop of a batch; for loops that differ, "
+        "use the largest one and `until`",
+    )
+
+
+@vectorize_rule.register(Scan)
 def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Variable]:
     """Return the outputs of a loop over a batch; see the module's text."""
     return _Batcher(op, node, list(batched_inputs)).outputs()
@@ -91,7 +104,9 @@ class _Batcher:
             self.loop.n_steps, *rest = self.given
             if ranks[0]:
                 same = [v for v, rank in zip(rest, ranks[1:], strict=True) if rank == ranks[0]]
-                self.loop.n_steps, known = steps_of_batch(self.given[0], same[:1], str(self.op))
+                self.loop.n_steps, known = steps_of_batch(
+                    self.given[0], same[:1], one_number_of_steps(self.op)
+                )
                 self.batched_steps = True
         for k, (variable, rank) in enumerate(zip(self.given, ranks, strict=True)):
             whole = whole_batch(variable, known) if rank else None
@@ -324,7 +339,7 @@ class _Batcher:
         return pt.broadcast_to(variable, [*self.shape, *variable.shape])
 
 
-@_vectorize_node.register(RanSteps)
+@vectorize_rule.register(RanSteps)
 def vectorize_ran_steps(op: RanSteps, node: Apply, batched: Variable) -> list[Variable]:
     """Return which steps every loop of a batch ran."""
     rank = _rank(node.inputs[0], batched)

@@ -15,7 +15,7 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 
 from scanlib.ops.linear_loop import run_in_python
-from scanlib.ops.linear_scan import LinearScan, Parts, Runner
+from scanlib.ops.linear_scan import LinearOptions, LinearScan, Parts, Runner
 from scanlib.ops.scan import Scan
 
 # By the bits of a real number: products of four factors with such a state are normal numbers.
@@ -38,14 +38,13 @@ class CheckedLinearScan(LinearScan):
         The loop: one state, the history of which is the result. Its inputs are the last ones.
     n_factors : int
         How many factors come before them.
-    **options
-        Those of `LinearScan`.
+    options : LinearOptions
     """
 
     __props__: tuple[str, ...] = (*LinearScan.__props__, "exact", "n_factors")
 
-    def __init__(self, exact: Scan, n_factors: int, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, exact: Scan, n_factors: int, options: LinearOptions) -> None:
+        super().__init__(options)
         self.exact, self.n_factors = exact, n_factors
 
     def __str__(self) -> str:
@@ -76,7 +75,7 @@ class CheckedLinearScan(LinearScan):
 
     def plain(self, node: Apply) -> Apply:
         """Return the recurrence of a node alone, without the loop."""
-        return LinearScan(**self.options()).make_node(*node.inputs[: self.n_own()])
+        return LinearScan(self.options).make_node(*node.inputs[: self.n_own()])
 
     def _runner(self, choice: str, node: Apply) -> Runner:
         if choice != "python":

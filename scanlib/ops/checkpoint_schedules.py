@@ -25,7 +25,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.graph import is_differentiable, is_tensor
 from scanlib.ops.messages import loop_title
 
 if TYPE_CHECKING:

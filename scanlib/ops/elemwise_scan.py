@@ -29,8 +29,9 @@ from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.lengths.steps import Steps
 from scanlib.ops.c_code import PrintedOp
-from scanlib.ops.channels import ChannelPlan
+from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.execution import runner_for
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.positions import has_positions
@@ -292,6 +293,10 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
         return types[:first] + [typed(type_, value.type.dtype) for type_, value in pairs]
 
     # The rules: what the canonical loop says, except for how values are computed.
+
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what the loop says of lengths."""
+        return self.signature.steps_of(node.inputs)
 
     def make_node(self, *inputs: Variable) -> Apply:
         node = self.scan.make_node(*inputs)

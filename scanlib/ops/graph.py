@@ -9,15 +9,11 @@ from pytensor.graph.basic import Apply, Constant, FrozenApply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
-from pytensor.tensor.basic import (
-    ScalarFromTensor,
-    TensorFromScalar,
-    get_scalar_constant_value,
-)
-from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
+
+from scanlib.lengths.numbers import constant_index
 
 
 def is_tensor(variable: Variable) -> bool:
@@ -113,39 +109,6 @@ def conform(variable: Variable, type: Any) -> Variable:
     if not type.is_super(variable.type):
         variable = pt.specify_shape(variable, type.shape)
     return variable
-
-
-def constant_integer(variable: Any) -> int | None:
-    """Return the value of an integer that is known when the graph is built, else None."""
-    try:
-        value = get_scalar_constant_value(variable)
-    except NotScalarConstantError:
-        return None
-    return int(value) if np.asarray(value).dtype.kind in "iub" else None
-
-
-def is_length(number: Variable) -> bool:
-    """Whether a whole number surely is not negative: it is the length of an array, or constant."""
-    if isinstance(number, Constant):
-        return bool(np.asarray(number.data) >= 0)
-    node = number.owner
-    if node is None:
-        return False
-    if isinstance(node.op, TensorFromScalar | ScalarFromTensor):
-        return is_length(node.inputs[0])
-    return isinstance(node.op, Shape_i)
-
-
-def constant_index(index: Any) -> int | None:
-    """Return a constant index, looking through conversions between tensors and scalars."""
-    if isinstance(index, int | np.integer):
-        return int(index)
-    if isinstance(index, Constant):
-        return int(np.asarray(index.data).item())
-    owner = getattr(index, "owner", None)
-    if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
-        return constant_index(owner.inputs[0])
-    return None
 
 
 def index_text(node: Apply) -> str:

@@ -10,20 +10,22 @@ from collections.abc import Sequence
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import _vectorize_node
 
-from scanlib.ops.common_lengths import steps_of_batch
+from scanlib._compat import vectorize_rule
+from scanlib.lengths.batches import steps_of_batch
+from scanlib.ops.batching import one_number_of_steps
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 
-@_vectorize_node.register(LinearScan)
+@vectorize_rule.register(LinearScan)
 def vectorize_linear_scan(op: LinearScan, node: Apply, *batched: Variable) -> Sequence[Variable]:
     """Return the history of a batch of recurrences."""
     core, new = op.parts(node.inputs), op.parts(batched)
     numbers: tuple[Variable, ...] = ()
     if new.n_steps is not None and new.n_steps.type.ndim:
         numbers = tuple(new.n_steps.shape)
-        new = new._replace(n_steps=steps_of_batch(new.n_steps, (), str(op))[0])
+        steps, _ = steps_of_batch(new.n_steps, (), one_number_of_steps(op))
+        new = new._replace(n_steps=steps)
     if new.mask is not None and new.mask.type.ndim > 2:
         raise NotImplementedError(f"{op}: the mask cannot differ between the members of a batch")
     if new.right is not None and any(

@@ -42,6 +42,7 @@ log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +50,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType, integer_dtypes
 
+from scanlib.lengths.steps import Rows, Steps
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import NotCompilableError, load_backends
-from scanlib.ops.graph import constant_integer
 from scanlib.ops.linear_loop import run_in_python
 
 SEMIRINGS = ("real", "log", "max", "min")
@@ -81,8 +82,9 @@ def register_linear_compiler(
     return compiler
 
 
-class LinearScan(HasDerivatives, PrintedOp):
-    """A matrix recurrence; see the module's text.
+@dataclass(frozen=True)
+class LinearOptions:
+    """What kind of matrix recurrence a `LinearScan` is; see the module's text.
 
     Parameters
     ----------
@@ -113,73 +115,83 @@ class LinearScan(HasDerivatives, PrintedOp):
     ------
     ValueError
         If an option is none of the above, or nothing gives the number of steps.
+    """
+
+    semiring: str = "real"
+    coefficient: str = "steps"
+    side: str = "left"
+    vector: bool = True
+    reverse: bool = False
+    has_offset: bool = True
+    has_n_steps: bool = False
+    untraced: bool = False
+    required_steps: int = 0
+    has_mask: bool = False
+    name: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.has_mask and self.semiring != "real":
+            raise ValueError(
+                f"LinearScan: a mask is for real products, got semiring {self.semiring!r}"
+            )
+        for option, allowed in (
+            ("semiring", SEMIRINGS),
+            ("coefficient", ("steps", "fixed")),
+            ("side", ("left", "right", "both")),
+        ):
+            value = getattr(self, option)
+            if value not in allowed:
+                raise ValueError(f"LinearScan: {option} must be one of {allowed}, got {value!r}")
+        if self.coefficient == "fixed" and not self.has_offset and not self.has_n_steps:
+            raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
+        if self.side == "both" and (self.semiring != "real" or self.vector or self.has_mask):
+            raise ValueError(
+                "LinearScan: side 'both' is for real products with states that are matrices, "
+                "without a mask"
+            )
+
+
+class LinearScan(HasDerivatives, PrintedOp):
+    """A matrix recurrence; see the module's text.
+
+    Parameters
+    ----------
+    options : LinearOptions
+        Each is an attribute of the Op as well.
 
     Examples
     --------
     >>> import numpy as np, pytensor, pytensor.tensor as pt
     >>> from scanlib.ops.linear_scan import LinearScan
     >>> A, b, h = pt.dmatrix("A"), pt.dmatrix("b"), pt.dmatrix("h")
-    >>> f = pytensor.function([A, b, h], LinearScan(coefficient="fixed")(A, b, h))
+    >>> f = pytensor.function([A, b, h], LinearScan.of(coefficient="fixed")(A, b, h))
     >>> print(f([[0.0, 1.0], [1.0, 1.0]], np.zeros((4, 2)), [[0.0, 1.0]])[:, 0])
     [0. 1. 1. 2. 3.]
     """
 
-    __props__: tuple[str, ...] = (
-        "semiring",
-        "coefficient",
-        "side",
-        "vector",
-        "reverse",
-        "has_offset",
-        "has_n_steps",
-        "untraced",
-        "required_steps",
-        "has_mask",
-    )
+    __props__: tuple[str, ...] = ("options",)
+    semiring: str
+    coefficient: str
+    side: str
+    vector: bool
+    reverse: bool
+    has_offset: bool
+    has_n_steps: bool
+    untraced: bool
+    required_steps: int
+    has_mask: bool
+    name: str | None
 
-    def __init__(
-        self,
-        semiring: str = "real",
-        coefficient: str = "steps",
-        side: str = "left",
-        vector: bool = True,
-        reverse: bool = False,
-        has_offset: bool = True,
-        has_n_steps: bool = False,
-        untraced: bool = False,
-        required_steps: int = 0,
-        has_mask: bool = False,
-        name: str | None = None,
-    ) -> None:
-        if has_mask and semiring != "real":
-            raise ValueError(f"LinearScan: a mask is for real products, got semiring {semiring!r}")
-        for option, value, allowed in (
-            ("semiring", semiring, SEMIRINGS),
-            ("coefficient", coefficient, ("steps", "fixed")),
-            ("side", side, ("left", "right", "both")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"LinearScan: {option} must be one of {allowed}, got {value!r}")
-        if coefficient == "fixed" and not has_offset and not has_n_steps:
-            raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
-        if side == "both" and (semiring != "real" or vector or has_mask):
-            raise ValueError(
-                "LinearScan: side 'both' is for real products with states that are matrices, "
-                "without a mask"
-            )
-        self.semiring = semiring
-        self.coefficient = coefficient
-        self.side = side
-        self.vector = vector
-        self.reverse = reverse
-        self.has_offset = has_offset
-        self.has_n_steps = has_n_steps
-        self.untraced = untraced
-        self.required_steps = required_steps
-        self.has_mask = has_mask
-        self.name = name
+    def __init__(self, options: LinearOptions) -> None:
+        self.options = options
+        self.__dict__.update(asdict(options))
         self._runners: dict[str, Runner] = {}
         load_backends()
+
+    @staticmethod
+    def of(*options: Any, **named: Any) -> LinearScan:
+        """Return the recurrence with these options, as `LinearOptions` takes them."""
+        return LinearScan(LinearOptions(*options, **named))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runners": {}}
@@ -195,11 +207,7 @@ class LinearScan(HasDerivatives, PrintedOp):
 
     def with_options(self, **changes: Any) -> LinearScan:
         """Return the same recurrence with some options changed."""
-        return LinearScan(**(self.options() | changes))
-
-    def options(self) -> dict[str, Any]:
-        """Return what the recurrence was made with."""
-        return {option: getattr(self, option) for option in (*LinearScan.__props__, "name")}
+        return LinearScan(replace(self.options, **changes))
 
     def parts(self, inputs: Sequence[Any]) -> Parts:
         """Name the inputs (or their shapes, or values) by role."""
@@ -242,7 +250,7 @@ class LinearScan(HasDerivatives, PrintedOp):
         parts = Parts(*given)
         parts = self._check_types(parts)
         self._check_ranks(parts)
-        length = self._static_length(parts)
+        length = self.steps(parts).known()
         initial = parts.initial.type
         known = initial.shape[0] == 1 and not self.untraced
         rows = length + 1 if known and length is not None else None
@@ -306,14 +314,15 @@ class LinearScan(HasDerivatives, PrintedOp):
                 f"has {ndim}"
             )
 
-    def _static_length(self, parts: Parts) -> int | None:
-        if parts.n_steps is not None:
-            known = constant_integer(parts.n_steps)
-            if known is not None:
-                return known
-        if parts.offset is not None and parts.offset.type.shape[0] is not None:
-            return parts.offset.type.shape[0]
-        return parts.matrix.type.shape[0] if self.coefficient == "steps" else None
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what the recurrence says of lengths."""
+        return self.steps(self.parts(node.inputs))
+
+    def steps(self, parts: Parts) -> Steps:
+        """Return what a recurrence of these parts says of lengths."""
+        timed = [parts.offset, *[parts.matrix, parts.right] * (self.coefficient == "steps")]
+        sequences = [part for part in timed if part is not None]
+        return Steps(parts.n_steps, sequences, [Rows(1, not self.untraced)], [parts.initial])
 
     # Shapes
 

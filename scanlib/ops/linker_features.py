@@ -1,24 +1,17 @@
-"""What a linker wants of the rewrites of loops, as marks on graphs; what is known of lengths."""
+"""What a linker wants of the rewrites of loops, as marks on graphs."""
 
 from collections.abc import Sequence
 
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
-from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.shape import Shape_i
-from pytensor.tensor.type import TensorType, integer_dtypes
 
-COMPUTE = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
-SIDE_BY_SIDE = (CAReduce, DimShuffle, MakeVector)  # sizes in a vector, and what is made of one
+from scanlib._compat import features
 
 
 class NeedsKnownLengths(Feature):
-    """Says that the split of loops (`scanlib.rewrites.split`) needs to know their lengths.
+    """Says that the split of loops (`scanlib.rewrites.split.split`) needs to know their lengths.
 
     JAX compiles for known shapes. A loop whose length a value decides runs there with bounded
     buffers; the batches that a split makes of its steps would be arrays of unknown length. Graphs
@@ -64,55 +57,15 @@ def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
 
 def needs_known_lengths(fgraph: FunctionGraph) -> bool:
     """Whether loops of unknown length, and all other loops of the graph, are to stay whole."""
-    return any(isinstance(feature, NeedsKnownLengths) for feature in fgraph._features)
+    return bool(features(fgraph, NeedsKnownLengths))
 
 
 def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:
     """Return the inputs of a graph that are never known when it is compiled."""
-    marks = [f for f in fgraph._features if isinstance(f, NeedsKnownLengths)]
+    marks = features(fgraph, NeedsKnownLengths)
     return tuple(variable for mark in marks for variable in mark.data)
-
-
-def is_scalar(variable: Variable) -> bool:
-    """Whether a variable is one number."""
-    if isinstance(variable.type, ScalarType):
-        return True
-    return isinstance(variable.type, TensorType) and variable.type.ndim == 0
-
-
-def countable_scalars(
-    fgraph: FunctionGraph, data: Sequence[Variable] = (), others: tuple[type, ...] = ()
-) -> set[Variable]:
-    """Return the scalars that are computed from sizes, integer inputs and constants alone.
-
-    Sizes may be put side by side in between, as where PyTensor compares those of several arrays.
-
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-    data : sequence of Variable, optional
-        Integer inputs that do not count.
-    others : tuple of type, optional
-        Further kinds of Ops that compute numbers from numbers.
-    """
-    inputs = (v for v in fgraph.inputs if is_scalar(v) and v.type.dtype in integer_dtypes)
-    found = set(inputs).difference(data)
-
-    vectors: set[Variable] = set()
-
-    def is_known(variable: Variable) -> bool:
-        if isinstance(variable, Constant):
-            return is_scalar(variable) or isinstance(variable.type, TensorType)
-        return variable in found or variable in vectors
-
-    for node in fgraph.toposort():
-        computes = isinstance(node.op, (*COMPUTE, *SIDE_BY_SIDE, *others))
-        if isinstance(node.op, Shape_i) or (computes and all(map(is_known, node.inputs))):
-            for out in node.outputs:
-                (found if is_scalar(out) else vectors).add(out)
-    return found
 
 
 def compiles_step_products(fgraph: FunctionGraph) -> bool:
     """Whether a graph may hold `StepProducts`."""
-    return any(isinstance(feature, CompilesStepProducts) for feature in fgraph._features)
+    return bool(features(fgraph, CompilesStepProducts))

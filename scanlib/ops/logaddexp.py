@@ -20,6 +20,8 @@ from pytensor.scalar import basic as ps
 from pytensor.scalar.math import sigmoid
 from pytensor.tensor.elemwise import Elemwise
 
+from scanlib.source_keys import source_key
+
 
 class LogAddExp(ps.BinaryScalarOp):
     """``log(exp(x) + exp(y))`` of two real numbers, without overflow."""
@@ -44,8 +46,8 @@ class LogAddExp(ps.BinaryScalarOp):
         else {z} = {y} + log1p(exp({x} - {y}));
         """
 
-    def c_code_cache_version(self) -> tuple[int, ...]:
-        return (1,)
+    def c_code_cache_version(self) -> tuple[str, ...]:
+        return (source_key(__name__),)
 
     def pullback(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], gout: Sequence[Variable]

@@ -17,6 +17,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType
 
 from scanlib._compat import copy_graph, freeze_graph
+from scanlib.lengths.steps import Source
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.scan import RandomScan, Scan
@@ -197,6 +198,15 @@ class Loop:
             *(carry.value for carry in self.carries),
             *(non_sequence.inner for non_sequence in self.non_sequences),
         ]
+
+    def sources(self) -> dict[Variable, Source]:
+        """Return where the inputs of one step come from."""
+        return {
+            **{part.row: Source(part.outer, 1) for part in self.sequences},
+            **{tap: Source(part.initial, 1) for part in self.states for tap in part.taps.values()},
+            **{part.value: Source(part.initial, 0) for part in self.carries},
+            **{part.inner: Source(part.outer, 0, fixed=True) for part in self.non_sequences},
+        }
 
     def body_outputs(self) -> list[Variable]:
         """Return the outputs of one step in the signature's order."""

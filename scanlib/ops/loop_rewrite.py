@@ -20,6 +20,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, NodeRewriter, dfs_rewriter
 from pytensor.graph.utils import InconsistencyError
 
+from scanlib._compat import features
 from scanlib.ops.scan import Scan
 
 _logger = logging.getLogger("scanlib.rewrites")
@@ -49,13 +50,12 @@ class FailureRecord(Feature):
 
 def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:
     """Return the errors in the rewrites of a graph."""
-    found = (each for each in fgraph._features if isinstance(each, FailureRecord))
-    return [failure for each in found for failure in each.failures]
+    return [failure for each in features(fgraph, FailureRecord) for failure in each.failures]
 
 
 def note_failure(fgraph: FunctionGraph, failure: RewriteFailure) -> None:
     """Keep an error with the graph in whose rewrites it occurred."""
-    record = next((each for each in fgraph._features if isinstance(each, FailureRecord)), None)
+    record = next(iter(features(fgraph, FailureRecord)), None)
     if record is None:
         record = FailureRecord()
         fgraph.attach_feature(record)

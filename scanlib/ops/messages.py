@@ -1,6 +1,23 @@
 """The texts of run-time errors: one home, shared by the Python loop and the compiled one."""
 
-from scanlib.ops.signature import Labels, Signature
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import Subtensor
+
+from scanlib.ops.signature import BodyInputs, Labels, Signature
+
+UNKNOWN = "..."  # stands for a value that has no name
+DEPTH = 3  # of the expressions in messages
+MOST_OPERANDS = 4
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "true_div": "/", "pow": "**"}
 
 
 def loop_title(name: str | None, function: str = "scan") -> str:
@@ -8,7 +25,7 @@ def loop_title(name: str | None, function: str = "scan") -> str:
     return f"{function} `{name}`" if name else function
 
 
-def _title(kind: str, position: int, name: str | None) -> str:
+def title(kind: str, position: int, name: str | None) -> str:
     return f"{kind} `{_escaped(name)}`" if name else f"{kind} number {position} (counted from 0)"
 
 
@@ -32,44 +49,68 @@ class Messages:
 
     def sequence_length(self, position: int) -> str:
         """Numbers: rows of this sequence, steps."""
-        title = _title("sequence", position, self.labels.sequences[position])
+        text = title("sequence", position, self.labels.sequences[position])
         needed = (
             "the loop takes n_steps={} steps"
             if self.signature.has_n_steps
             else "another sequence of the loop has {} rows"
         )
         return (
-            f"{self.prefix}{title} gives {{}} rows, but {needed}; "
+            f"{self.prefix}{text} gives {{}} rows, but {needed}; "
             "pass a longer sequence or fewer steps"
         )
 
     def initial_rows(self, position: int) -> str:
         """Numbers: initial rows of this state."""
-        title = _title("state", position, self.labels.states[position])
+        text = title("state", position, self.labels.states[position])
         taps = list(self.signature.taps[position])
         depth = self.signature.depths[position]
-        return f"{self.prefix}{title} needs {depth} initial rows for its taps {taps}, got {{}}"
+        return f"{self.prefix}{text} needs {depth} initial rows for its taps {taps}, got {{}}"
 
     def state_shape(self, position: int, axis: int) -> str:
         """Numbers: step, expected size, size that came."""
-        title = _title("state", position, self.labels.states[position])
+        text = title("state", position, self.labels.states[position])
         return (
-            f"{self.prefix}{title} changed its shape at step {{}}: axis {axis} of its initial "
+            f"{self.prefix}{text} changed its shape at step {{}}: axis {axis} of its initial "
             "value has size {}, the value returned by the step has size {}; "
             "give an initial value of the full shape"
         )
 
     def output_shape(self, position: int, axis: int) -> str:
         """Numbers: step, expected size, size that came."""
-        title = _title("output", position, self.labels.outputs[position])
+        text = title("output", position, self.labels.outputs[position])
         return (
-            f"{self.prefix}{title} changed its shape at step {{}}: axis {axis} had size {{}} "
+            f"{self.prefix}{text} changed its shape at step {{}}: axis {axis} had size {{}} "
             "in the steps before, now it has size {}; outputs are stacked and must keep their shape"
         )
 
     def index_range(self) -> str:
         """Numbers: step, index."""
         return f"{self.prefix}step {{}} uses the index {{}}, which lies outside the indexed array"
+
+    def channel_sizes(self, first: str, second: str) -> str:
+        """Numbers: the sizes of two arrays along axes that should agree."""
+        return (
+            f"{self.prefix}Incompatible Elemwise input shapes: "
+            f"{first} has size {{}} and {second} has size {{}}"
+        )
+
+    def at_step(self, inner: BodyInputs) -> NodeMessages:
+        """Return the templates for the nodes of a step with some inputs."""
+        labels, names = self.labels, dict[Variable, str | None]()
+        names.update(zip(inner.rows, labels.sequences, strict=False))
+        for taps, offsets, name in zip(
+            inner.taps, self.signature.taps, labels.states, strict=False
+        ):
+            if name:
+                names.update(
+                    (tap, name if offset == -1 else f"{name}[{offset}]")
+                    for offset, tap in zip(offsets, taps, strict=True)
+                )
+        names.update(zip(inner.carries, labels.carries, strict=False))
+        names.update(zip(inner.non_sequences, labels.non_sequences, strict=False))
+        known = {variable: name for variable, name in names.items() if name}
+        return NodeMessages(self.prefix, " at step {}", known)
 
     def missing_steps(self) -> str:
         """A constant text, for `IndexError`."""
@@ -78,3 +119,84 @@ class Messages:
             f"{self.title}a row was read that the loop did not write: "
             f"it took fewer than {steps} step(s)"
         )
+
+
+class NodeMessages:
+    """Templates for the errors of nodes: of a step, whose number comes first, or outside of loops.
+
+    Parameters
+    ----------
+    prefix : str
+        What they begin with: the loop.
+    place : str
+        What is said of the place: the step.
+    names : mapping
+        Of variables that have other names than their own.
+    """
+
+    def __init__(
+        self, prefix: str = "", place: str = "", names: Mapping[Variable, str] | None = None
+    ) -> None:
+        self.prefix, self.place, self.names = prefix, place, names or {}
+
+    def template(self, what: Apply | Variable, detail: str) -> str:
+        """Return the template for an error of a node or of an input."""
+        text = self._node(what, DEPTH) if isinstance(what, Apply) else self._value(what, DEPTH)
+        return self._whole("" if text == UNKNOWN else text, detail)
+
+    def index(self, array: Variable, index: Variable, axis: int) -> str:
+        """Return the template for an index outside of an array; numbers: index, length."""
+        text = f"{_operand(self._value(array, DEPTH))}[{self._value(index, DEPTH)}]"
+        return self._whole(text, out_of_bounds("{}", axis))
+
+    def _whole(self, text: str, detail: str) -> str:
+        middle = f"{_escaped(text)}{self.place}".strip()
+        return f"{self.prefix}{middle}: {detail}" if middle else f"{self.prefix}{detail}"
+
+    def _value(self, variable: Variable, depth: int) -> str:
+        name = self.names.get(variable) or variable.name
+        if name:
+            return name
+        if isinstance(variable, Constant):
+            size = getattr(variable.data, "size", 1)
+            return str(variable.data) if size == 1 else UNKNOWN
+        if variable.owner is None or depth == 0:
+            return UNKNOWN
+        return self._node(variable.owner, depth)
+
+    def _node(self, node: Apply, depth: int) -> str:
+        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+        if isinstance(op, TensorFromScalar | ScalarFromTensor):
+            return self._value(node.inputs[0], depth)
+        if isinstance(op, DimShuffle):
+            text = self._value(node.inputs[0], depth)
+            turned = tuple(reversed(range(op.input_ndim)))
+            return f"{_operand(text)}.T" if op.new_order == turned and len(turned) > 1 else text
+        given = [self._value(inp, depth - 1) for inp in node.inputs[:MOST_OPERANDS]]
+        if isinstance(op, Dot):
+            return " @ ".join(map(_operand, given))
+        if isinstance(op, Subtensor):
+            return f"{_operand(given[0])}[{', '.join(given[1:]) or UNKNOWN}]"
+        kind = op.scalar_op if isinstance(op, Elemwise) else op
+        name = getattr(kind, "name", None) or re.sub(
+            r"(?<=[a-z])(?=[A-Z])", "_", type(kind).__name__
+        )
+        if name in SYMBOLS:
+            return f" {SYMBOLS[name]} ".join(map(_operand, given))
+        given += [UNKNOWN] * (len(node.inputs) > MOST_OPERANDS)
+        return f"{name.lower()}({', '.join(given)})"
+
+
+def _operand(text: str) -> str:
+    """Return a text as a part of an expression."""
+    return f"({text})" if re.search(r" [-+*/@]+ (?![^(\[]*[)\]])", text) else text
+
+
+def out_of_bounds(index: object, axis: int) -> str:
+    """Return the template of what is wrong with an index; it gets the length of the axis."""
+    return f"index {index} is out of bounds for axis {axis} with size {{}}"
+
+
+def shape_text(ndim: int) -> str:
+    """Return the template of a shape, as Python writes it."""
+    return f"({', '.join(['{}'] * ndim)}{',' if ndim == 1 else ''})"

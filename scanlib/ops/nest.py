@@ -21,9 +21,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
-from scanlib.ops.graph import constant_integer, is_tensor, row_type, substitute
+from scanlib.ops.graph import is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.segments import SplitRows

@@ -21,8 +21,9 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.type import TensorType
+
+from scanlib._compat import vectorize_rule
 
 
 class OneRow(Op):
@@ -83,7 +84,7 @@ class OneRow(Op):
         return [self(tangent)]
 
 
-@_vectorize_node.register(OneRow)
+@vectorize_rule.register(OneRow)
 def vectorize_one_row(op: OneRow, node: Apply, batched: Variable) -> list[Variable]:
     """Return the first rows of a batch of arrays."""
     rank = batched.type.ndim - node.inputs[0].type.ndim

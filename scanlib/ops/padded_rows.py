@@ -15,6 +15,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.link.c.op import COp
 from pytensor.tensor.type import TensorType
 
+from scanlib.lengths.steps import Rows, Steps
+from scanlib.source_keys import source_key
+
 
 class PaddedRows(COp):
     """The given rows, followed by rows of zeros up to a length: a view if there are enough."""
@@ -27,6 +30,10 @@ class PaddedRows(COp):
         length = pt.cast(pt.as_tensor_variable(length), "int64")
         out = TensorType(rows.type.dtype, shape=(None, *rows.type.shape[1:]))()
         return Apply(self, [rows, length], [out])
+
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what there is to say of lengths: the given one counts, not that of the rows."""
+        return Steps(node.inputs[1], [], [Rows(0, each_step=True)], node.inputs[:1])
 
     def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
         node, shapes = arguments[-2:]
@@ -63,5 +70,5 @@ class PaddedRows(COp):
         }}
         """
 
-    def c_code_cache_version(self) -> tuple[int, ...]:
-        return (1,)
+    def c_code_cache_version(self) -> tuple[str, ...]:
+        return (source_key(__name__),)

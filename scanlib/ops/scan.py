@@ -12,7 +12,6 @@ previous states are views of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,13 +24,13 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
+from scanlib.lengths.steps import Steps
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import load_backends, runner_for
 from scanlib.ops.frozen_body import HasFrozenBody
-from scanlib.ops.graph import constant_integer
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
@@ -121,21 +120,9 @@ class Scan(HasFrozenBody, HasDerivatives, PrintedOp):
         )
         return self.signature.join_inputs(groups)
 
-    def static_length(self, inputs: Sequence[Variable]) -> int | None:
-        """Return the number of steps where it is known when the graph is built.
-
-        Where a number of steps is given, sequences do not tell: they may have another length,
-        which is an error when the loop runs.
-        """
-        if self.signature.has_stop:
-            return None
-        outer = self.signature.split_inputs(inputs)
-        if outer.n_steps is not None:
-            return constant_integer(outer.n_steps)
-        for sequence in outer.sequences:
-            if sequence.type.shape[0] is not None:
-                return sequence.type.shape[0]
-        return None
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what the loop says of lengths."""
+        return self.signature.steps_of(node.inputs)
 
     def make_node(self, *inputs: Variable) -> Apply:
         expected = self.outer_input_types()
@@ -145,7 +132,7 @@ class Scan(HasFrozenBody, HasDerivatives, PrintedOp):
             self._check_input(i, variable, type)
             for i, (variable, type) in enumerate(zip(inputs, expected, strict=True))
         ]
-        length = self.static_length(checked)
+        length = self.signature.steps_of(checked).known()
         inner = self.signature.split_body_inputs(self.body.inputs)
         result = self.signature.split_body_outputs(self.body.outputs)
         histories = []

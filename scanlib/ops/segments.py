@@ -24,12 +24,12 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.common_lengths import common
+from scanlib._compat import vectorize_rule
+from scanlib.lengths.batches import common
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import constant_integer
 
 
 def _integer(value: Any) -> Variable:
@@ -332,8 +332,8 @@ def _common(size: Variable) -> Variable:
     return found
 
 
-@_vectorize_node.register(SplitRows)
-@_vectorize_node.register(SegmentStarts)
+@vectorize_rule.register(SplitRows)
+@vectorize_rule.register(SegmentStarts)
 def vectorize_rows(op: Op, node: Apply, batched: Variable, *sizes: Variable) -> list[Variable]:
     """Cut a batch of arrays; the batch stands behind time meanwhile."""
     rank = batched.type.ndim - node.inputs[0].type.ndim
@@ -342,8 +342,8 @@ def vectorize_rows(op: Op, node: Apply, batched: Variable, *sizes: Variable) -> 
     return [pt.moveaxis(cut, tuple(range(2, rank + 2)), tuple(range(rank)))]
 
 
-@_vectorize_node.register(MergeRows)
-@_vectorize_node.register(PlacedStarts)
+@vectorize_rule.register(MergeRows)
+@vectorize_rule.register(PlacedStarts)
 def vectorize_merged(op: Op, node: Apply, batched: Variable, *sizes: Variable) -> list[Variable]:
     """Put the segments of a batch of arrays together."""
     rank = batched.type.ndim - node.inputs[0].type.ndim
@@ -352,7 +352,7 @@ def vectorize_merged(op: Op, node: Apply, batched: Variable, *sizes: Variable) -
     return [pt.moveaxis(merged, tuple(range(1, rank + 1)), tuple(range(rank)))]
 
 
-@_vectorize_node.register(JoinRows)
+@vectorize_rule.register(JoinRows)
 def vectorize_joined(
     op: JoinRows, node: Apply, segments: Variable, tail: Variable
 ) -> list[Variable]:

@@ -16,7 +16,8 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import cloneable
-from scanlib.ops.graph import constant_index, depends_on, is_tensor, substitute
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
 

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from scanlib.lengths.steps import Rows, Steps
+
 
 class OuterInputs(NamedTuple):
     """The inputs of a loop, by role. `n_steps` is None where the sequences give the length."""
@@ -154,6 +156,17 @@ class Signature:
     def split_outputs(self, flat: Sequence) -> OuterOutputs:
         """Split the flat outputs of a loop."""
         return OuterOutputs(*_split(flat, self.n_states, self.n_carries, self.n_outputs))
+
+    def steps_of(self, flat: Sequence) -> Steps:
+        """Return what a loop on these inputs says of lengths."""
+        outer = self.split_inputs(flat)
+        histories = (
+            Rows(depth, each_step=not untraced)
+            for depth, untraced in zip(self.depths, self.untraced, strict=True)
+        )
+        rows = [*histories, *[None] * self.n_carries, *[Rows(0, each_step=True)] * self.n_outputs]
+        like = [*outer.initials, *outer.carries, *[None] * self.n_outputs]
+        return Steps(outer.n_steps, outer.sequences, rows, like, self.has_stop)
 
     def split_body_inputs(self, flat: Sequence) -> BodyInputs:
         """Split the flat inputs of one step."""

@@ -16,6 +16,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import Subtensor
 
+from scanlib._compat import features
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.linear_scan import LinearScan
@@ -72,8 +73,7 @@ def _has_loops(fgraph: FunctionGraph) -> bool:
 
 def _had_loops(fgraph: FunctionGraph) -> bool:
     """Whether a graph in numba mode had loops before they were taken apart."""
-    marks = [f for f in fgraph._features if isinstance(f, CompilesStepProducts)]
-    return any(mark.has_loops for mark in marks)
+    return any(mark.has_loops for mark in features(fgraph, CompilesStepProducts))
 
 
 def _is_contiguous(variable: Variable) -> bool:

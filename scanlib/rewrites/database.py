@@ -40,22 +40,22 @@ position  rewrite                          why there
 from pytensor.compile.mode import optdb
 
 from scanlib.ops.loop_rewrite import WhereLoopsAre
-from scanlib.rewrites.absorb_sums import SumsIntoLoops
-from scanlib.rewrites.adopt import AdoptLoops
-from scanlib.rewrites.associative_to_loop import AssociativeToLoop
-from scanlib.rewrites.batched_lengths import slice_whole_batch
-from scanlib.rewrites.checkpointed_loops import slice_starts
-from scanlib.rewrites.choices import StoreChoices
+from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
-from scanlib.rewrites.lower_elementwise import LowerElementwiseLoops
-from scanlib.rewrites.lower_linear import LowerLinearLoops
+from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
+from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
+from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.padding import pad_rows_of_loops
-from scanlib.rewrites.parameter_checks import NAMES, ChecksInSteps
-from scanlib.rewrites.reuse import ReuseForwardValues
-from scanlib.rewrites.simplify import CheckLastRows, SimplifyLoops
-from scanlib.rewrites.split import SplitLoops
-from scanlib.rewrites.unused import fill_mask
+from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
+from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
+from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
+from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
+from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
+from scanlib.rewrites.simplify.unused import fill_mask
+from scanlib.rewrites.split.reuse import ReuseForwardValues
+from scanlib.rewrites.split.split import SplitLoops
+from scanlib.rewrites.split.stored_choices import StoreChoices
 
 # The first is for modes that include it by name, the second for the whole process.
 optdb.register("scanlib_adopt", AdoptLoops(when_enabled=False), position=0.04)

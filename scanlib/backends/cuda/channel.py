@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scanlib.backends.cuda.computed_places import WRONG
 from scanlib.backends.cuda.parameters import Array
-from scanlib.backends.cuda.places import WRONG
-from scanlib.backends.cuda.scalars import item_type
+from scanlib.backends.cuda.scalar_code import item_type
 
 if TYPE_CHECKING:
     from scanlib.backends.cuda.printer import LoopWriter

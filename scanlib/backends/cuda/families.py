@@ -30,10 +30,10 @@ import pytensor.scalar.basic as ps
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.backends.cuda.scalars import computed
+from scanlib.backends.cuda.scalar_code import computed
+from scanlib.kernels.elementary import FORMATS, vector_function
 from scanlib.kernels.language import Value, Writer
 from scanlib.kernels.scalars import PAIR_RULES, RULES, Number, Pair, pair_product, parts_of
-from scanlib.kernels.vectors import FORMATS, vector_function
 from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
 
 Numbers = tuple[Any, ...]  # each real or complex

@@ -11,7 +11,7 @@ import numpy as np
 
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channels import Place
+from scanlib.ops.channel_plan import Place
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import (
     InitialRowsError,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytensor.graph.basic import Variable
 
-from scanlib.backends.cuda.scalars import item_type
+from scanlib.backends.cuda.scalar_code import item_type
 
 if TYPE_CHECKING:
     from scanlib.backends.cuda.printer import LoopWriter

@@ -27,12 +27,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scanlib.backends.cuda.cpp_lines import Source
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import SHARED, template
-from scanlib.backends.cuda.scalars import computed, item_type, memory_type
-from scanlib.backends.cuda.source import Source
+from scanlib.backends.cuda.scalar_code import computed, item_type, memory_type
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.printers.c import print_functions
-from scanlib.kernels.vectors import vector_function
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import Axes
 from scanlib.ops.linear_scan import LinearScan

@@ -28,18 +28,18 @@ from pytensor.graph.basic import Variable
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.channel import whole_sums, write_channel
+from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter
+from scanlib.backends.cuda.cpp_lines import Source
 from scanlib.backends.cuda.families import composed_recurrences
 from scanlib.backends.cuda.items import write_fixed, write_results, write_rows
 from scanlib.backends.cuda.parameters import Array, Parameters
-from scanlib.backends.cuda.places import WRONG, PlaceWriter
-from scanlib.backends.cuda.scalars import Code, ScalarUnit, item_type, memory_type
-from scanlib.backends.cuda.source import Source
+from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, item_type, memory_type
 from scanlib.backends.cuda.summary import SummaryWriter
 from scanlib.backends.cuda.sums import SumWriter
 from scanlib.backends.cuda.support import check_supported
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channels import ChannelPlan
+from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.positions import has_positions, loaded
 

@@ -9,7 +9,7 @@ import pytensor.scalar.basic as ps
 from pytensor.graph.basic import Apply, Variable
 
 from scanlib.backends.cuda.families import AFFINE, Composed, Numbers, is_nan, size
-from scanlib.backends.cuda.scalars import Code, computed, item_type, parts
+from scanlib.backends.cuda.scalar_code import Code, computed, item_type, parts
 from scanlib.kernels.language import BOOL, Value
 from scanlib.kernels.scalars import Number
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scanlib.backends.cuda.places import check_places
+from scanlib.backends.cuda.computed_places import check_places
 from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channels import ChannelPlan
+from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
 DEPTH = 8  # of states whose past values are kept in registers

@@ -11,8 +11,7 @@ from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import C_CODE, calling_lines, make_thunk
 from scanlib.kernels.compiled import program_key
 from scanlib.ops.c_code import NODE_NAME, CCode, NoCCodeError, register_c_printer
-
-VERSION = 2
+from scanlib.source_keys import source_key
 
 
 @register_c_printer
@@ -40,6 +39,6 @@ def call_program(node: Apply) -> CCode:
     return CCode(
         helpers=C_CODE,
         functions="\n".join([f"{head} {{", *(f"  {line}" for line in lines), "}", ""]),
-        version=("scanlib", VERSION, program_key(program)),
+        version=(source_key(__name__), program_key(program)),
         make_thunk=partial(make_thunk, program),
     )

@@ -14,8 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from pytensor.configdefaults import config
-from pytensor.link.c.cmodule import std_lib_dirs, std_libs
 
+from scanlib._compat import PYTHON_LIBRARIES, PYTHON_LIBRARY_FOLDERS
 from scanlib.kept_files import kept
 
 
@@ -34,8 +34,8 @@ def python_options() -> list[str]:
     if sys.platform == "darwin":
         options += ["-undefined", "dynamic_lookup"]
     if sys.platform == "win32":
-        options += [f"-L{folder}" for folder in std_lib_dirs()]
-        options += [f"-l{library}" for library in std_libs()]
+        options += [f"-L{folder}" for folder in PYTHON_LIBRARY_FOLDERS()]
+        options += [f"-l{library}" for library in PYTHON_LIBRARIES()]
     return options
 
 

@@ -4,11 +4,12 @@
  * as long as the process runs (`scanlib/backends/handler/programs.py`).
  */
 #include <Python.h>
+#include <chrono>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_FRAME = 9, SCANLIB_WORDS = 240 };
+enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_FRAME = 11, SCANLIB_WORDS = 240 };
 
 /* An input or output: the word of its address, and for an output that of its first row. */
 struct scanlib_array {
@@ -84,8 +85,14 @@ struct scanlib_call {
   }
 };
 
-/* Asks Python, whose lock this thread does not hold, whether to go on. */
-static int scanlib_ask() {
+/* Asks Python, whose lock this thread does not hold, whether to go on: not often, since other threads
+ * may have the lock for a while. */
+static int scanlib_ask(void *) {
+  using clock = std::chrono::steady_clock;
+  static thread_local clock::time_point next;
+  const clock::time_point now = clock::now();
+  if (now < next) return 0;
+  next = now + std::chrono::milliseconds(20);
   const PyGILState_STATE state = PyGILState_Ensure();
   const int wanted = PyErr_CheckSignals();
   PyGILState_Release(state);

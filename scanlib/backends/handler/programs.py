@@ -17,8 +17,9 @@ from pytensor.graph.basic import Apply
 from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.compiled import compile_program, program_key
-from scanlib.kernels.driver import ENTRY, FRAME, raise_failure
+from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.arrays import array_program
 from scanlib.kernels.schedules.choice import elementwise_program
@@ -136,7 +137,7 @@ def result_shapes(
     prepare = ENTRY(_described[key][1].entries["prepare_entry"])
     code = prepare(table.ctypes.data, frame.ctypes.data)
     if code:
-        raise_failure(program, code, frame[1:])
+        raise_failure(program, code, frame[NUMBERS:])
     found = []
     for output, place in zip(program.outputs, words.outputs, strict=True):
         shape = table[place + 1 : place + 1 + output.type.ndim].tolist()

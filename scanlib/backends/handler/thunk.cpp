@@ -236,16 +236,6 @@ static int execute(Thunk *self) {
   if (!run_thunk(self)) return 0;
   PyObject *found[3];
   PyErr_Fetch(found, found + 1, found + 2);
-  /* PyTensor adds to texts, and would lose the numbers beside them. */
-  if (found[1] && PyErr_GivenExceptionMatches(found[0], PyExc_Exception)) {
-    PyObject *text = PyObject_Str(found[1]);
-    if (text) {
-      Py_DECREF(found[1]);
-      found[1] = text;
-    } else {
-      PyErr_Clear();
-    }
-  }
   for (int k = 0; k < 3; k++) {
     if (!found[k]) {
       Py_INCREF(Py_None);

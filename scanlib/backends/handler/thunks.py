@@ -18,8 +18,8 @@ from pytensor.scalar.basic import ScalarType
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.handler.library import identity, load_library, python_options, source
 from scanlib.backends.handler.programs import address, registered
-from scanlib.kernels.driver import compiled_runner
 from scanlib.kernels.program import LoopProgram
+from scanlib.kernels.python_driver import compiled_runner
 
 OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 

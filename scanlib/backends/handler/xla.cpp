@@ -77,7 +77,9 @@ static XLA_FFI_Error *raised(XLA_FFI_CallFrame *frame, scanlib_call &call, int64
 }
 
 /* Signals are for the main thread, which is this one where XLA does not call from another. */
-static int ask() { return PyThread_get_thread_ident() == main_thread ? scanlib_ask() : 0; }
+static int ask(void *frame) {
+  return PyThread_get_thread_ident() == main_thread ? scanlib_ask(frame) : 0;
+}
 
 /* A result as large as that is fresh memory: pages of 2 MB are quicker to get than many of 4 KB. */
 static void ask_for_large_pages(const scanlib_array &kind, const XLA_FFI_Buffer *buffer) {

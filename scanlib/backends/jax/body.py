@@ -13,10 +13,10 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify
-from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.tensor.shape import Shape_i
 
 from scanlib._compat import thaw_graph
+from scanlib._compat.jax import JAXShapeTuple
 from scanlib.ops.graph import is_numeric
 from scanlib.ops.linker_features import NeedsKnownLengths
 from scanlib.ops.scan import Scan

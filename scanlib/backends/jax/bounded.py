@@ -35,7 +35,9 @@ SQUARE = (
 )
 STEPS = (
     "Those of a loop are as many as it takes steps. Return it from the function, read rows of it, "
-    "or reduce, accumulate or sort it along time; or give the loop a fixed number of steps"
+    "or reduce, accumulate or sort it along time. For anything else give the loop `n_steps` and no "
+    "`until`, or let it run over all steps and say by a mask, pt.where(mask, x, 0), which of them "
+    'count, or compile with mode="NUMBA"'
 )
 
 
@@ -66,26 +68,31 @@ def number_of(value: Any) -> Any:
 
 
 class Bounded:
-    """The first `length` rows of a buffer.
+    """The first `length` items of a buffer along time.
 
     Parameters
     ----------
     rows : jax.Array
-        Shape (capacity, …).
+        Shape (capacity, …) if time is the first axis.
     length : jax.Array or int
-        The number of rows that count.
+        How many items of the buffer count.
     origin : str
         What made it, for messages.
+    time : int, optional
+        The axis that has an unknown length. Loops and slices take arrays that have it first, where
+        `moved` puts it.
     """
 
-    def __init__(self, rows: Any, length: Any, origin: str) -> None:
+    def __init__(self, rows: Any, length: Any, origin: str, time: int = 0) -> None:
         self.rows = rows
         self.length = length
         self.origin = origin
+        self.time = time
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return (self.length, *self.rows.shape[1:])
+        shape = self.rows.shape
+        return (*shape[: self.time], self.length, *shape[self.time + 1 :])
 
     @property
     def ndim(self) -> int:
@@ -97,30 +104,28 @@ class Bounded:
 
     @property
     def capacity(self) -> int:
-        return self.rows.shape[0]
+        return self.rows.shape[self.time]
 
-    @property
-    def time(self) -> int:
-        """The axis whose length is not known; another one of `Across` (`across`)."""
-        return 0
+    def like(self, rows: Any, time: int | None = None) -> Bounded:
+        """Return an array of the same length in another buffer."""
+        return Bounded(rows, self.length, self.origin, self.time if time is None else time)
 
-    @property
-    def first(self) -> Bounded:
-        """The array with time as its first axis."""
-        return self
+    def moved(self, time: int) -> Bounded:
+        """Return the array with time as another axis."""
+        return self.like(jnp.moveaxis(self.rows, self.time, time), time)
+
+    def cut(self, capacity: int) -> Any:
+        """Return as much of the buffer."""
+        return jax.lax.slice_in_dim(self.rows, 0, capacity, axis=self.time)
 
     def valid(self) -> Any:
-        """Return, for each row of the buffer, whether it counts; shape (capacity, 1 …)."""
+        """Return, for each place in time, whether it counts; with as many axes as the buffer."""
         counts = jnp.arange(self.capacity) < self.length
-        return counts.reshape((-1, *(1 for _ in self.rows.shape[1:])))
+        return counts.reshape([-1 if k == self.time else 1 for k in range(self.ndim)])
 
     def filled(self, value: Any = 0) -> Any:
-        """Return the buffer with `value` in the rows that do not count."""
+        """Return the buffer with `value` where it does not count."""
         return jnp.where(self.valid(), self.rows, jnp.asarray(value, self.rows.dtype))
-
-    def whole(self) -> Any:
-        """Return the buffer with its axes in the order of the array's."""
-        return self.rows
 
     def __jax_array__(self) -> Any:
         raise UnknownLengthError(
@@ -131,7 +136,7 @@ class Bounded:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         if isinstance(self.length, jax.core.Tracer) or np.ndim(self.length):
             self.__jax_array__()
-        return np.asarray(self.rows)[: int(self.length)].astype(dtype or self.dtype)
+        return _counted(self.rows, self.length, self.time).astype(dtype or self.dtype)
 
     def __getitem__(self, index: Any) -> Any:
         first, *rest = index if isinstance(index, tuple) else (index,)
@@ -139,7 +144,7 @@ class Bounded:
         if isinstance(first, slice):
             taken: Any = self.slice(first.start, first.stop, first.step)
             if rest:
-                taken = Bounded(taken.rows[(slice(None), *rest)], taken.length, taken.origin)
+                taken = taken.like(taken.rows[(slice(None), *rest)])
             return taken
         if first is None or first is Ellipsis or np.ndim(first):
             self.__jax_array__()
@@ -195,21 +200,6 @@ def bound_of(bound: Any, length: Any, down: int = 0) -> Any:
     return from_start if known is not None else jnp.where(bound < 0, from_end, from_start)
 
 
-def slice_rows(array: Any, start: Any, stop: Any, origin: str) -> Any:
-    """Return ``array[start:stop]``, also for bounds that are not known when JAX compiles."""
-    start, stop = number_of(start), number_of(stop)
-    bounds = [None if bound is None else static_int(bound) for bound in (start, stop)]
-    if bounds[0] is not None or start is None:
-        first = bounds[0]
-        if isinstance(array, Bounded):
-            return array.slice(first, stop if bounds[1] is None else bounds[1], None)
-        if bounds[1] is not None or stop is None:
-            return array[first : bounds[1]]
-    if not isinstance(array, Bounded):
-        array = Bounded(array, array.shape[0], origin)
-    return array.slice(start, stop, None)
-
-
 def static_int(value: Any) -> int | None:
     """Return an integer that is known when JAX compiles, else None."""
     if isinstance(value, float | np.floating):
@@ -227,27 +217,36 @@ def known_number(value: Any) -> Any:
     return None
 
 
+def has_unknown_rows(array: Any) -> bool:
+    """Whether the number of rows of an array is not known."""
+    return isinstance(array, Bounded) and array.time == 0
+
+
 def rows_of(array: Any) -> Any:
     """Return an array, or the buffer of one of unknown length."""
-    return array.rows if isinstance(array, Bounded) else array
+    return array.rows if has_unknown_rows(array) else array
 
 
 def first_rows(array: Any, count: int) -> Any:
     """Return an array; of one of unknown length, so many rows, which must be all of it."""
-    return array.rows[:count] if isinstance(array, Bounded) else array
+    return array.rows[:count] if has_unknown_rows(array) else array
 
 
-def _flatten(value: Bounded) -> tuple[tuple[Any, Any], str]:
-    return (value.rows, value.length), value.origin
+def _counted(rows: Any, length: Any, time: int) -> np.ndarray:
+    return np.asarray(rows)[(*[slice(None)] * time, slice(int(length)))]
 
 
-def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
+def _flatten(value: Bounded) -> tuple[tuple[Any, Any], tuple[str, int]]:
+    return (value.rows, value.length), (value.origin, value.time)
+
+
+def _unflatten(origin: tuple[str, int], parts: tuple[Any, Any]) -> Any:
     rows, length = parts
     # What compiled code returns: the length has a value now, and the rows are cut to it. NumPy does
     # it, since JAX's compiled calls crash where what they return runs JAX while it is put together.
     if has_value(rows) and has_value(length) and not length.ndim:
-        return np.array(np.asarray(rows)[: int(length)])
-    return Bounded(rows, length, origin)
+        return np.array(_counted(rows, length, origin[1]))
+    return Bounded(rows, length, *origin)
 
 
 def has_value(array: Any) -> bool:

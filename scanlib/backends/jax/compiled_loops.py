@@ -18,7 +18,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
-from scanlib.backends.jax.bounded import Bounded, static_int
+from scanlib.backends.jax.bounded import has_unknown_rows, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     calling,
@@ -32,6 +32,7 @@ from scanlib.backends.jax.kernels import (
 )
 from scanlib.backends.jax.loops import JAXLoop, single
 from scanlib.backends.jax.platforms import on_platforms
+from scanlib.backends.jax.state_rows import count_steps
 from scanlib.backends.jax.until import run_until
 from scanlib.backends.jax.windows import Window, windows
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -50,7 +51,7 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
     def scan(*inputs: Any) -> Any:
         if op.signature.has_stop:
             return single(run_until(op, node, loop, kernels, inputs))
-        known = not any(isinstance(value, Bounded) for value in inputs)
+        known = not any(has_unknown_rows(value) for value in inputs)
         if op.signature.has_n_steps:
             known = known and static_int(inputs[0]) is not None
         if (not in_c and kernels is None) or not known:
@@ -69,7 +70,7 @@ def run_compiled(
 ) -> list[Any]:
     """Run a loop of a known number of steps by compiled code, or by kernels."""
     outer = op.signature.split_inputs(inputs)
-    number = loop.count(outer)
+    number = count_steps(outer.n_steps, outer.sequences)
     loop.check(outer, number)
     assert number.known is not None
     count, first = windows_of(op)

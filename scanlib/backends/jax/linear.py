@@ -20,10 +20,9 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import (
     Bounded,
-    Length,
     UnknownLengthError,
     first_rows,
-    number_of,
+    has_unknown_rows,
     rows_of,
     static_int,
 )
@@ -32,6 +31,7 @@ from scanlib.backends.jax.kernels import calling, target_for, words_of
 from scanlib.backends.jax.loops import single
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.platforms import on_platforms
+from scanlib.backends.jax.state_rows import StepCount, count_steps
 from scanlib.ops import linear_loop
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
@@ -55,15 +55,15 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
 
     def linear_scan(*inputs: Any) -> Any:
         values = [
-            value if isinstance(value, Bounded) else array_of(value, variable)
+            value if has_unknown_rows(value) else array_of(value, variable)
             for value, variable in zip(inputs, node.inputs, strict=True)
         ]
         if op.has_n_steps:
             values[0] = inputs[0]
         values[start] = first_rows(values[start], 1)
         parts = op.parts(values)
-        known = count_steps(op, parts)[1]
-        if not (target or has_kernels) or not known or any(isinstance(v, Bounded) for v in values):
+        known = _count(op, parts).known
+        if not (target or has_kernels) or not known or any(has_unknown_rows(v) for v in values):
             return run(op, parts)
         if op.has_n_steps:
             values[0] = static_int(values[0])
@@ -87,7 +87,7 @@ def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Callab
 
 def run(op: LinearScan, parts: Parts) -> Any:
     """Run the recurrence, one product per step."""
-    number, known, bound = count_steps(op, parts)
+    number, known, bound = _count(op, parts)
     if bound is None:
         return _run_unbounded(op, parts, number)
     check(op, parts, known)
@@ -121,24 +121,9 @@ def run(op: LinearScan, parts: Parts) -> Any:
     return history if known is not None else Bounded(history, number + 1, str(op))
 
 
-def count_steps(op: LinearScan, parts: Parts) -> tuple[Any, int | None, int | None]:
-    """Return the number of steps, its value if it is known to the compiler, and a bound."""
-    timed = [parts.offset] if parts.offset is not None else []
-    if op.coefficient == "steps":
-        timed.append(parts.matrix)
-    bound = min((len(rows_of(value)) for value in timed), default=None)
-    partial = [value.length for value in timed if isinstance(value, Bounded)]
-    if parts.n_steps is not None:
-        number = number_of(parts.n_steps)
-        if isinstance(parts.n_steps, Length):
-            bound = parts.n_steps.bound if bound is None else min(bound, parts.n_steps.bound)
-    else:
-        number = partial[0] if partial else len(timed[0])
-    known = static_int(number)
-    if known is not None:
-        return known, known, known
-    number = jnp.maximum(number, 0)
-    return (number if bound is None else jnp.minimum(number, bound)), None, bound
+def _count(op: LinearScan, parts: Parts) -> StepCount:
+    steps = op.steps(parts)
+    return count_steps(steps.n_steps, steps.sequences)
 
 
 def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
@@ -153,7 +138,7 @@ def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
         (parts.matrix, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
         (parts.right, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
     ):
-        if timed and value is not None and not isinstance(value, Bounded) and len(value) != steps:
+        if timed and value is not None and not has_unknown_rows(value) and len(value) != steps:
             raise SequenceLengthError(text, len(value), steps)
     rows = len(parts.initial)
     if rows != 1 and (steps or rows or op.untraced):

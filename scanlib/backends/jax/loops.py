@@ -25,16 +25,20 @@ from pytensor.graph.basic import Apply
 
 from scanlib.backends.jax.body import array_of, step_function
 from scanlib.backends.jax.bounded import (
-    Bounded,
-    Length,
     UnknownLengthError,
     first_rows,
-    number_of,
+    has_unknown_rows,
     rows_of,
-    static_int,
 )
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.state_rows import joined, last_rows, shifted, window_of
+from scanlib.backends.jax.state_rows import (
+    StepCount,
+    count_steps,
+    joined,
+    last_rows,
+    shifted,
+    window_of,
+)
 from scanlib.backends.jax.unknown_steps import run_unknown
 from scanlib.ops.errors import (
     InitialRowsError,
@@ -50,14 +54,6 @@ from scanlib.ops.signature import OuterInputs
 def single(results: list[Any]) -> Any:
     """Return results as PyTensor's linker takes them: one alone, several as a list."""
     return results[0] if len(results) == 1 else results
-
-
-class Steps(NamedTuple):
-    """How many steps a loop takes: `known` to the compiler or not, and at most `bound`."""
-
-    number: Any
-    known: int | None
-    bound: int | None
 
 
 class StepValues(NamedTuple):
@@ -93,7 +89,7 @@ class JAXLoop:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.typed(self.signature.split_inputs(inputs))
-        steps = self.count(outer)
+        steps = count_steps(outer.n_steps, outer.sequences)
         self.check(outer, steps)
         outer = outer._replace(
             initials=varying(outer.initials, inputs), carries=varying(outer.carries, inputs)
@@ -112,7 +108,7 @@ class JAXLoop:
         """Return the inputs as arrays of the body's dtypes."""
 
         def array(value: Any, variable: Any) -> Any:
-            return value if isinstance(value, Bounded) else array_of(value, variable)
+            return value if has_unknown_rows(value) else array_of(value, variable)
 
         return outer._replace(
             sequences=[array(*pair) for pair in zip(outer.sequences, self.inner.rows, strict=True)],
@@ -128,34 +124,14 @@ class JAXLoop:
             ],
         )
 
-    def count(self, outer: OuterInputs) -> Steps:
-        """Return the number of steps."""
-        whole = [len(s) for s in outer.sequences if not isinstance(s, Bounded)]
-        partial = [s for s in outer.sequences if isinstance(s, Bounded)]
-        room = [*whole, *(s.capacity for s in partial)]
-        bound = min(room) if room else None
-        if outer.n_steps is not None:
-            number = number_of(outer.n_steps)
-            if isinstance(outer.n_steps, Length):
-                bound = min([outer.n_steps.bound, *room])
-        elif partial:
-            number = partial[0].length
-        else:
-            number = bound
-        known = static_int(number)
-        if known is not None:
-            return Steps(known, known, known)
-        number = jnp.maximum(number, 0)
-        return Steps(number if bound is None else jnp.minimum(number, bound), None, bound)
-
-    def check(self, outer: OuterInputs, steps: Steps) -> None:
+    def check(self, outer: OuterInputs, steps: StepCount) -> None:
         """Raise what can be known to be wrong when JAX compiles."""
         known = steps.known
         if known is not None:
             if known < 0:
                 raise StepCountError(self.messages.negative_steps(), known)
             for i, sequence in enumerate(outer.sequences):
-                if not isinstance(sequence, Bounded) and len(sequence) != known:
+                if not has_unknown_rows(sequence) and len(sequence) != known:
                     message = self.messages.sequence_length(i)
                     raise SequenceLengthError(message, len(sequence), known)
             if known < self.signature.required_steps:

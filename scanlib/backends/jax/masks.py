@@ -30,7 +30,6 @@ from pytensor.tensor.subtensor import inc_subtensor, indices_from_subtensor, set
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
-from scanlib.backends.jax.across import UNKNOWN
 from scanlib.backends.jax.bounded import SELECTED, Bounded
 
 READS, WRITES = INDEX_READS[1:], INDEX_WRITES[1:]
@@ -57,7 +56,7 @@ def funcify_mask_places(op: MaskPlaces, node: Apply, **kwargs: Any) -> Callable[
     dtype = jax.dtypes.canonicalize_dtype("int64")
 
     def mask_places(mask: Any) -> Any:
-        chosen = jnp.asarray(mask.filled(False) if isinstance(mask, UNKNOWN) else mask) != 0
+        chosen = jnp.asarray(mask.filled(False) if isinstance(mask, Bounded) else mask) != 0
         count = chosen.sum(dtype=dtype)
         found = jnp.nonzero(chosen, size=chosen.size, fill_value=0)
         results = [Bounded(places.astype(dtype), count, SELECTED) for places in found]

@@ -20,7 +20,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
-from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import (
@@ -31,8 +30,8 @@ from pytensor.tensor.basic import (
     Split,
 )
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Reshape, Shape_i
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph, split_of
 from scanlib.backends.jax.checks import StaticCheck
@@ -40,11 +39,13 @@ from scanlib.backends.jax.known_inputs import needs_value
 from scanlib.backends.jax.masks import replace_masks
 from scanlib.backends.jax.rows import KNOWN, OnRows
 from scanlib.backends.jax.static import StaticNumber, StaticRange, StaticSplit, static_range
-from scanlib.backends.jax.step_bounds import bound_steps
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.backends.jax.unknown_lengths import lengths_in
 from scanlib.backends.jax.windows import read_in_place
-from scanlib.ops.linker_features import COMPUTE, SIDE_BY_SIDE, countable_scalars, data_in, is_scalar
+from scanlib.lengths.known import COMPUTE, SIDE_BY_SIDE, KnownLengths, countable_scalars, is_scalar
+from scanlib.ops.linker_features import (
+    data_in,
+)
 
 REASON = "scanlib_prepare_for_jax"
 
@@ -61,10 +62,7 @@ def prepare(fgraph: FunctionGraph) -> None:
     _make_splits(fgraph)
     _make_checks(fgraph)
     _keep_dtypes(fgraph)
-    lengths = lengths_in(fgraph, data)
-    if bound_steps(fgraph, lengths):
-        lengths = lengths_in(fgraph, data)
-    _wrap(fgraph, lengths.unknown)
+    _wrap(fgraph, lengths_in(fgraph, data))
     read_in_place(fgraph)
 
 
@@ -207,31 +205,27 @@ def _keep_dtypes(fgraph: FunctionGraph) -> None:
             fgraph.change_node_input(node, 0, cast, reason=REASON)
 
 
-def _wrap(fgraph: FunctionGraph, unknown: set[Variable]) -> None:
+def _wrap(fgraph: FunctionGraph, lengths: KnownLengths) -> None:
     """Put `OnRows` in front of Ops that read or give arrays of unknown length."""
+    unknown = lengths.unknown
     for node in fgraph.toposort():
         if not isinstance(node.op, KNOWN):
             continue
-        if _writes_rows(node) or any(v in unknown for v in [*node.inputs, *node.outputs]):
-            inputs = _shape_as_tuple(node) if isinstance(node.op, Reshape) else list(node.inputs)
-            new = Apply(OnRows(node.op), inputs, [out.type() for out in node.outputs])
+        has_unknown = any(v in unknown for v in [*node.inputs, *node.outputs])
+        if has_unknown or (isinstance(node.op, IncSubtensor) and _writes_rows(node, lengths)):
+            outputs = [out.type() for out in node.outputs]
+            new = Apply(OnRows(node.op), list(node.inputs), outputs)
             pairs = list(zip(node.outputs, new.outputs, strict=True))
             unknown.update(out for old, out in pairs if old in unknown)
             fgraph.replace_all(pairs, reason=REASON)
 
 
-def _shape_as_tuple(node: Apply) -> list[Variable]:
-    """Return the inputs of a `Reshape`, with sizes side by side; PyTensor does it where it sees the
-    Op."""
-    value, shape = node.inputs
-    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
-        return [value, shape]
-    return [value, JAXShapeTuple()(*shape.owner.inputs)]
-
-
-def _writes_rows(node: Apply) -> bool:
-    """Whether an Op adds rows to a slice of rows: `OnRows` does it without a scatter."""
-    if not isinstance(node.op, IncSubtensor) or len(node.op.idx_list) != 1:
-        return False
-    (index,) = node.op.idx_list
-    return isinstance(index, slice) and index.step is None
+def _writes_rows(node: Apply, lengths: KnownLengths) -> bool:
+    """Whether an Op adds rows to a slice of rows, which `OnRows` does without a scatter, or to a
+    slice by bounds that are not known."""
+    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    slices = [index for index in indices if isinstance(index, slice)]
+    if len(indices) == len(slices) == 1 and slices[0].step is None:
+        return True
+    bounds = [bound for index in slices for bound in (index.start, index.stop, index.step)]
+    return not all(map(lengths.has, bounds))

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from scanlib.backends.jax.bounded import Bounded, Length, UnknownLengthError, rows_of, static_int
+from scanlib.backends.jax.bounded import (
+    Bounded,
+    Length,
+    UnknownLengthError,
+    has_unknown_rows,
+    rows_of,
+    static_int,
+)
 from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
@@ -25,7 +32,7 @@ def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any
         first = rows_of(value)[:1]
         if op.zeros or not len(first):
             return jnp.zeros((1, *first.shape[1:]), first.dtype)
-        if isinstance(value, Bounded):
+        if has_unknown_rows(value):
             return jnp.where(jnp.asarray(value.length) > 0, first, jnp.zeros_like(first))
         return first
 
@@ -40,9 +47,11 @@ def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[
         known = length.bound if isinstance(length, Length) else static_int(length)
         if known is None:
             raise UnknownLengthError(
-                "the gradient of a sequence needs the length of the sequence when JAX compiles"
+                "the gradient of a sequence needs the length of the sequence when JAX compiles. "
+                "Cut all sequences of the loop alike, let it run over all rows and let pt.where "
+                'choose, or compile with mode="NUMBA"'
             )
-        values = rows.filled() if isinstance(rows, Bounded) else jnp.asarray(rows)
+        values = rows.filled() if has_unknown_rows(rows) else jnp.asarray(rows)
         missing = max(known - len(values), 0)
         padded = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))[:known]
         if isinstance(length, Length):

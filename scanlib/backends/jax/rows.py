@@ -1,18 +1,15 @@
 """PyTensor's own Ops on arrays of unknown length.
 
 `OnRows` stands in front of an Op of PyTensor's that reads rows of a loop of an unknown number of
-steps. On ordinary arrays it is that Op; on `Bounded` arrays, and on those
-that have time as another axis than the first (`scanlib.backends.jax.across`)
+steps. On ordinary arrays it is that Op. On `Bounded` arrays
 
 * elementwise Ops, dimshuffles and products with a matrix work on the whole buffer; where arrays of
   different lengths meet, the result is NaN;
-* slices keep track of the length, and a slice of an ordinary array by an unknown bound becomes
-  `Bounded`; what is added to or written into one leaves the other rows as they are
-  (`scanlib.backends.jax.sliced_rows`);
-* reductions, running sums, sorts and searches along time leave out the rows that do not count
-  (`scanlib.backends.jax.along_time`);
-* arrays are joined, read and written at places (`scanlib.backends.jax.gathered_rows`), and their
-  rows repeated (`scanlib.backends.jax.repeated_rows`).
+* what does not count holds what does not change the result where time is reduced, summed over in a
+  product, or sorted. It stands behind what counts, so running sums need no such thing;
+* arrays are joined, sliced, and read and written at places (`scanlib.backends.jax.indexed_rows`).
+
+Any other Op raises `UnknownLengthError`.
 """
 
 from __future__ import annotations
@@ -29,44 +26,26 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.basic import Alloc, AllocEmpty, Eye, Join
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import CumOp, Repeat, SearchsortedOp
+from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Argmax, Dot
-from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of
-from scanlib.backends.jax.across import (
-    UNKNOWN,
-    Across,
-    Plain,
-    common_time,
-    like,
-    time_first,
-    with_time,
-)
-from scanlib.backends.jax.along_time import (
-    accumulate,
-    argmax,
-    argsort,
-    reduce,
-    searchsorted,
-    softmax,
-    sort,
-)
+from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of, sort_axis
 from scanlib.backends.jax.bounded import (
     SQUARE,
     Bounded,
     Length,
     UnknownLengthError,
+    has_value,
     number_of,
-    rows_of,
     static_int,
 )
-from scanlib.backends.jax.gathered_rows import join, read, reshape, write
-from scanlib.backends.jax.repeated_rows import repeat
-from scanlib.backends.jax.sliced_rows import inc_subtensor, subtensor
+from scanlib.backends.jax.indexed_rows import inc_subtensor, join, read, subtensor, write
+
+Plain = Callable[..., Any]
 
 
 class OnRows(Op):
@@ -102,33 +81,39 @@ def funcify_on_rows(op: OnRows, node: Apply, **kwargs: Any) -> Callable[..., Any
     rule = next(rule for kind, rule in _RULES.items() if isinstance(op.core, kind))
 
     def on_rows(*inputs: Any) -> Any:
-        if rule not in (_alloc, _eye, _if_else, _specify_shape):
-            inputs = tuple(map(number_of, inputs))
-        return rule(core, plain, inputs)
+        if rule in _SIZED:
+            return rule(core, plain, inputs)
+        inputs = tuple(map(number_of, inputs))
+        has_time = any(isinstance(value, Bounded) for value in inputs)
+        return rule(core, plain, inputs) if has_time or rule in _ALWAYS else plain(*inputs)
 
     return on_rows
 
 
+# Sizes
+
+
 def _alloc(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     value, sizes = (inputs[0], inputs[1:]) if isinstance(node.op, Alloc) else (0, inputs)
-    if isinstance(value, UNKNOWN):
+    if isinstance(value, Bounded):
         time = value.time + len(sizes) - value.ndim
-        shape = [value.first.capacity if k == time else number_of(n) for k, n in enumerate(sizes)]
-        return like(value, jnp.broadcast_to(value.whole(), shape), time)
+        shape = [value.capacity if k == time else number_of(n) for k, n in enumerate(sizes)]
+        return value.like(jnp.broadcast_to(value.rows, shape), time)
     lengths = [axis for axis, size in enumerate(sizes) if isinstance(size, Length)]
     others = [static_int(size) for size in sizes if not isinstance(size, Length)]
     if len(lengths) > 1 or None in others:
         raise UnknownLengthError(
             "JAX needs to know when it compiles how large an array is; the function itself "
-            "computes its size from data"
+            "computes its size from data. Take an array of the greatest size and let pt.where "
+            'choose, give the size as an input, or compile with mode="NUMBA"'
         )
     if not lengths:
         return plain(*map(number_of, inputs))
     (time,) = lengths
     shape = [getattr(size, "bound", size) for size in sizes]
     value = jnp.asarray(value, dtype=jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype))
-    rows = jnp.moveaxis(jnp.broadcast_to(value, shape), time, 0)
-    return with_time(Bounded(rows, sizes[time].value, "an array of unknown length"), time)
+    rows = jnp.broadcast_to(value, shape)
+    return Bounded(rows, sizes[time].value, "an array of unknown length", time)
 
 
 def _eye(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
@@ -137,38 +122,70 @@ def _eye(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     return plain(*inputs)
 
 
+def _shape_i(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    (value,) = inputs
+    if node.op.i != value.time:
+        return value.shape[node.op.i]
+    return Length(value.length, value.capacity)
+
+
+def _specify_shape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    value, *sizes = inputs
+    sizes = [None if isinstance(size, Length) else size for size in sizes]
+    if not isinstance(value, Bounded):
+        return plain(value, *sizes)
+    if sizes[value.time] is not None and value.capacity:
+        value.__jax_array__()
+    sizes[value.time] = None
+    return value.like(plain(value.rows, *sizes))
+
+
+def _if_else(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    condition, *values = inputs
+    known, count = static_int(number_of(condition)), node.op.n_outs
+    pairs = list(zip(values[:count], values[count:], strict=True))
+    same = all(isinstance(one, int) and one == other for one, other in pairs)  # sizes
+    if known is not None or same:
+        chosen = values[:count] if known or same else values[count:]
+        return chosen[0] if count == 1 else chosen
+    return plain(number_of(condition), *map(_ordinary, map(number_of, values)))
+
+
+def _ordinary(value: Any) -> Any:
+    return value.__jax_array__() if isinstance(value, Bounded) else value
+
+
+# Item by item, and row by row
+
+
+def time_of(inputs: tuple[Any, ...]) -> int:
+    """Return the axis that has an unknown length in operands, one at least."""
+    values = [value for value in inputs if isinstance(value, Bounded)]
+    if len({value.time for value in values}) > 1:
+        values[0].__jax_array__()
+    return values[0].time
+
+
 def _elemwise(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    time = common_time(inputs)
-    if time is None:
-        return plain(*inputs)
-    plain, operands = time_first(plain, inputs, time)
-    found = _elemwise_rows(node, plain, operands)
-    results = found if isinstance(found, list) else [found]
-    results = [
-        with_time(result, time) if isinstance(result, Bounded) else jnp.moveaxis(result, 0, time)
-        for result in results
-    ]
-    return results if isinstance(found, list) else results[0]
-
-
-def _elemwise_rows(node: Apply, plain: Plain, inputs: list[Any]) -> Any:
     # Operands must have equal lengths, so one whose length is known tells that of the others.
+    time = time_of(inputs)
     bounded = [value for value in inputs if isinstance(value, Bounded)]
     first = bounded[0]
     known = [
-        len(value)
+        np.shape(value)[time]
         for value in inputs
-        if not isinstance(value, Bounded) and np.ndim(value) == first.ndim and len(value) != 1
+        if not isinstance(value, Bounded) and np.ndim(value) == first.ndim
     ]
+    known = [length for length in known if length != 1]
     capacity = min(value.capacity for value in bounded)
     if known and known[0] > capacity:
         first.__jax_array__()
     rows = known[0] if known else capacity
-    found = plain(*(v.rows[:rows] if isinstance(v, Bounded) else v for v in inputs))
+    found = plain(*(v.cut(rows) if isinstance(v, Bounded) else v for v in inputs))
     results = [found] if len(node.outputs) == 1 else found
     results = _where_equal([*(v.length for v in bounded), *known[:1]], results)
     if not known:
-        results = [Bounded(result, first.length, first.origin) for result in results]
+        results = [first.like(result) for result in results]
     return results[0] if len(node.outputs) == 1 else results
 
 
@@ -185,112 +202,115 @@ def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
 
 
 def _join(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    time = common_time(inputs)
-    if time is None or join_of(node)[0] != time:
+    axis, parts = join_of(node)
+    if axis != time_of(inputs):
         return _elemwise(node, plain, inputs)
-    plain, parts = time_first(plain, inputs, time)
-    return with_time(join(node, plain, tuple(parts)), time)
-
-
-def _scalars(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    return plain(*inputs)  # numbers computed from lengths
+    dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
+    return join(inputs[len(inputs) - len(parts) :], axis, dtype)
 
 
 def _dimshuffle(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     (value,) = inputs
-    if not isinstance(value, UNKNOWN):
-        return plain(value)
     order = tuple(node.op.new_order)
     if value.time not in order:  # dropped: its length is one
-        return plain(jax.lax.slice_in_dim(value.whole(), 0, 1, axis=value.time))
-    return like(value, plain(value.whole()), order.index(value.time))
+        return plain(value.cut(1))
+    return value.like(plain(value.rows), order.index(value.time))
 
 
 def _dot(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     left, right = inputs
-    if isinstance(right, Across):
-        if isinstance(left, Across):
-            right.__jax_array__()
-        columns = right.first
-        rows = jnp.dot(columns.rows, jnp.asarray(left).T)
-        found = Bounded(rows, columns.length, columns.origin)
-        return with_time(found, int(np.ndim(left) == 2))
-    if isinstance(left, Across) or isinstance(right, Bounded):
-        # Time is summed over: rows that do not count are zero on both sides.
-        if isinstance(left, Across):
-            left = left.first
-        elif not isinstance(left, Bounded) or left.ndim != 1:
-            right.__jax_array__()
-        known = [len(v) for v in (left, right) if not isinstance(v, Bounded)]
-        count = min([v.capacity for v in (left, right) if isinstance(v, Bounded)] + known)
-        first, second = (
-            value.filled()[:count] if isinstance(value, Bounded) else jnp.asarray(value)[:count]
-            for value in (left, right)
+    pairs = [(left, np.ndim(left) - 1), (right, 0)]  # with the axes that are summed over
+    sums = [isinstance(value, Bounded) and value.time == axis for value, axis in pairs]
+    if not any(sums):
+        if isinstance(left, Bounded):
+            return left.like(plain(left.rows, _ordinary(right)))
+        return right.like(plain(left, right.rows), node.outputs[0].type.ndim - 1)
+    # What does not count is zero on both sides.
+    filled = [
+        value.filled() if has_time else jnp.asarray(value)
+        for value, has_time in zip(inputs, sums, strict=True)
+    ]
+    count = min(value.shape[axis] for value, (_, axis) in zip(filled, pairs, strict=True))
+    return plain(
+        *(
+            jax.lax.slice_in_dim(value, 0, count, axis=axis)
+            for value, (_, axis) in zip(filled, pairs, strict=True)
         )
-        return jnp.tensordot(first, second, ((0,), (0,)))
-    if not isinstance(left, Bounded):
-        return plain(left, right)
-    if left.ndim != 2:
-        left.__jax_array__()
-    return Bounded(plain(left.rows, right), left.length, left.origin)
+    )
 
 
-def _shape_i(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+# Along an axis
+
+
+def time_after(axes: Any, ndim: int, time: int) -> int | None:
+    """Return where time is when a reduction took axes, None for all; None if it took time."""
+    taken = set(range(ndim)) if axes is None else {axis % ndim for axis in np.atleast_1d(axes)}
+    return None if time in taken else time - sum(axis < time for axis in taken)
+
+
+def _ends(value: Bounded) -> tuple[Any, Any]:
+    """Return what no item of an array is lower, and higher, than."""
+    dtype = np.dtype(value.dtype)
+    if dtype.kind == "b":
+        return False, True
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    if dtype.kind == "c":
+        value.__jax_array__()  # raises the error that says where the unknown length is from
+    return -np.inf, np.inf
+
+
+def _identity(value: Bounded, scalar_op: Any) -> Any:
+    """Return what does not change the result of a reduction."""
+    name = type(scalar_op).__name__
+    if name in ("Add", "OR", "XOR"):
+        return 0
+    if name in ("Mul", "MulWithoutZeros"):
+        return 1
+    if name == "AND":
+        return True if np.dtype(value.dtype).kind == "b" else -1
+    if name in ("ScalarMaximum", "Maximum"):
+        return _ends(value)[0]
+    if name in ("ScalarMinimum", "Minimum"):
+        return _ends(value)[1]
+    return value.__jax_array__()
+
+
+def _reduce(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    """Sums, products, extremes, `any` and `all`, and the place of the greatest item."""
     (value,) = inputs
-    if not isinstance(value, UNKNOWN):
-        return plain(value)
-    if node.op.i != value.time:
-        return value.shape[node.op.i]
-    return Length(value.first.length, value.first.capacity)
+    time = time_after(node.op.axis, value.ndim, value.time)
+    if time is not None:
+        return value.like(plain(value.rows), time)
+    if isinstance(node.op, Argmax):  # the first of equal ones, so that what counts wins
+        return plain(value.filled(_ends(value)[0]))
+    return plain(value.filled(_identity(value, node.op.scalar_op)))
 
 
-def _specify_shape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    value, *sizes = inputs
-    sizes = [None if isinstance(size, Length) else size for size in sizes]
-    if not isinstance(value, UNKNOWN):
-        return plain(value, *sizes)
-    if sizes[value.time] is not None and value.first.capacity:
+def _along(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    """Running sums and products, `softmax`, and sorting, in which NaN comes last."""
+    value, *others = inputs
+    is_sort = isinstance(node.op, SortOp | ArgSortOp)
+    axes = sort_axis(node) if is_sort else node.op.axis
+    if axes is None and value.ndim > 1:
         value.__jax_array__()
-    sizes[value.time] = None
-    return like(value, plain(value.whole(), *sizes))
+    if time_after(axes, value.ndim, value.time) is not None or isinstance(node.op, CumOp):
+        return value.like(plain(value.rows, *others))
+    last = -np.inf
+    if is_sort:
+        last = jnp.nan if jnp.issubdtype(value.dtype, jnp.floating) else _ends(value)[1]
+    return value.like(plain(value.filled(last), *others))
 
 
-def _if_else(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """One of two results each; those of unknown length get buffers of one size."""
-    condition, *values = inputs
-    condition, count = number_of(condition), node.op.n_outs
-    known = static_int(condition)
-    if known is not None:
-        chosen = values[:count] if known else values[count:]
-        return chosen[0] if count == 1 else chosen
-    condition = jnp.asarray(condition) != 0
-    pairs = zip(values[:count], values[count:], strict=True)
-    chosen = [_either(condition, *pair) for pair in pairs]
-    return chosen[0] if count == 1 else chosen
-
-
-def _either(condition: Any, first: Any, second: Any) -> Any:
-    """Return one of two arrays, which may have lengths of their own."""
-    time = common_time((first, second))
-    if first is second or (isinstance(first, int) and isinstance(second, int) and first == second):
-        return first
-    if isinstance(first, Length) or isinstance(second, Length):
-        bounds = [n.bound if isinstance(n, Length) else static_int(n) for n in (first, second)]
-        chosen = jnp.where(condition, number_of(first), number_of(second))
-        known = [bound for bound in bounds if bound is not None]
-        return Length(chosen, max(known)) if len(known) == 2 else chosen
-    if time is None:
-        return jax.lax.cond(condition, lambda: jnp.asarray(first), lambda: jnp.asarray(second))
-    _, parts = time_first(jnp.asarray, (first, second), time)
-    room = max(len(rows_of(part)) for part in parts)
-    rows, lengths = [], []
-    for part in parts:
-        buffer = jnp.asarray(rows_of(part))
-        rows.append(jnp.pad(buffer, [(0, room - len(buffer))] + [(0, 0)] * (buffer.ndim - 1)))
-        lengths.append(part.length if isinstance(part, Bounded) else len(buffer))
-    origin = next(part.origin for part in parts if isinstance(part, Bounded))
-    found = Bounded(jnp.where(condition, *rows), jnp.where(condition, *lengths), origin)
-    return with_time(found, time)
+def _repeat(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    value, numbers = inputs
+    if not (isinstance(numbers, np.ndarray) or has_value(numbers)):
+        raise UnknownLengthError(
+            "JAX needs to know when it compiles how many rows `repeat` gives, but the function "
+            "itself computes how often each is repeated. Repeat all rows as often as one can be, "
+            'and let pt.where choose, or compile with mode="NUMBA"'
+        )
+    return plain(_ordinary(value), np.asarray(numbers))
 
 
 _RULES: dict[type, Plain] = {
@@ -299,25 +319,21 @@ _RULES: dict[type, Plain] = {
     Eye: _eye,
     Elemwise: _elemwise,
     Join: _join,
-    ScalarOp: _scalars,
-    CAReduce: reduce,
-    Argmax: argmax,
-    CumOp: accumulate,
-    Softmax: softmax,
-    LogSoftmax: softmax,
-    SortOp: sort,
-    ArgSortOp: argsort,
+    CAReduce: _reduce,
+    Argmax: _reduce,
     DimShuffle: _dimshuffle,
     Dot: _dot,
     IfElse: _if_else,
-    Repeat: repeat,
-    SearchsortedOp: searchsorted,
-    Reshape: reshape,
     Shape_i: _shape_i,
     SpecifyShape: _specify_shape,
     Subtensor: subtensor,
     IncSubtensor: inc_subtensor,
+    **dict.fromkeys((CumOp, Softmax, LogSoftmax, SortOp, ArgSortOp), _along),
+    Repeat: _repeat,
+    ScalarOp: _elemwise,  # numbers that are computed from lengths
     **dict.fromkeys(INDEX_READS[1:], read),
     **dict.fromkeys(INDEX_WRITES[1:], write),
 }
 KNOWN = tuple(_RULES)
+_SIZED = (_alloc, _eye, _if_else, _specify_shape)  # that read bounds of sizes
+_ALWAYS = (_repeat, subtensor, inc_subtensor)  # also for arrays of known length

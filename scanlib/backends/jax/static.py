@@ -24,22 +24,23 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
-from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from scanlib._compat import thaw_graph
+from scanlib._compat.jax import JAXShapeTuple
 from scanlib.backends.jax.bounded import (
     RANGE,
     Bounded,
     Length,
     UnknownLengthError,
+    has_unknown_rows,
     known_number,
     number_of,
     static_int,
 )
-from scanlib.backends.jax.gathered_rows import split
-from scanlib.backends.jax.scalar_ranges import evaluate, greatest
-from scanlib.ops.linker_features import is_scalar
+from scanlib.backends.jax.indexed_rows import split
+from scanlib.lengths.bounds import evaluate, greatest
+from scanlib.lengths.known import is_scalar
 
 
 class StaticNumber(JAXShapeTuple):
@@ -89,14 +90,6 @@ def funcify_static_number(op: StaticNumber, node: Apply, **kwargs: Any) -> Calla
         return number if most is None else Length(number, max(most, 0))
 
     return static_number
-
-
-def _range(value: Any) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value that a number may have, None if nothing is known."""
-    if isinstance(value, Length):
-        return 0, value.bound
-    known = known_number(value)
-    return None if known is None else (known, known)
 
 
 class StaticRange(Op):
@@ -203,37 +196,15 @@ def funcify_static_split(op: StaticSplit, node: Apply, **kwargs: Any) -> Callabl
 
 def _parts(array: Any, axis: int, sizes: tuple[Any, ...]) -> list[Any]:
     known = [size for size in map(static_int, sizes) if size is not None]
-    if len(known) < len(sizes) or isinstance(array, Bounded):
+    if len(known) < len(sizes) or has_unknown_rows(array):
         if axis != 0:
-            raise UnknownLengthError("JAX must know the sizes of the parts of an array")
+            raise UnknownLengthError(
+                "JAX must know the sizes of the parts of an array. Give them as inputs or "
+                'constants, or compile with mode="NUMBA"'
+            )
         return split(array, sizes)
     if min(known) < 0 or sum(known) != array.shape[axis]:
         raise ValueError(
             f"an array of {array.shape[axis]} rows cannot be split into parts of {known}"
         )
     return jnp.split(array, np.cumsum(known)[:-1], axis=axis)
-
-
-class AtMost(Op):
-    """A number that is computed from data, and an integer that it does not exceed."""
-
-    __props__ = ()
-
-    def make_node(self, number: Variable, bound: Variable) -> Apply:
-        return Apply(self, [number, bound], [number.type()])
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        output_storage[0][0] = inputs[0]
-
-
-@jax_funcify.register(AtMost)
-def funcify_at_most(op: AtMost, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that gives the number its bound."""
-
-    def at_most(number: Any, bound: Any) -> Any:
-        known = static_int(number_of(bound))
-        if known is None or isinstance(number, Length):
-            return number
-        return Length(jnp.minimum(jnp.asarray(number), known), known)
-
-    return at_most

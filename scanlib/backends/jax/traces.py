@@ -16,9 +16,9 @@ from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
-from scanlib.ops.channels import ChannelPlan
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan, Layout
-from scanlib.ops.graph import constant_index
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Labels, Signature
 

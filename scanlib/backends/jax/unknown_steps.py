@@ -16,11 +16,11 @@ from jax import lax
 
 from scanlib.backends.jax.bounded import Bounded, rows_of
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.state_rows import last_rows, shifted
+from scanlib.backends.jax.state_rows import StepCount, last_rows, shifted
 from scanlib.ops.signature import OuterInputs
 
 if TYPE_CHECKING:
-    from scanlib.backends.jax.loops import JAXLoop, Steps
+    from scanlib.backends.jax.loops import JAXLoop
 
 
 class Progress(NamedTuple):
@@ -34,7 +34,9 @@ class Progress(NamedTuple):
     stacks: list[Any]
 
 
-def run_unknown(loop: JAXLoop, outer: OuterInputs, steps: Steps, windows: list[Any]) -> list[Any]:
+def run_unknown(
+    loop: JAXLoop, outer: OuterInputs, steps: StepCount, windows: list[Any]
+) -> list[Any]:
     """Run a loop of an unknown number of steps."""
     signature = loop.signature
     stores = signature.n_outputs or not all(signature.untraced)
@@ -59,11 +61,11 @@ def run_unknown(loop: JAXLoop, outer: OuterInputs, steps: Steps, windows: list[A
     return _results(loop, steps, end)
 
 
-def _time(signature: Any, steps: Steps, taken: Any) -> Any:
+def _time(signature: Any, steps: StepCount, taken: Any) -> Any:
     return steps.number - 1 - taken if signature.reverse else taken
 
 
-def _empty_histories(outer: OuterInputs, steps: Steps, signature: Any) -> list[Any]:
+def _empty_histories(outer: OuterInputs, steps: StepCount, signature: Any) -> list[Any]:
     """Return buffers that hold the initial rows of traced states."""
     buffers = []
     for initial, untraced in zip(outer.initials, signature.untraced, strict=True):
@@ -75,7 +77,7 @@ def _empty_histories(outer: OuterInputs, steps: Steps, signature: Any) -> list[A
     return buffers
 
 
-def _advance(loop: JAXLoop, outer: OuterInputs, steps: Steps, progress: Progress) -> Progress:
+def _advance(loop: JAXLoop, outer: OuterInputs, steps: StepCount, progress: Progress) -> Progress:
     """Take one step."""
     signature = loop.signature
     t = _time(signature, steps, progress.taken)
@@ -118,7 +120,7 @@ def origins_of(loop: JAXLoop) -> list[str | None]:
     return names + [f"output {i} of {title}" for i in range(signature.n_outputs)]
 
 
-def _results(loop: JAXLoop, steps: Steps, end: Progress) -> list[Any]:
+def _results(loop: JAXLoop, steps: StepCount, end: Progress) -> list[Any]:
     signature, origins = loop.signature, iter(origins_of(loop))
     skipped = steps.number - end.taken if signature.reverse and signature.has_stop else None
     buffers = iter(end.histories)

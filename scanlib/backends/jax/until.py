@@ -17,7 +17,11 @@ from pytensor.graph.basic import Apply
 from scanlib.backends.cuda.geometry import Geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
-from scanlib.backends.jax.bounded import Bounded, static_int
+from scanlib.backends.jax.bounded import (
+    Bounded,
+    has_unknown_rows,
+    static_int,
+)
 from scanlib.backends.jax.cuda import call_kernels, sizes_of
 from scanlib.backends.jax.kernels import (
     call_target,
@@ -31,6 +35,7 @@ from scanlib.backends.jax.kernels import (
 from scanlib.backends.jax.loops import JAXLoop
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.platforms import on_platforms
+from scanlib.backends.jax.state_rows import count_steps
 from scanlib.backends.jax.unknown_steps import marked, origins_of, rolled
 from scanlib.backends.jax.windows import Window
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -53,7 +58,7 @@ def run_until(
     if number is None or not (kernels or in_c):
         return loop(*values)
     outer = op.signature.split_inputs(values)
-    loop.check(outer, loop.count(outer))
+    loop.check(outer, count_steps(outer.n_steps, outer.sequences))
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
     steps = [number] if op.signature.has_n_steps else []
     sizes = None if kernels is None else _sizes(kernels, arrays[len(steps) :], steps)
@@ -64,8 +69,8 @@ def run_until(
 
     def portable(*arguments: Any) -> list[Any]:
         results = loop(*with_known(arguments, known))
-        lengths = [r.length for r in results if isinstance(r, Bounded)]
-        rows = [r.rows if isinstance(r, Bounded) else r for r in results]
+        lengths = [r.length for r in results if has_unknown_rows(r)]
+        rows = [r.rows if has_unknown_rows(r) else r for r in results]
         return [*rows, *(jnp.asarray(length, jnp.int64) for length in lengths)]
 
     rows_like = results_like(target, node, arrays, known, WHOLE)
@@ -100,7 +105,7 @@ def run_until(
 
 def _number_of_steps(op: Scan | ElemwiseScan, values: list[Any]) -> int | None:
     """Return the number of steps if there is no `until`, None if it is not known or wrong."""
-    if any(isinstance(value, Bounded) for value in values):
+    if any(has_unknown_rows(value) for value in values):
         return None
     if op.signature.has_n_steps:
         steps = static_int(values[0])

@@ -23,12 +23,12 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.datamodel import models
-from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic, register_model
 
-VERSION = "scanlib-bundles-1"
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, models
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 
 Rows = tuple[int, int | None, int | None]
 """The number of an array in memory, and the ends of a slice along its first axis."""

@@ -8,12 +8,13 @@ from typing import Any
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
-from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import as_scalar
 from scanlib.ops import errors
 from scanlib.ops.checked_rows import CheckedRows
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-checked-rows-1"
+VERSION = source_key(__name__)
 
 
 @register_funcify_and_cache_key(CheckedRows)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
-from numba.np.numpy_support import as_dtype
-from pytensor.link.numba.cache import compile_numba_function_src
 
+from scanlib._compat.numba import as_dtype, compile_numba_function_src, impl_ret_borrowed
 from scanlib.backends.numba.lazy import lazily, register
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-contiguous-1"
+VERSION = source_key(__name__)
 MOST_AXES = 8  # copied by code of our own
 
 
@@ -57,8 +57,6 @@ def assumed_contiguous(typingctx: Any, array: Any) -> Any:
     known = array.copy(layout="C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.core.imputils import impl_ret_borrowed
-
         old = context.make_array(array)(context, builder, arguments[0])
         new = context.make_array(known)(context, builder)
         for name in ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"):
@@ -89,44 +87,3 @@ def _contiguous(array):
         return assumed_contiguous(array)
 
     return checked
-
-
-def contiguous_steps(array: Any) -> Any:
-    """Return an array whose rows are contiguous, one behind the other at any distance.
-
-    That is the array itself, with its own type, or a copy.
-    """
-    raise NotImplementedError("compiled code only")
-
-
-@overload(contiguous_steps)
-def _contiguous_steps(array):
-    if array.layout == "C":
-        return lambda array: array
-
-    copy = _copy_of(array)
-
-    def checked(array):
-        expected = array.itemsize
-        for axis in range(array.ndim - 1, 0, -1):
-            if array.shape[axis] > 1 and array.strides[axis] != expected:
-                return any_layout(copy((array,)))
-            expected *= array.shape[axis]
-        if array.strides[0] % array.itemsize != 0:
-            return any_layout(copy((array,)))
-        return any_layout(array)
-
-    return checked
-
-
-@intrinsic
-def any_layout(typingctx: Any, array: Any) -> Any:
-    """Return the same array with the type of one that lies in memory in any way."""
-    known = array.copy(layout="A")
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.core.imputils import impl_ret_borrowed
-
-        return impl_ret_borrowed(context, builder, known, arguments[0])
-
-    return known(array), codegen

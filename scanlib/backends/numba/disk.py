@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import serialize
-from numba.core.caching import Cache
 
+from scanlib._compat.numba import Cache, serialize
 from scanlib.kept_files import read_sealed, write_sealed
 
 

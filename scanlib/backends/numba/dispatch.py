@@ -15,12 +15,12 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.random.type import RandomGeneratorType
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib._compat.numba import NumbaError
 from scanlib.backends.handler.programs import program_of
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.bundles import as_arrays
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.lazy import lazily, tuple_text
-from scanlib.backends.numba.loop import write_loop
 from scanlib.backends.numba.programs import Call, call_program
 from scanlib.backends.numba.source import Source, may_cache
 from scanlib.kernels.compiled import program_key
@@ -28,8 +28,26 @@ from scanlib.kernels.program import CarryShapeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.scan import Scan
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-apart-1"
+VERSION = source_key(__name__)
+_writers: list[Callable[[Scan], tuple[Callable[..., Any], str | None]]] = []
+
+
+def register_writer(
+    write: Callable[[Scan], tuple[Callable[..., Any], str | None]],
+) -> Callable[[Scan], tuple[Callable[..., Any], str | None]]:
+    """Register what writes the function of a loop that has no kernels.
+
+    It writes the graph of a step, in which there may be loops.
+    """
+    _writers.append(write)
+    return write
+
+
+def write_loop(op: Scan | ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
+    """Return the Python source function of a loop, to be compiled by numba, and its key."""
+    return _writers[-1](op.scan if isinstance(op, ElemwiseScan) else op)
 
 
 @register_funcify_and_cache_key(Scan)
@@ -45,7 +63,7 @@ def funcify_loop(
     """
     called = loop_call(node)
     if called is None:
-        function, key = write_loop(_canonical(op))
+        function, key = write_loop(op)
         return numba_njit(function), key
     source = Source()
     name = source.function(called.function, called.key)
@@ -57,10 +75,6 @@ def funcify_loop(
     source.line(f"return {result}")
     function, key = source.compile("scan_loop", arguments, VERSION)
     return numba_njit(function), key
-
-
-def _canonical(op: Scan | ElemwiseScan) -> Scan:
-    return op.scan if isinstance(op, ElemwiseScan) else op
 
 
 def _called_apart(node: Apply, function: Callable[..., Any], key: str | None) -> Call | None:
@@ -87,10 +101,10 @@ def loop_call(node: Apply) -> Call | None:
     """
     program = program_of(node.op)
     if program is None:
-        return _called_apart(node, *write_loop(_canonical(node.op)))
+        return _called_apart(node, *write_loop(node.op))
     key, otherwise = f"program {program_key(program)}", None
     if program.unfit:
-        other = _called_apart(node, *write_loop(_canonical(node.op)))
+        other = _called_apart(node, *write_loop(node.op))
         assert other is not None
         key, otherwise = f"{key} or {other.key}", other.function
     call = call_program(program, key, otherwise)
@@ -127,14 +141,14 @@ def _run_or_apart(
 
 def _compiled_apart(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that numba compiles whole."""
-    function, key = write_loop(_canonical(op))
+    function, key = write_loop(op)
     compiled = sealed(numba_njit(function, final_function=True, cache=may_cache(key)))
     single = len(node.outputs) == 1
 
     def run(*inputs: Any) -> Sequence[Any]:
         try:
             results = compiled(*inputs)
-        except (numba.core.errors.NumbaError, NotImplementedError) as error:
+        except (NumbaError, NotImplementedError) as error:
             raise NotCompilableError(str(error)) from error
         return [results] if single else list(results)
 

@@ -22,7 +22,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -37,14 +36,13 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib._compat.numba import Dispatcher
 from scanlib.backends.handler.clusters import Cluster, Plan
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
 from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.elementwise import Part, Value
-from scanlib.backends.numba.emit import is_zero_dim
-from scanlib.backends.numba.graph_values import GraphValues
+from scanlib.backends.numba.graph_values import GraphValues, Part, Value, is_zero_dim
 from scanlib.backends.numba.lazy import apart, tuple_text
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
@@ -58,8 +56,9 @@ from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-graph-4"
+VERSION = source_key(__name__)
 FEW = 1 << 14  # items that stay in the cache
 FEW_RESULTS = 32  # so many are arrays for compiled code that calls the function
 FEW_ITEMS = 16  # of a constant that is written where it is used
@@ -105,7 +104,7 @@ class GraphWriter(GraphValues):
                 self.bind_scalar(variable, name)
             else:
                 self.bind_array(variable, name)
-        self._write_graph()
+        self.write_nodes()
         if for_python:
             as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
             few = len(self.fgraph.outputs) <= FEW_RESULTS
@@ -118,7 +117,7 @@ class GraphWriter(GraphValues):
         self.source.line(f"return {result}")
         return self.source.compile("graph", arguments, VERSION)
 
-    def _write_graph(self) -> None:
+    def write_nodes(self) -> None:
         """Write the nodes of the graph: those over arrays together, the others one by one."""
         self.products = products_of(self.fgraph)
         written = {found.product for found in self.products.values()}
@@ -163,7 +162,7 @@ class GraphWriter(GraphValues):
         # Equal nodes may share the variables of their graphs.
         self.fgraph, self.values = inside, {}
         self.values.update(zip(inside.inputs, held, strict=True))
-        self._write_graph()
+        self.write_nodes()
         results = [self.find(own) for own in inside.outputs]
         self.fgraph, self.values, self.products = outside
         self.values.update(zip(node.outputs, results, strict=True))
@@ -250,8 +249,7 @@ class GraphWriter(GraphValues):
         arguments = tuple_text(self.arguments_of([*node.inputs, other], self.for_loop))
         self.source.line(f"{history}, {products} = as_arrays({name}({arguments}))")
         self.bind_array(node.outputs[0], history)
-        operands = [self._operand(inp, 3) for inp in product.inputs]
-        self._check_sizes(product, operands, self._elemwise_sizes(product, operands))
+        self._check_sizes(product)
         self.bind_array(product.outputs[0], products)
 
     def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:
@@ -282,7 +280,7 @@ class GraphWriter(GraphValues):
 
     @_emit.register
     def _number(self, op: ScalarOp, node: Apply) -> None:
-        results = self._scalar_op(op, node, [self.scalar(inp) for inp in node.inputs])
+        results = self._scalar_op(node, [self.scalar(inp) for inp in node.inputs])
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_scalar(out, result)
 

@@ -1,48 +1,119 @@
 """What the function of a graph has around its loops and clusters: numbers, checks, views.
 
-A tensor of one item is a scalar of the function until something wants it in memory. What only looks
-at an array in another way (axes in another order, slices, parts) is a view made with a few
-instructions. Indices are checked like PyTensor's own code does; an index that is negative counts
-from the end.
+A tensor of no axes, or of one item, is a scalar of the function until something wants it in memory.
+What only looks at an array in another way (axes in another order, slices, parts) is a view made
+with a few instructions. Indices are checked like PyTensor's own code does; an index that is
+negative counts from the end. Scalar Ops are functions of kernels; any other node is a call of the
+function that PyTensor's numba dispatch makes for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.graph.type import Type
+from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_typify
+from pytensor.scalar.basic import ScalarType
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
 
+from scanlib.backends.numba.body import constant_value
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
-from scanlib.backends.numba.bundles import reading, taking
-from scanlib.backends.numba.elementwise import Operand, Part, Value
-from scanlib.backends.numba.emit import Emitter
+from scanlib.backends.numba.bundles import Rows, reading, taking
+from scanlib.backends.numba.kernel_functions import numba_intrinsic, scalar_function
 from scanlib.backends.numba.source import Source
-from scanlib.backends.numba.vectors import VERSION, as_array, failing, shuffling
+from scanlib.backends.numba.vectors import VERSION, as_array, as_scalar, failing, shuffling
+from scanlib.kernels.scalars import NoKernelError
 
 
-class GraphValues(Emitter):
-    """Writes numbers, checks and views."""
+@dataclass(frozen=True)
+class Part:
+    """Rows of an array in a bundle that has a name."""
+
+    bundle: str
+    rows: Rows
+
+
+@dataclass
+class Value:
+    """How a variable is held: as a `scalar`, an `array`, or both, by name; as part of a bundle."""
+
+    scalar: str | None = None
+    array: str | None = None
+    part: Part | None = None
+
+
+def is_zero_dim(type: Type) -> bool:
+    """Whether values of this type are held as scalars."""
+    return isinstance(type, ScalarType) or (isinstance(type, TensorType) and type.ndim == 0)
+
+
+class GraphValues:
+    """Writes numbers, checks and views, and knows how each variable is held.
+
+    Parameters
+    ----------
+    source : Source
+        What is written into.
+    """
 
     def __init__(self, source: Source) -> None:
-        super().__init__(source)
+        self.source = source
+        self.values: dict[Variable, Value] = {}
         source.object("as_array", as_array)
+        source.object("as_scalar", as_scalar)
+
+    # How variables are held
+
+    def bind_scalar(self, variable: Variable, name: str) -> None:
+        self.values[variable] = Value(scalar=name)
+
+    def bind_array(self, variable: Variable, name: str) -> None:
+        self.values[variable] = Value(array=name)
+
+    def find(self, variable: Variable) -> Value:
+        """Return how a variable is held."""
+        if variable not in self.values:
+            if isinstance(variable, Constant):
+                self.values[variable] = self._constant(variable)
+            else:
+                assert variable.owner is not None, variable
+                self._write_shuffle(variable.owner)
+        return self.values[variable]
+
+    def _constant(self, variable: Constant) -> Value:
+        data = variable.data
+        if is_zero_dim(variable.type):
+            dtype = np.dtype(variable.type.dtype)
+            return Value(scalar=self.source.constant(dtype.type(np.asarray(data).item())))
+        return Value(
+            array=self.source.constant(numba_typify(constant_value(data), variable=variable))
+        )
 
     def scalar(self, variable: Variable) -> str:
+        """Return the name of a zero-dimensional variable's scalar."""
         value = self.find(variable)
-        if value.scalar is None and value.array is None and value.part is not None:
-            place = value.part.rows[0]
-            name = self.source.function(reading(place), f"{BUNDLES} {place}", "number_in")
+        if value.scalar is None:
             value.scalar = self.source.name("s")
-            self.source.line(f"{value.scalar} = {name}({value.part.bundle})")
-        return super().scalar(variable)
+            if value.array is None and value.part is not None:
+                place = value.part.rows[0]
+                name = self.source.function(reading(place), f"{BUNDLES} {place}", "number_in")
+                self.source.line(f"{value.scalar} = {name}({value.part.bundle})")
+            else:
+                self.source.line(f"{value.scalar} = as_scalar({value.array})")
+        return value.scalar
 
     def array(self, variable: Variable) -> str:
+        """Return the name under which an Op that wants arrays finds a variable."""
         value = self.find(variable)
         if value.array is None and value.scalar is None and value.part is not None:
             rows = value.part.rows
@@ -71,10 +142,17 @@ class GraphValues(Emitter):
             self.source.line(f"{value.scalar} = {array}[{place}]")
         return self.scalar(variable)
 
-    def _operand(self, variable: Variable, ndim: int) -> Operand:
-        if is_item(variable) and not isinstance(variable, Constant):
-            return Operand(self._item(variable), None)
-        return super()._operand(variable, ndim)
+    def argument(self, variable: Variable) -> str:
+        """Return a variable as PyTensor's numba functions take it."""
+        if isinstance(variable.type, ScalarType):
+            return self.scalar(variable)
+        return self.array(variable)
+
+    def _dtype(self, variable: Variable) -> str:
+        dtype = np.dtype(variable.type.dtype)
+        return self.source.object(f"np_{dtype.name}", dtype.type)
+
+    # Checks
 
     def _fail_if(self, error: type[Exception], message: str, condition: str) -> None:
         """Write a check that raises where a condition holds."""
@@ -82,32 +160,75 @@ class GraphValues(Emitter):
         name = self.source.function(failing(error, message), f"{kind} {message}", "fail_if")
         self.source.line(f"{name}({condition})")
 
+    def _check_sizes(self, node: Apply) -> None:
+        """Raise where arrays of an elementwise operation differ in size along an axis."""
+        for axis in range(node.outputs[0].type.ndim):
+            size = None
+            for k, inp in enumerate(node.inputs):
+                if inp.type.shape[axis] == 1:
+                    continue
+                own = f"{self.array(inp)}.shape[{axis}]"
+                if size is not None:  # else it is where the size was read
+                    self._fail_if(ValueError, _mismatch(k, axis), f"{own} != {size}")
+                size = own
+
+    # Nodes
+
+    def emit(self, node: Apply) -> None:
+        """Write the statements that compute a node; axes are reordered where they are read."""
+        if not isinstance(node.op, DimShuffle):
+            self._emit(node.op, node)
+
+    @singledispatchmethod
+    def _emit(self, op: Op, node: Apply) -> None:
+        self._call(op, node)
+
+    def _call(self, op: Op, node: Apply) -> None:
+        """Call the function that PyTensor's numba dispatch makes for a node."""
+        name = self._function(op, node)
+        arguments = ", ".join(self.argument(inp) for inp in node.inputs)
+        results = [self.source.name("v") for _ in node.outputs]
+        self.source.line(f"{', '.join(results)} = {name}({arguments})")
+        for out, result in zip(node.outputs, results, strict=True):
+            if isinstance(out.type, ScalarType):
+                self.bind_scalar(out, result)
+            else:
+                self.bind_array(out, result)
+
+    def _function(self, op: Op, node: Apply) -> str:
+        """Register the function of a node and return its name.
+
+        It is that of PyTensor's numba dispatch, which may use the number and the static types of
+        inputs; its own keys leave those out.
+        """
+        function, key = numba_funcify_ensure_cache(op, node=node)
+        if key is not None:
+            key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
+        return self.source.function(function, key)
+
+    # Numbers
+
+    def _scalar_op(self, node: Apply, items: list[str]) -> list[str]:
+        """Write a scalar node and return the names of the results."""
+        results = [self.source.name("s") for _ in node.outputs]
+        try:
+            name = self.source.function(*numba_intrinsic(scalar_function(node)), "scalar")
+        except NoKernelError:
+            name = self._function(node.op, node)
+        given = ", ".join(items)
+        if len(results) == 1:
+            kind = self._dtype(node.outputs[0])
+            self.source.line(f"{results[0]} = {kind}({name}({given}))")
+        else:
+            self.source.line(f"{', '.join(results)} = {name}({given})")
+        return results
+
     def write_items(self, op: Elemwise, node: Apply) -> None:
         """Write an elementwise operation on tensors of one item."""
         inner = op.make_scalar_node(*node.inputs)
         items = [self._item(inp) for inp in node.inputs]
-        for out, result in zip(
-            node.outputs, self._scalar_op(op.scalar_op, inner, items), strict=True
-        ):
+        for out, result in zip(node.outputs, self._scalar_op(inner, items), strict=True):
             self.bind_scalar(out, result)
-
-    def _check_sizes(self, node: Apply, operands: list[Operand], sizes: list[str]) -> None:
-        """Raise where arrays of an elementwise operation differ in size along an axis."""
-        for axis, size in enumerate(sizes):
-            seen = {size} if size.isdigit() else set()
-            for k, operand in enumerate(operands):
-                if axis not in (operand.axes or ()):
-                    continue
-                known = node.inputs[k].type.shape[axis]
-                own = operand.size(axis)
-                text = own if known is None else str(known)
-                if text not in seen and seen:  # else it is where the size was read
-                    self._fail_if(ValueError, _mismatch(k, axis), f"{text} != {size}")
-                seen.add(text)
-
-    @singledispatchmethod
-    def _emit(self, op: Op, node: Apply) -> None:
-        super()._emit(op, node)
 
     @_emit.register
     def _elemwise(self, op: Elemwise, node: Apply) -> None:
@@ -116,16 +237,30 @@ class GraphValues(Emitter):
         else:
             self._call(op, node)
 
+    @_emit.register(TensorFromScalar)
+    @_emit.register(ScalarFromTensor)
+    def _same_number(self, op: Op, node: Apply) -> None:
+        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+
+    @_emit.register
+    def _shape_i(self, op: Shape_i, node: Apply) -> None:
+        name = self.source.name("s")
+        self.source.line(f"{name} = np.int64({self.array(node.inputs[0])}.shape[{op.i}])")
+        self.bind_scalar(node.outputs[0], name)
+
     # Views
 
-    def _materialize(self, node: Apply) -> None:
+    def _write_shuffle(self, node: Apply) -> None:
         (x,), (out,) = node.inputs, node.outputs
+        if out.type.ndim == 0 and x.type.ndim == 0:
+            self.values[out] = self.find(x)
+            return
         if is_item(x) and is_item(out):
             self.bind_scalar(out, self._item(x))
             return
         op = node.op
         if not isinstance(op, DimShuffle) or any(x.type.shape[axis] != 1 for axis in op.drop):
-            super()._materialize(node)
+            self._call(op, node)
             return
         order = tuple(None if axis == "x" else int(axis) for axis in op.new_order)
         shuffled = self.source.function(

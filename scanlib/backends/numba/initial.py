@@ -10,11 +10,12 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
-from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import as_scalar
 from scanlib.ops.initial import AsRow, Filled
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-initial-1"
+VERSION = source_key(__name__)
 
 
 def _new_source(node: Apply) -> Source:

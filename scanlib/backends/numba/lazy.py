@@ -16,15 +16,17 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.callconv import RETCODE_EXC
-from numba.core.dispatcher import Dispatcher
-from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 from pytensor.configdefaults import config
-from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 from pytensor.link.numba.dispatch.basic import numba_njit
 
+from scanlib._compat.numba import (
+    CACHED_SRC_FUNCTIONS,
+    RETCODE_EXC,
+    Dispatcher,
+    cgutils,
+    impl_ret_new_ref,
+)
 from scanlib.backends.numba.bundles import Group
 from scanlib.backends.numba.disk import sealed
 

@@ -1,6 +1,8 @@
-"""One numba function for a whole loop: checks, storage, steps.
+"""One numba function for a whole loop: what there is where an Op of its body has no kernel.
 
-How values are kept while the loop runs:
+Random draws, decompositions of LAPACK's, loops inside loops, carries that change their shapes: each
+step calls PyTensor's numba functions for those, and kernels for all else
+(`scanlib.backends.numba.graph`).
 
 * A scalar state of small depth lives in local variables, one per row; its history is written
   once and never read. Other states are read from their history, as rows that are views.
@@ -16,62 +18,78 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
+from pytensor.graph.basic import Variable
+from pytensor.tensor.type import DenseTensorType
 
-from scanlib.backends.numba.body import PreparedBody
-from scanlib.backends.numba.emit import Emitter, is_zero_dim
+from scanlib._compat.numba import numba_deepcopy
+from scanlib.backends.numba.body import prepare_body
+from scanlib.backends.numba.contiguous import contiguous
+from scanlib.backends.numba.dispatch import register_writer
+from scanlib.backends.numba.graph import GraphWriter
+from scanlib.backends.numba.graph_values import is_zero_dim
 from scanlib.backends.numba.memory import advise
+from scanlib.backends.numba.polls import poll
 from scanlib.backends.numba.row_shapes import row_shapes
-from scanlib.backends.numba.source import Source
 from scanlib.backends.numba.vectors import as_array
 from scanlib.backends.numba.whole_arrays import WholeArrays
 from scanlib.ops import errors
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import Scan
+from scanlib.source_keys import source_key
 
+VERSION = source_key(__name__)
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FEW_CHECKS = 8  # written one by one
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
 class LoopWriter(WholeArrays):
-    """Writes what the functions of all loops share; subclasses write the steps."""
+    """Writes the function of one loop."""
 
-    version: str  # of the code that a subclass writes
-    first_capacity = FIRST_CAPACITY
-
-    def __init__(self, op: Scan, body: PreparedBody) -> None:
-        self.start(op)
-        self.body = body
-        self.inner = self.signature.split_body_inputs(self.body.fgraph.inputs)
-        self.result = self.signature.split_body_outputs(self.body.fgraph.outputs)
-        depths = self.signature.depths
-        self.scalar_state = [is_zero_dim(taps[0].type) for taps in self.inner.taps]
-        self.in_registers = [
-            scalar and depth <= REGISTER_DEPTH
-            for scalar, depth in zip(self.scalar_state, depths, strict=True)
-        ]
-        self.known_rows: list[bool] = []
-
-    def start(self, op: Scan) -> None:
-        """Set up what does not depend on how the body is written."""
-        self.op = op
-        self.signature = op.signature
+    def __init__(self, op: Scan) -> None:
+        self.op, self.signature = op, op.signature
         self.reverse = op.signature.reverse
         self.grows = op.signature.has_stop and not op.signature.reverse
         self.messages = Messages(op.signature, op.labels, op.name)
-        self.source = Source()
-        self.emitter = Emitter(self.source)
-        count = len(op.outer_input_types())
-        self.arguments = [f"x{i}" for i in range(count)]
+        self.body = prepare_body(op)
+        self.step = GraphWriter(self.body.fgraph)
+        self.source = self.step.source
+        self.arguments = [f"x{i}" for i in range(len(op.outer_input_types()))]
         self.outer = self.signature.split_inputs(self.arguments)
-        for helper in (errors.StepCountError, errors.SequenceLengthError):
+        self.inner = self.signature.split_body_inputs(self.body.fgraph.inputs)
+        self.result = self.signature.split_body_outputs(self.body.fgraph.outputs)
+        self.scalar_state = [is_zero_dim(taps[0].type) for taps in self.inner.taps]
+        self.in_registers = [
+            scalar and depth <= REGISTER_DEPTH
+            for scalar, depth in zip(self.scalar_state, self.signature.depths, strict=True)
+        ]
+        self.known_rows: list[bool] = []
+        self.source.reserve("rxhczow", len(self.arguments) + len(self.body.fgraph.outputs) + 1)
+        for helper in (
+            errors.StepCountError,
+            errors.SequenceLengthError,
+            errors.InitialRowsError,
+            errors.StepShapeError,
+            numba_deepcopy,
+            advise,
+            as_array,
+            contiguous,
+        ):
             self.source.object(helper.__name__, helper)
-        self.source.object("InitialRowsError", errors.InitialRowsError)
-        self.source.object("StepShapeError", errors.StepShapeError)
-        self.source.object("numba_deepcopy", numba_deepcopy)
-        self.source.object("advise", advise)
-        self.source.object("as_array", as_array)
+
+    def write(self) -> tuple[Callable[..., Any], str | None]:
+        """Return the loop's function and its cache key."""
+        line = self.source.line
+        self.write_checks()
+        self.write_storage()
+        line("i = 0")
+        line("stopped = False")
+        with self.source.block("while i < steps and not stopped:"):
+            self.write_poll()
+            self.write_step()
+            line("i += 1")
+        self.write_return()
+        return self.source.compile("scan_loop", self.arguments, VERSION)
 
     # Before the first step
 
@@ -118,6 +136,27 @@ class LoopWriter(WholeArrays):
         with self.source.block("if wrong >= 0:"):
             self.raise_error("InitialRowsError", errors.BETWEEN.join(messages), "wrong", "given")
 
+    def write_storage(self) -> None:
+        first = f"min(steps, {FIRST_CAPACITY})" if self.grows else "steps"
+        self.source.line(f"capacity = {first}")
+        for variable, name in zip(self.inner.non_sequences, self.outer.non_sequences, strict=True):
+            self.bind(variable, name)
+        for i, name in enumerate(self.outer.carries):
+            start = "as_scalar" if is_zero_dim(self.inner.carries[i].type) else "numba_deepcopy"
+            self.source.line(f"c{i} = {start}({name})")
+        for i in range(self.signature.n_states):
+            self.write_state_storage(i)
+        self.write_output_storage()
+
+    def bind(self, variable: Variable, name: str) -> None:
+        """Let the step find an input of the loop."""
+        if is_zero_dim(variable.type):
+            scalar = self.source.name("s")
+            self.source.line(f"{scalar} = as_scalar({name})")
+            self.step.bind_scalar(variable, scalar)
+        else:
+            self.step.bind_array(variable, name)
+
     def write_state_storage(self, i: int) -> None:
         line = self.source.line
         initial, depth = self.outer.initials[i], self.signature.depths[i]
@@ -141,16 +180,88 @@ class LoopWriter(WholeArrays):
             self.copy_array(f"h{i}", (target,), initial, (str(row),), ndim)
 
     def write_output_storage(self) -> None:
-        shapes = row_shapes(self.op, self.arguments, self.inner.non_sequences, self.emitter)
+        shapes = row_shapes(self.op, self.arguments, self.inner.non_sequences, self.step)
         for i, out in enumerate(self.result.outputs):
             row = shapes[i]
             self.known_rows.append(row is not None)
-            dtype = self.emitter._dtype(out)
+            dtype = self.step._dtype(out)
             sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
             self.source.line(f"z{i} = new_array({', '.join([dtype, *sizes])})")
             self.source.line(f"advise(z{i})")
 
     # One step
+
+    def write_step(self) -> None:
+        line, step, results = self.source.line, self.step, self.result
+        line("t = steps - 1 - i" if self.reverse else "t = i")
+        if self.grows:
+            self.write_growth()
+        self.bind_rows()
+        step.write_nodes()
+        held = [
+            step.scalar(value) if is_zero_dim(value.type) else step.array(value)
+            for value in self.body.fgraph.outputs
+        ]
+        names = self.signature.split_body_outputs(held)
+        if results.stop is not None:
+            line(f"stopped = {names.stop} != 0")
+        for i, name in enumerate(names.states):
+            if self.scalar_state[i]:
+                self.write_state(i, name)
+                continue
+            ndim = self.inner.taps[i][0].type.ndim
+            texts = [self.messages.state_shape(i, axis) for axis in range(ndim)]
+            self.store_row(f"h{i}", self.written_row(i), name, texts, "i")
+        for i, name in enumerate(names.outputs):
+            self.store_output(i, name)
+        self.advance(list(names.states), list(names.carries))
+
+    def bind_rows(self) -> None:
+        """Let the step find the rows of this step, and the carries."""
+        line, step = self.source.line, self.step
+        for variable, name in zip(self.inner.rows, self.outer.sequences, strict=True):
+            row = self.source.name("y")
+            line(f"{row} = {name}[t]")
+            self.bind_row(variable, row)
+        for i, taps in enumerate(self.inner.taps):
+            for offset, variable in zip(self.signature.taps[i], taps, strict=True):
+                if self.in_registers[i]:
+                    step.bind_scalar(variable, f"r{i}_{-offset}")
+                    continue
+                row = self.source.name("y")
+                line(f"{row} = h{i}[{self.tap_row(i, offset)}]")
+                self.bind_row(variable, row)
+        for i, variable in enumerate(self.inner.carries):
+            self.bind_row(variable, f"c{i}")
+
+    def bind_row(self, variable: Variable, name: str) -> None:
+        if is_zero_dim(variable.type):
+            self.step.bind_scalar(variable, name)
+        else:
+            self.step.bind_array(variable, name)
+
+    def store_row(self, array: str, row: str, value: str, texts: list[str], step: str) -> None:
+        """Write a result into a row, after the check that it fits."""
+        for axis, text in enumerate(texts):
+            size, own = f"{value}.shape[{axis}]", f"{array}.shape[{axis + 1}]"
+            with self.source.block(f"if {size} != {own}:"):
+                numbers = [f"np.int64({number})" for number in (step, own, size)]
+                self.raise_error("StepShapeError", text, *numbers)
+        self.copy_array(array, (row,), value, (), len(texts))
+
+    def store_output(self, i: int, name: str) -> None:
+        variable = self.result.outputs[i]
+        ndim = variable.type.ndim
+        if ndim == 0:
+            self.source.line(f"z{i}[t] = {name}")
+            return
+        if not self.known_rows[i]:
+            with self.source.block("if i == 0:"):
+                sizes = ", ".join(f"{name}.shape[{axis}]" for axis in range(ndim))
+                dtype = self.step._dtype(variable)
+                self.source.line(f"z{i} = new_array({dtype}, capacity, {sizes})")
+        texts = [self.messages.output_shape(i, axis) for axis in range(ndim)]
+        self.store_row(f"z{i}", "t", name, texts, "i")
 
     def advance(self, states: list[str], carries: list[str]) -> None:
         """Move registers and carries on to the next step, all at once."""
@@ -182,6 +293,12 @@ class LoopWriter(WholeArrays):
         """Write a state without dimensions to its row, if it has one."""
         if not (self.in_registers[i] and self.signature.untraced[i]):
             self.source.line(f"h{i}[{self.written_row(i)}] = {name}")
+
+    def write_poll(self) -> None:
+        """Write a chance to interrupt the loop, less often where its steps are short."""
+        scalar = not any(getattr(v.type, "ndim", 0) for v in self.body.fgraph.variables)
+        with self.source.block(f"if i & {63 if scalar else 3} == 0:"):
+            self.source.line(f"{self.source.object('poll', poll)}()")
 
     def write_growth(self) -> None:
         with self.source.block("if i == capacity:"):
@@ -232,9 +349,9 @@ class LoopWriter(WholeArrays):
         variable = self.inner.carries[i]
         if is_zero_dim(variable.type):
             return f"as_array(c{i})"
-        if i in self.body.destroyed:
-            return f"c{i}"
-        return f"numba_deepcopy(c{i})"
+        if not isinstance(variable.type, DenseTensorType):
+            return f"c{i}" if i in self.body.destroyed else f"numba_deepcopy(c{i})"
+        return f"contiguous(c{i})" if i in self.body.destroyed else f"numba_deepcopy(c{i})"
 
     def stack(self, i: int) -> str:
         if not self.signature.has_stop:
@@ -242,8 +359,7 @@ class LoopWriter(WholeArrays):
         return f"z{i}[steps - i:]" if self.reverse else f"z{i}[:i]"
 
 
+@register_writer
 def write_loop(op: Scan) -> tuple[Callable[..., Any], str | None]:
     """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    from scanlib.backends.numba import array_loop
-
-    return array_loop.write(op)
+    return LoopWriter(op).write()

@@ -16,9 +16,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from pytensor.configdefaults import config
+
+from scanlib._compat.numba import cgutils
 
 HUGE = 1 << 22  # bytes from which an array asks for large pages
 _PAGE = 4096

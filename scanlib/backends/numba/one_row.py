@@ -12,8 +12,9 @@ from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_
 from scanlib.backends.numba.initial import _write_items
 from scanlib.backends.numba.source import Source
 from scanlib.ops.one_row import OneRow
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-one-row-1"
+VERSION = source_key(__name__)
 
 
 @register_funcify_and_cache_key(OneRow)

@@ -15,21 +15,19 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.callconv import RETCODE_EXC
-from numba.core.imputils import impl_ret_new_ref
 from numba.extending import intrinsic
 
+from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.numba.bundles import WORDS, Bundle, Group, each, new_bundle
 from scanlib.backends.numba.lazy import address_of, flat_parts, register_address
 from scanlib.backends.numba.memory import ask_for_large_pages
+from scanlib.backends.numba.polls import poll_pointer
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.driver import FRAME, poll_address, raise_failure
+from scanlib.kernels.language import ASK, FRAME, NUMBERS
 from scanlib.kernels.program import FULL, WORD, LoopProgram
-
-VERSION = "scanlib-programs-2"
+from scanlib.kernels.python_driver import raise_failure
 
 _INT = ir.IntType(64)
 _BYTE = ir.IntType(8)
@@ -69,7 +67,6 @@ def call_program(
         register_address(f"{key} {name}", partial(_entry, key, name))
     for place, node in enumerate(program.functions):
         register_address(f"{key} {place}", partial(function_address, node))
-    register_address("scanlib poll", poll_address)
     results = [
         types.Array(numba.from_dtype(np.dtype(o.type.dtype)), o.type.ndim, "C")
         for o in program.outputs
@@ -129,8 +126,7 @@ class _Call:
         self.write_inputs(parts)
         for place in range(len(self.program.functions)):
             self.write_word(words.functions + place, self.address(str(place)))
-        poll = address_of(self.context, builder, "scanlib poll")
-        builder.store(poll, self.field(self.frame, 0))
+        builder.store(poll_pointer(self.context, builder), self.field(self.frame, ASK))
         code = self.call("prepare_entry")
         if self.otherwise is None:
             self.fail_if(code)
@@ -296,8 +292,8 @@ class _Call:
         key = python.bytes_from_string_and_size(
             context.insert_const_bytes(builder.module, text), ir.Constant(_INT, len(text))
         )
-        values = builder.bitcast(self.field(self.frame, 1), _BYTES)
-        size = ir.Constant(_INT, (FRAME - 1) * WORD)
+        values = builder.bitcast(self.field(self.frame, NUMBERS), _BYTES)
+        size = ir.Constant(_INT, (FRAME - NUMBERS) * WORD)
         items = [
             key,
             python.long_from_longlong(code),

@@ -19,16 +19,17 @@ from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.dispatch import loop_call
 from scanlib.backends.numba.lazy import tuple_text
 from scanlib.backends.numba.programs import call_program
-from scanlib.backends.numba.scalar import as_scalar
 from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import as_scalar
 from scanlib.kernels.compiled import program_key
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.schedules.linear import linear_program
 from scanlib.ops.checked_linear import CheckedLinearScan, limits
 from scanlib.ops.execution import NotCompilableError
 from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-recurrences-1"
+VERSION = source_key(__name__)
 
 
 def recurrence_call(node: Apply, outer: str = "") -> tuple[Callable[..., Any], str]:

@@ -18,8 +18,9 @@ from scanlib.ops import reductions
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.softmax import AxesSoftmax
+from scanlib.source_keys import source_key
 
-VERSION = "scanlib-reductions-2"
+VERSION = source_key(__name__)
 
 
 @register_funcify_and_cache_key(AxesSum)

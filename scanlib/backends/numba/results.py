@@ -18,17 +18,15 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.datamodel import models
-from numba.core.imputils import impl_ret_borrowed
 from numba.extending import box, intrinsic, register_model
-from numba.np import numpy_support
 from numpy._core import multiarray
 
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, models, numpy_support
 from scanlib.backends.numba.bundles import WORDS, Bundle, each, load_rows
 from scanlib.backends.numba.lazy import flat_parts, flat_types
+from scanlib.source_keys import source_key
 
-RESULTS_VERSION = "scanlib-results-2"
+RESULTS_VERSION = source_key(__name__)
 SMALL = 1024  # bytes up to which an array is copied
 # Places in NumPy's table of functions for other libraries.
 _TABLE = {"scanlib_ndarray": 2, "scanlib_new_ndarray": 94}

@@ -10,7 +10,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.numba.emit import Emitter
+from scanlib.backends.numba.graph import GraphWriter
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 
@@ -18,7 +18,7 @@ MAX_NODES = 30  # a shape that takes more to compute is read off the first step
 
 
 def row_shapes(
-    op: Scan, arguments: list[str], non_sequences: list[Variable], emitter: Emitter
+    op: Scan, arguments: list[str], non_sequences: list[Variable], emitter: GraphWriter
 ) -> list[list[str] | None]:
     """Return the row shape of each stacked output as source, None where only a step tells.
 
@@ -47,7 +47,7 @@ def row_shapes(
 
 
 def _row_source(
-    row: list[Variable | None], names: dict[Variable, str], emitter: Emitter
+    row: list[Variable | None], names: dict[Variable, str], emitter: GraphWriter
 ) -> list[str] | None:
     """Return source for the sizes of a row, if they are simple enough to be worth it."""
     texts = []
@@ -59,7 +59,7 @@ def _row_source(
     return texts
 
 
-def _size_source(size: Variable, names: dict[Variable, str], emitter: Emitter) -> str | None:
+def _size_source(size: Variable, names: dict[Variable, str], emitter: GraphWriter) -> str | None:
     if isinstance(size, Constant):
         return str(int(np.asarray(size.data)))
     if size in names:

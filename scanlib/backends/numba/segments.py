@@ -33,8 +33,9 @@ from scanlib.ops.generator_words import (
     generator_words,
 )
 from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
+from scanlib.source_keys import source_number
 
-VERSION = 1
+VERSION = source_number(__name__)
 
 
 def _split(value: Any, count: Any, length: Any) -> Any:

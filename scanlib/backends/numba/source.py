@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.configdefaults import config
-from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 
-from scanlib.backends.numba import expressions
-from scanlib.backends.numba.statement_code import VERSION as STATEMENTS
-from scanlib.backends.numba.statements import joined
+from scanlib._compat.numba import compile_numba_function_src
 from scanlib.backends.numba.vectors import least, new_array
 
 
@@ -40,13 +37,9 @@ class Source:
         self.keys: list[str] = []
         self.cacheable = True
         self._indent = 1
-        self._prelude: tuple[int, int] | None = None
-        self._checks: dict[str, list[str]] = {}
-        self._after_checks: list[str] = []
         self._count = 0
         self._names: dict[Any, str] = {}
         self._reserved: set[str] = set()
-        self._structures: dict[str, str] = {}
 
     def name(self, prefix: str) -> str:
         """Return a new name."""
@@ -62,48 +55,6 @@ class Source:
     def line(self, text: str) -> None:
         """Add a line at the current indentation."""
         self.lines.append("    " * self._indent + text)
-
-    def mark_prelude(self) -> None:
-        """Remember this place: `before_loop` adds lines here."""
-        self._prelude = (len(self.lines), self._indent)
-
-    @property
-    def has_loop(self) -> bool:
-        """Whether `mark_prelude` was called."""
-        return self._prelude is not None
-
-    def before_loop(self, text: str) -> None:
-        """Add a line at the marked place, or here as long as none is marked."""
-        if self._prelude is None:
-            self.line(text)
-            return
-        position, indent = self._prelude
-        self.lines.insert(position, "    " * indent + text)
-        self._prelude = (position + 1, indent)
-
-    def check_before_loop(self, condition: str, raising: str) -> None:
-        """Add a statement that raises if a condition holds, at the end of what is before the loop.
-
-        Conditions with the same statement are tested together: every place that raises releases
-        all arrays of the function, and with many arrays that is most of what is compiled.
-        """
-        conditions = self._checks.setdefault(raising, [])
-        if condition not in conditions:
-            conditions.append(condition)
-
-    def after_checks(self, text: str) -> None:
-        """Add a line before the loop, behind the checks."""
-        self._after_checks.append(text)
-
-    def finish_prelude(self, guard: str) -> None:
-        """Write the checks, made where `guard` holds, and what follows them."""
-        for raising, conditions in self._checks.items():
-            # Not `or`, whose every term is a branch of its own.
-            either = " | ".join(f"({condition})" for condition in conditions)
-            self.before_loop(f"if ({guard}) & ({either}):")
-            self.before_loop(f"    {raising}")
-        for text in self._after_checks:
-            self.before_loop(text)
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
@@ -154,29 +105,11 @@ class Source:
         key = None
         if self.cacheable:
             versions = [
-                version,
-                expressions.VERSION,
-                STATEMENTS,
+                version,  # the text of this module included
                 f"pytensor {pytensor.__version__}",
                 *([] if config.numba__fastmath else ["strict"]),
             ]
             identity = [*versions, text, *self.keys]
             key = sha256("\n".join(identity).encode()).hexdigest()
-        lines = expressions.compact(self.lines, self._expression)
-        short = "\n".join([text.split("\n", 1)[0], *lines])
-        short = joined(short, self.globals, self._structures, self._statements)
-        function = compile_numba_function_src(short, name, self.globals, cache_key=key)
+        function = compile_numba_function_src(text, name, self.globals, cache_key=key)
         return function, key
-
-    def _expression(self, structure: str, function: Callable[..., Any]) -> str:
-        """Make the function of an expression known, which its structure identifies."""
-        identity = ("expression", structure)
-        if identity not in self._names:
-            self._names[identity] = self.name("x")
-            self.globals[self._names[identity]] = function
-            self._structures[self._names[identity]] = structure
-        return self._names[identity]
-
-    def _statements(self, function: Callable[..., Any]) -> str:
-        """Make the function of joined statements known."""
-        return self.object(self.name("statements"), function)

@@ -2,7 +2,7 @@
 
 ``np.empty`` and ``np.asarray`` are functions that numba compiles for every combination of types,
 with half a dozen others inside them; what is made here takes a few instructions. So do views of an
-array with its axes in another order or with other sizes.
+array with its axes in another order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
-VERSION = "scanlib-vectors-5"
-IN_ORDER = ("contract", "nsz")  # liberties that leave the order of operations as it is
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
+from scanlib.source_keys import source_key
+
+VERSION = source_key(__name__)
 
 
 @intrinsic
@@ -126,22 +125,6 @@ def shuffling(order: tuple[int | None, ...], static: tuple[int | None, ...]) -> 
     return shuffled
 
 
-@intrinsic
-def reshaped(typingctx: Any, array: Any, *sizes: Any) -> Any:
-    """Return a contiguous array with other sizes, as a view; they must have the same product."""
-    known = array.copy(ndim=len(sizes), layout="C")
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        old = context.make_array(array)(context, builder, arguments[0])
-        shape = _as_sizes(context, builder, sizes, arguments[1])
-        steps = [old.itemsize]
-        for size in reversed(shape[1:]):
-            steps.insert(0, builder.mul(steps[0], size))
-        return _view(context, builder, old, known, shape, steps)
-
-    return known(array, types.StarArgTuple.from_types(sizes)), codegen
-
-
 def _view(
     context: Any, builder: Any, old: Any, known: types.Array, sizes: list[Any], steps: list[Any]
 ) -> Any:
@@ -174,47 +157,21 @@ def as_array(typingctx: Any, value: Any) -> Any:
     return known(value), codegen
 
 
+@intrinsic
+def as_scalar(typingctx: Any, value: Any) -> Any:
+    """Return the item of a 0-d array, or a scalar as it is (compiled code only)."""
+    if not isinstance(value, types.Array):
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(value)(context, builder, arguments[0])
+        return context.unpack_value(builder, value.dtype, array.data)
+
+    return value.dtype(value), codegen
+
+
 def _same(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
-
-
-@intrinsic
-def larger(typingctx: Any, x: Any, y: Any) -> Any:
-    """Return the larger of two floats of one type; NaN, where one is (compiled code only)."""
-    return x(x, x), _extreme(">")
-
-
-@intrinsic
-def smaller(typingctx: Any, x: Any, y: Any) -> Any:
-    """Return the smaller of two floats of one type; NaN, where one is (compiled code only)."""
-    return x(x, x), _extreme("<")
-
-
-@intrinsic
-def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c`` of numbers of one type (compiled code only).
-
-    The compiler may fuse the two, but not rearrange them with what stands around. Integers wrap
-    around.
-    """
-    return a(a, a, a), lambda context, builder, signature, arguments: fused(builder, *arguments)
-
-
-def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Write ``a * b + c``; see `multiply_add`."""
-    if isinstance(a.type, ir.IntType):
-        return builder.add(builder.mul(a, b), c)
-    return builder.fadd(builder.fmul(a, b, flags=IN_ORDER), c, flags=IN_ORDER)
-
-
-def _extreme(sign: str) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        old, new = arguments
-        beyond = builder.fcmp_ordered(sign, new, old)
-        unknown = builder.fcmp_unordered("uno", new, new)
-        return builder.select(builder.or_(beyond, unknown), new, old)
-
-    return codegen
 
 
 def failing(error: type[Exception], message: str) -> Any:

@@ -15,7 +15,6 @@ from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.scalar.basic import Pow, RoundHalfToEven, ScalarOp
 from pytensor.scalar.math import Log1mexp
-from pytensor.scan.op import Scan as ClassicScan
 from pytensor.tensor.basic import ExtractDiag, Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
@@ -23,7 +22,7 @@ from pytensor.tensor.extra_ops import CumOp, Unique
 from pytensor.tensor.math import Argmax, Dot, Max, Min, Prod, Sum
 from pytensor.tensor.special import LogSoftmax, Softmax
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib._compat import INDEX_READS, INDEX_WRITES, LegacyScan
 from scanlib.backends.torch.host import on_host, refuse
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.graph import is_linear_algebra
@@ -69,7 +68,7 @@ def funcify_log1mexp(op: Log1mexp, node: Apply, **kwargs: Any) -> Callable[..., 
     return log1mexp
 
 
-def funcify_classic_scan(op: ClassicScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Say how a loop of `pytensor.scan` is compiled: PyTensor makes them of Jacobians as well."""
     raise NotImplementedError(
         "PyTensor's PyTorch linker has no loops of `pytensor.scan`, which "
@@ -80,7 +79,7 @@ def funcify_classic_scan(op: ClassicScan, node: Apply, **kwargs: Any) -> Callabl
 
 MISSING: dict[type, Callable[..., Any]] = {
     Argmax: funcify_argmax,
-    ClassicScan: funcify_classic_scan,
+    LegacyScan: funcify_classic_scan,
     ExtractDiag: funcify_extract_diag,
     Log1mexp: funcify_log1mexp,
     Pow: funcify_pow,

@@ -19,11 +19,12 @@ from scanlib.backends.torch.linear import linear_rows
 from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of
 from scanlib.backends.torch.parallel import elemwise_runner
 from scanlib.backends.torch.portable import torch_dtype
-from scanlib.backends.torch.result_shapes import shapes_of_linear, shapes_of_loop
+from scanlib.backends.torch.result_shapes import shapes_of_loop
 from scanlib.kernels.program import CarryShapeError
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_integer, is_numeric
+from scanlib.ops.graph import is_numeric
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
@@ -122,7 +123,7 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
 @pytorch_funcify.register(LinearScan)
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a matrix recurrence."""
-    return _funcify(op, node, linear_rows(op), shapes_of_linear)
+    return _funcify(op, node, linear_rows(op), shapes_of_loop)
 
 
 @pytorch_funcify.register(CheckedLinearScan)

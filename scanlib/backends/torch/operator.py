@@ -20,6 +20,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd import forward_ad
 
+from scanlib._compat.torch import differentiated_by_function
+
 Shapes = Callable[[Sequence[torch.Tensor]], list[tuple[Any, ...]]]
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -151,7 +153,7 @@ def check_not_differentiated(tensors: Sequence[torch.Tensor]) -> None:
     Forwards, it would take all derivatives of an operator that it does not know as zero.
     """
     for tensor in tensors:
-        by_function = tensor.requires_grad and torch._C._functorch.is_gradtrackingtensor(tensor)
+        by_function = tensor.requires_grad and differentiated_by_function(tensor)
         if by_function or forward_ad.unpack_dual(tensor).tangent is not None:
             refuse_gradient()
 

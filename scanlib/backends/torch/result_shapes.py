@@ -16,12 +16,12 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.backends.torch.operator import Shapes
+from scanlib.lengths.numbers import constant_integer, measured
+from scanlib.lengths.steps import Steps
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.graph import constant_integer, is_numeric
+from scanlib.ops.graph import is_numeric
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
@@ -37,56 +37,41 @@ def _fixed(value: int) -> Size:
     return lambda inputs: value
 
 
-def shapes_of_linear(op: LinearScan, node: Apply) -> Shapes | None:
-    """Return the rule for the history of a matrix recurrence."""
-    parts = op.parts(range(len(node.inputs)))
-    if parts.n_steps is not None:
-        known = constant_integer(node.inputs[parts.n_steps])
-        if known is None and not op.untraced:
-            return None
-        length = _fixed(known or 0)
-    else:
-        length = _dim(parts.matrix if parts.offset is None else parts.offset, 0)
-
-    def shapes(inputs: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-        first, *rest = inputs[parts.initial].shape
-        return [(1 if op.untraced else length(inputs) + first, *rest)]
-
-    return shapes
-
-
-def shapes_of_loop(op: Scan | ElemwiseScan, node: Apply) -> Shapes | None:
+def shapes_of_loop(op: Scan | ElemwiseScan | LinearScan, node: Apply) -> Shapes | None:
     """Return the rule for the results of a loop, None if shapes depend on values."""
+    steps = op.steps_of(node)
+    length = _length(steps, node)
     scan = op.scan if isinstance(op, ElemwiseScan) else op
-    signature = scan.signature
-    positions = signature.split_inputs(range(len(node.inputs)))
-    steps = _steps(node, positions, signature.has_stop)
-    rows = _output_rows(scan, node)
-    traced = any(not untraced for untraced in signature.untraced) or signature.n_outputs
-    if (traced and steps is None) or rows is None:
+    rows = _output_rows(scan, node) if isinstance(scan, Scan) else []
+    traced = any(each is not None and each.each_step for each in steps.rows)
+    if (traced and length is None) or rows is None:
         return None
+    like = [None if each is None else node.inputs.index(each) for each in steps.like]
 
     def shapes(inputs: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-        count = steps(inputs) if steps is not None else 0
+        count = 0 if length is None else length(inputs)
         found: list[tuple[Any, ...]] = []
-        for i, position in enumerate(positions.initials):
-            length = signature.depths[i] + (0 if signature.untraced[i] else count)
-            found.append((length, *inputs[position].shape[1:]))
-        found += [tuple(inputs[position].shape) for position in positions.carries]
-        found += [(count, *(size(inputs) for size in row)) for row in rows]
+        stacked = iter(rows)
+        for place, own in zip(like, steps.rows, strict=True):
+            if place is None:
+                found.append((count, *(size(inputs) for size in next(stacked))))
+            elif own is None:
+                found.append(tuple(inputs[place].shape))
+            else:
+                found.append((own.others + own.each_step * count, *inputs[place].shape[1:]))
         return found
 
     return shapes
 
 
-def _steps(node: Apply, positions: Any, has_stop: bool) -> Size | None:
-    if has_stop:
+def _length(steps: Steps, node: Apply) -> Size | None:
+    """Return the number of steps, None if a value decides it."""
+    if steps.may_stop:
         return None
-    if positions.n_steps is not None:
-        known = constant_integer(node.inputs[positions.n_steps])
-        if known is not None:
-            return _fixed(known)
-    return _dim(positions.sequences[0], 0) if positions.sequences else None
+    known = None if steps.n_steps is None else constant_integer(steps.n_steps)
+    if known is not None:
+        return _fixed(known)
+    return _dim(node.inputs.index(steps.sequences[0]), 0) if steps.sequences else None
 
 
 def _output_rows(scan: Scan, node: Apply) -> list[list[Size]] | None:
@@ -153,7 +138,7 @@ def size_of(size: Variable | None, inputs: list[Variable]) -> Size:
     node = size.owner
     if node is None:
         raise UnknownSizeError
-    read = _shape_read(size)
+    read = measured(size)
     if read is not None and read[0] in inputs:
         return _dim(inputs.index(read[0]), read[1])
     rule = _rule(node)
@@ -176,7 +161,7 @@ def shapes_read(size: Variable) -> list[Variable]:
     node = size.owner
     if node is None:
         raise UnknownSizeError
-    read = _shape_read(size)
+    read = measured(size)
     if read is not None:
         return [read[0]]
     _rule(node)
@@ -197,18 +182,3 @@ def _rule(node: Apply) -> Callable[..., Any]:
     if isinstance(scalar, ps.IntDiv | ps.Mod) and not constant_integer(node.inputs[1]):
         raise UnknownSizeError  # may be zero
     return rule
-
-
-def _shape_read(size: Variable) -> tuple[Variable, int] | None:
-    """Recognize ``shape(x)[i]``: the array, and which axis."""
-    node = size.owner
-    if isinstance(node.op, Shape_i):
-        return node.inputs[0], node.op.i
-    if not (isinstance(node.op, Subtensor) and node.inputs[0].owner):
-        return None
-    if not isinstance(node.inputs[0].owner.op, Shape):
-        return None
-    indices = [constant_integer(inp) for inp in node.inputs[1:]]
-    if len(indices) != 1 or indices[0] is None or len(node.op.idx_list) != 1:
-        return None
-    return node.inputs[0].owner.inputs[0], indices[0]

@@ -9,6 +9,7 @@ from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.nests import write_copy
@@ -22,11 +23,11 @@ from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.scalars import PAIR_RULES, NoKernelError, Pair, parts_of
 from scanlib.kernels.spans import added, load_number, store_number
 from scanlib.ops import reductions
+from scanlib.ops.messages import shape_text
 from scanlib.ops.reductions import StepProducts
 
-SQUARE = "Last 2 dimensions of A must be square"
-CONFORM = "Dimensions of A and B do not conform"
-PRODUCT_SIZES = "incompatible array sizes for a matrix product"
+SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
+CONFORM = "Dimensions of A and B do not conform: "
 
 
 def size_operand(step: Step, size: Size) -> Value | int:
@@ -60,7 +61,9 @@ def write_dot(step: Step, node: Apply) -> None:
         raise NoKernelError("products of several dtypes, or of truth values, have no kernel")
     a = as_matrix(step.place(left), is_row=True)
     b = as_matrix(step.place(right), is_row=False)
-    step.sizes.require_equal(a.sizes[1], b.sizes[0], "ValueError", PRODUCT_SIZES + step.where)
+    shapes = [step.place(left).sizes, step.place(right).sizes]
+    text = " times ".join(shape_text(len(shape)) for shape in shapes)
+    step.require(a.sizes[1], b.sizes[0], "ValueError", text, [*shapes[0], *shapes[1]])
     sizes = [
         *([a.sizes[0]] if left.type.ndim == 2 else []),
         *([b.sizes[1]] if right.type.ndim == 2 else []),
@@ -107,7 +110,7 @@ def _item(step: Step, place: Place, i: Value, j: Value) -> Value:
 
 def _square(step: Step, place: Place) -> Matrix:
     rows, columns = place.sizes
-    step.sizes.require_equal(rows, columns, "LinAlgError", SQUARE)
+    step.require(rows, columns, "LinAlgError", SQUARE, [rows, columns])
     return matrix(step, place)
 
 
@@ -155,6 +158,17 @@ def write_inverse(step: Step, node: Apply) -> None:
     step.bind_place(out, target)
 
 
+@rule(Det, SLogDet)
+def write_determinant(step: Step, node: Apply) -> None:
+    _check_real(node)
+    place = step.place(node.inputs[0])
+    spare = _spare(step, place.dtype, place.sizes[0])
+    whole, sign, size = factorizations.determinant(step.writer, _square(step, place), spare)
+    results = [whole] if isinstance(core_op(node), Det) else [sign, size]
+    for out, result in zip(node.outputs, results, strict=True):
+        step.bind_number(out, result)
+
+
 @rule(SolveTriangular, CholeskySolve, Solve)
 def write_solve(step: Step, node: Apply) -> None:
     """Write a solve; which one depends on what is known of the matrix."""
@@ -164,7 +178,8 @@ def write_solve(step: Step, node: Apply) -> None:
     if kind not in ("gen", "pos"):
         raise NoKernelError(f"a solve with a matrix that is {kind} has no kernel")
     place, b = step.place(left), step.place(right)
-    step.sizes.require_equal(b.sizes[0], place.sizes[0], "LinAlgError", CONFORM)
+    text = f"{CONFORM}{shape_text(place.ndim)} and {shape_text(b.ndim)}"
+    step.require(b.sizes[0], place.sizes[0], "LinAlgError", text, [*place.sizes, *b.sizes])
     target = _contiguous_target(step, out, [place.sizes[0], *b.sizes[1:]])
     a = _square(step, place)
     given, result = (matrix(step, as_matrix(p, is_row=False)) for p in (b, target))
@@ -195,8 +210,8 @@ def write_step_products(step: Step, node: Apply) -> None:
         raise NoKernelError("products of truth values have no kernel")
     same = step.sizes.same
     if x.ndim == y.ndim == 3:
-        step.sizes.require_equal(x.sizes[0], y.sizes[0], "ValueError", reductions.LENGTHS)
-    step.sizes.require_equal(x.sizes[-1], y.sizes[-2], "ValueError", reductions.SIZES)
+        step.require(x.sizes[0], y.sizes[0], "ValueError", reductions.LENGTHS)
+    step.require(x.sizes[-1], y.sizes[-2], "ValueError", reductions.SIZES)
     sizes = [x.sizes[-2], y.sizes[-1]]
     is_total = node.op.total
     if not is_total and max(x.ndim, y.ndim) == 3:

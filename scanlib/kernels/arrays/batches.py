@@ -15,7 +15,7 @@ from scanlib.kernels.arrays.step import Destination, Step, rule
 from scanlib.kernels.language import INT64, Block, Value
 from scanlib.kernels.spans import store_number
 
-BATCHES = "Incompatible sizes of the batches of an operation on matrices"
+BATCHES = "Incompatible sizes of the batches of an operation on matrices, {} and {}"
 RESULTS = "Items of a batch have results of different shapes"
 
 
@@ -47,9 +47,7 @@ class Batch:
                     continue
                 size, own = self.step.place(inp).sizes[axis], sizes[self.ndim - lead + axis]
                 if own != 1:
-                    size = self.step.sizes.require_equal(
-                        own, size, "ValueError", BATCHES + self.step.where
-                    )
+                    size = self.step.require(own, size, "ValueError", BATCHES, [own, size])
                 sizes[self.ndim - lead + axis] = size
         return list(map(self.step.sizes.same, sizes))
 

@@ -22,7 +22,7 @@ from scanlib.kernels.arrays.views import (
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError
 
-INDEX_SHAPES = "shape mismatch: indexing arrays could not be broadcast together"
+INDEX_SHAPES = "shape mismatch: indexing arrays of {} and {} could not be broadcast together"
 
 
 class Gather:
@@ -42,7 +42,7 @@ class Gather:
         slices = [index if isinstance(index, slice) else slice(None) for index in given]
         base = indexed(step, place, slices)
         self.pointer = base.pointer
-        self.by_index = [(base.sizes[axis], base.strides[axis]) for axis in axes]
+        self.by_index = [(axis, base.sizes[axis], base.strides[axis]) for axis in axes]
         rest = [axis for axis in range(base.ndim) if axis not in axes]
         self.rest = base.view([base.sizes[k] for k in rest], [base.strides[k] for k in rest])
         together = axes == list(range(axes[0], axes[-1] + 1))
@@ -62,7 +62,7 @@ class Gather:
                     loops[axis] = (
                         size
                         if own == 1
-                        else self.step.sizes.require_equal(own, size, "IndexError", INDEX_SHAPES)
+                        else self.step.require(own, size, "IndexError", INDEX_SHAPES, [own, size])
                     )
         return loops
 
@@ -104,10 +104,11 @@ class Gather:
                     index = stack.enter_context(w.loop(0, step.value(size)))
                     move(step, [*walks, along], axis, index, stack)
             pointer = self.pointer
-            for found, (size, stride) in zip(self.indices, self.by_index, strict=True):
+            for found, (axis, size, stride) in zip(self.indices, self.by_index, strict=True):
                 number = found.load(step, 1) if isinstance(found, Walk) else found
                 assert isinstance(number, Value)
-                pointer = w.offset(pointer, step.bytes(wrapped_index(step, number, size), stride))
+                first = wrapped_index(step, number, axis, size)
+                pointer = w.offset(pointer, step.bytes(first, stride))
             part = other.view(
                 [other.sizes[axis] for axis in kept],
                 [other.strides[axis] for axis in kept],

@@ -28,7 +28,7 @@ from scanlib.kernels.spans import added, itemsize, load_number, store_number
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
 MOST_UNROLLED = 4  # parts of a known number of items
-SHAPES = "Incompatible Elemwise input shapes: input {} has an incompatible shape in axis {}{}"
+SHAPES = "Incompatible Elemwise input shapes, sizes {} and {} along axis "
 
 
 @dataclass
@@ -250,13 +250,12 @@ class Tree:
             self.places.append((inp, place))
             for axis, known in enumerate(inp.type.shape):
                 if known != 1:
-                    self._agree(axis, place.sizes[axis], node.inputs.index(inp))
+                    self._agree(axis, place.sizes[axis])
 
-    def _agree(self, axis: int, size: Size, number: int = 0) -> None:
+    def _agree(self, axis: int, size: Size) -> None:
         own = self.sizes[axis]
         if own is not None:
-            text = SHAPES.format(number, axis, self.step.where)
-            size = self.step.sizes.require_equal(own, size, "ValueError", text)
+            size = self.step.require(own, size, "ValueError", f"{SHAPES}{axis}", [own, size])
         self.sizes[axis] = size
 
     def loops(self) -> list[Size]:

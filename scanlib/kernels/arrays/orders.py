@@ -75,7 +75,7 @@ def write_argmax(step: Step, node: Apply) -> None:
     kept = [axis for axis in range(place.ndim) if axis not in axes]
     text = "attempt to get argmax of an empty sequence"
     size = product(*(place.sizes[axis] for axis in axes))
-    step.sizes.require_not_below(size, 1, "ValueError", text)
+    step.require_not_below(size, 1, "ValueError", text)
     outer: list[Size] = [place.sizes[axis] for axis in kept]
     target = step.target(out, outer) if outer else None
     walk = Walk(place.pointer, place.dtype, [place.strides[axis] for axis in (*kept, *axes)])

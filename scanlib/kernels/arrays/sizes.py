@@ -196,11 +196,13 @@ class Sizes:
         self._resolved.clear()
         return kept
 
-    def require_not_below(self, size: Size, least: int, error: str, template: str) -> None:
+    def require_not_below(
+        self, size: Size, least: int, error: str, template: str, values: tuple[Size, ...] = ()
+    ) -> None:
         """Note that a size must not be below a number."""
         size = self.same(size)
         if not isinstance(size, int) or size < least:
-            self.checks.append(Check("lt", (size, least), error, template))
+            self.checks.append(Check("lt", (size, least), error, template, values))
 
     def contiguous_strides(self, itemsize: int, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         """Return the strides in bytes of an array that fills its memory in order."""

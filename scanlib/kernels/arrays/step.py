@@ -39,6 +39,7 @@ from scanlib.kernels.arrays.sizes import (
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import load_number, store_number
+from scanlib.ops.messages import NodeMessages
 
 MOST_CONSTANTS = 1024  # numbers of one array that a kernel writes itself
 
@@ -102,17 +103,23 @@ class Step:
     before : Block
         What the kernel does before the first step.
     fail : callable
-        Takes the name of an exception and a message; returns the code of that failure.
+        Takes the name of an exception, a message, and how many numbers it shows; returns the code
+        of that failure.
     library : callable
         Takes a routine of BLAS or LAPACK; returns its address.
 
     Attributes
     ----------
-    where : str
-        What messages say at their ends.
+    messages : NodeMessages
+    i : Value or None
+        The number of the step, None outside of loops.
+    node : Apply or None
+        The node that is written.
     """
 
-    where = ""
+    messages = NodeMessages()
+    i: Value | None = None
+    node: Apply | None = None
 
     def __init__(
         self,
@@ -121,7 +128,7 @@ class Step:
         values: SizeValues,
         space: Value,
         before: Block,
-        fail: Callable[[str, str], int],
+        fail: Callable[[str, str, int], int],
         library: Callable[[Any], Value],
     ) -> None:
         self.writer, self.scalars, self.size_values = writer, scalars, values
@@ -152,7 +159,7 @@ class Step:
             self.last_use[out] = float("inf")
         self._plan_fusion(graph, nodes)
         for position, node in enumerate(nodes):
-            self.position = position
+            self.position, self.node = position, node
             if node.outputs[0] not in self.deferred:
                 try:
                     self.apply(node)
@@ -224,8 +231,9 @@ class Step:
         sizes = list(place.sizes)
         for axis, known in enumerate(variable.type.shape):
             if known is not None and sizes[axis] != known:
-                text = "An array inside a scan has not the shape of its type"
-                sizes[axis] = self.sizes.require_equal(sizes[axis], known, "ValueError", text)
+                text = f"axis {axis} has size {{}}, the type of the array says {known}"
+                given = (sizes[axis],)
+                sizes[axis] = self.require(*given, known, "ValueError", text, given, variable)
         place = place.view(sizes, list(place.strides))
         self.places[variable] = place
         if place.part is not None:
@@ -439,10 +447,39 @@ class Step:
 
     # Failures
 
-    def fail_when(self, condition: Value, error: str, text: str) -> None:
+    def template(self, detail: str, what: Variable | None = None) -> str:
+        """Return the message of an error of this node, or of an input."""
+        about = self.node if self.node is not None else what
+        return detail if about is None else self.messages.template(about, detail)
+
+    def fail_when(self, condition: Value, error: str, detail: str, *numbers: Value) -> None:
         """Write that the loop fails at this step where a condition holds."""
+        shown = numbers if self.i is None else (self.i, *numbers)
         with self.writer.when(condition):
-            self.writer.fail(self.fail(error, text))
+            self.writer.fail(self.fail(error, self.template(detail), len(shown)), *shown)
+
+    def require(
+        self,
+        size: Size,
+        other: Size,
+        error: str,
+        detail: str,
+        numbers: Sequence[Size] = (),
+        what: Variable | None = None,
+    ) -> Size:
+        """Note that two sizes must be equal, before the first step; return what stands for both."""
+        text = self.template(detail, what)
+        return self.sizes.require_equal(size, other, error, text, self._shown(numbers))
+
+    def require_not_below(
+        self, size: Size, least: int, error: str, detail: str, numbers: Sequence[Size] = ()
+    ) -> None:
+        """Note that a size must not be below a number, before the first step."""
+        text, shown = self.template(detail), self._shown(numbers)
+        self.sizes.require_not_below(size, least, error, text, shown)
+
+    def _shown(self, numbers: Sequence[Size]) -> tuple[Size, ...]:
+        return tuple(numbers) if self.i is None else (0, *numbers)
 
 
 def _is_minus_zero(data: Any) -> bool:

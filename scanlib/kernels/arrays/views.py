@@ -42,12 +42,17 @@ from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
+from scanlib.ops.messages import out_of_bounds, shape_text
 
-OUT_OF_BOUNDS = "index out of bounds"
-ASSIGNED = "cannot assign an array of another shape to a slice"
-FILLED = "could not broadcast an array to the shape of a new one"
-JOINED = "all the input array dimensions except for the concatenation axis must match exactly"
-NEGATIVE = "negative dimensions are not allowed"
+ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
+FILLED = "could not broadcast an array to the shape of a new one: sizes {} and {}"
+JOINED = (
+    "all the input array dimensions except for the concatenation axis must match exactly, "
+    "got {} and {} along axis "
+)
+NEGATIVE = "negative dimensions are not allowed, got {}"
+MOST_SHOWN = 6  # axes of an array that is reshaped
+RESHAPED = "cannot reshape array of size {} into "
 
 
 # Numbers
@@ -101,15 +106,16 @@ def write_check(step: Step, node: Apply) -> None:
     homes = (errors, builtins, np.linalg)
     if not any(getattr(home, kind.__name__, None) is kind for home in homes):
         raise NoKernelError(f"a check that raises {kind.__name__} has no kernel")
+    said = node.op.msg.replace("{", "{{").replace("}", "}}")
     for condition in conditions:
         if step.is_known(condition):
             size = step.size_of(condition)
-            step.sizes.require_not_below(size, 1, kind.__name__, node.op.msg)
+            step.require_not_below(size, 1, kind.__name__, said)
             continue
         if condition.type.ndim:
             raise NoKernelError("a check of an array has no kernel")
         holds = step.scalars.truth(step.number(condition))
-        step.fail_when(~holds, kind.__name__, node.op.msg)
+        step.fail_when(~holds, kind.__name__, said)
     step.alias(node.outputs[0], value)
 
 
@@ -131,8 +137,8 @@ def write_dimshuffle(step: Step, node: Apply) -> None:
         return
     place = step.place(inp)
     for axis in op.drop:
-        text = "Cannot drop an axis of a size other than one"
-        step.sizes.require_equal(place.sizes[axis], 1, "ValueError", text)
+        text = f"Cannot drop axis {axis} of a size other than one, {{}}"
+        step.require(place.sizes[axis], 1, "ValueError", text, place.sizes[axis : axis + 1])
     if out.type.ndim == 0:
         step.bind_number(out, load_number(step.writer, place.dtype, place.pointer, 0))
         return
@@ -152,8 +158,9 @@ def write_specify_shape(step: Step, node: Apply) -> None:
     for axis, size in enumerate(wanted):
         own = place.sizes[axis]
         if isinstance(size.type, TensorType | ScalarType):
-            text = "SpecifyShape: an array has another shape"
-            own = step.sizes.require_equal(own, step.size_of(size), "AssertionError", text)
+            text = f"SpecifyShape: axis {axis} has size {{}}, expected {{}}"
+            given = own, step.size_of(size)
+            own = step.require(*given, "AssertionError", text, given)
         sizes.append(own)
     step.bind_place(node.outputs[0], place.view(sizes, list(place.strides)))
 
@@ -202,10 +209,13 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
         others = product(*(size for size in wanted if size != -1))
         wanted[unknown[0]] = combined("quotient", items, others)
     if not wanted:
-        step.sizes.require_equal(items, 1, "ValueError", "cannot reshape array")
+        step.require(items, 1, "ValueError", f"{RESHAPED}shape ()", [items])
         step.bind_number(out, load_number(step.writer, place.dtype, place.pointer, 0))
         return
-    step.sizes.require_equal(product(*wanted), items, "ValueError", "cannot reshape array")
+    if len(wanted) > MOST_SHOWN:
+        raise NoKernelError("a reshape to so many axes has no kernel")
+    text = f"{RESHAPED}shape {shape_text(len(wanted))}"
+    step.require(product(*wanted), items, "ValueError", text, [items, *wanted])
     strides = step.sizes.contiguous_strides(place.itemsize, tuple(wanted))
     step.bind_place(out, place.view(wanted, list(strides)))
 
@@ -241,7 +251,7 @@ def indexed(step: Step, place: Place, indices: Sequence) -> Place:
             sizes.append(count)
             strides.append(product(by, stride))
         else:
-            first = _checked_index(step, index, size)
+            first = _checked_index(step, index, axis, size)
         if isinstance(first, Value):
             pointer = w.offset(pointer, step.bytes(first, stride))
         elif first != 0:
@@ -249,25 +259,27 @@ def indexed(step: Step, place: Place, indices: Sequence) -> Place:
     return place.view(sizes, strides, pointer)
 
 
-def _checked_index(step: Step, index: Variable | int, size: Size) -> Size | Value:
+def _checked_index(step: Step, index: Variable | int, axis: int, size: Size) -> Size | Value:
     if isinstance(index, int) or step.is_known(index):
         number = index if isinstance(index, int) else step.size_of(index)
         if isinstance(number, int):
             least = number + 1 if number >= 0 else -number
-            step.sizes.require_not_below(size, least, "IndexError", OUT_OF_BOUNDS)
+            text = out_of_bounds(number, axis)
+            step.require_not_below(size, least, "IndexError", text, [size])
             return number if number >= 0 else step.sizes.same(total(size, number))
     value = step.number(index)
     assert isinstance(value, Value)
-    return wrapped_index(step, value, size)
+    return wrapped_index(step, value, axis, size)
 
 
-def wrapped_index(step: Step, index: Value, size: Size) -> Value:
+def wrapped_index(step: Step, index: Value, axis: int, size: Size) -> Value:
     """Write the check of an index, and return it as one that is counted from the start."""
     w = step.writer
-    place = w.cast(index, "int64")
+    given = w.cast(index, "int64")
     length = step.value(size)
-    place = w.select(place < 0, place + length, place)
-    step.fail_when((place < 0) | (place >= length), "IndexError", OUT_OF_BOUNDS)
+    place = w.select(given < 0, given + length, given)
+    text = out_of_bounds("{}", axis)
+    step.fail_when((place < 0) | (place >= length), "IndexError", text, given, length)
     return place
 
 
@@ -380,7 +392,8 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = 
         if value.type.shape[axis] == 1:
             strides.append(0)
             continue
-        step.sizes.require_equal(size, sizes[lead + axis], "ValueError", text)
+        given = size, sizes[lead + axis]
+        step.require(*given, "ValueError", text, given)
         strides.append(stride)
     return place.view(list(sizes), strides)
 
@@ -417,7 +430,7 @@ def _checked_sizes(step: Step, numbers: Sequence[Variable]) -> list[Size]:
     sizes = list(map(step.size_of, numbers))
     for size in sizes:
         if not (isinstance(size, Given) and size.kind == "dim"):
-            step.sizes.require_not_below(size, 0, "ValueError", NEGATIVE)
+            step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
     return sizes
 
 
@@ -489,7 +502,8 @@ def write_join(step: Step, node: Apply) -> None:
     for place in places[1:]:
         for other, size in enumerate(place.sizes):
             if other != along:
-                sizes[other] = step.sizes.require_equal(sizes[other], size, "ValueError", JOINED)
+                given, text = (sizes[other], size), f"{JOINED}{other}"
+                sizes[other] = step.require(*given, "ValueError", text, given)
     sizes[along] = total(*(place.sizes[along] for place in places))
     target = step.target(out, sizes)
     first: Size = 0
@@ -516,10 +530,12 @@ def write_split(step: Step, node: Apply) -> None:
     first: Size = 0
     if len(wanted) != len(node.outputs):
         raise NoKernelError("a split into another number of parts has no kernel")
-    text = "Split sizes do not sum up to the length of the axis"
-    step.sizes.require_equal(total(*wanted), place.sizes[along], "ValueError", text)
+    text = "Split sizes do not sum up to the length of the axis: {} and {}"
+    given = total(*wanted), place.sizes[along]
+    step.require(*given, "ValueError", text, given)
     for out, length in zip(node.outputs, wanted, strict=True):
-        step.sizes.require_not_below(length, 0, "ValueError", "Split sizes cannot be negative")
+        text = "Split sizes cannot be negative, got {}"
+        step.require_not_below(length, 0, "ValueError", text, [length])
         sizes = list(place.sizes)
         sizes[along] = length
         moved = step.value(product(first, place.strides[along]))

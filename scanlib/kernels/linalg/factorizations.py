@@ -1,4 +1,4 @@
-r"""Factorizations of matrices, solves and inverses.
+r"""Factorizations of matrices, solves, inverses and determinants.
 
 * Cholesky's factor ``A = Uᵀ U``: ``U[i, j] = (A[i, j] - Σ_k U[k, i] U[k, j]) / U[i, i]``;
 * substitution forwards and backwards, several right-hand sides of a row in one vector;
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import (
     BOOL,
     FLOATS,
@@ -29,7 +30,7 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.library import Library, call_library, routine_of
+from scanlib.kernels.linalg.blas_calls import Library, call_library, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import MATRIX
 from scanlib.kernels.processor import register_bytes
@@ -113,6 +114,16 @@ def factor_lu(w: Writer, a: Matrix, out: Matrix, pivots: Value) -> None:
     """
     operands = [*a.values(w), *sized(w, a.rows), out.pointer, pivots]
     w.call(_function("factor_lu", _dtype(a, out)), *operands)
+
+
+def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, Value, Value]:
+    """Write the determinant of a matrix, its sign, and the logarithm of its absolute value.
+
+    `spare` is memory for `spare_items`.
+    """
+    operands = [*a.values(w), *sized(w, a.rows), spare]
+    found, sign, size = w.call(_function("determinant", _dtype(a)), *operands)
+    return found, sign, size
 
 
 def _dtype(*matrices: Matrix) -> str:
@@ -426,6 +437,28 @@ def _write_factor_lu(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]
     return ()
 
 
+def _write_determinant(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
+    """Write the product of the pivots, whose sign each exchange of rows turns."""
+    a, row, column, n, spare = values
+    kind, item = Type(dtype), Type(dtype).itemsize
+    pivots = w.offset(spare, n * n * item)
+    _copy(w, dtype, (a, row, column), (n, n), spare)
+    _call(w, "eliminate", dtype, spare, n, pivots)
+    whole, sign = w.local(1.0, kind), w.local(1.0, kind)
+    size = w.local(0.0, kind)
+    with w.loop(0, n) as k:
+        pivot = w.load(kind, spare, k * (n + 1) * item)
+        is_exchanged = w.load(Type("int32"), pivots, k * 4).differs(w.cast(k, "int32"))
+        turned = w.select(is_exchanged, -pivot, pivot)
+        w.assign(whole, w.copy(whole) * turned)
+        one = w.constant(1.0, kind)
+        own = w.select(turned < 0.0, -one, w.select(turned.equals(0.0), 0.0, one))
+        w.assign(sign, w.copy(sign) * own)
+        (more,) = w.call(vector_function("log", dtype, 1), abs(pivot))
+        w.assign(size, w.copy(size) + more)
+    return w.copy(whole), w.copy(sign), w.copy(size)
+
+
 def _write_nan_unless(w: Writer, dtype: str, done: Value, out: Value, count: Value) -> None:
     with w.when(~done):
         _call(w, "fill", dtype, out, count, w.constant(float("nan"), Type(dtype)))
@@ -469,6 +502,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Type | None, ...], Callable[..., Any]]] = {
     "solve_positive": ((*MATRIX, *_RIGHT, POINTER), _write_solve_positive),
     "solve": ((*MATRIX, *_RIGHT, POINTER), _write_solve),
     "inverse": ((*MATRIX, _SIZE, POINTER, POINTER), _write_inverse),
+    "determinant": ((*MATRIX, _SIZE, POINTER), _write_determinant),
     "factor_lu": ((*MATRIX, _SIZE, POINTER, POINTER), _write_factor_lu),
     "substitute": ((*MATRIX, _SIZE, _FLAG, _FLAG, POINTER, _SIZE), _write_substitute),
     "eliminate": ((POINTER, _SIZE, POINTER), _write_eliminate),

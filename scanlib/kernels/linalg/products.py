@@ -37,11 +37,11 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.library import Library, call_library, layout, routine_of
+from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, sized
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.products import SmallVectors, less
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.semiring_products import SmallVectors, less
 from scanlib.kernels.spans import sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled

@@ -16,7 +16,9 @@ import numpy as np
 
 from scanlib.kernels.language import (
     INTERRUPTED,
+    NUMBERS,
     POINTER,
+    PROGRESS,
     TABLE,
     Apply,
     Assign,
@@ -508,15 +510,20 @@ class _Body:
 
     @write.register
     def _(self, statement: Poll) -> None:
-        self.line("{ int (*ask)(void) = *(int (**)(void))frame;")
-        self.line(f"  if (ask && ask()) return {INTERRUPTED}; }}")
+        self.frame_words(PROGRESS, statement.steps)
+        self.line("{ int (*ask)(void *) = *(int (**)(void *))frame;")
+        self.line(f"  if (ask && ask(frame)) return {INTERRUPTED}; }}")
 
     @write.register
     def _(self, statement: Fail) -> None:
-        for place, value in enumerate(statement.values):
-            kind = self.types.text(value.type)
-            self.line(f"*({kind} *)(frame + {8 * (place + 1)}) = {self.read(value)};")
+        self.frame_words(NUMBERS, statement.values)
         self.line(f"return {statement.code};")
+
+    def frame_words(self, first: int, values: Sequence[Value]) -> None:
+        """Write values into words of the frame."""
+        for place, value in enumerate(values, first):
+            kind = self.types.text(value.type)
+            self.line(f"*({kind} *)(frame + {8 * place}) = {self.read(value)};")
 
     @write.register
     def _(self, statement: End) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 from hashlib import sha256
 from typing import Any
@@ -25,7 +25,9 @@ import numpy as np
 
 from scanlib.kernels.language import (
     INTERRUPTED,
+    NUMBERS,
     POINTER,
+    PROGRESS,
     TABLE,
     Apply,
     Assign,
@@ -207,9 +209,9 @@ class _Module:
             whole = "undef"
             result = f"{{ {', '.join(kind for kind, _ in results)} }}"
             for place, (kind, text) in enumerate(results):
-                name = body.new()
-                body.line(f"{name} = insertvalue {result} {whole}, {kind} {text}, {place}")
-                whole = name
+                value = body.new()
+                body.line(f"{value} = insertvalue {result} {whole}, {kind} {text}, {place}")
+                whole = value
             body.line(f"ret {result} {whole}")
         else:
             result = "void"
@@ -569,7 +571,8 @@ class _Body:
         self.line(f"{known} = icmp ne ptr {function}, null")
         self.line(f"br i1 {known}, label %{ask}, label %{go}")
         self.label(ask)
-        self.line(f"{answer} = call i32 {function}()")
+        self.frame_words(PROGRESS, statement.steps)
+        self.line(f"{answer} = call i32 {function}(ptr %frame)")
         self.line(f"{wanted} = icmp ne i32 {answer}, 0")
         self.line(f"br i1 {wanted}, label %{leave}, label %{go}")
         self.label(leave)
@@ -578,12 +581,16 @@ class _Body:
 
     @write.register
     def _(self, statement: Fail) -> None:
-        for place, value in enumerate(statement.values):
-            slot = self.new()
-            self.line(f"{slot} = getelementptr i8, ptr %frame, i64 {8 * (place + 1)}")
-            self.line(f"store {type_text(value.type)} {self.read(value)}, ptr {slot}, align 8")
+        self.frame_words(NUMBERS, statement.values)
         self.line(f"ret i64 {statement.code}")
         self.label(self.names("unreachable")[0])
+
+    def frame_words(self, first: int, values: Sequence[Value]) -> None:
+        """Write values into words of the frame."""
+        for place, value in enumerate(values, first):
+            slot = self.new()
+            self.line(f"{slot} = getelementptr i8, ptr %frame, i64 {8 * place}")
+            self.line(f"store {type_text(value.type)} {self.read(value)}, ptr {slot}, align 8")
 
     @write.register
     def _(self, statement: End) -> None:

@@ -19,13 +19,13 @@ it. Everything is computed in double precision.
 
 from __future__ import annotations
 
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import FLOAT64, Local, Type, Value, Writer
 from scanlib.kernels.recurrences.extremes import extreme_of_all
 from scanlib.kernels.recurrences.lanes import Block
 from scanlib.kernels.recurrences.logs import all_below_infinity
 from scanlib.kernels.recurrences.trust import above, is_nan, some
 from scanlib.kernels.spans import Items, Same, Span, sum_of_lanes
-from scanlib.kernels.vectors import vector_function
 
 SMALL = 2.0**-120  # coefficients of values that count no more
 _UNDERFLOW = 2.0**-900  # what products may have lost

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.recurrences.affine import AffineSteps, scan_affine
@@ -33,7 +34,6 @@ from scanlib.kernels.recurrences.extremes import picking
 from scanlib.kernels.recurrences.lanes import Block
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.spans import Items, Same, Span
-from scanlib.kernels.vectors import vector_function
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Sum
 
 from scanlib._compat import GER, thaw_graph
@@ -26,8 +27,8 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
 )
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
-from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product
-from scanlib.kernels.arrays.step import RULES, Step
+from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product, total
+from scanlib.kernels.arrays.step import RULES, Step, core_op
 from scanlib.kernels.language import Block, Type, Value
 from scanlib.kernels.schedules.elementwise import Array, TableReader
 from scanlib.ops.initial import AsRow, Filled
@@ -158,6 +159,23 @@ def place_input(kernel: TableReader, step: Step, array: Array) -> Place:
     if array.lead:
         own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
     return Place(pointer, place.dtype, place.sizes, own)
+
+
+def step_work(step: Step, graph: FunctionGraph) -> Size:
+    """Return how many numbers a step computes, about; `step` has written the nodes."""
+    terms: list[Size] = [1]
+    for node in graph.toposort():
+        given = [step.places[v] for v in node.inputs if v in step.places]
+        found = [step.places[v] for v in node.outputs if v in step.places]
+        rule = RULES.get(type(core_op(node)))
+        if rule is not None and rule.__module__ == algebra.__name__:
+            terms += [product(*p.sizes, *p.sizes[-1:]) for p in given]
+        elif isinstance(node.op, Elemwise | CAReduce):
+            terms += [product(*p.sizes) for p in (*given, *found)]
+        else:
+            known = [None, *(place.part for place in given)]  # those of views
+            terms += [product(*place.sizes) for place in found if place.part not in known]
+    return step.sizes.same(total(*terms))
 
 
 def write_checks(

@@ -29,12 +29,16 @@ from scanlib.kernels.schedules.array_kernels import (
     items_of,
     place_input,
     size_values,
+    step_work,
     write_checks,
 )
-from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, Start
+from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, Start, Storage
 from scanlib.kernels.schedules.steps import TakesSteps
+from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import itemsize, store_number
 from scanlib.ops.scan import Scan
+
+LONGEST_TURN = 64  # steps
 
 
 class ArrayLoop(Loop):
@@ -58,6 +62,7 @@ class ArrayLoop(Loop):
         # What the step turns out to need.
         self.workspace = Workspace(Sizes())
         self.checks: list[Check] = []
+        self.work: Size = 1  # numbers that it computes
         self.rows: dict[int, tuple[Size, ...]] = {}  # the sizes of a stacked output's rows
 
     def _outputs(self) -> Iterator[Output]:
@@ -113,6 +118,8 @@ class PrepareArrays(Checks[ArrayLoop]):
                 self.out.write_word(words.outputs[number] + 1 + axis, size)
         space = self.space_bytes() + self.values.value(loop.workspace.end)
         self.out.write_word(words.workspace_size, space)
+        turn = steps_of_a_turn(w, self.values.value(loop.work), LONGEST_TURN)
+        self.out.write_word(words.turn, turn)
         for word, value in ((words.part, 0), (words.parts, 1), (words.choice, 0)):
             self.out.write_word(word, w.constant(value, INT64))
         w.block.statements[:0] = self.before.statements
@@ -122,8 +129,6 @@ class PrepareArrays(Checks[ArrayLoop]):
 class ArraysRun(TakesSteps[ArrayLoop]):
     """Writes the kernel that takes the steps."""
 
-    steps_of_a_turn = 64
-
     def __init__(self, loop: ArrayLoop) -> None:
         super().__init__(loop, "arrays")
         self.first, self.before = Block(), Block()
@@ -132,15 +137,17 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 
     def kernel(self) -> Kernel:
         loop, w, words = self.loop, self.w, self.words
-        self.prepare_memory()
+        self.storage = Storage(self)
         self.steps = self.out.number(words.steps, "steps")
         self.begin = self.out.number(words.begin, "begin")
-        space = w.offset(self.out.word(words.workspace, POINTER, "workspace"), self.end_of_spaces)
+        space = w.offset(
+            self.out.word(words.workspace, POINTER, "workspace"), self.storage.end_of_spaces
+        )
         memory, w.block.statements = w.block.statements, []
         self.body = Step(
             w, self.scalars, self.values, space, self.before, loop.failure, self.routine
         )
-        self.body.where = " inside a scan"
+        self.body.messages = loop.messages.at_step(loop.inner)
         self.place_inputs()
         taken = self.take_steps()
         self.finish_carries(taken)
@@ -151,6 +158,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             *self.before.statements,
         ]
         loop.workspace, loop.checks = self.body.workspace, self.body.sizes.checks
+        loop.work = step_work(self.body, loop.graph)
         return self.out.kernel()
 
     # Before the first step
@@ -171,7 +179,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 
     def step(self, i: Value) -> None:
         loop, body, w = self.loop, self.body, self.w
-        self.i = i
+        self.i = body.i = i
         self.t = self.steps - 1 - i if loop.reverse else i
         self.bind_inputs()
         self.results = list(self.all_destinations())

@@ -50,7 +50,13 @@ from scanlib.kernels.recurrences.extremes import scan_extremes
 from scanlib.kernels.recurrences.logs import LogSteps, scan_logs
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.schedules.elementwise import ElemwiseLoop, LoopKernel
+from scanlib.kernels.schedules.elementwise import (
+    ElemwiseLoop,
+    Storage,
+    TableReader,
+    write_result,
+)
+from scanlib.kernels.schedules.turns import turns
 from scanlib.kernels.spans import (
     LINE,
     Items,
@@ -104,7 +110,7 @@ class Buffers:
         return 0 if fits else self.size
 
 
-class BlocksRun(LoopKernel[ElemwiseLoop]):
+class BlocksRun(TableReader[ElemwiseLoop]):
     """Writes the kernel that takes the steps in blocks."""
 
     def __init__(self, loop: ElemwiseLoop) -> None:
@@ -194,14 +200,14 @@ class BlocksRun(LoopKernel[ElemwiseLoop]):
         """Write where the workspace is, and how far into it this part's memory begins."""
         address = self.out.word(self.words.workspace, POINTER, "workspace")
         part = self.out.number(self.words.part, "part")
-        return address, part * self.buffers.size + self.end_of_spaces
+        return address, part * self.buffers.size + self.storage.end_of_spaces
 
     def offset(self, name: str, lead: int) -> Value | int:
         """Return where the item of the channel is in a row of an array."""
         place: Value | int = 0
         for own, axis in enumerate(self.loop.arrays[name].axes):
             if axis is not None and axis < len(self.indices):
-                place = self.indices[axis] * self.stride(name, own + lead) + place
+                place = self.indices[axis] * self.storage.stride(name, own + lead) + place
         return place
 
     def number_of(self, name: str) -> Number:
@@ -217,20 +223,20 @@ class BlocksRun(LoopKernel[ElemwiseLoop]):
         n = self.loop.signature.n_states
         if part >= n:
             return self.data(f"c{part - n}"), self.offset(f"c{part - n}", 0)
-        at = self.w.as_value(row, INT64) * self.stride(f"h{part}", 0)
+        at = self.w.as_value(row, INT64) * self.storage.stride(f"h{part}", 0)
         return self.data(f"h{part}"), at + self.offset(f"h{part}", 1)
 
     # The kernel
 
     def kernel(self) -> Kernel:
         w = self.w
-        self.prepare_memory()
+        self.storage = Storage(self)
         self.steps = self.out.number(self.words.steps, "steps")
         self.prepare_buffers()
         if not self.loop.layout.ndim:
             self.write_constants()
         self.write_blocks(w.constant(0, INT64), self.steps)
-        self.write_result(self.steps, self.steps)
+        write_result(self, self.steps, self.steps)
         return self.finished()
 
     def finished(self) -> Kernel:
@@ -240,13 +246,10 @@ class BlocksRun(LoopKernel[ElemwiseLoop]):
 
     def write_blocks(self, first: Value, last: Value) -> None:
         """Write the loop over the blocks of some steps."""
-        w, turn = self.w, BLOCKS_OF_A_TURN * self.size
-        with w.loop(first, last, turn) as start:
-            with w.when(start > first):
-                w.poll()
-            end = start + turn
-            with w.loop(start, w.select(end < last, end, last), self.size) as i:
-                self.write_steps(i, last)
+        w, done = self.w, self.w.local(first)
+        turn = BLOCKS_OF_A_TURN * self.size
+        with turns(w, done, last, turn) as (start, end), w.loop(start, end, self.size) as i:
+            self.write_steps(i, last)
 
     def write_steps(self, i: Value, last: Value) -> None:
         """Write the block that begins with a step."""
@@ -358,7 +361,7 @@ class BlocksRun(LoopKernel[ElemwiseLoop]):
     def row_span(self, i: int) -> Span:
         """Return the rows of a sequence in this block: where they are, or a copy side by side."""
         w, name = self.w, self.loop.outer.sequences[i]
-        own, stride = self.row_buffers[i], self.stride(name, 0)
+        own, stride = self.row_buffers[i], self.storage.stride(name, 0)
         start = self.low * stride + self.offset(name, 1)
         apart = stride.differs(own.itemsize)
         with w.when(apart), w.loop(0, self.n) as j:
@@ -703,7 +706,7 @@ class BlocksRun(LoopKernel[ElemwiseLoop]):
         for number, own in enumerate(self.output_buffers):
             name = f"z{number}"
             with w.loop(0, self.n) as j:
-                at = (self.low + j) * self.stride(name, 0) + self.offset(name, 1)
+                at = (self.low + j) * self.storage.stride(name, 0) + self.offset(name, 1)
                 store_number(w, self.data(name), at, own.load(j))
 
 

@@ -8,8 +8,8 @@ For an elementwise loop (`scanlib.ops.elemwise_scan`) with steps `t` and channel
 a step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the rows before and written to their own, carries are
 updated where they are. Results that share no array have loops of their own
-(`scanlib.ops.channels`). What has no channels lives in local variables; a loop without channels is
-this schedule with no loops inside.
+(`scanlib.ops.channel_plan`). What has no channels lives in local variables; a loop without channels
+is this schedule with no loops inside.
 
 * **Lanes.** The innermost loop takes as many channels at once as fill a vector register, and the
   rest one by one, where the items of all arrays lie side by side along it.
@@ -34,10 +34,10 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.schedules.elementwise import ElemwiseLoop
+from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Storage
 from scanlib.kernels.schedules.steps import TakesSteps
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
-from scanlib.ops.channels import Target
+from scanlib.ops.channel_plan import Target
 from scanlib.ops.positions import Channel, Item, Position, PositionalOp, loaded, only_place
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for
@@ -76,7 +76,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if axis is None:
                 continue
             last = axis == self.loop.layout.ndim - 1 and self.scalars.lanes > 1
-            stride = array.itemsize if last else self.stride(name, own + array.lead)
+            stride = array.itemsize if last else self.storage.stride(name, own + array.lead)
             offset = self.indices[axis] * stride + offset
         return offset
 
@@ -94,7 +94,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def kernel(self) -> Kernel:
         words = self.words
-        self.prepare_memory()
+        self.storage = Storage(self)
         self.steps = self.out.number(words.steps, "steps")
         self.begin = self.out.number(words.begin, "begin")
         self.prepare_channels()
@@ -200,9 +200,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop = self.loop
         rows: dict[str | tuple[str, int], Value] = {}
         for name in loop.outer.sequences:
-            rows[name] = self.t * self.stride(name, 0)
+            rows[name] = self.t * self.storage.stride(name, 0)
         for i in range(loop.signature.n_outputs):
-            rows[f"z{i}"] = self.t * self.stride(f"z{i}", 0)
+            rows[f"z{i}"] = self.t * self.storage.stride(f"z{i}", 0)
         for i in range(loop.signature.n_states):
             if not (loop.is_local(i) and loop.signature.untraced[i]):
                 rows[f"h{i}"] = self.row_of(i, 0)
@@ -223,7 +223,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             size: Value = w.constant(array.itemsize, INT64)
             for axis in range(array.lead, array.lead + len(array.axes)):
                 size = size * self.dim(name, axis)
-            stride = self.stride(name, 0)
+            stride = self.storage.stride(name, 0)
             dense = stride.equals(size) | stride.equals(-size)
             self.streams[name] = w.select(dense & (size >= LINE), size, 0)
         if not self.streams:
@@ -242,7 +242,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             for name, size in self.streams.items():
                 start = w.apply("quotient", size * part, parts)
                 stop = w.apply("quotient", size * (part + 1), parts)
-                first = row * self.stride(name, 0)
+                first = row * self.storage.stride(name, 0)
                 with w.loop(start, stop, LINE) as place:
                     w.prefetch(self.data(name), first + place)
 
@@ -265,7 +265,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             offset = self.rows[target.array]
             for own, axis in enumerate(array.axes):
                 if axis is not None:
-                    offset = indices[axis] * self.stride(target.array, own + array.lead) + offset
+                    offset = (
+                        indices[axis] * self.storage.stride(target.array, own + array.lead) + offset
+                    )
             store_number(self.w, self.data(target.array), offset, zero)
 
         loops(kept)
@@ -426,7 +428,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if loop.is_local(i):
                 value = self.value_of(self.registers[i, -offset])
             elif loop.has_latest(i):
-                value = self.load_item(f"h{i}", self.spaces[i], 0)
+                value = self.load_item(f"h{i}", self.storage.spaces[i], 0)
             else:
                 value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
         elif variable in loop.inner.carries:
@@ -488,7 +490,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
                 if target.kind == "state" and loop.has_latest(target.number):
                     name = target.array
                     latest = self.item_offset(name, 0)
-                    store_number(self.w, self.spaces[target.number], latest, spread)
+                    store_number(self.w, self.storage.spaces[target.number], latest, spread)
 
     def write_register(self, i: int, value: Number) -> None:
         loop = self.loop
@@ -539,8 +541,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         given, size = w.cast(index, "int64"), self.dim(array, lead + op.axis)
         place = w.select(given < 0, given + size, given)
         with w.when((place < 0) | (place >= size)):
-            code = loop.failure("StepIndexError", loop.messages.index_range(), 2)
-            w.fail(code, self.i, given)
+            row, number = node.inputs[:2]
+            text = loop.messages.at_step(loop.inner).index(row, number, op.axis)
+            w.fail(loop.failure("StepIndexError", text, 3), self.i, given, size)
         return place
 
     def item(self, node: Apply, op: Item) -> Number:
@@ -552,7 +555,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
                 continue
             at = self.scalars.number(next(given)) if place == "at" else self.indices[int(place)]
             assert isinstance(at, Value)
-            offset = at * self.stride(name, lead + k) + offset
+            offset = at * self.storage.stride(name, lead + k) + offset
         return self.load(name, pointer, offset)
 
     def row_place(self, variable: Variable) -> tuple[str, Value, Value | int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scanlib.kernels.parts import wanted_threads
 from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.kernels.schedules.blocks import BlocksRun
 from scanlib.kernels.schedules.channels import ChannelsRun
 from scanlib.kernels.schedules.chunks import ChunksRun, Then
 from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Prepare, Start, workspace_rows
+from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.thread_splits import chunks_by
 

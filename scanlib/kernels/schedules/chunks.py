@@ -53,7 +53,14 @@ from scanlib.kernels.recurrences.composition import (
 )
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.schedules.blocks import BlocksRun
-from scanlib.kernels.schedules.elementwise import AFRESH, PROBE, RUN, ElemwiseLoop
+from scanlib.kernels.schedules.elementwise import (
+    AFRESH,
+    PROBE,
+    RUN,
+    ElemwiseLoop,
+    Storage,
+    write_result,
+)
 from scanlib.kernels.spans import Items, Span, added, load_number, store_number
 from scanlib.ops.elemwise_scan import Recurrence
 from scanlib.ops.thread_splits import BLOCKS_OF_A_CHUNK, composing_cost, simple_family
@@ -177,7 +184,7 @@ class ChunksRun(BlocksRun):
 
     def kernel(self) -> Kernel:
         w, words = self.w, self.words
-        self.prepare_memory()
+        self.storage = Storage(self)
         self.steps = self.out.number(words.steps, "steps")
         self.memory = self.out.word(words.workspace, POINTER, "workspace")
         self.chunk = self.out.number(words.part, "part")
@@ -207,7 +214,7 @@ class ChunksRun(BlocksRun):
             w.assign(runs, found & ~probes)
         with w.when(w.copy(runs)):
             self.write_run()
-        self.write_result(self.steps, self.steps)
+        write_result(self, self.steps, self.steps)
         return self.finished()
 
     def set(self, name: str, value: Value) -> None:

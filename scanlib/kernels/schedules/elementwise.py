@@ -19,13 +19,14 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
-from scanlib.kernels.parts import wanted_threads
 from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import LINE
-from scanlib.ops.channels import ChannelPlan, Place, Target
+from scanlib.kernels.thread_parts import wanted_threads
+from scanlib.ops.channel_plan import ChannelPlan, Place, Target
 from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
-from scanlib.ops.messages import Messages
+from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
 from scanlib.ops.thread_splits import can_slice, least_row
@@ -180,6 +181,22 @@ class ElemwiseLoop(Loop):
             every = {"h": layout.states, "c": layout.carries, "z": layout.outputs}[name[0]]
             yield Array(name, True, number, output.type.dtype, every[int(name[1:])], lead)
 
+    def title_of(self, array: str) -> str:
+        """Return what messages call an input or a history."""
+        labels, outer = self.messages.labels, self.outer
+        groups = {
+            "state": ([f"h{i}" for i in range(self.signature.n_states)], labels.states),
+            "initial": (outer.initials, labels.states),
+            "sequence": (outer.sequences, labels.sequences),
+            "carry": (outer.carries, labels.carries),
+            "non-sequence": (outer.non_sequences, labels.non_sequences),
+        }
+        for kind, (arrays, names) in groups.items():
+            if array in arrays:
+                place = list(arrays).index(array)
+                return title(kind.replace("initial", "state"), place, names[place])
+        return "an array"
+
     def _number_loops(self, targets: Sequence[Target], level: int) -> None:
         """Give every loop over channels its number; a group without channels gets none."""
         for group in self.plan.groups(targets, level):
@@ -265,6 +282,12 @@ class TableReader(Generic[T]):
         slot = self.base(array) + 1 + array.lead + len(array.axes) + axis
         return self.out.number(slot, f"{name}_stride{axis}")
 
+    def length(self, place: Place, level: int) -> Value:
+        """Return the length of an array along an axis of the channels, which it has."""
+        axis = place.along(level)
+        assert axis is not None
+        return self.dim(place.array, axis)
+
     # Functions outside
 
     def call_outside(self, node: Apply, inputs: list[Value]) -> list[Value]:
@@ -294,18 +317,15 @@ class TableReader(Generic[T]):
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")
 
 
-class LoopKernel(TableReader[L]):
-    """What the writers of `prepare`, `start` and `run` of a loop share."""
+class Storage(Generic[L]):
+    """The strides of a loop's arrays, and where the workspace of each state is.
 
-    def length(self, place: Place, level: int) -> Value:
-        """Return the length of an array along an axis of the channels, which it has."""
-        axis = place.along(level)
-        assert axis is not None
-        return self.dim(place.array, axis)
+    They are written where the object is made.
+    """
 
-    def prepare_memory(self) -> None:
-        """Write the strides of all arrays, and where the workspace of each state is."""
-        loop, w = self.loop, self.w
+    def __init__(self, kernel: TableReader[L]) -> None:
+        self.kernel = kernel
+        loop, w = kernel.loop, kernel.w
         self.strides: dict[tuple[str, int], Value] = {}
         for name, array in loop.arrays.items():
             if not array.is_output:
@@ -314,7 +334,7 @@ class LoopKernel(TableReader[L]):
             for axis in reversed(range(array.lead + len(array.axes))):
                 self.strides[name, axis] = step
                 if axis:
-                    step = step * self.dim(name, axis)
+                    step = step * kernel.dim(name, axis)
         self.spaces: dict[int, Value] = {}
         self.row_sizes: dict[int, Value] = {}
         place: Value = w.constant(0, INT64)
@@ -322,7 +342,7 @@ class LoopKernel(TableReader[L]):
             rows = workspace_rows(loop, i)
             self.row_sizes[i] = self.strides[f"h{i}", 0]
             if rows:
-                workspace = self.out.word(self.words.workspace, POINTER, "workspace")
+                workspace = kernel.out.word(kernel.words.workspace, POINTER, "workspace")
                 self.spaces[i] = w.offset(workspace, place)
                 place = place + self.row_sizes[i] * rows + 2 * LINE
         self.end_of_spaces = place
@@ -330,32 +350,31 @@ class LoopKernel(TableReader[L]):
     def stride(self, name: str, axis: int) -> Value:
         """Return the stride of an array's axis, counted with those before the channels'."""
         known = self.strides.get((name, axis))
-        return known if known is not None else self.given_stride(name, axis)
-
-    # The end
-
-    def write_result(self, steps: Value, taken: Value) -> None:
-        """Write which rows of the outputs are the result, or that too few steps were taken."""
-        loop, w = self.loop, self.w
-        required = loop.signature.required_steps
-        if required:
-            with w.when(taken < required):
-                w.fail(loop.failure("IndexError", loop.messages.missing_steps()))
-        for number, output in enumerate(loop.outputs):
-            if not output.type.ndim:
-                continue
-            place = self.words.first_row(number)
-            rows = taken + output.extra
-            first: Value = w.constant(0, INT64)
-            if not output.grows:
-                rows = self.out.number(self.words.outputs[number] + 1, f"rows{number}")
-            elif loop.reverse:
-                first = steps - taken
-            self.out.write_word(place, first)
-            self.out.write_word(place + 1, rows)
+        return known if known is not None else self.kernel.given_stride(name, axis)
 
 
-class Checks(LoopKernel[L]):
+def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
+    """Write which rows of the outputs are the result, or that too few steps were taken."""
+    loop, w, words = kernel.loop, kernel.w, kernel.words
+    required = loop.signature.required_steps
+    if required:
+        with w.when(taken < required):
+            w.fail(loop.failure("IndexError", loop.messages.missing_steps()))
+    for number, output in enumerate(loop.outputs):
+        if not output.type.ndim:
+            continue
+        place = words.first_row(number)
+        rows = taken + output.extra
+        first: Value = w.constant(0, INT64)
+        if not output.grows:
+            rows = kernel.out.number(words.outputs[number] + 1, f"rows{number}")
+        elif loop.reverse:
+            first = steps - taken
+        kernel.out.write_word(place, first)
+        kernel.out.write_word(place + 1, rows)
+
+
+class Checks(TableReader[L]):
     """Writes the checks of a loop's inputs that all schedules have."""
 
     def checked_steps(self) -> Value:
@@ -450,9 +469,30 @@ class Prepare(Checks[ElemwiseLoop]):
         for number, output in enumerate(self.loop.outputs):
             self.write_dims(number, output, capacity, sizes)
         self.write_workspace(steps)
+        self.write_turn(sizes)
         self.write_parts(steps, sizes)
         self.write_choice(steps, sizes)
         return self.out.kernel(runs_once=True)
+
+    def channels(self, sizes: list[Value]) -> tuple[Value, list[Value]]:
+        """Write how many channels the loops of a step have, and the sizes of their first axis."""
+        loop, w = self.loop, self.w
+        channels: Value = w.constant(0, INT64)
+        first = []
+        for group in loop.plan.groups(loop.plan.targets, 0):
+            deepest = max(group, key=lambda target: target.inner)
+            own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
+            product: Value = w.constant(1, INT64)
+            for number in own:
+                product = product if number is None else product * sizes[number]
+            channels = channels + product
+            first += [sizes[number] for number in own[:1] if number is not None]
+        return channels, first
+
+    def write_turn(self, sizes: list[Value]) -> None:
+        channels, _ = self.channels(sizes)
+        work = channels * max(len(self.loop.graph.apply_nodes), 1)
+        self.out.write_word(self.words.turn, steps_of_a_turn(self.w, work))
 
     def write_parts(self, steps: Value, sizes: list[Value]) -> None:
         """Write how many slices of the channels there are, each in a thread of its own."""
@@ -463,16 +503,7 @@ class Prepare(Checks[ElemwiseLoop]):
         self.out.write_word(self.words.part, w.constant(0, INT64))
         parts: Value = w.constant(loop.slices, INT64)
         if loop.slices > 1:
-            channels: Value = w.constant(0, INT64)
-            most = []
-            for group in loop.plan.groups(loop.plan.targets, 0):
-                deepest = max(group, key=lambda target: target.inner)
-                own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
-                product: Value = w.constant(1, INT64)
-                for number in own:
-                    product = product if number is None else product * sizes[number]
-                channels = channels + product
-                most += [sizes[number] for number in own[:1] if number is not None]
+            channels, most = self.channels(sizes)
             enough = w.constant(config.scanlib__parallel_channels, INT64)
             most.append(w.apply("quotient", channels * steps, enough))
             most.append(w.apply("quotient", channels, w.constant(least_row(loop.op), INT64)))
@@ -514,17 +545,20 @@ class Prepare(Checks[ElemwiseLoop]):
             first, *others = loop.plan.group_places(group, level)
             found.append(self.length(first, level))
             for place in others:
-                self.check_size(place, level, found[-1], steps)
+                self.check_size(first, place, level, steps)
         return found
 
-    def check_size(self, place: Place, level: int, size: Value, steps: Value) -> None:
-        """Write the check that an array has as many channels as the others."""
+    def check_size(self, first: Place, place: Place, level: int, steps: Value) -> None:
+        """Write the check that an array has as many channels as another."""
         loop, w = self.loop, self.w
-        own = self.length(place, level)
+        size, own = self.length(first, level), self.length(place, level)
         with w.when((steps > 0) & own.differs(size)):
             if place.owned is None:
-                text = "Incompatible Elemwise input shapes inside a scan"
-                w.fail(loop.failure("ValueError", text))
+                names = [
+                    f"axis {p.along(level)} of {loop.title_of(p.array)}" for p in (first, place)
+                ]
+                code = loop.failure("ValueError", loop.messages.channel_sizes(*names), 2)
+                w.fail(code, size, own)
             else:
                 message = loop.messages.state_shape(place.owned, place.axes.index(level))
                 code = loop.failure("StepShapeError", message, 3)
@@ -566,7 +600,7 @@ def workspace_rows(loop: Loop, i: int) -> int:
     return int(loop.has_latest(i))
 
 
-class Start(LoopKernel[Loop]):
+class Start(TableReader[Loop]):
     """Writes the kernel that copies what outputs start with."""
 
     def __init__(self, loop: Loop) -> None:
@@ -574,7 +608,7 @@ class Start(LoopKernel[Loop]):
 
     def kernel(self) -> Kernel:
         loop, w = self.loop, self.w
-        self.prepare_memory()
+        self.storage = storage = Storage(self)
         steps = self.out.number(self.words.steps, "steps")
         signature = loop.signature
         for i, depth in enumerate(signature.depths):
@@ -582,26 +616,28 @@ class Start(LoopKernel[Loop]):
             if loop.by_blocks and loop.signature.untraced[i]:
                 target = self.data(f"h{i}")
                 with w.loop(0, rows) as k:
-                    place = k * self.row_sizes[i]
-                    self.copy_array(target, place, initial, k * self.stride(initial, 0), 1)
+                    place = k * storage.row_sizes[i]
+                    self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
             if loop.by_channels and loop.has_ring(i):
                 # A ring holds rows in the order of iteration, the latest one last.
                 with w.loop(0, rows) as k:
-                    place = (depth - 1 - k if loop.reverse else k) * self.row_sizes[i]
-                    self.copy_array(self.spaces[i], place, initial, k * self.stride(initial, 0), 1)
+                    place = (depth - 1 - k if loop.reverse else k) * storage.row_sizes[i]
+                    self.copy_array(
+                        storage.spaces[i], place, initial, k * storage.stride(initial, 0), 1
+                    )
                 continue
             if loop.by_blocks and loop.signature.untraced[i]:
                 continue
             first: Value | int = 0
             if loop.reverse and not signature.untraced[i]:
-                first = steps * self.row_sizes[i]
+                first = steps * storage.row_sizes[i]
             target = self.data(f"h{i}")
             with w.loop(0, rows) as k:
-                place = k * self.row_sizes[i] + first
-                self.copy_array(target, place, initial, k * self.stride(initial, 0), 1)
+                place = k * storage.row_sizes[i] + first
+                self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
             if loop.by_channels and loop.has_latest(i):
                 self.copy_array(
-                    self.spaces[i], w.constant(0, INT64), initial, w.constant(0, INT64), 1
+                    storage.spaces[i], w.constant(0, INT64), initial, w.constant(0, INT64), 1
                 )
         for i, name in enumerate(loop.outer.carries):
             zero = w.constant(0, INT64)
@@ -625,7 +661,7 @@ class Start(LoopKernel[Loop]):
             for axis in axes[1:]:
                 step = step * self.dim(name, axis)
             with w.loop(0, self.dim(name, axes[0])) as k:
-                items(axes[1:], place + k * step, offset + k * self.stride(name, axes[0]))
+                items(axes[1:], place + k * step, offset + k * self.storage.stride(name, axes[0]))
 
         items(axes, place, offset)
 

@@ -10,10 +10,10 @@ computed:
   of matrices;
 * the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
   computed once (`scanlib.kernels.schedules.linear_logs`);
-* other products are combinations of contiguous rows (`scanlib.kernels.products`). A fixed matrix
-  that multiplies vectors is laid out once so that this is so. Of a matrix per step with a vector at
-  its right, the contiguous axis is the one that is summed over; in the log semiring it is turned
-  first. Complex numbers are computed one by one.
+* other products are combinations of contiguous rows (`scanlib.kernels.semiring_products`). A fixed
+  matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step with a
+  vector at its right, the contiguous axis is the one that is summed over; in the log semiring it is
+  turned first. Complex numbers are computed one by one.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
@@ -29,8 +29,8 @@ from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, Kernel, Type, Value
 from scanlib.kernels.program import Kernels, LoopProgram
-from scanlib.kernels.schedules.linear_parts import Recurrence, States, Table
 from scanlib.kernels.schedules.linear_run import Run
+from scanlib.kernels.schedules.linear_table import Recurrence, States, Table
 from scanlib.ops import linear_loop
 from scanlib.ops.linear_scan import LinearScan
 

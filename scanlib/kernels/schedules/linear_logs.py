@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
-from scanlib.kernels.products import (
+from scanlib.kernels.semiring_products import (
     VECTOR_BYTES,
     Combination,
     Lines,
@@ -31,7 +32,6 @@ from scanlib.kernels.products import (
     largest_lane,
     plainly,
 )
-from scanlib.kernels.vectors import vector_function
 
 if TYPE_CHECKING:
     from scanlib.kernels.schedules.linear_run import Run

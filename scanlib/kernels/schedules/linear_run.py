@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from scanlib.kernels.language import INT64, Kernel, Type, Value
-from scanlib.kernels.products import Combination, Dots, Lines, plainly, write_multiple
 from scanlib.kernels.scalars import Number, Pair
 from scanlib.kernels.schedules.linear_logs import LogSteps
-from scanlib.kernels.schedules.linear_parts import Recurrence, States
+from scanlib.kernels.schedules.linear_table import Recurrence, States
 from scanlib.kernels.schedules.linear_vectors import BothSides, FixedSteps, MatrixSteps
+from scanlib.kernels.schedules.turns import steps_of_a_turn, turns
+from scanlib.kernels.semiring_products import Combination, Dots, Lines, plainly, write_multiple
 
-STEPS_OF_A_TURN = 4096  # after so many steps, or
-WORK_OF_A_TURN = 1 << 23  # so many multiplications, a kernel can be interrupted
+WORK_OF_A_TURN = 1 << 23  # multiplications, after which a kernel can be interrupted
 
 Place = dict[str, Value]  # which state of the batch it is, and how far the inputs are
 
@@ -159,17 +159,9 @@ class Run(States):
     def turns(self, work: Value) -> Iterator[Value]:
         """Open the loops over all steps, with a chance to interrupt them now and then."""
         w = self.w
-        most = w.constant(WORK_OF_A_TURN, INT64)
-        turn = w.apply("quotient", most, w.select(work < 1, 1, work))
-        turn = w.select(turn < 1, 1, w.select(turn < STEPS_OF_A_TURN, turn, STEPS_OF_A_TURN))
-        done = w.local(0, INT64)
-        with w.loop_while(lambda: w.copy(done) < self.steps):
-            first = w.copy(done)
-            w.poll()
-            last = w.select(first + turn < self.steps, first + turn, self.steps)
-            with w.loop(first, last) as n:
-                yield n
-            w.assign(done, last)
+        length, done = steps_of_a_turn(w, work, whole=WORK_OF_A_TURN), w.local(0, INT64)
+        with turns(w, done, self.steps, length) as (first, last), w.loop(first, last) as n:
+            yield n
 
     # All steps, in the general way
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scanlib.kernels.language import INT64, Local, Type, Value
-from scanlib.kernels.products import Lines, SmallVectors
+from scanlib.kernels.semiring_products import Lines, SmallVectors
 
 if TYPE_CHECKING:
     from scanlib.kernels.schedules.linear_run import Run
@@ -92,7 +92,7 @@ class FixedSteps(_Small):
         with w.loop_while(lambda: w.copy(done) < run.steps):
             first = w.copy(done)
             with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll()
+                w.poll(first, run.steps)
             left = run.steps - first
             count = w.select(left < BLOCK, left, BLOCK)
             whole = w.select(composes, count & -ahead, 0)
@@ -175,7 +175,7 @@ class MatrixSteps(_Small):
         with w.loop_while(lambda: w.copy(done) < run.steps):
             first = w.copy(done)
             with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll()
+                w.poll(first, run.steps)
             last = w.select(first + block < run.steps, first + block, run.steps)
             check = w.local(self.vectors.zero)
             with w.loop(first, last) as n:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value
 from scanlib.kernels.program import FULL
-from scanlib.kernels.schedules.elementwise import L, LoopKernel
+from scanlib.kernels.schedules.elementwise import L, Storage, TableReader, write_result
+from scanlib.kernels.schedules.turns import turns
 
 
-class TakesSteps(LoopKernel[L]):
+class TakesSteps(TableReader[L]):
     """Writes the loop over the steps; what a step is, `step` of a schedule says.
 
     Attributes
     ----------
-    steps_of_a_turn : int
-        A power of two.
     steps, begin : Value
         How many steps there are, and the first one that this call takes.
     i, t : Value
@@ -22,7 +21,7 @@ class TakesSteps(LoopKernel[L]):
         Set by a step of a loop that may stop.
     """
 
-    steps_of_a_turn = 4096  # after so many, the loop can be interrupted
+    storage: Storage[L]
     steps: Value
     begin: Value
     i: Value
@@ -52,21 +51,21 @@ class TakesSteps(LoopKernel[L]):
 
     def steps_in_turns(self, end: Value) -> None:
         """Write all steps, with a chance to interrupt them now and then."""
-        w = self.w
-        with w.loop(self.begin, end, self.steps_of_a_turn) as first:
-            with w.when(first > self.begin):
-                w.poll()
-            last = first + self.steps_of_a_turn
-            with w.loop(first, w.select(last < end, last, end)) as i:
-                self.step(i)
-        w.assign(self.turn, w.select(self.begin < end, end, self.begin))
+        length = self.out.number(self.words.turn, "turn")
+        with turns(self.w, self.turn, end, length) as (first, last), self.w.loop(first, last) as i:
+            self.step(i)
 
     def steps_until(self, end: Value) -> None:
-        w = self.w
-        with w.loop_while(lambda: (w.copy(self.turn) < end) & ~w.copy(self.stopped)):
+        w, length = self.w, self.out.number(self.words.turn, "turn")
+
+        def stopped() -> Value:
+            return w.copy(self.stopped)
+
+        with (
+            turns(w, self.turn, end, length, stopped) as (_, last),
+            w.loop_while(lambda: (w.copy(self.turn) < last) & ~stopped()),
+        ):
             i = w.copy(self.turn)
-            with w.when((i & (self.steps_of_a_turn - 1)).equals(self.steps_of_a_turn - 1)):
-                w.poll()
             self.step(i)
             w.assign(self.turn, i + 1)
 
@@ -80,12 +79,12 @@ class TakesSteps(LoopKernel[L]):
             place = self.w.apply(
                 "remainder", self.i + (depth + offset), w.constant(depth + 1, INT64)
             )
-            return place * self.row_sizes[i]
-        return (self.t + (-offset if loop.reverse else depth + offset)) * self.row_sizes[i]
+            return place * self.storage.row_sizes[i]
+        return (self.t + (-offset if loop.reverse else depth + offset)) * self.storage.row_sizes[i]
 
     def memory_of(self, i: int) -> Value:
         """Return the memory that holds the rows of a state."""
-        return self.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
+        return self.storage.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
 
     # After the last step
 
@@ -99,16 +98,16 @@ class TakesSteps(LoopKernel[L]):
         for i in range(loop.signature.n_states):
             if loop.has_ring(i):
                 self.write_last_rows(i, taken)
-        self.write_result(self.steps, taken)
+        write_result(self, self.steps, taken)
 
     def write_last_rows(self, i: int, taken: Value) -> None:
         """Write the rows of a ring to the output."""
         loop, w = self.loop, self.w
-        depth, size = loop.signature.depths[i], self.row_sizes[i]
+        depth, size = loop.signature.depths[i], self.storage.row_sizes[i]
         kind = Type("uint8")
         for k in range(1, depth + 1):
             row = k - 1 if loop.reverse else depth - k
             source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
             with w.loop(0, size) as byte:
-                value = w.load(kind, self.spaces[i], source + byte)
+                value = w.load(kind, self.storage.spaces[i], source + byte)
                 w.store(self.data(f"h{i}"), size * row + byte, value)

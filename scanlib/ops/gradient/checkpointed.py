@@ -20,6 +20,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable, equal_computations
 from pytensor.tensor.type import lvector
 
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.generator_words import GeneratorWords
 from scanlib.ops.gradient.cotangents import (
     HistoryCotangent,
@@ -31,7 +32,7 @@ from scanlib.ops.gradient.cotangents import (
 from scanlib.ops.gradient.pullback import finish, is_null, pull_back, reachable
 from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
 from scanlib.ops.gradient.truncated import truncated_pullback
-from scanlib.ops.graph import constant_integer, is_differentiable, is_tensor
+from scanlib.ops.graph import is_differentiable, is_tensor
 from scanlib.ops.loop import Carry, Loop, Results, State
 from scanlib.ops.nest import Cut, outer_loop, restored_carry, stored_carry, tail_loop
 from scanlib.ops.scan import Scan

@@ -21,7 +21,7 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib.ops.graph import constant_index
+from scanlib.lengths.numbers import constant_index
 from scanlib.ops.recursion import taken_apart
 
 

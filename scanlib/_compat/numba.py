@@ -1,0 +1,24 @@
+"""What scanlib takes from numba beyond its public names, and from PyTensor's numba linker.
+
+Numba's public way to write code is `numba.extending.intrinsic`, whose code generation gets numba's
+own objects: what one writes with them is in `numba.core`. So most of this is what numba's own
+documentation of `intrinsic` uses without calling it public.
+"""
+
+from numba.core import cgutils, serialize
+from numba.core.caching import Cache  # its files get checksums (`backends.numba.disk`)
+from numba.core.callconv import RETCODE_EXC  # what a kernel that failed returns
+from numba.core.datamodel import models  # of many arrays as one value
+from numba.core.dispatcher import Dispatcher  # to tell compiled functions from plain ones
+from numba.core.errors import NumbaError, TypingError
+from numba.core.extending import _Intrinsic  # to tell what may be joined from what may not
+from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref  # who counts references
+from numba.np import numpy_support
+from numba.np.arrayobj import fix_integer_index, populate_array  # arrays over given memory
+from numba.np.linalg import ensure_lapack  # an error where SciPy is missing
+from numba.np.numpy_support import as_dtype
+
+# PyTensor's way from source to a function that numba may keep on disk, and the table of those
+# that it has made; its copy of a value of any type.
+from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
+from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy

@@ -1,0 +1,227 @@
+"""What is the same for all members of a batch: numbers of steps, and the ends of slices.
+
+The length of an array is one number; that of a batch of arrays is, for `vectorize_graph`, a batch
+of equal numbers. A loop takes one number of steps for the whole batch. `common` finds the number
+that such a batch is made of; `steps_of_batch` compares the numbers when they are known, where it
+finds none. `whole_batch` makes one slice, or one shape, of those of all members, where their
+numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Alloc, Join, join
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.type import integer_dtypes
+
+from scanlib._compat import join_of, vectorize_rule
+
+Known = Mapping[Variable, Variable]
+SIZED = Alloc | IncSubtensor | Reshape | Subtensor
+
+
+def common(variable: Variable, rank: int, known: Known | None = None) -> Variable | None:
+    """Return what all members of a batch have in common, None if they may differ.
+
+    Parameters
+    ----------
+    variable : Variable
+        A tensor whose first `rank` axes are those of the batch.
+    rank : int
+    known : mapping of Variable to Variable, optional
+        Batches of equal values, and the value of each.
+    """
+    known = known or {}
+    if variable in known:
+        return known[variable]
+    if not rank:
+        return variable
+    is_one = all(variable.type.broadcastable[:rank])
+    if is_one and variable.type.dtype not in integer_dtypes:
+        return without_axes(variable, rank)
+    # Of numbers of steps and sizes not even an axis of one member is left anywhere: where sizes
+    # are put side by side, PyTensor takes numbers of two axes for matrices.
+    if isinstance(variable, Constant):
+        return _common_constant(variable, rank)
+    found = _common_result(variable, rank, known)
+    return without_axes(variable, rank) if found is None and is_one else found
+
+
+def without_axes(variable: Variable, rank: int) -> Variable:
+    """Return what `rank` axes of size one stand in front of."""
+    node = variable.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        order = node.op.new_order
+        if order[:rank] == ("x",) * rank:
+            return node.inputs[0].dimshuffle(*order[rank:])
+    return variable.squeeze(tuple(range(rank)))
+
+
+def _common_result(variable: Variable, rank: int, known: Known) -> Variable | None:
+    """Return what all members have in common of what a node computes, if that can be told."""
+    node = variable.owner
+    if node is None:
+        return None
+    if isinstance(node.op, Alloc):
+        return _common_fill(*node.inputs, rank=rank)
+    found = of_one_member(node, rank, lambda part: common(part, rank, known))
+    return None if found is None else found[node.outputs.index(variable)]
+
+
+def of_one_member(
+    node: Apply, rank: int, part_of: Callable[[Variable], Variable | None]
+) -> list[Variable] | None:
+    """Return what a node computes for one member of a batch, None if that cannot be told.
+
+    Parameters
+    ----------
+    node : Apply
+    rank : int
+        Number of axes of the batch, the first ones of the inputs and outputs.
+    part_of : callable
+        From an input to that of one member, None if it is not known.
+    """
+    op = node.op
+    if isinstance(op, Elemwise):
+        parts = [part_of(inp) for inp in node.inputs]
+        return None if None in parts else Elemwise(op.scalar_op).make_node(*parts).outputs
+    if isinstance(op, Join):
+        axis, joined = join_of(node)
+        if axis is None or axis < rank:
+            return None
+        parts = [part_of(inp) for inp in joined]
+        return None if None in parts else [join(axis - rank, *parts)]
+    if isinstance(op, DimShuffle) and op.new_order[:rank] == tuple(range(rank)):
+        part = part_of(node.inputs[0])
+        order = [axis if axis == "x" else axis - rank for axis in op.new_order[rank:]]
+        return None if part is None else [part.dimshuffle(*order)]
+    if isinstance(op, Subtensor):
+        rest = behind_the_batch(node, 1, rank)
+        part = None if rest is None else part_of(node.inputs[0])
+        return None if part is None else [part[rest]]
+    return None
+
+
+def behind_the_batch(node: Apply, first: int, rank: int) -> tuple[Any, ...] | None:
+    """Return the index behind the axes of the batch, None if it does not take those whole.
+
+    Parameters
+    ----------
+    node : Apply
+        A node of `Subtensor` or `IncSubtensor`.
+    first : int
+        The place of the first input that is a part of the index.
+    rank : int
+    """
+    indices = indices_from_subtensor(node.inputs[first:], node.op.idx_list)
+    if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
+        return None
+    return tuple(indices[rank:])
+
+
+def _common_constant(variable: Constant, rank: int) -> Variable | None:
+    data = np.asarray(variable.data)
+    if not data.size:
+        return None
+    first = data[(0,) * rank]
+    return pt.constant(first) if (data == first).all() else None
+
+
+def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | None:
+    """Return what an array is filled with along the axes behind those of the batch."""
+    lead = value.type.ndim - (len(sizes) - rank)
+    if lead > 0:
+        if not all(value.type.broadcastable[:lead]):
+            return None
+        value = value.dimshuffle(*range(lead, value.type.ndim))
+    return pt.alloc(value, *sizes[rank:]) if len(sizes) > rank else value
+
+
+def steps_of_batch(
+    n_steps: Variable, others: Sequence[Variable], check: CheckAndRaise
+) -> tuple[Variable, Known]:
+    """Return the number of steps of all loops of a batch.
+
+    Parameters
+    ----------
+    n_steps : Variable
+        The number of steps of each loop.
+    others : sequence of Variable
+        Other inputs with all axes of the batch: there must be a number for each.
+    check : CheckAndRaise
+        Raises an error that names the loop where numbers differ.
+
+    Returns
+    -------
+    steps : Variable
+        The one number of all loops; where it is not known to be one, they are compared when the
+        loop runs. A batch of no loops takes no steps then.
+    known : mapping of Variable to Variable
+        For `common`: the batch of numbers, and that one.
+    """
+    rank = n_steps.type.ndim
+    steps = common(n_steps, rank)
+    if steps is None:
+        # A zero more, so that there is a number where there is no loop.
+        found = pt.concatenate([n_steps.ravel(), pt.zeros((1,), dtype=n_steps.type.dtype)])[0]
+        same = [pt.all(pt.eq(n_steps, found))]
+        for other in others:
+            for axis in range(rank):
+                if not (n_steps.type.broadcastable[axis] or other.type.broadcastable[axis]):
+                    same.append(pt.eq(n_steps.shape[axis], other.shape[axis]))
+        steps = check(found, *same)
+    return steps, {n_steps: steps}
+
+
+def whole_batch(variable: Variable, known: Known | None = None) -> Variable | None:
+    """Return slices or shapes of a batch, or writes into slices, as one of the whole batch.
+
+    `vectorize_graph` makes one for each member of the batch where the ends are a batch of numbers.
+    None if the ends may differ, or if this is no batch of slices or shapes.
+    """
+    node = variable.owner
+    if node is None or not isinstance(node.op, Blockwise):
+        return None
+    op: Any = node.op
+    rank = op.batch_ndim(node)
+    if not rank or not isinstance(op.core_op, SIZED):
+        return None
+    first = 2 if isinstance(op.core_op, IncSubtensor) else 1  # of the sizes and bounds
+    inputs, found = [], False
+    for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
+        is_one = all(value.type.broadcastable[:rank])
+        if k >= first and (not core or isinstance(op.core_op, Reshape)):
+            number = common(value, rank, known)
+            if number is None:
+                return None
+            # PyTensor makes no other slices where an end is one for all, but other shapes.
+            value, found = number, found or not is_one or bool(core)
+        elif is_one:
+            value = without_axes(value, rank)
+        inputs.append(value)
+    if not found:
+        return None
+    (new,) = _outputs(vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs))
+    if new.type.ndim < variable.type.ndim:
+        sizes = [_size(node, axis, rank) for axis in range(rank)]
+        new = pt.broadcast_to(new, [*sizes, *new.shape])
+    return variable.type.filter_variable(new)
+
+
+def _outputs(made: Apply | list[Variable]) -> list[Variable]:
+    return made.outputs if isinstance(made, Apply) else made
+
+
+def _size(node: Apply, axis: int, rank: int) -> Variable:
+    """Return the size of a batch along one of its axes."""
+    wide = (inp for inp in node.inputs if not inp.type.broadcastable[axis])
+    return next((inp.shape[axis] for inp in wide), pt.constant(1, dtype="int64"))

@@ -1,0 +1,61 @@
+"""Integers of a graph that are constants, or lengths of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Constant, Variable
+from pytensor.scalar.basic import Cast, Identity
+from pytensor.tensor.basic import (
+    ScalarFromTensor,
+    TensorFromScalar,
+    get_scalar_constant_value,
+)
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+
+def constant_integer(variable: Any) -> int | None:
+    """Return the value of an integer that is known when the graph is built, else None."""
+    try:
+        value = get_scalar_constant_value(variable)
+    except NotScalarConstantError:
+        return None
+    return int(value) if np.asarray(value).dtype.kind in "iub" else None
+
+
+def constant_index(index: Any) -> int | None:
+    """Return a constant index, looking through conversions between tensors and scalars."""
+    if isinstance(index, int | np.integer):
+        return int(index)
+    if isinstance(index, Constant):
+        return int(np.asarray(index.data).item())
+    owner = getattr(index, "owner", None)
+    if owner is not None and isinstance(owner.op, ScalarFromTensor | TensorFromScalar):
+        return constant_index(owner.inputs[0])
+    return None
+
+
+def measured(size: Variable) -> tuple[Variable, int] | None:
+    """Return the variable and the axis whose length a number is; None if it is none."""
+    node = size.owner
+    if node is None or not node.inputs:
+        return None
+    op, source = node.op, node.inputs[0]
+    if isinstance(op, Shape_i):
+        return source, op.i
+    if isinstance(op, Subtensor) and source.owner is not None:
+        index = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        if isinstance(source.owner.op, Shape) and len(index) == 1:
+            (array,), known = source.owner.inputs, constant_index(index[0])
+            return None if known is None else (array, known % array.type.ndim)
+    if isinstance(op, DimShuffle) and not size.type.ndim and source.owner is not None:
+        # The shape of a vector, without its axis.
+        return (source.owner.inputs[0], 0) if isinstance(source.owner.op, Shape) else None
+    is_same = isinstance(op, TensorFromScalar | ScalarFromTensor)
+    if is_same or isinstance(getattr(op, "scalar_op", op), Cast | Identity):
+        return measured(source)
+    return None

@@ -1,0 +1,1 @@
+"""Loops of `pytensor.scan` as canonical loops."""

@@ -1,0 +1,246 @@
+"""Batches of loops of `pytensor.scan`, adopted as batches of canonical loops.
+
+`vectorize_graph` makes a `Blockwise` of a loop of `pytensor.scan`, which runs the loops of a batch
+one after the other. What it made of the graph around a loop is taken back here: the loop of one
+member of the batch, with what its buffers are made of and what reads them, stands in a graph of
+its own again. There it is adopted, and then that graph is made a batch, in which a canonical loop
+takes the steps of all members at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.basic import Alloc, Join
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape, SpecifyShape, specify_shape
+from pytensor.tensor.subtensor import (
+    IncSubtensor,
+    Subtensor,
+    inc_subtensor,
+    indices_from_subtensor,
+    set_subtensor,
+)
+from pytensor.tensor.type import TensorType
+
+from scanlib._compat import UNBATCH, is_legacy_scan
+from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
+from scanlib.lengths.numbers import constant_index
+from scanlib.rewrites.adopt.adopt_until import read_last_steps
+
+# What one member's part of a result is computed by, from its parts of the inputs.
+STRUCTURE = (
+    Blockwise | CAReduce | DimShuffle | Elemwise | IncSubtensor | Join | SpecifyShape | Subtensor
+)
+
+# Batches of no axes, and numbers that are made arrays and numbers again.
+_leave_out_what_does_nothing = dfs_rewriter(*UNBATCH)
+
+
+def is_batch(op: Op) -> bool:
+    """Whether an Op runs a loop of `pytensor.scan` for each member of a batch."""
+    return isinstance(op, Blockwise) and is_legacy_scan(op.core_op)
+
+
+def adopt_batches(
+    fgraph: FunctionGraph, adopt: Callable[[FunctionGraph], None]
+) -> Iterator[dict[Variable, Variable]]:
+    """Yield what replaces the results of batches of loops, and what reads rows of them.
+
+    Batches of fewer axes come first; they are to be replaced before the next ones are asked for.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+    adopt : callable
+        Adopts the loops in a graph, where it can.
+    """
+    nodes = [node for node in fgraph.toposort() if is_batch(node.op)]
+    for rank in sorted({node.op.batch_ndim(node) for node in nodes}):
+        own = [node for node in nodes if node.op.batch_ndim(node) == rank]
+        yield _adopt_rank(fgraph, own, rank, adopt)
+
+
+def _adopt_rank(
+    fgraph: FunctionGraph, nodes: list[Apply], rank: int, adopt: Callable[[FunctionGraph], None]
+) -> dict[Variable, Variable]:
+    """Return what replaces batches of `rank` axes; nothing if no loop is adopted."""
+    member = Member(rank)
+    read = [
+        result for node in nodes for out in node.outputs for result in _reads(fgraph, out, rank)
+    ]
+    results = [member.of(variable) for variable in read]
+    roots = [root for root in graph_inputs(results) if not isinstance(root, Constant)]
+    one = FunctionGraph(roots, results, clone=True)
+    _leave_out_what_does_nothing.rewrite(one)
+    MergeOptimizer().rewrite(one)
+    count = _count_legacy(one)
+    adopt(one)
+    if _count_legacy(one) == count:
+        return {}
+    read_last_steps.rewrite(one)
+    copies = dict(zip(one.inputs, roots, strict=True))
+    shared = {new: root for new, root in copies.items() if root not in member.batches}
+    batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
+    try:
+        made = vectorize_graph(graph_replace(one.outputs, shared), batches)
+    except NotImplementedError:  # of truncated gradients of loops with `until`, for example
+        return {}
+    return dict(zip(read, made, strict=True))
+
+
+def _count_legacy(fgraph: FunctionGraph) -> int:
+    return sum(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
+
+
+def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variable]:
+    """Return a result if other nodes read it than slices of it, and what those slices give.
+
+    Rows written into zeros are followed, too: of them the last that ran may be read.
+    """
+    found: list[Variable] = []
+    is_read = False
+    for client, position in fgraph.clients.get(variable, ()):
+        if _slices_rows(client, position, rank):
+            found += _reads(fgraph, client.outputs[0], rank)
+        else:
+            is_read = True
+    return [variable, *found] if is_read else found
+
+
+def _slices_rows(node: Apply, position: int, rank: int) -> bool:
+    """Whether a node reads rows of each member of a batch, or writes them into zeros."""
+    op = node.op
+    core = op.core_op if isinstance(op, Blockwise) else op
+    if not isinstance(core, Subtensor | IncSubtensor):
+        return False
+    array = 1 if isinstance(core, IncSubtensor) else 0
+    if position != array:
+        return False
+    if isinstance(op, Blockwise):
+        return op.batch_ndim(node) == rank
+    return behind_the_batch(node, array + 1, rank) is not None
+
+
+def _is_size(variable: Variable) -> bool:
+    """Whether it is one of the sizes that a shape must have; the others are None."""
+    return isinstance(variable.type, TensorType)
+
+
+class Member:
+    """What is computed for one member of a batch.
+
+    Parameters
+    ----------
+    rank : int
+        Number of axes of the batch, which are the first ones of every variable.
+
+    Attributes
+    ----------
+    batches : dict
+        From the variables that the graphs of a member begin with to the batches.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.batches: dict[Variable, Variable] = {}
+        self._known: dict[Variable, Variable] = {}
+        self._nodes: dict[Apply, Apply] = {}
+
+    def of(self, variable: Variable) -> Variable:
+        """Return that of one member which a variable has for all of them."""
+        pending = [variable]
+        while pending:
+            missing = [v for v in self._made_of(pending[-1]) if v not in self._known]
+            if missing:
+                pending += missing
+                continue
+            last = pending.pop()
+            if last not in self._known:
+                found = self._found(last)
+                self._known[last] = self._leaf(last) if found is None else found
+        return self._known[variable]
+
+    def _made_of(self, variable: Variable) -> list[Variable]:
+        """Return what is to be known first: a graph may be deeper than Python's calls."""
+        node = variable.owner
+        if variable in self._known or node is None or not isinstance(node.op, STRUCTURE):
+            return []
+        if all(variable.type.broadcastable[: self.rank]):
+            return []
+        return [
+            each
+            for each in node.inputs
+            if isinstance(each.type, TensorType) and each.type.ndim >= self.rank
+        ]
+
+    def _leaf(self, variable: Variable) -> Variable:
+        shape = variable.type.shape[self.rank :]
+        leaf = TensorType(variable.type.dtype, shape=shape)(variable.name)
+        self.batches[leaf] = variable
+        return leaf
+
+    def _found(self, variable: Variable) -> Variable | None:
+        """Return it as an expression, None where it can only be given."""
+        rank = self.rank
+        if all(variable.type.broadcastable[:rank]):
+            return without_axes(variable, rank)
+        node = variable.owner
+        found = None if node is None else self._of_result(node, node.outputs.index(variable))
+        return common(variable, rank) if found is None else found
+
+    def _of_result(self, node: Apply, position: int) -> Variable | None:
+        op, rank = node.op, self.rank
+        if isinstance(op, Blockwise):
+            if op.batch_ndim(node) != rank:
+                return None
+            if node not in self._nodes:
+                self._nodes[node] = op.core_op.make_node(*map(self.of, node.inputs))
+            return self._nodes[node].outputs[position]
+        if isinstance(op, Alloc):
+            return self._shape(node)
+        if isinstance(op, IncSubtensor):
+            return self._written(node)
+        if isinstance(op, SpecifyShape) and not any(map(_is_size, node.inputs[1 : rank + 1])):
+            sizes = [each if _is_size(each) else None for each in node.inputs[rank + 1 :]]
+            return specify_shape(self.of(node.inputs[0]), sizes)
+        if isinstance(op, CAReduce) and op.axis is not None and min(op.axis, default=rank) >= rank:
+            return op.clone(axis=[axis - rank for axis in op.axis])(self.of(node.inputs[0]))
+        made = of_one_member(node, rank, self.of)
+        return None if made is None else made[position]
+
+    def _shape(self, node: Apply) -> Variable | None:
+        """Return the shape of a member, which `vectorize_graph` repeats for all of them."""
+        value, *sizes = node.inputs
+        cut = value.owner
+        if len(sizes) != self.rank + 1 or cut is None or not isinstance(cut.op, Subtensor):
+            return None
+        shape, (index,) = cut.inputs[0], indices_from_subtensor(cut.inputs[1:], cut.op.idx_list)
+        if shape.owner is None or not isinstance(shape.owner.op, Shape):
+            return None
+        if not isinstance(index, slice) or (index.stop, index.step) != (None, None):
+            return None
+        if index.start is None or constant_index(index.start) != self.rank:
+            return None
+        return self.of(shape.owner.inputs[0]).shape
+
+    def _written(self, node: Apply) -> Variable | None:
+        """Return one member of which some rows are written."""
+        rest = behind_the_batch(node, 2, self.rank)
+        if not rest:
+            return None
+        rows, value = self.of(node.inputs[0])[rest], node.inputs[1]
+        axes = value.type.ndim - rows.type.ndim
+        if axes == self.rank:
+            value = self.of(value)
+        elif axes > 0:  # it has some of the axes of the batch, but not all
+            return None
+        write = set_subtensor if node.op.set_instead_of_inc else inc_subtensor
+        return write(rows, value)

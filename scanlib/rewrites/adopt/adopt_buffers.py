@@ -1,0 +1,261 @@
+"""What PyTensor's scans are given in buffers: initial rows, and cotangents put into zeros.
+
+A buffer has a row for every step, and the rows before the first step at its beginning. PyTensor
+allocates it without values and sets the initial rows; the cotangent of a buffer is an array of
+zeros into which the cotangents of what was read are added. Here both are read back, so that a
+loop is given the rows themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.scalar.basic import Add, Second
+from pytensor.tensor.basic import Alloc, AllocEmpty
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+
+from scanlib.lengths.arrays import Lengths, slice_of
+from scanlib.lengths.forms import LengthForm, number
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.scan import Scan
+
+
+@dataclass
+class Initial:
+    """The first rows of a buffer, and whether exactly `steps` rows follow them."""
+
+    rows: Variable
+    fits: bool
+
+
+def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Initial:
+    """Return the first `depth` rows of a buffer."""
+    fits = rows.agrees(buffer, steps + depth)
+    node, index = buffer.owner, slice_of(buffer.owner)
+    if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
+        base, value = node.inputs[:2]
+        is_head = index is not None and index.start is None and index.step is None
+        if index is not None and is_head and index.stop is not None:
+            stop = rows.integer(index.stop)
+            given = rows.of(value) if value.type.ndim else number(1)
+            empty = base.owner is not None and isinstance(base.owner.op, AllocEmpty)
+            # ``initial[:depth]`` may have fewer rows than that, which is an error of the loop.
+            # Memory without values is made for nothing but initial rows, and room for all steps.
+            whole = value.type.ndim == buffer.type.ndim and value.type.shape[0] in (None, depth)
+            if whole and (stop == given or empty):
+                more = rows.of(buffer) - steps
+                if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
+                    return Initial(value, True)
+    return Initial(_head(buffer, depth), fits)
+
+
+def _is_opaque(form: LengthForm) -> bool:
+    """Whether a form is an integer that enters from outside: that of a loop around this one,
+    whose step does not show how it was computed."""
+    symbols = [symbol for symbol, _ in form.terms]
+    return (
+        len(symbols) == 1
+        and form == LengthForm.of(*symbols[0])
+        and symbols[0][0] == "integer"
+        and symbols[0][1].owner is None
+    )
+
+
+def _head(buffer: Variable, depth: int) -> Variable:
+    node = buffer.owner
+    if node is not None and isinstance(node.op, Alloc):
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
+            return pt.alloc(value, depth, *sizes)
+    return buffer[:depth]
+
+
+def first_row(buffer: Variable) -> Variable:
+    """Return the first row of a buffer."""
+    node = buffer.owner
+    if node is not None and isinstance(node.op, Alloc):
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim:
+            return pt.alloc(value, *sizes) if sizes else value
+    return buffer[0]
+
+
+def _lifted_row(rows: Variable) -> Variable | None:
+    """Return the row that was made into an array of one row; None if there is none."""
+    node = rows.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        source = node.inputs[0]
+        if node.op.new_order == ("x", *range(source.type.ndim)):
+            return source
+    return None
+
+
+def only_row(rows: Variable, buffer: Variable) -> Variable:
+    """Return the row that was made into a buffer's only initial row."""
+    row = _lifted_row(rows)
+    return first_row(buffer) if row is None else row
+
+
+def is_shared(rows: Variable) -> bool:
+    """Whether a state starts from what a shared variable holds."""
+    return isinstance(_lifted_row(rows), SharedVariable)
+
+
+def zero_row(buffer: Variable) -> Variable:
+    """Return zeros of the shape and dtype of a row of a buffer, for as little as possible."""
+    dtype = buffer.type.dtype
+    if buffer.type.ndim == 1:
+        return pt.zeros((), dtype=dtype)
+    node = buffer.owner
+    while node is not None:
+        op, source = node.op, node.inputs[0]
+        if isinstance(op, Scan):
+            signature = op.signature
+            position = node.outputs.index(buffer)
+            if position >= signature.n_states:
+                break
+            source = signature.split_inputs(node.inputs).initials[position]
+            return pt.zeros_like(source[0], dtype=dtype)
+        if isinstance(op, Alloc | AllocEmpty):
+            skipped = 2 if isinstance(op, Alloc) else 1
+            return pt.zeros(tuple(node.inputs[skipped:]), dtype=dtype)
+        is_second = isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
+        if not (is_second or isinstance(op, IncSubtensor) or slice_of(node) is not None):
+            break
+        buffer, node = source, source.owner
+    return pt.zeros_like(buffer[0], dtype=dtype)
+
+
+@dataclass
+class Placed:
+    """Rows that stand in an array from row `start` on."""
+
+    value: Variable
+    start: LengthForm
+    rows: LengthForm
+
+
+def placements(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed]:
+    """Return an array of so many rows as a sum of rows placed in zeros."""
+    whole = [Placed(variable, number(0), length)]
+    if is_zeros(variable):
+        return []
+    node = variable.owner
+    if node is None:
+        return whole
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
+        same = variable.type.broadcastable
+        if any(inp.type.broadcastable != same for inp in node.inputs):
+            return whole
+        return [placed for inp in node.inputs for placed in placements(inp, length, rows)]
+    if isinstance(node.op, Subtensor):
+        view = rows.view(variable)
+        if view.base is variable or not (view.flipped and view.is_whole):
+            return whole
+        return [_turned(placed, length) for placed in placements(view.base, length, rows)]
+    if isinstance(node.op, IncSubtensor):
+        added = _added(variable, length, rows)
+        return whole if added is None else added
+    return whole
+
+
+def _turned(placed: Placed, length: LengthForm) -> Placed:
+    """Return where rows stand in the reversed array."""
+    value = placed.value if placed.rows == number(1) else flipped(placed.value)
+    return Placed(value, length - placed.start - placed.rows, placed.rows)
+
+
+def _added(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed] | None:
+    """Return the parts of rows added to, or set in, an array."""
+    node = variable.owner
+    base, value, *index_inputs = node.inputs
+    if node.op.set_instead_of_inc and not is_zeros(base):
+        return None
+    indices = indices_from_subtensor(index_inputs, node.op.idx_list)
+    row = value.type.broadcastable[value.type.ndim - base.type.ndim + 1 :]
+    if len(indices) != 1 or value.type.ndim < base.type.ndim - 1:
+        return None
+    if row != base.type.broadcastable[1:]:
+        return None
+    before, index = placements(base, length, rows), indices[0]
+    if not isinstance(index, slice):
+        position = constant_index(index)
+        if position is None or value.type.ndim != base.type.ndim - 1:
+            return None
+        start = number(position) if position >= 0 else length + position
+        return [*before, Placed(pt.expand_dims(value, 0), start, number(1))]
+    cut = rows.cut(length, index)
+    if cut is None or value.type.ndim != base.type.ndim:
+        return None
+    front, back, turned = cut
+    # A value that is not broadcast has as many rows as there is room for.
+    given = length - front - back
+    if value.type.shape[0] == 1 and given != number(1):
+        return None
+    inner = placements(value, given, rows)
+    if turned:
+        inner = [_turned(placed, given) for placed in inner]
+    return [*before, *(Placed(p.value, front + p.start, p.rows) for p in inner)]
+
+
+@dataclass
+class Entering:
+    """What of a buffer a window meets: sums of the rows that enter at each step, what the
+    window holds before the first step, and the rows behind the last one that enters."""
+
+    sequences: list[Variable] = field(default_factory=list)
+    first: list[Variable] = field(default_factory=list)
+    tail: list[Variable] = field(default_factory=list)
+
+
+def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Entering:
+    """Sort the rows of a buffer: one of them enters per step, `depth` more stay behind.
+
+    A single row at the beginning need not enter: it can be in the window from the start. If
+    there are no steps it is the first of those that stay, where the window leaves it as well.
+    """
+    result = Entering()
+    end = steps + depth
+    longer = not rows.agrees(buffer, end)
+    others: list[Placed] = []
+    for placed in placements(buffer, rows.of(buffer) if longer else end, rows):
+        at_start = placed.start.is_zero
+        if at_start and placed.rows == steps:
+            result.sequences.append(placed.value)
+        elif at_start and placed.rows == end:
+            result.sequences.append(_cut(placed.value, number(0), steps))
+            result.tail.append(_cut(placed.value, steps, end))
+        elif at_start and placed.rows == number(1):
+            result.first.append(only_row(placed.value, placed.value))
+        elif placed.start == steps and placed.rows == number(depth):
+            result.tail.append(placed.value)
+        elif not end.at_most(placed.start):
+            others.append(placed)
+    if others:
+        rest = pt.zeros_like(buffer)
+        for placed in others:
+            rest = pt.inc_subtensor(
+                _cut(rest, placed.start, placed.start + placed.rows), placed.value
+            )
+        result.sequences.append(_cut(rest, number(0), steps))
+        result.tail.append(_cut(rest, steps, end))
+    return result
+
+
+def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
+    first = None if start.is_zero else start.variable()
+    return variable[first : stop.variable()]
+
+
+def flipped(variable: Variable) -> Variable:
+    """Return the rows in the opposite order; what was flipped already is turned back."""
+    node = variable.owner
+    index = slice_of(node) if node is not None and isinstance(node.op, Subtensor) else None
+    if index is None or index.start is not None or index.stop is not None:
+        return variable[::-1]
+    return node.inputs[0] if constant_index(index.step) == -1 else variable[::-1]

@@ -1,0 +1,403 @@
+"""What a loop computes beside its recurrence, for all steps at once.
+
+Once the states of all steps are known, everything else a step computes is a map: it is evaluated
+as a batch over time. `OverTime` does that node by node, with time as the first axis of what
+varies; matrix products become one product for all steps where one side is the same at every
+step. `OverTime.total` gives the sum over time of a variable, what an accumulator adds up: a sum of
+outer products is one matrix product, ``Σ_t λ_t h_tᵀ = Λᵀ H``, and factors that do not vary leave
+the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytensor.tensor as pt
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.scalar import basic as ps
+from pytensor.scalar import upcast
+from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.math import Sum as TensorSum
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+
+from scanlib._compat import (
+    INDEX_READS,
+    INDEX_WRITES,
+    LOG_SUM_EXP,
+    join_of,
+    split_of,
+    vectorize_rule,
+)
+from scanlib.ops.graph import row_type, substitute
+from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
+from scanlib.ops.reductions import StepProducts
+from scanlib.rewrites.over_time.batched_indices import (
+    all_zeros,
+    gathered,
+    scattered,
+    varying_index,
+    written,
+)
+from scanlib.rewrites.over_time.peel_nodes import Value, batched, elementwise_region
+from scanlib.rewrites.over_time.split_cost import (
+    core,
+    is_function,
+    multiplies_in_batches,
+    outer_factors,
+)
+
+# Operations that a batch computes in one pass over memory, as the steps did.
+_CHEAP: tuple[type, ...] = (
+    Alloc,
+    Argmax,
+    CAReduce,
+    DimShuffle,
+    Dot,
+    Elemwise,
+    Eye,
+    IncSubtensor,
+    Join,
+    LogSoftmax,
+    MakeVector,
+    Reshape,
+    Shape,
+    Shape_i,
+    Softmax,
+    SpecifyShape,
+    Split,
+    Subtensor,
+)
+
+
+if LOG_SUM_EXP is not None:
+    _CHEAP = (*_CHEAP, LOG_SUM_EXP)
+
+
+class NotPeelableError(Exception):
+    """A step computes something that is not evaluated as a batch; the text says what."""
+
+
+class OverTime:
+    """Evaluates body variables for all steps at once.
+
+    Parameters
+    ----------
+    length : Variable
+        The number of steps.
+    fixed : mapping of Variable to Variable
+        Body variables that are the same at every step, and their values.
+    varying : mapping of Variable to Variable
+        Body variables that differ, and all their values, time first.
+    step_products : bool
+        Whether products of all steps are one `StepProducts`; see `CompilesStepProducts`.
+    """
+
+    def __init__(
+        self,
+        length: Variable,
+        fixed: dict[Variable, Variable],
+        varying: dict[Variable, Variable],
+        step_products: bool = False,
+    ) -> None:
+        self.length = length
+        self.step_products = step_products
+        self.fixed = dict(fixed)
+        self.varying = dict(varying)
+        self.given_fixed = set(fixed)
+        self.given = set(varying)
+
+    def add(self, variable: Variable, values: Variable) -> None:
+        """Give the values of one more body variable."""
+        self.varying[variable] = values
+        self.given.add(variable)
+
+    def check(self, variables: Iterable[Variable]) -> None:
+        """Raise an error if something above the variables is not for a batch.
+
+        Raises
+        ------
+        NotPeelableError
+        """
+        known = [*self.fixed, *self.varying]
+        differ, indices = set(self.varying), set[Variable]()
+        for node in toposort(list(variables), blockers=known):
+            if not any(inp in differ for inp in node.inputs):
+                continue  # computed once
+            differ.update(node.outputs)
+            if isinstance(node.op, ScalarFromTensor):
+                indices.update(node.outputs)
+                continue
+            if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
+                raise NotPeelableError(f"a step computes {node.op} at places that differ")
+            op = core(node)
+            in_rows = isinstance(op, (*INDEX_READS, *INDEX_WRITES))
+            if not isinstance(op, _CHEAP) or (in_rows and isinstance(node.op, Blockwise)):
+                raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
+
+    def value(self, variable: Variable) -> tuple[Variable, bool]:
+        """Return a body variable's value, and whether it has a time axis."""
+        known = [*self.fixed, *self.varying]
+        for node in toposort([variable], blockers=known):
+            if node.outputs[0] not in self.varying and node.outputs[0] not in self.fixed:
+                self._evaluate(node)
+        if variable in self.varying:
+            return self.varying[variable], True
+        if isinstance(variable, Constant):
+            return variable, False
+        return self.fixed[variable], False
+
+    def rows(self, variable: Variable) -> Variable:
+        """Return a body variable's value with a time axis."""
+        value, has_time = self.value(variable)
+        if has_time:
+            return value
+        return pt.broadcast_to(value, (self.length, *tuple(value.shape)))
+
+    def _evaluate(self, node: Apply) -> None:
+        inputs = [self.value(inp) for inp in node.inputs]
+        values = [value for value, _ in inputs]
+        if not any(has_time for _, has_time in inputs):
+            made = node.clone_with_new_inputs(values, strict=False).outputs
+            self.fixed.update(zip(node.outputs, made, strict=True))
+            return
+        if isinstance(node.op, Shape | Shape_i):
+            sizes = values[0].shape  # the same at every step
+            self.fixed[node.outputs[0]] = (
+                sizes[1:] if isinstance(node.op, Shape) else sizes[node.op.i + 1]
+            )
+            return
+        if isinstance(node.op, Dot) and all(value.type.ndim >= 2 for value in values):
+            ranks = [inp.type.ndim for inp in node.inputs]
+            if ranks == [2, 2]:
+                self.varying[node.outputs[0]] = self._product(*inputs)
+                return
+        if isinstance(node.op, ScalarFromTensor):
+            self.varying[node.outputs[0]] = values[0]  # read by `gathers` alone
+            return
+        if varying_index(node, self.varying.__contains__):
+            if isinstance(node.op, Subtensor):
+                self.varying[node.outputs[0]] = gathered(node, self.value, self.length)
+            else:
+                self.varying[node.outputs[0]] = written(node, self.rows, self.value, self.length)
+            return
+        if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
+            self.varying[node.outputs[0]] = self._changed_part(node)
+            return
+        kernel = self._kernel(node)
+        if kernel is not None:
+            self.varying[node.outputs[0]] = kernel
+            return
+        if isinstance(node.op, Join) and self._join(node):
+            return
+        if isinstance(node.op, Split) and self._split(node):
+            return
+        special = batched(node, inputs)
+        if special is not None:
+            self.varying[node.outputs[0]] = special
+            return
+        if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
+            axes = [axis + 1 for axis in node.op.axis]
+            self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
+            return
+        made = vectorize_rule(node.op, node, *values)
+        outputs = made.outputs if isinstance(made, Apply) else made
+        self.varying.update(zip(node.outputs, outputs, strict=True))
+
+    def _join(self, node: Apply) -> bool:
+        axis, parts = join_of(node)
+        if axis is not None:
+            rows = [self.rows(part) for part in parts]
+            self.varying[node.outputs[0]] = pt.join(axis + 1, *rows)
+        return axis is not None
+
+    def _split(self, node: Apply) -> bool:
+        whole, axis, sizes = split_of(node)
+        splits, varies = self.value(sizes)
+        if axis is None or varies:
+            return False
+        count = len(node.outputs)
+        made = pt.split(self.rows(whole), splits, n_splits=count, axis=axis + 1)
+        parts = made if isinstance(made, list) else [made]
+        self.varying.update(zip(node.outputs, parts, strict=True))
+        return True
+
+    def _changed_part(self, node: Apply) -> Variable:
+        """Return arrays of which a part, the same at every step, was set or added to."""
+        arrays, parts = self.rows(node.inputs[0]), self.rows(node.inputs[1])
+        places = [self.value(place)[0] for place in node.inputs[2:]]
+        where = arrays[(slice(None), *indices_from_subtensor(places, node.op.idx_list))]
+        missing = where.type.ndim - parts.type.ndim
+        if missing:
+            parts = pt.expand_dims(parts, tuple(range(1, 1 + missing)))
+        change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
+        return change(where, parts)
+
+    def _kernel(self, node: Apply) -> Variable | None:
+        """Return a node's values as a loop of elementwise work; see `split_cost`.
+
+        The loop holds all elementwise work above the node, if there is a function among it.
+        """
+        if not isinstance(node.op, Elemwise) or not config.scanlib__lower:
+            return None
+        region, ends = elementwise_region(node, [*self.given_fixed, *self.given])
+        if not any(is_function(member) for member in region):
+            return None
+        rows: dict[Variable, Variable] = {}
+        loop = Loop(name="map")
+        for end in ends:
+            value, has_time = self.value(end)
+            inner = row_type(value)() if has_time else value.type()
+            if inner.type.broadcastable != end.type.broadcastable:
+                return None
+            rows[end] = inner
+            if has_time:
+                loop.sequences.append(Sequence(value, inner))
+            else:
+                loop.non_sequences.append(NonSequence(value, inner))
+        loop.outputs.append(Output(substitute([node.outputs[0]], rows)[0]))
+        return loop.apply().outputs[0]
+
+    # Sums over time
+
+    def total(self, variable: Variable) -> Variable:
+        """Return the sum over time of a body variable."""
+        value, has_time = self._shallow(variable)
+        if value is not None and not has_time:
+            return value * self.length.astype(variable.type.dtype)
+        special = None
+        if value is None and variable.owner is not None:
+            special = self._total_of(variable.owner)
+        if special is not None:
+            return special
+        return self.rows(variable).sum(axis=0, dtype=variable.type.dtype)
+
+    def _shallow(self, variable: Variable) -> tuple[Variable | None, bool]:
+        """Return the value of a variable that is known without evaluating a node."""
+        if variable in self.varying:
+            return self.varying[variable], True
+        if isinstance(variable, Constant):
+            return variable, False
+        if variable in self.fixed:
+            return self.fixed[variable], False
+        if not self._varies(variable):
+            return self.value(variable)[0], False
+        return None, True
+
+    def _varies(self, variable: Variable) -> bool:
+        above = toposort([variable], blockers=[*self.fixed, *self.varying])
+        return any(inp in self.varying for node in above for inp in node.inputs)
+
+    def _total_of(self, node: Apply) -> Variable | None:
+        op, out = node.op, node.outputs[0]
+        if any(inp.type.dtype != out.type.dtype for inp in _summed(node)):
+            return None  # small integers would wrap around
+        if isinstance(op, IncSubtensor) and self._is_scattered(node):
+            return scattered(node, self.rows, self.value)
+        if isinstance(op, DimShuffle | SpecifyShape):
+            return op(self.total(node.inputs[0]), *node.inputs[1:])
+        if isinstance(op, TensorSum):
+            return op(self.total(node.inputs[0]))
+        if isinstance(op, Dot) and [inp.type.ndim for inp in node.inputs] == [2, 2]:
+            return self._total_product(*node.inputs)
+        if not isinstance(op, Elemwise):
+            return None
+        scalar = op.scalar_op
+        same = all(inp.type.broadcastable == out.type.broadcastable for inp in node.inputs)
+        if isinstance(scalar, ps.Add | ps.Sub | ps.Neg) and same:
+            return op(*(self.total(inp) for inp in node.inputs))
+        if isinstance(scalar, ps.Mul):
+            return self._total_scaled(node)
+        return None
+
+    def _is_scattered(self, node: Apply) -> bool:
+        """Whether a step adds to zeros at a place that differs from step to step."""
+        if node.op.set_instead_of_inc or self._varies_or_known(node.inputs[0]):
+            return False
+        zeros = all_zeros(node.inputs[0])
+        return zeros and varying_index(node, self._varies_or_known)
+
+    def _total_scaled(self, node: Apply) -> Variable | None:
+        constant = [inp for inp in node.inputs if not self._varies_or_known(inp)]
+        varying = [inp for inp in node.inputs if self._varies_or_known(inp)]
+        if constant and len(varying) == 1:
+            factors = [self.value(inp)[0] for inp in constant]
+            return pt.mul(self.total(varying[0]), *factors)
+        outer = outer_factors(node)
+        if outer is None:
+            return None
+        columns, rows = (self._multiplied(factors) for factors in outer)
+        return pt.dot(columns[:, :, 0].T, rows[:, 0, :])
+
+    def _multiplied(self, factors: list[Variable]) -> Variable:
+        """Return the product, item by item, of the values of all steps of columns or of rows."""
+        values = [self.value(factor) for factor in factors]
+        if not any(has_time for _, has_time in values):
+            values[0] = (self.rows(factors[0]), True)
+        return pt.mul(*(value for value, _ in values)) if len(values) > 1 else values[0][0]
+
+    def _varies_or_known(self, variable: Variable) -> bool:
+        return variable in self.varying or self._varies(variable)
+
+    def _total_product(self, left: Variable, right: Variable) -> Variable:
+        """Return ``Σ_t X_t Y_t``."""
+        if not self._varies_or_known(left):
+            return pt.dot(self.value(left)[0], self.total(right))
+        if not self._varies_or_known(right):
+            return pt.dot(self.total(left), self.value(right)[0])
+        x, y = self.rows(left), self.rows(right)
+        if x.type.shape[2] == 1 or y.type.shape[1] == 1:
+            return pt.dot(x[:, :, 0].T, y[:, 0, :])
+        if self._is_step_product(x, y):
+            return StepProducts(total=True)(x, y)
+        # All rows below one another, without a copy where x is a transposition: Xᵀ then is one.
+        size, columns = x.shape[1], y.shape[2]
+        count = x.shape[0] * x.shape[2]  # not -1, which says nothing where another length is zero
+        return pt.dot(x.mT.reshape((count, size)).T, y.reshape((count, columns)))
+
+    def _is_step_product(self, left: Variable, right: Variable) -> bool:
+        """Whether a product of all steps is one `StepProducts`."""
+        dtypes = {left.type.dtype, right.type.dtype}
+        return self.step_products and len(dtypes) == 1 and dtypes <= {"float32", "float64"}
+
+    def _product(self, one: Value, two: Value) -> Variable:
+        """Return the products of all steps of two matrices, of which one or both vary."""
+        (left, left_varies), (right, right_varies) = one, two
+        vectors = left_varies and left.type.shape[1] == 1
+        vectors = vectors or (right_varies and right.type.shape[2] == 1)
+        if left_varies != right_varies and not vectors and self._is_step_product(left, right):
+            return StepProducts()(left, right)
+        return _product(one, two)
+
+
+def _summed(node: Apply) -> list[Variable]:
+    """Return the inputs of a node of which values, not sizes or places, make its result."""
+    return node.inputs[:1] if isinstance(node.op, SpecifyShape | IncSubtensor) else node.inputs
+
+
+def _product(one: Value, two: Value) -> Variable:
+    """Return the products of all steps of two matrices, of which one or both have a time axis."""
+    (left, left_varies), (right, right_varies) = one, two
+    dtype = upcast(left.type.dtype, right.type.dtype)
+    if left_varies and not right_varies:
+        if left.type.shape[1] == 1:
+            return pt.dot(left[:, 0, :], right)[:, None, :]
+        joined = left.reshape((left.shape[0] * left.shape[1], left.shape[2]))
+        return pt.dot(joined, right).reshape((left.shape[0], left.shape[1], right.shape[1]))
+    if right_varies and not left_varies:
+        return _product((right.mT, True), (left.T, False)).mT
+    if left.type.shape[2] == 1 or right.type.shape[1] == 1:
+        return left * right
+    if right.type.shape[2] == 1:
+        return (left * right.mT).sum(axis=2, dtype=dtype)[:, :, None]
+    if left.type.shape[1] == 1:
+        return (left.mT * right).sum(axis=1, dtype=dtype)[:, None, :]
+    if not multiplies_in_batches(dtype):
+        raise NotImplementedError(f"products of matrices of {dtype} that differ")
+    return pt.matmul(left, right)

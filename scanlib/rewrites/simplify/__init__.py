@@ -1,0 +1,1 @@
+"""Loops made smaller: what nobody reads goes, what is there twice becomes one, loops are merged."""

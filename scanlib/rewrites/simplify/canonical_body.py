@@ -1,0 +1,117 @@
+"""The body in canonical form, and work that every step repeats taken out of it."""
+
+from __future__ import annotations
+
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import toposort
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from scanlib.ops.graph import depends_on, substitute
+from scanlib.ops.loop import NonSequence
+from scanlib.ops.triangular import true_shapes
+from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.inline import write_out_graphs
+from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
+
+_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+
+# Scalar work that costs less than reading its result again; compilers hoist it by themselves.
+_CHEAP = (
+    ps.Add,
+    ps.Sub,
+    ps.Mul,
+    ps.TrueDiv,
+    ps.Neg,
+    ps.Cast,
+    ps.Sqr,
+    ps.Switch,
+    ps.Second,
+    ps.Identity,
+    ps.LogicalComparison,
+)
+# Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
+_NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
+
+
+def canonicalize_body(edit: LoopEdit) -> None:
+    """Run PyTensor's canonicalization on the body.
+
+    Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
+    as long as they stand, the loop seems to need what it does not.
+    """
+    if _canonical(edit.loop):
+        edit.changed = True
+
+
+def _canonicalize(body: FunctionGraph) -> None:
+    write_out_graphs.rewrite(body)
+    true_shapes.rewrite(body)
+    run_query(_CANONICAL, body)
+
+
+_canonical = BodyRewrite(_canonicalize, settles=True)
+
+
+def hoist_invariants(edit: LoopEdit) -> None:
+    """Compute what depends on non-sequences alone once, outside the loop."""
+    loop = edit.loop
+    varying = [variable for variable in loop.body_inputs() if not _is_invariant(edit, variable)]
+    outputs = loop.body_outputs()
+    dependent = depends_on(outputs, varying)
+    found: dict[Variable, None] = {}
+    for node in toposort(outputs):
+        if any(out in dependent for out in node.outputs):
+            for inp in node.inputs:
+                _collect(inp, dependent, found)
+    for out in outputs:
+        _collect(out, dependent, found)
+    if not found:
+        return
+    outer_of = {part.inner: part.outer for part in loop.non_sequences}
+    replacements: dict[Variable, Variable] = {}
+    hoisted = substitute(list(found), outer_of)
+    for inner, outer in zip(found, hoisted, strict=True):
+        new = inner.type()
+        loop.non_sequences.append(NonSequence(outer, new))
+        replacements[inner] = new
+    loop.substitute(replacements)
+    edit.changed = True
+
+
+def _is_invariant(edit: LoopEdit, variable: Variable) -> bool:
+    return any(part.inner is variable for part in edit.loop.non_sequences)
+
+
+def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable, None]) -> None:
+    """Add the largest expressions at or above `variable` that are worth computing outside."""
+    pending, seen = [variable], set[Variable]()
+    while pending:
+        current = pending.pop()
+        if current in dependent or current.owner is None or current in seen:
+            continue
+        seen.add(current)
+        if _worth_hoisting(current):
+            found[current] = None
+        else:
+            pending += reversed(current.owner.inputs)
+
+
+def _worth_hoisting(variable: Variable) -> bool:
+    node = variable.owner
+    if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
+        return False
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
+        return False
+    if getattr(variable.type, "ndim", 0) > 0:
+        return True
+    return any(_is_expensive(above.op) for above in toposort([variable]))
+
+
+def _is_expensive(op: object) -> bool:
+    scalar_op = op.scalar_op if isinstance(op, Elemwise) else op
+    return not isinstance(scalar_op, (*_CHEAP, *_NOT_WORTH_IT))

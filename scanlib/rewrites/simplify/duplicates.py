@@ -1,0 +1,216 @@
+"""Equal parts of a loop become one part; constants and echoes are forwarded.
+
+Two states are equal if they start equal and, assuming that they are equal at one step, a step
+makes them equal again. The largest such partition is found by starting from equal initial
+values and splitting classes until nothing changes (partition refinement, J. Hopcroft, "An
+n log n algorithm for minimizing states in a finite automaton", 1971).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.elemwise import DimShuffle
+
+from scanlib._compat import freeze_graph
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.graph import is_tensor, substitute
+from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.messages import Messages
+from scanlib.rewrites.edit import Lookup, LoopEdit
+
+
+def forward_inputs(edit: LoopEdit) -> None:
+    """Give equal outer inputs one place in the body, and scalar constants none at all."""
+    loop = edit.loop
+    replacements: dict[Variable, Variable] = {}
+    rows: dict[Variable, Variable] = {}
+    sequences = []
+    for sequence in loop.sequences:
+        if sequence.outer in rows:
+            replacements[sequence.row] = rows[sequence.outer]
+        else:
+            rows[sequence.outer] = sequence.row
+            sequences.append(sequence)
+    inners: dict[Variable, Variable] = {}
+    non_sequences = []
+    for part in loop.non_sequences:
+        if _is_small_constant(part.outer) and part.inner.type.is_super(part.outer.type):
+            replacements[part.inner] = part.outer
+            continue
+        if part.outer in inners:
+            replacements[part.inner] = inners[part.outer]
+        else:
+            inners[part.outer] = part.inner
+            non_sequences.append(part)
+    if replacements:
+        loop.sequences, loop.non_sequences = sequences, non_sequences
+        loop.substitute(replacements)
+        edit.changed = True
+
+
+def _is_small_constant(variable: Variable) -> bool:
+    return (
+        isinstance(variable, Constant)
+        and is_tensor(variable)
+        and np.asarray(variable.data).size == 1
+    )
+
+
+def forward_outputs(edit: LoopEdit) -> None:
+    """Forward stacked outputs that are another output, a state's trace, or a sequence."""
+    loop = edit.loop
+    rows = {part.row: position for position, part in enumerate(loop.sequences)}
+    seen: dict[Variable, State | Output] = {}
+    for state in loop.states:
+        if not state.untraced and edit.is_read(state):
+            seen.setdefault(state.next, state)
+    for output in list(loop.outputs):
+        known = seen.get(output.value)
+        wanted = edit.result(output).type
+        if known is not None:
+            edit.redirect(output, _Trace(known, loop.reverse))
+        elif output.value in rows and loop.stop is None:
+            outer = _whole(loop, rows[output.value])
+            if wanted.is_super(outer.type):
+                edit.redirect(output, _Outer(outer))
+        else:
+            seen[output.value] = output
+
+
+def _whole(loop: Loop, position: int) -> Variable:
+    """Return a sequence, with the loop's check that it has a row for every step."""
+    outer = loop.sequences[position].outer
+    if loop.n_steps is None:
+        return outer
+    steps = constant_integer(loop.n_steps)
+    if steps is not None and steps == outer.type.shape[0]:
+        return outer
+    messages = Messages(loop.signature(), loop.labels(), loop.name)
+    return CheckedRows(messages.sequence_length(position))(outer, loop.length())
+
+
+@dataclass
+class _Outer:
+    """Replaces a result by a variable from outside the loop."""
+
+    variable: Variable
+
+    def __call__(self, lookup: Lookup) -> Variable:
+        return self.variable
+
+
+@dataclass
+class _Trace:
+    """Replaces a result by another output, or by the trace of a state."""
+
+    part: State | Output
+    reverse: bool
+
+    def __call__(self, lookup: Lookup) -> Variable:
+        result = lookup(self.part)
+        if isinstance(self.part, Output):
+            return result
+        depth = self.part.depth
+        return result[:-depth] if self.reverse else result[depth:]
+
+
+def merge_equal_states(edit: LoopEdit) -> None:
+    """Merge states and carries that are equal at every step."""
+    loop = edit.loop
+    classes: dict[Hashable, list[State | Carry]] = {}
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in recurrent:
+        classes.setdefault(_start_key(part), []).append(part)
+    groups = [group for group in classes.values() if len(group) > 1]
+    while groups:
+        refined = _refine(loop, groups)
+        if refined == groups:
+            break
+        groups = refined
+    for group in groups:
+        _merge_group(edit, group)
+
+
+def _start_key(part: State | Carry) -> Hashable:
+    """Return what must be equal for two parts to start equal."""
+    if isinstance(part, State):
+        tap_type = next(iter(part.taps.values())).type
+        if part.depth == 1:
+            return (1, _without_expansion(part.initial), tap_type)
+        return (part.depth, part.initial, tap_type)
+    return (1, part.initial, part.value.type)
+
+
+def _without_expansion(initial: Variable) -> Variable:
+    """Return `y` for an initial history that is one row ``expand_dims(y, 0)``."""
+    node = initial.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        ndim = node.inputs[0].type.ndim
+        if node.op.new_order == ("x", *range(ndim)):
+            return node.inputs[0]
+    return initial
+
+
+def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
+    """Return replacements that read one member of each group instead of the others."""
+    replacements: dict[Variable, Variable] = {}
+    for group in groups:
+        shared: dict[int, Variable] = {}
+        for part in group:
+            taps = part.taps if isinstance(part, State) else {-1: part.value}
+            for tap, variable in taps.items():
+                replacements[variable] = shared.setdefault(tap, variable)
+    return {old: new for old, new in replacements.items() if old is not new}
+
+
+def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | Carry]]:
+    """Split groups whose members a step makes different, assuming they were equal before."""
+    members = [part for group in groups for part in group]
+    nexts = substitute([part.next for part in members], _assumed(groups))
+    frozen = freeze_graph(loop.body_inputs(), nexts)
+    after = {id(part): out for part, out in zip(members, frozen.outputs, strict=True)}
+    result = []
+    for group in groups:
+        split: dict[Variable, list[State | Carry]] = {}
+        for part in group:
+            split.setdefault(after[id(part)], []).append(part)
+        result += [part for part in split.values() if len(part) > 1]
+    return result
+
+
+def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
+    # A state can stand for a carry, but not the other way round; a traced one for all.
+    order = sorted(group, key=lambda p: (isinstance(p, Carry), isinstance(p, State) and p.untraced))
+    kept, *others = order
+    if isinstance(kept, State):
+        for part in others:
+            for tap in part.taps if isinstance(part, State) else (-1,):
+                kept.tap(tap)
+    edit.loop.substitute(_assumed([[kept, *others]]))
+    for part in others:
+        edit.redirect(part, _SameState(kept, part, edit.loop.reverse))
+
+
+@dataclass
+class _SameState:
+    """Replaces the result of a state or carry by that of an equal one."""
+
+    kept: State | Carry
+    part: State | Carry
+    reverse: bool
+
+    def __call__(self, lookup: Lookup) -> Variable:
+        value = lookup(self.kept)
+        if isinstance(self.kept, Carry):
+            return value
+        if isinstance(self.part, Carry):
+            return value[0] if self.reverse else value[-1]
+        if self.part.untraced and not self.kept.untraced:
+            depth = self.kept.depth
+            return value[:depth] if self.reverse else value[-depth:]
+        return value

@@ -1,0 +1,205 @@
+"""Reads of the last rows of a trace, and histories that need not be stored for them.
+
+``trace[-j]``, with ``trace = history[K:]``, is ``history[-j]`` if the loop took at least `j`
+steps, and an error otherwise. If nobody reads more of a history than such rows, the loop
+keeps only its last rows; the check then moves into the loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+from scanlib._compat import IfElse
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.loop import Loop, State
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import LoopEdit
+
+MAX_KEPT_ROWS = 8  # more rows than this are read from a stored history
+
+
+@dataclass
+class LastRow:
+    """A read of one row, counted from the end: ``old = history[-back, rest]``.
+
+    With `several` it reads that row and all after it: ``old = history[-back:, rest]``.
+    `needs_step` says that the row must be one that the loop wrote: the read goes through the
+    trace, which has no rows if there are no steps.
+    """
+
+    old: Variable
+    back: int
+    rest: tuple
+    needs_step: bool
+    several: bool = False
+
+    def exists(self, length: int | None) -> bool:
+        """Whether the row is sure to be there, given the number of steps if it is known."""
+        return not self.needs_step or (length is not None and length >= self.back)
+
+    def of(self, history: Variable) -> Variable:
+        """Return the same read of another history."""
+        first = slice(-self.back, None) if self.several else -self.back
+        return history[(first, *self.rest)]
+
+
+def _indices(node: Apply) -> tuple:
+    return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
+
+
+def is_trace(node: Apply, depth: int) -> bool:
+    """Whether a node is ``history[K:]``."""
+    if not isinstance(node.op, Subtensor):
+        return False
+    indices = _indices(node)
+    return (
+        len(indices) == 1
+        and isinstance(indices[0], slice)
+        and indices[0].stop is None
+        and indices[0].step is None
+        and constant_index(indices[0].start) == depth
+    )
+
+
+def last_row_reads(
+    fgraph: FunctionGraph, history: Variable, depth: int, ignored: tuple[type, ...] | type = ()
+) -> tuple[list[LastRow], bool]:
+    """Return the reads of last rows of a history, and whether it is read in no other way.
+
+    What Ops of the `ignored` types read does not count.
+    """
+    reads: list[LastRow] = []
+    only = True
+    for client, position in fgraph.clients.get(history, ()):
+        if isinstance(client.op, ignored):
+            continue
+        if not isinstance(client.op, Subtensor) or position != 0:
+            only = False
+        elif is_trace(client, depth):
+            trace = client.outputs[0]
+            for reader, place in fgraph.clients.get(trace, ()):
+                read = _last_row(reader, place, True)
+                if read is None:
+                    only = False
+                else:
+                    reads.append(read)
+        else:
+            read = _last_row(client, position, False)
+            if read is None or read.back > depth:
+                only = False
+            else:
+                reads.append(read)
+    return reads, only
+
+
+def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
+    if not isinstance(node.op, Subtensor) or position != 0:
+        return None
+    indices = _indices(node)
+    if not indices:
+        return None
+    first, several = indices[0], isinstance(indices[0], slice)
+    if several:
+        # Of a trace there may be fewer rows than are asked for.
+        if needs_step or first.stop is not None or first.step is not None:
+            return None
+        first = first.start
+    back = None if first is None else constant_index(first)
+    rows = node.inputs[0].type.shape[0]
+    if back is not None and back >= 0 and rows is not None:
+        back -= rows  # PyTensor counts from the start where it knows the length
+    if back is None or not -MAX_KEPT_ROWS <= back < 0:
+        return None
+    return LastRow(node.outputs[0], -back, indices[1:], needs_step, several)
+
+
+def _has_branches(fgraph: FunctionGraph) -> bool:
+    return any(isinstance(node.op, IfElse) for node in fgraph.apply_nodes)
+
+
+def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
+    """Stop storing histories of which only last rows are read.
+
+    Returns what replaces those reads. Loops that run backwards keep their histories: users
+    reach them only through gradients, which read them whole.
+    """
+    loop = edit.loop
+    unread = [s for s in loop.states if not s.untraced and not edit.is_read(s)]
+    for state in unread:
+        state.untraced = edit.changed = True
+    if loop.reverse:
+        return edit.replacements() if unread else {}
+    length = edit.node.op.steps_of(edit.node).known()
+    pending: list[tuple[State, list[LastRow]]] = []
+    for state in loop.states:
+        if state.untraced or not edit.is_read(state):
+            continue
+        reads, only = last_row_reads(edit.fgraph, edit.result(state), state.depth)
+        if not only or not reads:
+            continue
+        # A branch that is not taken reads no row: the loop must not miss it. See `check_last_rows`.
+        if all(read.exists(length) for read in reads) or not _has_branches(edit.fgraph):
+            pending.append((state, reads))
+    if not pending:
+        return edit.replacements() if unread else {}
+    required = loop.required_steps
+    for state, reads in pending:
+        back = max(read.back for read in reads)
+        if back > state.depth:
+            _deepen(state, back)
+        state.untraced = True
+        required = max([required, *(read.back for read in reads if read.needs_step)])
+    loop.required_steps = 0 if length is not None and length >= required else required
+    edit.changed = True
+    replacements = edit.replacements()
+    for state, reads in pending:
+        kept = replacements.pop(edit.result(state))
+        for read in reads:
+            replacements[read.old] = read.of(kept)
+    return replacements
+
+
+def _deepen(state: State, depth: int) -> None:
+    """Make a state keep `depth` rows; the initial rows added are never read."""
+    missing = depth - state.depth
+    filler = pt.zeros((missing, *state.initial.shape[1:]), dtype=state.initial.type.dtype)
+    state.taps[-depth] = next(iter(state.taps.values())).type()
+    state.initial = pt.concatenate([filler, state.initial])
+
+
+def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable]:
+    """Guard reads of last rows of traces that stay stored.
+
+    PyTensor merges ``history[K:][-1]`` into one index, and compiled code does not check its
+    bounds: with no steps it would read an initial row.
+    """
+    loop = Loop.from_node(node)
+    if loop.reverse:
+        return {}
+    length = node.op.steps_of(node).known()
+    replacements = {}
+    outputs = node.op.signature.split_outputs(node.outputs)
+    for state, history in zip(loop.states, outputs.histories, strict=True):
+        if state.untraced:
+            continue
+        for read in last_row_reads(fgraph, history, state.depth)[0]:
+            if read.exists(length):
+                continue
+            row = history[(-read.back, *read.rest)]
+            steps = history.shape[0] - state.depth
+            message = f"index -{read.back} is out of bounds: the loop took fewer steps"
+            replacements[read.old] = CheckAndRaise(IndexError, message)(
+                row, pt.ge(steps, read.back)
+            )
+    return replacements
+
+
+def is_loop(node: Apply) -> bool:
+    """Whether a node is a canonical loop."""
+    return isinstance(node.op, Scan)

@@ -1,0 +1,53 @@
+"""Checks of parameters inside steps, where PyMC makes minus infinity of them.
+
+Densities of PyMC check their parameters and raise. What PyMC compiles turns these checks into
+choices, or leaves them out if the model says so: rewrites of PyMC's own, which its functions ask
+for by name, and which do not look into loops. Here they are run on steps. So a proposal with a
+negative scale has no density instead of ending a sampler's run.
+"""
+
+from __future__ import annotations
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.raise_op import CheckAndRaise
+
+from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.simplify.simplify import replace
+
+# The names under which PyMC registers its rewrites.
+NAMES = "local_check_parameter_to_ninf_switch", "local_remove_check_parameter"
+
+
+class ChecksInSteps(LoopRewrite):
+    """Run a rewrite of checks on the steps of loops, and on those of loops inside of them.
+
+    Parameters
+    ----------
+    rewrite : str
+        The name of the rewrite, which stands beside PyTensor's canonicalization.
+    """
+
+    def __init__(self, rewrite: str) -> None:
+        self.tag = rewrite
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        # This rewrite is registered under the same name: it finds the loops in the step.
+        query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.tag])
+        for node in list(fgraph.toposort()):
+            if isinstance(node.op, Scan) and _has_checks(node.op.body):
+                with self.attempt(fgraph, node):
+                    found = rewrite_step(node, lambda body: optdb.query(query).rewrite(body))
+                    replace(fgraph, found, "scanlib_parameter_checks")
+
+
+def _has_checks(body: FunctionGraph) -> bool:
+    """Whether a step, or a loop in it, checks parameters of densities."""
+    return any(
+        (isinstance(node.op, CheckAndRaise) and hasattr(node.op, "can_be_replaced_by_ninf"))
+        or (isinstance(node.op, Scan) and _has_checks(node.op.body))
+        for node in body.apply_nodes
+    )

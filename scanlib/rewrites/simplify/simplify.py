@@ -1,0 +1,143 @@
+"""The simplify rewrites, put together: every loop of a graph until nothing changes."""
+
+from __future__ import annotations
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
+
+from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.simplify.canonical_body import (
+    canonicalize_body,
+    hoist_invariants,
+)
+from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
+from scanlib.rewrites.simplify.duplicates import (
+    forward_inputs,
+    forward_outputs,
+    merge_equal_states,
+)
+from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
+from scanlib.rewrites.simplify.merge import merge_loops
+from scanlib.rewrites.simplify.unchanged_carries import forward_constants
+from scanlib.rewrites.simplify.unused import (
+    drop_unread_inputs,
+    drop_unread_results,
+)
+
+MAX_ROUNDS = 20
+
+
+class SimplifyLoops(LoopRewrite):
+    """Make every loop of a graph as small as its readers allow.
+
+    In each round: equal outer expressions are merged; unread results, duplicate parts and
+    unread inputs are dropped; constants are forwarded; invariant work is hoisted; loops over
+    the same data are merged. When nothing changes any more, histories of which only the last
+    rows are read stop being stored.
+    """
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if not config.scanlib__simplify or not any(is_loop(node) for node in fgraph.apply_nodes):
+            return
+        merge_equal = MergeOptimizer()
+        done: set[object] = set()
+        left: set[Apply] = set()
+        for _ in range(MAX_ROUNDS):
+            merge_equal.rewrite(fgraph)
+            if self.simplify_each(fgraph, done, left) or self.merge_one(fgraph):
+                continue
+            if not self.settle_one(fgraph):
+                break
+        self.untrace_each(fgraph)
+
+    @staticmethod
+    def loops(fgraph: FunctionGraph) -> list[Apply]:
+        return [node for node in fgraph.toposort() if is_loop(node)]
+
+    def simplify_each(self, fgraph: FunctionGraph, done: set[object], left: set[Apply]) -> bool:
+        """Simplify loops, the last one first: what it no longer reads, others need not make.
+
+        Loops that cannot be simplified for an error are added to those that are `left`.
+        """
+        changed = False
+        for node in reversed(self.loops(fgraph)):
+            if node not in fgraph.apply_nodes or node in left:
+                continue
+            with self.attempt(fgraph, node):
+                changed |= self.simplify_one(fgraph, node, done)
+                continue
+            left.add(node)
+        return changed
+
+    @staticmethod
+    def simplify_one(fgraph: FunctionGraph, node: Apply, done: set[object]) -> bool:
+        """Simplify one loop and return whether it changed; `done` are steps known as canonical."""
+        edit = LoopEdit(fgraph, node)
+        drop_unread_results(edit)
+        forward_inputs(edit)
+        if node.op not in done:
+            canonicalize_body(edit)
+        forward_constants(edit)
+        hoist_invariants(edit)
+        merge_equal_states(edit)
+        forward_outputs(edit)
+        drop_unread_inputs(edit)
+        if not edit.changed:
+            done.add(node.op)
+            return False
+        replacements = edit.replacements()
+        done.update(new.owner.op for new in replacements.values() if _is_result(new))
+        replace(fgraph, replacements, "scanlib_simplify")
+        return True
+
+    def merge_one(self, fgraph: FunctionGraph) -> bool:
+        with self.attempt(fgraph):
+            replacements = merge_loops(fgraph, self.loops(fgraph))
+            if replacements is not None:
+                replace(fgraph, replacements, "scanlib_merge")
+                return True
+        return False
+
+    def settle_one(self, fgraph: FunctionGraph) -> bool:
+        """Decide what one checkpointed loop stores, once its readers are known."""
+        for node in self.loops(fgraph):
+            replacements = settle_checkpoints(fgraph, node)
+            if replacements is not None:
+                replace(fgraph, replacements, "scanlib_segments")
+                return True
+        return False
+
+    def untrace_each(self, fgraph: FunctionGraph) -> None:
+        for node in self.loops(fgraph):
+            if node in fgraph.apply_nodes:
+                with self.attempt(fgraph, node):
+                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
+
+
+class CheckLastRows(LoopRewrite):
+    """Guard reads of the last rows of loops that may take no step; see `last_rows`."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        for node in SimplifyLoops.loops(fgraph):
+            with self.attempt(fgraph, node):
+                replace(fgraph, check_last_rows(fgraph, node), "scanlib_check_last_rows")
+
+
+def _is_result(variable: Variable) -> bool:
+    return variable.owner is not None and is_loop(variable.owner)
+
+
+def replace(fgraph: FunctionGraph, replacements: dict[Variable, Variable], reason: str) -> None:
+    """Replace variables that the graph still holds, keeping their types."""
+    pairs = []
+    for old, new in replacements.items():
+        if old not in fgraph.variables or old is new:
+            continue
+        if old.type != new.type and not old.type.is_super(new.type):
+            new = old.type.filter_variable(new)
+        pairs.append((old, new))
+    if pairs:
+        fgraph.replace_all_validate(pairs, reason=reason)

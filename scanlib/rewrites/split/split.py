@@ -1,0 +1,406 @@
+"""The smallest possible loop: what does not need the steps one after the other leaves it.
+
+For a loop with recurrent parts `h`, early values `m`, late outputs `y` and sums `c`::
+
+    m_t = μ(x_t)            one batch for all steps, before the loop
+    h_t = φ(h_{t-1}, m_t)   the loop
+    y_t = ψ(h_t, x_t)       one batch, after the loop
+    c   = Σ_t g(h_t, x_t)   a sum over rows; for g = λ_t h_tᵀ one matrix product Λᵀ H
+
+`split_parts` says what belongs where, by the cost rule of
+`over_time.split_cost`; `over_time.peel` evaluates batches and sums. In the gradient
+of a recurrent network all weight gradients are such sums.
+
+A loop with `until` is not preceded by batches: they would compute steps that the loop may not
+take, and fail where a step would. What comes after it sees the steps that ran.
+
+Derived from loop distribution (fission) along strongly connected components: R. Allen and
+K. Kennedy, "Automatic translation of FORTRAN programs to vector form", 1987.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.known import countable_scalars
+from scanlib.ops.checked_rows import CheckedRows
+from scanlib.ops.graph import conform, substitute
+from scanlib.ops.linker_features import (
+    compiles_step_products,
+    needs_known_lengths,
+)
+from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
+from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.messages import Messages
+from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.lower.linear_roles import canonical_loop
+from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
+from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
+from scanlib.rewrites.over_time.join_slices import join_slices
+from scanlib.rewrites.over_time.peel import OverTime
+from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
+from scanlib.rewrites.pytensor_rewrites import run_query
+from scanlib.rewrites.simplify.last_rows import is_loop
+from scanlib.rewrites.simplify.simplify import replace
+from scanlib.rewrites.split.split_components import (
+    drop_unread,
+    fresh_copy,
+    rows_of_tap,
+    separate,
+)
+from scanlib.rewrites.split.split_parts import SplitParts
+from scanlib.rewrites.split.split_record import SplitNote, record, record_of
+
+_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
+
+
+class SplitLoops(LoopRewrite):
+    """Take loops apart; see the module's text.
+
+    Parameters
+    ----------
+    maps_only : bool
+        Whether only those loops are replaced that a later lowering would keep alive: maps, and
+        elementwise loops that add up outer products.
+    heavy : bool
+        Whether factorizations and solves may be evaluated as a batch, a call per step.
+    """
+
+    def __init__(self, maps_only: bool = False, heavy: bool = False) -> None:
+        super().__init__()
+        self.maps_only = maps_only
+        self.heavy = heavy
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if not config.scanlib__split or keeps_loops_whole(fgraph):
+            return
+        # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
+        step_products = compiles_step_products(fgraph)
+        pending = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
+        while pending:
+            node = pending.pop()
+            if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
+                continue
+            with self.attempt(fgraph, node):
+                pending += self.take_apart(fgraph, node, step_products)
+
+    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> list[Apply]:
+        """Take one loop apart where that is worth it; return those of its parts that are loops."""
+        read = [bool(fgraph.clients.get(out)) for out in node.outputs]
+        new, note = split(node, read, self.heavy, step_products) or (None, None)
+        if new is None and not self.maps_only and config.scanlib__split_affine:
+            whole, loop = record_of(fgraph).whole, (node.op, *node.inputs)
+            new, note = (None, None) if loop in whole else separate(node) or (None, None)
+            if new is None:
+                whole.add(loop)
+        if new is None or note is None:
+            return []
+        before = set(fgraph.apply_nodes)
+        pairs = zip(node.outputs, new, strict=True)
+        made = {old: value for old, value in pairs if value is not None}
+        replace(fgraph, made, "scanlib_split")
+        record(fgraph, note)
+        parts = [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]
+        return [own for own in parts if not lower(fgraph, own) and own.op != node.op]
+
+
+def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
+    """Whether a value decides how many steps a loop takes, and the linker has to know."""
+    if not needs_known_lengths(fgraph):
+        return False
+    known: set[Variable] | None = None
+    for node in filter(is_loop, fgraph.apply_nodes):
+        n_steps = node.op.signature.split_inputs(node.inputs).n_steps
+        if node.op.signature.has_stop:
+            return True
+        if n_steps is not None and not isinstance(n_steps, Constant):
+            known = countable_scalars(fgraph) if known is None else known
+            if n_steps not in known:
+                return True
+    return False
+
+
+def _leaves_early(node: Apply) -> bool:
+    """Whether a lowering would keep a loop that need not be one, or hide a matrix product."""
+    signature = node.op.signature
+    if not (signature.n_states or signature.n_carries or signature.has_stop):
+        return True
+    loop = canonical_loop(node)
+    return is_elementwise(loop) and SplitParts(loop, heavy=False).has_product_sums()
+
+
+def is_elementwise(loop: Loop) -> bool:
+    """Whether a step is elementwise work, with axes moved and added."""
+    return all(isinstance(n.op, Elemwise | DimShuffle) for n in toposort(loop.body_outputs()))
+
+
+def lower(fgraph: FunctionGraph, node: Apply) -> bool:
+    """Lower a loop that a split left; return whether it could be."""
+    return LowerLinearLoops.lower(fgraph, node) or LowerElementwiseLoops.lower(fgraph, node)
+
+
+def split(
+    node: Apply, read: list[bool], heavy: bool = False, step_products: bool = False
+) -> tuple[list[Variable | None], SplitNote] | None:
+    """Return what replaces each output of a loop that is read, None if the loop stays."""
+    loop = canonical_loop(node)
+    sizes_from_outside(loop)
+    join_slices(loop)
+    parts = SplitParts(loop, heavy)
+    if not parts.plan() and not _is_only_sums(parts):
+        return None
+    if not parts.recurrent and loop.stop is None:
+        if _reads_what_left(parts):
+            return None
+        if not _lowers(parts):
+            parts.take_all_sums()
+    if not (parts.before or parts.outputs or parts.taken_sums):
+        return None
+    outer = list(dict.fromkeys(loop.outer_inputs()))
+    stand_ins = [variable.type() for variable in outer]
+    places = dict(zip(outer, stand_ins, strict=True))
+    known = Lengths(sure=True)
+    lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}
+    replace_outer(loop, places)
+    try:
+        builder = _Split(parts, read, lengths, step_products)
+        values = builder.values()
+    except NotImplementedError:
+        return None
+    chosen = [value for value in values if value is not None]
+    # What is new has missed the rewrites of this phase.
+    graph = FunctionGraph(stand_ins, chosen, clone=False)
+    run_query(_STABLE, graph)
+    made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
+    note = SplitNote(
+        loop.name or "loop",
+        before=len(parts.before),
+        after=len(parts.outputs),
+        sums=len(parts.taken_sums),
+        stored=len(parts.stored),
+        loops=0 if builder.results is None else 1,
+    )
+    return [None if value is None else next(made) for value in values], note
+
+
+def _is_only_sums(parts: SplitParts) -> bool:
+    return not parts.recurrent and parts.loop.stop is None and bool(parts.sums)
+
+
+def _reads_what_left(parts: SplitParts) -> bool:
+    """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
+    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
+    given = {*rest.body_inputs(), *parts.before}
+    return any(
+        root not in given and not isinstance(root, Constant)
+        for root in graph_inputs(rest.body_outputs(), blockers=list(given))
+    )
+
+
+def _lowers(parts: SplitParts) -> bool:
+    """Whether the loop of what remains is elementwise, or there is none."""
+    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
+    if not rest.body_outputs():
+        return True
+    rest = fresh_copy(rest)
+    try:
+        specialize_elementwise(rest)
+        scalar_loop(rest)
+    except NotElementwiseError:
+        return False
+    return True
+
+
+def remaining_loop(
+    parts: SplitParts, before: dict[Variable, Variable]
+) -> tuple[Loop, dict[int, Output]]:
+    """Return the loop of what does not leave, and the outputs that store values for batches.
+
+    `before` holds the rows of early values, `parts.stored` what is stored; the second result is
+    keyed by the identity of the stored value.
+    """
+    loop = parts.loop
+    taken = {id(carry) for carry, _ in parts.taken_sums}
+    gone = {id(part) for part in parts.outputs}
+    stored = {id(value): Output(value) for value in parts.stored}
+    rest = Loop(
+        n_steps=loop.n_steps,
+        sequences=list(loop.sequences),
+        states=[
+            State(part.initial, dict(part.taps), part.next, part.untraced, part.name)
+            for part in loop.states
+            if id(part) not in taken
+        ],
+        carries=[
+            Carry(part.initial, part.value, part.next, part.name)
+            for part in loop.carries
+            if id(part) not in taken
+        ],
+        non_sequences=list(loop.non_sequences),
+        outputs=[Output(p.value, p.name) for p in loop.outputs if id(p) not in gone],
+        stop=loop.stop,
+        reverse=loop.reverse,
+        truncate_gradient=loop.truncate_gradient,
+        required_steps=loop.required_steps,
+        name=loop.name,
+    )
+    rest.outputs += stored.values()
+    if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
+        rest.outputs.append(Output(rest.stop))  # its rows tell how many steps ran
+    if not rest.body_outputs():
+        return rest, stored
+    rows = {value: value.type() for value in before}
+    rest.sequences += [Sequence(before[value], row) for value, row in rows.items()]
+    rest.substitute(rows)
+    drop_unread(rest)
+    return rest, stored
+
+
+def replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
+    """Give a loop other inputs."""
+    loop.n_steps = None if loop.n_steps is None else replacements[loop.n_steps]
+    for sequence in loop.sequences:
+        sequence.outer = replacements[sequence.outer]
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in recurrent:
+        part.initial = replacements[part.initial]
+    for whole in loop.non_sequences:
+        whole.outer = replacements[whole.outer]
+
+
+@dataclass
+class _Split:
+    """Builds what replaces a loop's outputs."""
+
+    parts: SplitParts
+    read: list[bool]
+    lengths: dict[Variable, Any]
+    step_products: bool
+    results: Results | None = None
+    by_part: dict[int, Variable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = self.parts.loop
+        fixed = {whole.inner: whole.outer for whole in self.loop.non_sequences}
+        rows = {part.row: part.outer for part in self.loop.sequences}
+        self.over_time = OverTime(self.loop.length(), fixed, rows, self.step_products)
+
+    def values(self) -> list[Variable | None]:
+        parts, loop = self.parts, self.loop
+        before = {value: self.over_time.rows(value) for value in parts.before}
+        rest, stored = remaining_loop(parts, before)
+        if rest.body_outputs():
+            self.results = rest.apply()
+            self._name_results(rest, stored)
+        self._check_lengths(rest)
+        if self.results is not None and loop.stop is not None:
+            self._only_steps_that_ran()
+        added = {id(carry): value for carry, value in parts.taken_sums}
+        gone = {id(part) for part in parts.outputs}
+        found: list[Variable | None] = []
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        for part, read in zip(every, self.read, strict=True):
+            if not read:
+                found.append(None)
+            elif id(part) in gone:
+                assert isinstance(part, Output)
+                found.append(self.over_time.rows(part.value))
+            elif id(part) in added:
+                found.append(self._sum(part, added[id(part)]))
+            else:
+                found.append(self.by_part[id(part)])
+        return found
+
+    def _sum(self, part: State | Carry | Output, added: Variable) -> Variable:
+        """Return the value of a sum after the last step."""
+        total = self.over_time.total(added)
+        if isinstance(part, Carry):
+            return conform(part.initial + total, part.value.type)
+        assert isinstance(part, State)
+        last = conform(part.initial[0] + total, part.taps[-1].type)[None]
+        required = self.loop.required_steps
+        if self.results is None and required:
+            loop = self.loop
+            message = Messages(loop.signature(), loop.labels(), loop.name).missing_steps()
+            last = CheckAndRaise(IndexError, message)(last, pt.ge(self.loop.length(), required))
+        return last
+
+    def _name_results(self, rest: Loop, stored: dict[int, Output]) -> None:
+        """Give batches the rows that the loop stored, and find the results of its parts."""
+        assert self.results is not None
+        made = results_by_part(rest, self.results)
+        loop, taken = self.loop, {id(carry) for carry, _ in self.parts.taken_sums}
+        gone = {id(part) for part in self.parts.outputs}
+        old: list[State | Carry | Output] = [
+            *(part for part in loop.states if id(part) not in taken),
+            *(part for part in loop.carries if id(part) not in taken),
+            *(part for part in loop.outputs if id(part) not in gone),
+        ]
+        new: list[State | Carry | Output] = [*rest.states, *rest.carries, *rest.outputs]
+        for mine, theirs in zip(old, new, strict=False):
+            self.by_part[id(mine)] = made[id(theirs)]
+        known = self.over_time
+        for state in loop.states:
+            if state.untraced:
+                continue
+            history = self.by_part[id(state)]
+            for offset, tap in [*state.taps.items(), (0, state.next)]:
+                if offset or tap in self.parts.late_or_recurrent:
+                    rows = rows_of_tap(history, state.depth, offset, loop.reverse)
+                    if tap not in known.varying:
+                        known.add(tap, rows)
+        for output in loop.outputs:
+            value = output.value
+            is_new = value in self.parts.late_or_recurrent and value not in known.varying
+            if id(output) in self.by_part and is_new:
+                known.add(value, self.by_part[id(output)])
+        for value in self.parts.stored:
+            known.add(value, made[id(stored[id(value)])])
+
+    def _check_lengths(self, rest: Loop) -> None:
+        """Check the lengths of sequences that no loop reads any more."""
+        loop, known = self.loop, self.over_time
+        if self.results is not None:
+            checked = [part.outer for part in rest.sequences]
+        else:
+            checked = [] if loop.n_steps is not None else [loop.sequences[0].outer]
+        messages = Messages(loop.signature(), loop.labels(), loop.name)
+        for position, part in enumerate(loop.sequences):
+            if any(self._same_length(part.outer, other) for other in checked):
+                continue
+            check = CheckedRows(messages.sequence_length(position))
+            known.varying[part.row] = check(part.outer, loop.length())
+
+    def _same_length(self, one: Variable, two: Variable) -> bool:
+        if one is two:
+            return True
+        if one.type.shape[0] is not None and one.type.shape[0] == two.type.shape[0]:
+            return True
+        return one in self.lengths and self.lengths[one] == self.lengths.get(two)
+
+    def _only_steps_that_ran(self) -> None:
+        """Cut the rows of sequences that no step read, because the loop ended before."""
+        assert self.results is not None
+        loop, known = self.loop, self.over_time
+        if self.results.outputs:
+            ran = self.results.outputs[0].shape[0]
+        else:
+            traced = next(s for s in loop.states if not s.untraced)
+            ran = self.by_part[id(traced)].shape[0] - traced.depth
+        for part in loop.sequences:
+            rows = known.varying[part.row]
+            first = rows.shape[0] - ran
+            known.varying[part.row] = rows[first:] if loop.reverse else rows[:ran]
+        known.length = ran

@@ -1,0 +1,325 @@
+"""Recurrences that can be lowered on their own get a loop of their own.
+
+The recurrent parts of a loop (states and carries) fall into strongly connected components
+(`scanlib.analysis.dependence`), each of which depends on earlier ones only. A component whose step
+is elementwise or a matrix recurrence, given the values of those it depends on, needs no general
+loop. Those that depend on no general component run before it, those on which none depends after
+it; what is left runs alone, and reads the values of the earlier ones as sequences.
+
+By the cost rule (`over_time.split_cost`), a component leaves only if what others read of
+it, or it reads of others, is stored anyway, is a scalar a step, or feeds a product, which then
+becomes one product over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import ancestors
+
+from scanlib.analysis.dependence import components, dependences
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
+from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitute
+from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
+from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.lower.linear_roles import canonical_loop
+from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
+from scanlib.rewrites.lower.lower_linear import explain_linear
+from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
+from scanlib.rewrites.over_time.split_cost import PRODUCT
+from scanlib.rewrites.split.split_parts import SplitParts
+from scanlib.rewrites.split.split_record import SplitNote
+
+ELEMENTWISE, MATRIX, GENERAL = "elementwise", "matrix", "general"
+
+
+def separate(node: Apply) -> tuple[list[Variable | None], SplitNote] | None:
+    """Return what replaces the outputs of a loop, None if it stays one loop."""
+    signature = node.op.signature
+    if signature.has_stop or signature.n_states + signature.n_carries < 2:
+        return None
+    loop = canonical_loop(node)
+    sizes_from_outside(loop)
+    groups = _Components(SplitParts(loop, False)).groups()
+    if len(groups) < 2:
+        return None
+    note = SplitNote(loop.name or "loop", loops=len(groups))
+    return _Distribution(loop, groups).values(), note
+
+
+@dataclass
+class _Component:
+    parts: list[State | Carry]
+    kind: str
+    reads: set[int]
+
+
+class _Components:
+    """The components of a loop, and the loops that they go into."""
+
+    def __init__(self, plan: SplitParts) -> None:
+        self.plan = plan
+        self.loop = plan.loop
+        nexts = {i: part.next for i, part in enumerate(plan.recurrent)}
+        past = {i: past_values(part) for i, part in enumerate(plan.recurrent)}
+        depends = dependences(nexts, past)
+        found = components(depends)
+        place = {i: k for k, members in enumerate(found) for i in members}
+        self.found = [
+            _Component(
+                [plan.recurrent[i] for i in members],
+                GENERAL,
+                {place[j] for i in members for j in depends[i]} - {k},
+            )
+            for k, members in enumerate(found)
+        ]
+
+    def groups(self) -> list[list[State | Carry]]:
+        """Return the recurrent parts of each loop, in an order in which they can run."""
+        if len(self.found) < 2:
+            return [self.plan.recurrent]
+        for component in self.found:
+            component.kind = self._kind(component)
+        first: list[int] = []
+        for k, component in enumerate(self.found):
+            if component.kind != GENERAL and component.reads <= set(first) and self._may_lead(k):
+                first.append(k)
+        last: list[int] = []
+        for k in reversed(range(len(self.found))):
+            readers = {j for j, other in enumerate(self.found) if k in other.reads}
+            lowers = self.found[k].kind != GENERAL and k not in first
+            if lowers and readers <= set(last) and self._may_follow(k):
+                last.insert(0, k)
+        middle = [k for k in range(len(self.found)) if k not in first and k not in last]
+        runs = [*self._runs(first), *([middle] if middle else []), *self._runs(last)]
+        return [[part for k in run for part in self.found[k].parts] for run in runs]
+
+    def _runs(self, members: list[int]) -> list[list[int]]:
+        """Put elementwise components that follow one another into one loop."""
+        runs: list[list[int]] = []
+        for k in members:
+            kind = self.found[k].kind
+            if runs and kind == ELEMENTWISE and self.found[runs[-1][-1]].kind == ELEMENTWISE:
+                runs[-1].append(k)
+            else:
+                runs.append([k])
+        return runs
+
+    def _kind(self, component: _Component) -> str:
+        alone = sub_loop(self.loop, component.parts, [], [])
+        others = [p for p in self.plan.recurrent if not _among(p, component.parts)]
+        read = set(ancestors(alone.body_outputs()))
+        for value in (v for part in others for v in past_values(part) if v in read):
+            if not is_tensor(value):
+                return GENERAL
+            rows = value.type.clone(shape=(None, *value.type.shape))()
+            alone.sequences.append(Sequence(rows, value))
+        drop_unread(alone)
+        alone = fresh_copy(alone)
+        try:
+            if explain_linear(alone) is None:
+                return MATRIX
+            specialize_elementwise(alone)
+            scalar_loop(alone)
+        except (NotElementwiseError, NotImplementedError):
+            return GENERAL
+        return ELEMENTWISE
+
+    def _may_lead(self, k: int) -> bool:
+        """Whether what others read of a component costs no memory, or feeds a product."""
+        values = [v for part in self.found[k].parts for v in known_values(part)]
+        mine = {id(part) for part in self.found[k].parts}
+        others = [p.next for p in self.plan.recurrent if id(p) not in mine]
+        read = set(ancestors(others)).intersection(values)
+        if not read or all(self._is_stored(part) for part in self.found[k].parts):
+            return True
+        if all(value.type.ndim == 0 for value in read):
+            return True
+        below = depends_on(others, read)
+        rest = [
+            v for part in self.plan.recurrent if id(part) not in mine for v in past_values(part)
+        ]
+        bound = depends_on(others, rest)
+        products = [n.outputs[0] for n, kind in self.plan.kinds.items() if kind == PRODUCT]
+        return any(product in below and product not in bound for product in products)
+
+    def _may_follow(self, k: int) -> bool:
+        """Whether what a component reads of others is stored anyway, or is scalars."""
+        mine = {id(part) for part in self.found[k].parts}
+        above = set(ancestors([part.next for part in self.found[k].parts]))
+        for part in self.plan.recurrent:
+            if id(part) in mine or not above.intersection(past_values(part)):
+                continue
+            if not self._is_stored(part) and any(v.type.ndim for v in known_values(part)):
+                return False
+        return True
+
+    @staticmethod
+    def _is_stored(part: State | Carry) -> bool:
+        return isinstance(part, State) and not part.untraced
+
+
+def past_values(part: State | Carry) -> list[Variable]:
+    """Return the past values of a part that a step reads."""
+    return list(part.taps.values()) if isinstance(part, State) else [part.value]
+
+
+def known_values(part: State | Carry) -> list[Variable]:
+    """Return the values of a part that later loops may read, if they are tensors."""
+    return [value for value in past_values(part) if is_tensor(value)]
+
+
+def sub_loop(
+    loop: Loop,
+    recurrent: list[State | Carry],
+    sums: list[State | Carry],
+    outputs: list[Output],
+) -> Loop:
+    """Return a loop with some of the parts of another, in its order."""
+    kept = {id(part) for part in [*recurrent, *sums]}
+    return replace(
+        loop,
+        sequences=list(loop.sequences),
+        states=[replace(p, taps=dict(p.taps)) for p in loop.states if id(p) in kept],
+        carries=[replace(part) for part in loop.carries if id(part) in kept],
+        non_sequences=list(loop.non_sequences),
+        outputs=[replace(part) for part in outputs],
+    )
+
+
+def fresh_copy(loop: Loop) -> Loop:
+    """Return a loop with the same parts and a body of its own, which may be rewritten."""
+    new = {variable: variable.type() for variable in loop.body_inputs()}
+    outputs = iter(substitute(loop.body_outputs(), new))
+    return replace(
+        loop,
+        sequences=[replace(part, row=new[part.row]) for part in loop.sequences],
+        states=[
+            replace(p, taps={k: new[tap] for k, tap in p.taps.items()}, next=next(outputs))
+            for p in loop.states
+        ],
+        carries=[replace(p, value=new[p.value], next=next(outputs)) for p in loop.carries],
+        non_sequences=[replace(part, inner=new[part.inner]) for part in loop.non_sequences],
+        outputs=[replace(part, value=next(outputs)) for part in loop.outputs],
+        stop=None if loop.stop is None else next(outputs),
+    )
+
+
+def drop_unread(loop: Loop) -> None:
+    """Drop sequences and non-sequences that no step reads."""
+    read = set(ancestors(loop.body_outputs()))
+    loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
+    kept = [part for part in loop.sequences if part.row in read]
+    loop.sequences = kept if kept or loop.n_steps is not None else loop.sequences[:1]
+
+
+class _Distribution:
+    """Builds one loop per group, each after those it depends on."""
+
+    def __init__(self, loop: Loop, groups: list[list[State | Carry]]) -> None:
+        self.loop = loop
+        self.groups = groups
+        self.result: dict[int, Variable] = {}
+        self.rows: dict[Variable, Variable] = {}
+
+    def values(self) -> list[Variable | None]:
+        loop = self.loop
+        recurrent = {id(part) for group in self.groups for part in group}
+        parts: list[State | Carry] = [*loop.states, *loop.carries]
+        sums = [part for part in parts if id(part) not in recurrent]
+        homes = {id(part): self._home(part.next) for part in sums}
+        homes |= {id(part): self._home(part.value) for part in loop.outputs}
+        for k, group in enumerate(self.groups):
+            own = [part for part in sums if homes[id(part)] == k]
+            outputs = [part for part in loop.outputs if homes[id(part)] == k]
+            self._run(group, own, outputs)
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        return [self.result[id(part)] for part in every]
+
+    def _home(self, value: Variable) -> int:
+        """Return the last group that a value depends on."""
+        above = set(ancestors([value]))
+        depends = [
+            k
+            for k, group in enumerate(self.groups)
+            if any(above.intersection(past_values(part)) for part in group)
+        ]
+        return max(depends, default=len(self.groups) - 1)
+
+    def _run(
+        self, group: list[State | Carry], sums: list[State | Carry], outputs: list[Output]
+    ) -> None:
+        part_loop = sub_loop(self.loop, group, sums, outputs)
+        finals: list[tuple[State | Carry, Callable[[Variable], Variable]]] = []
+        later = self._read_later(group)
+        old: list[State | Carry | Output] = [
+            *(p for p in self.loop.states if _among(p, [*group, *sums])),
+            *(p for p in self.loop.carries if _among(p, [*group, *sums])),
+            *outputs,
+        ]
+        new: list[State | Carry | Output] = [
+            *part_loop.states,
+            *part_loop.carries,
+            *part_loop.outputs,
+        ]
+        twins = {id(mine): theirs for mine, theirs in zip(old, new, strict=True)}
+        for part in later:
+            twins[id(part)] = self._trace(part_loop, part, twins[id(part)], finals)
+        rows = {value: row_type(values)() for value, values in self.rows.items()}
+        part_loop.sequences += [Sequence(self.rows[v], row) for v, row in rows.items()]
+        part_loop.substitute(rows)
+        drop_unread(part_loop)
+        made = results_by_part(part_loop, part_loop.apply())
+        for mine in old:
+            self.result[id(mine)] = made[id(twins[id(mine)])]
+        for part in later:
+            history = made[id(twins[id(part)])]
+            depth = part.depth if isinstance(part, State) else 1
+            taps = part.taps if isinstance(part, State) else {-1: part.value}
+            for offset, tap in taps.items():
+                self.rows[tap] = rows_of_tap(history, depth, offset, self.loop.reverse)
+        for part, final in finals:
+            self.result[id(part)] = final(self.result[id(part)])
+
+    def _read_later(self, group: list[State | Carry]) -> list[State | Carry]:
+        """Return the parts of a group of which other loops may read past values."""
+        parts: list[State | Carry] = [*self.loop.states, *self.loop.carries]
+        rest = [part.next for part in parts if not _among(part, group)]
+        rest += [part.value for part in self.loop.outputs]
+        above = set(ancestors(rest))
+        return [part for part in group if above.intersection(known_values(part))]
+
+    def _trace(
+        self,
+        loop: Loop,
+        part: State | Carry,
+        twin: State | Carry | Output,
+        finals: list[tuple[State | Carry, Callable[[Variable], Variable]]],
+    ) -> State | Carry | Output:
+        """Let a loop store a part, and say how its old result comes from the history."""
+        reverse = self.loop.reverse
+        if isinstance(twin, State):
+            if twin.untraced:
+                twin.untraced, depth = False, twin.depth
+                finals.append((part, lambda rows: rows[:depth] if reverse else rows[-depth:]))
+            return twin
+        assert isinstance(twin, Carry)
+        state = State(twin.initial[None], {-1: twin.value}, twin.next, name=twin.name)
+        loop.carries = [other for other in loop.carries if other is not twin]
+        loop.states.append(state)
+        kind = twin.value.type
+        finals.append((part, lambda rows: conform(rows[0] if reverse else rows[-1], kind)))
+        return state
+
+
+def _among(part: State | Carry, parts: list[State | Carry]) -> bool:
+    return any(part is other for other in parts)
+
+
+def rows_of_tap(history: Variable, depth: int, offset: int, reverse: bool) -> Variable:
+    """Return the values of a tap at all steps; offset 0 is the next value."""
+    before = depth + offset
+    first, last = (-offset, before) if reverse else (before, -offset)
+    return history[first or None : -last if last else None]

@@ -1,0 +1,279 @@
+"""Matrix recurrences by CUDA kernels, run on the CPU: every form, size and schedule."""
+
+import itertools
+from unittest import mock
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from scanlib.backends.cuda import launch as launching
+from scanlib.backends.cuda import linear_launch
+from scanlib.backends.cuda.linear_launch import LinearKernels
+from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
+from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.ops.c_code import NoCCodeError
+from scanlib.ops.errors import LoopError, SequenceLengthError
+from scanlib.ops.linear_loop import run_in_python
+from scanlib.ops.linear_scan import LinearScan
+from tests.cuda_device import compile_for_host, launches
+from tests.cuda_linear import cut, kernels_of, run, run_in_chunks
+from tests.modes import MODES
+from tests.ops.test_linear_scan import OPTIONS, arguments, make_values, reference
+
+pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
+
+TOLERANCE = {"float64": 1e-11, "float32": 1e-4, "complex128": 1e-11, "complex64": 1e-4}
+
+
+def check(op, steps, size, dtype="float64", **options):
+    values = make_values(op, steps, size, dtype=dtype, **options)
+    given = arguments(op, values, steps)
+    before = [np.array(value) for value in given]
+    expected, tolerance = reference(op, *values, steps), TOLERANCE[dtype]
+    for actual in run_in_chunks(op, given):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+    for value, copy in zip(given, before, strict=True):
+        np.testing.assert_array_equal(value, copy)
+
+
+def check_form(op, size):
+    for batch, shared in (((), False), ((2,), False), ((2, 3), True)):
+        check(op, 23, size, batch=batch, shared=shared)
+
+
+# Strides that have no factor in common with the options' numbers of choices.
+@pytest.mark.parametrize("op", OPTIONS[::11], ids=str)
+def test_forms(op, cuda_on_host):
+    check_form(op, 3)
+
+
+@pytest.mark.parametrize("op", OPTIONS[5::23], ids=str)
+def test_forms_by_groups_of_threads(op, cuda_on_host):
+    check_form(op, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPTIONS[3::13], ids=str)
+def test_more_forms(op, cuda_on_host):
+    check_form(op, 2)
+
+
+SOME = [
+    LinearScan.of("real", "steps", "right", vector=False, reverse=True),
+    LinearScan.of("real", "fixed", untraced=True),
+    LinearScan.of("log", "fixed"),
+]
+
+
+@pytest.mark.parametrize("op", SOME, ids=str)
+@pytest.mark.parametrize("size", [1, 4, 7, 8, 16, 17, 33, 64])
+def test_sizes(op, size, cuda_on_host):
+    check(op, 12, size, batch=(2,))
+
+
+@pytest.mark.parametrize("op", SOME, ids=str)
+@pytest.mark.parametrize("size", [2, 11])
+def test_lengths(op, size, cuda_on_host):
+    for steps in (0, 1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 100, 129):
+        check(op, steps, size, columns=2)
+
+
+@pytest.mark.parametrize("size", [0, 2, 11])
+def test_nothing_to_do(size, cuda_on_host):
+    """No items, no batch, no columns, no initial row."""
+    op = LinearScan.of("real", "steps", vector=False)
+    check(op, 5, 0)
+    check(op, 5, size, batch=(0,))
+    check(op, 5, size, columns=0)
+    empty = [np.zeros((0, size, size)), np.zeros((0, size, 2)), np.zeros((0, size, 2))]
+    assert run(op, empty).shape == (0, size, 2)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [3, 6, 11])
+def test_dtypes(dtype, size, cuda_on_host):
+    for op in (LinearScan.of("real", "steps", "right"), LinearScan.of("real", "fixed")):
+        check(op, 40, size, dtype=dtype, batch=(2,))
+    if not dtype.startswith("complex"):
+        check(LinearScan.of("log", "steps"), 40, size, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [3, 11])
+def test_half_precision_is_kept_in_memory_only(size, cuda_on_host):
+    op = LinearScan.of("real", "fixed")
+    values = make_values(op, 200, size, dtype="float16")
+    expected = reference(op, *(value.astype("float32") for value in values), 200)
+    for actual in run_in_chunks(op, list(values)):
+        assert actual.dtype == "float16"
+        np.testing.assert_allclose(actual.astype("f8"), expected, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [3, 11])
+def test_strides(size, cuda_on_host):
+    """Arrays that are not contiguous, read backwards, or broadcast."""
+    op = LinearScan.of("real", "steps", "right", vector=False)
+    matrix, offset, initial = make_values(op, 30, size, batch=(2,))
+    matrix = np.asfortranarray(matrix)
+    wide = np.repeat(offset, 2, axis=2)[::-1, :, ::2]
+    initial = np.broadcast_to(initial[:, :1], initial.shape)
+    expected = reference(op, matrix, wide, initial, 30)
+    for actual in run_in_chunks(op, [matrix, wide, initial]):
+        np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [4, 11])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("coefficient", ["fixed", "steps"])
+def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
+    """Where the mask is false, 0 times infinity is nothing."""
+    op = LinearScan.of("real", coefficient, side, has_mask=True)
+    mask = np.random.default_rng(1).random((size, size)) < 0.6
+    np.fill_diagonal(mask, True)
+    mask[0, 1:] = mask[1:, 0] = False
+    plain = LinearScan.of("real", coefficient, side)
+    matrix, offset, initial = make_values(plain, 40, size)
+    matrix = np.where(mask, matrix, 0.0)
+    for special in (0.0, np.inf, np.nan):
+        offset[7, 0] = special
+        inputs = [matrix, offset, initial, mask]
+        with np.errstate(all="ignore"):
+            expected = run_in_python(op, op.parts(inputs))
+        assert np.isfinite(expected[:, 1:]).all()
+        for actual in run_in_chunks(op, inputs):
+            np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reverse, untraced", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("coefficient", ["fixed", "steps"])
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_host):
+    op = LinearScan.of("real", coefficient, "both", False, reverse, untraced=untraced)
+    rng = np.random.default_rng(0)
+    for steps, rows, columns in ((0, 2, 2), (1, 1, 3), (20, 3, 3), (9, 17, 20)):
+        time = (steps,) if coefficient == "steps" else ()
+        shapes = [(*time, rows, rows), (*time, columns, columns), (steps, rows, columns),
+                  (1, rows, columns)]  # fmt: skip
+        inputs = [rng.normal(size=shape) / np.sqrt(shape[-1]) for shape in shapes]
+        if dtype == "complex64":
+            inputs = [(x + 1j * rng.normal(size=x.shape) / 9).astype(dtype) for x in inputs]
+        expected = run_in_python(op, op.parts(inputs))
+        close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype] * np.abs(expected).max()}
+        np.testing.assert_allclose(run(op, inputs), expected, **close)
+
+
+@pytest.mark.parametrize("size", [11, 33])
+def test_order_of_threads_does_not_matter(size, monkeypatch):
+    monkeypatch.setattr(linear_launch, "choose_linear", cut(4))
+    op = LinearScan.of("real", "steps")
+    values = list(make_values(op, 60, size, batch=(3,)))
+    values[1][30, 1, 2] = np.inf
+    found = []
+    for flags in ((), ("-DSCANLIB_LAST_THREAD_FIRST",)):
+        monkeypatch.setattr(launching, "compile_kernels", compile_for_host(*flags))
+        linear_launch._kernels.cache_clear()
+        found.append(run(op, values))
+    linear_launch._kernels.cache_clear()
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+def test_wrong_arguments():
+    op = LinearScan.of("real", "steps")
+    matrix, offset, initial = make_values(op, 5, 3)
+    with pytest.raises(SequenceLengthError, match="4 rows in time"):
+        run(op, [matrix[:4], offset, initial])
+    with pytest.raises(LoopError, match="differ along one axis"):
+        run(op, [matrix[:, :2], offset, initial])
+
+
+class TestSupport:
+    @pytest.mark.all_forms
+    @pytest.mark.parametrize(
+        "dtype, size",
+        [("float16", 64), ("float32", 64), ("float64", 64), ("complex64", 64), ("complex128", 32)],
+    )
+    def test_largest_matrices(self, dtype, size):
+        op = LinearScan.of("real", "fixed")
+        check_linear(op, dtype, size)
+        with pytest.raises(NoCCodeError, match=f"more than {size} rows has no CUDA kernel"):
+            check_linear(op, dtype, size + 1)
+
+    def test_state_between_two_matrices(self):
+        op = LinearScan.of("real", "fixed", "both", False)
+        check_linear(op, "float64", 50, 50)
+        with pytest.raises(NoCCodeError, match="a state of 60 x 60 items has no CUDA kernel"):
+            check_linear(op, "float64", 60, 60)
+        with pytest.raises(NoCCodeError, match="more than 64 rows"):
+            check_linear(op, "float64", 3, 65)
+
+
+class TestSchedule:
+    """132 multiprocessors."""
+
+    @staticmethod
+    def choose(steps, vectors, group=1, columns=4):
+        return choose_linear(steps, vectors, 132, group, columns)
+
+    def test_many_vectors_are_walked_whole(self):
+        assert self.choose(10_000, 100_000) == LinearSchedule(10_000, 1)
+
+    def test_short_ones_are(self):
+        assert self.choose(500, 1) == LinearSchedule(500, 1)
+
+    def test_few_long_ones_are_cut(self):
+        assert 600 < self.choose(10**6, 1).chunks <= 707
+        assert 100 < self.choose(10**6, 1, 16, 17).chunks <= 132 * 1024 // (16 * 17)
+
+    def test_chunks_that_are_not_known(self):
+        assert self.choose(10**6, 1, 0, 0).chunks == 1
+
+    @pytest.mark.all_forms
+    @pytest.mark.parametrize("steps", [0, 1, 511, 512, 513, 99_991, 10**7])
+    def test_chunks_cover_all_steps(self, steps):
+        for vectors, group, columns in itertools.product((0, 1, 7, 1000), (1, 64), (2, 65)):
+            plan = self.choose(steps, vectors, group, columns)
+            assert (plan.chunks - 1) * plan.chunk < max(steps, 1) <= plan.chunks * plan.chunk
+
+
+def test_launches(monkeypatch):
+    """One launch if vectors are walked whole, three if they are cut."""
+    monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
+    op = LinearScan.of("real", "fixed")
+    for steps, wanted in ((20, 1), (3000, 3)):
+        before = launches()
+        run(op, list(make_values(op, steps, 3)))
+        assert launches() == before + wanted
+
+
+def test_kernels_are_written_once():
+    op = LinearScan.of("real", "fixed")
+    first = kernels_of(op, list(make_values(op, 5, 3)))
+    assert kernels_of(op, list(make_values(op, 9, 3))) is first
+    assert kernels_of(op, list(make_values(op, 9, 4))) is not first
+    other = kernels_of(LinearScan.of("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
+    assert isinstance(other, LinearKernels)
+    assert other.source != first.source
+
+
+def test_gradients(cuda_in_chunks):
+    """What `pytensor.grad` makes are recurrences in the other direction."""
+    op = LinearScan.of("real", "steps", "left")
+    values = make_values(op, 30, 3, batch=(2,))
+    inputs = [pt.tensor(dtype="float64", shape=value.shape) for value in values]
+    gradients = pytensor.grad((op(*inputs) ** 2).sum(), inputs)
+    function = pytensor.function(inputs, gradients, mode=MODES["py"])
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = function(*values)
+
+    def runner(self, choice, node):
+        return lambda *given: run(self, given)
+
+    with mock.patch.object(LinearScan, "_runner", runner):
+        on_device = pytensor.function(inputs, gradients, mode=MODES["py"])
+        before = launches()
+        found = on_device(*values)
+    assert launches() == before + 6
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-12)

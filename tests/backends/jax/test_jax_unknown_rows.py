@@ -1,0 +1,229 @@
+"""What is computed under JAX from arrays whose length only the loop knows."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.ifelse import ifelse
+
+import scanlib
+from tests.checks import assert_same, in_python
+from tests.jax_loops import compiled
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from scanlib.backends.jax.bounded import UnknownLengthError
+
+X, W, K = np.array([5.0, 1.0, 9.0]), np.array([[1.0, -2.0], [0.5, 3.0], [2.0, 0.0]]), [3, 1, 0, 5]
+
+
+def scan(*arguments, **options):
+    return scanlib.scan(*arguments, return_updates=False, **options)
+
+
+def roots(x):
+    """Return Newton's iterates for the square root of two, from several starts at once."""
+
+    def step(x):
+        return 0.5 * (x + 2 / x), scanlib.until(pt.abs(x * x - 2).max() < 1e-3)
+
+    return scan(step, outputs_info=x, n_steps=60)
+
+
+def counts_in(y):
+    return pt.clip(y[:, 0].astype("int64"), 0, 4)
+
+
+ROWS = {
+    "argmax": lambda y, w: y.argmax(),
+    "argmin of rows": lambda y, w: (-((y - 3) ** 2)).argmin(axis=0),
+    "argmax of columns": lambda y, w: y.argmax(axis=1),
+    "product": lambda y, w: y.prod(axis=0),
+    "all": lambda y, w: (y > 1.5).all(axis=0),
+    "any": lambda y, w: (y < 1.5).any(),
+    "deviation": lambda y, w: y.std(axis=0),
+    "running sum": lambda y, w: pt.cumsum(y, axis=0),
+    "running product": lambda y, w: pt.cumprod(y, axis=1),
+    "softmax": lambda y, w: pt.special.softmax(y, axis=0),
+    "log softmax": lambda y, w: pt.special.log_softmax(y, axis=1),
+    "sorted": lambda y, w: pt.sort(y, axis=0),
+    "sorted integers": lambda y, w: pt.sort(y.astype("int8"), axis=0),
+    "order": lambda y, w: pt.argsort(y[:, 0], kind="stable"),
+    "order of rows": lambda y, w: pt.argsort(y, axis=1, kind="stable"),
+    "norm": lambda y, w: pt.sqrt((y[:, 0] ** 2).sum()) + pt.linalg.norm(y[:, 1]),
+    "joined": lambda y, w: pt.concatenate([y[:1], y, y[::2]]),
+    "joined columns": lambda y, w: pt.concatenate([y, 2 * y], axis=1),
+    "stacked": lambda y, w: pt.stack([y[:, 0], y[:, 1]], axis=1),
+    "transposed": lambda y, w: y.T,
+    "covariance": lambda y, w: (y - y.mean(axis=0)).T @ y,
+    "readout": lambda y, w: (w.T @ y.T).T,
+    "rows at places": lambda y, w: y[[0, -1, 1]],
+    "table": lambda y, w: w[(y[:, 0] * 0).astype("int64") + 1],
+    "counts": lambda y, w: pt.inc_subtensor(pt.zeros(10)[y[:, 0].astype("int64")], 1.0),
+    "positions": lambda y, w: pt.arange(y.shape[0]) * y[:, 0],
+    "a row in the middle": lambda y, w: y[y.shape[0] // 2],
+    "a column replaced": lambda y, w: pt.set_subtensor(y[:, 1], y[:, 0] + 1),
+    "a column set": lambda y, w: pt.set_subtensor(y[:, 1], 0.5),
+    "a part of a column": lambda y, w: pt.inc_subtensor(y[1:, 1], y[:-1, 0]),
+    "columns at places": lambda y, w: pt.inc_subtensor(y[:, [0, 2]], y[:, [1, 0]]),
+    "items of rows": lambda y, w: y[pt.arange(y.shape[0]), y.argmax(axis=1)],
+    "backwards": lambda y, w: pt.arange(y.shape[0] - 1, -1, -1) * y[:, 0],
+    "median of columns": lambda y, w: pt.median(y, axis=0),
+    "median of rows": lambda y, w: pt.median(y, axis=1),
+    "quantile": lambda y, w: pt.sort(y[:, 0])[(0.3 * (y.shape[0] - 1)).astype("int64")],
+    "transposed sums": lambda y, w: y.T.sum(axis=1) + y.T[:, -1] + y.T.max(axis=1),
+    "transposed places": lambda y, w: y.T.argmax(axis=0) + y.T[2:0:-1].argmax(axis=0),
+    "transposed running sums": lambda y, w: pt.cumsum(y.T, axis=1)[:, 1:],
+    "an axis dropped": lambda y, w: y.dimshuffle("x", 0, 1).reshape((y.shape[0], 1, 3)).sum(axis=1),
+    "transposed and joined": lambda y, w: pt.concatenate([y.T, 2 * y.T], axis=1),
+    "transposed and set": lambda y, w: pt.set_subtensor(y.T[1:, 0], 5.0),
+}
+# What only the interface of arrays of known length has.
+REFUSED = {
+    "running sum of all": lambda y, w: pt.cumsum(y),
+    "flat": lambda y, w: y.flatten(),
+    "reshaped": lambda y, w: y.reshape((-1, 1, 3)),
+    "repeated": lambda y, w: pt.repeat(y, 2, axis=0),
+    "repeated columns": lambda y, w: pt.repeat(y, [2, 0, 1], axis=1),
+    "repeated at most so often": lambda y, w: pt.repeat(y, counts_in(y), axis=0),
+    "chosen": lambda y, w: pt.repeat(pt.arange(1, 1 + y.shape[0]), (y[:, 0] < 1.6).astype("int64")),
+    "searched": lambda y, w: pt.searchsorted(pt.sort(y[:, 0]), PLACES),
+    "searched from the right": lambda y, w: pt.searchsorted(pt.sort(y[:, 0]), PLACES, "right"),
+    "searched integers": lambda y, w: pt.searchsorted(pt.sort(y[:, 0].astype("int8")), PLACES),
+    "searched for": lambda y, w: pt.searchsorted(pt.arange(4.0), y),
+    "searched in order": lambda y, w: pt.searchsorted(y[:, 2], w, sorter=pt.argsort(y[:, 2])),
+    "median": lambda y, w: pt.median(y),
+    "transposed and cut": lambda y, w: (
+        y.T.reshape((3, -1, 1)) + pt.repeat(y.T, 2, axis=1)[:, ::2, None]
+    ),
+    "more axes": lambda y, w: pt.median(y[:, :, None] * w[None], axis=(0, 2)),
+    "one of two": lambda y, w: ifelse(y[-1, 0] > 5, y[1:], 2 * y),
+}
+PLACES = np.array([-1.0, 0, 1.5, 100, np.inf, np.nan])
+COSTS = {
+    "readout": lambda y, w: ((y @ w) ** 2).sum(),
+    "a column": lambda y, w: (y[:, 0] ** 2).sum() + y[:, 1].max() + w.sum(),
+    "running sum": lambda y, w: (pt.cumsum(y, axis=0) ** 2).sum() + w.sum(),
+    "softmax": lambda y, w: (pt.special.softmax(y[:, 0]) * y[:, 1]).sum() + w.sum(),
+    "joined": lambda y, w: (pt.concatenate([y[:1] * w.sum(), y]) ** 2).sum(),
+    "sorted": lambda y, w: (pt.sort(y[:, 0]) * pt.arange(y.shape[0])).sum() + w.sum(),
+    "table": lambda y, w: (w[(y[:, 0] * 0).astype("int64")] ** 2).sum() + y.sum(),
+    "median": lambda y, w: pt.median(y[1:, 0]) + pt.median(y, axis=0).sum() + w.sum(),
+    "transposed": lambda y, w: (pt.cumsum(y.T, axis=1)[[0, 2]] ** 2).sum() + w.sum(),
+    "items of rows": lambda y, w: (y[pt.arange(y.shape[0]), y.argmax(axis=1)] ** 2).sum() + w.sum(),
+    "differences": lambda y, w: (pt.diff(y, axis=0) ** 2).sum() + w.sum(),
+}
+
+
+def check(inputs, outputs, values):
+    found = [np.asarray(value) for value in compiled(inputs, outputs)(*values)]
+    expected = in_python(inputs, outputs)(*values)
+    assert [value.dtype for value in found] == [value.dtype for value in expected]
+    assert_same(found, expected)
+
+
+class TestTracesOfUntil:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("part", range(6))
+    def test_rows(self, part):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        y = roots(x)
+        check([x, w], [function(y, w) for function in list(ROWS.values())[part::6]], (X, W))
+
+    @pytest.mark.parametrize("name", COSTS)
+    def test_gradients(self, name):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        cost = COSTS[name](roots(x), w)
+        check([x, w], [cost, *pytensor.grad(cost, [x, w])], (X, W))
+
+    def test_nan_is_sorted_to_the_end(self):
+        x = pt.dvector("x")
+        y = scan(lambda x: (x, scanlib.until(x > 3)), x)
+        check([x], [pt.sort(y), pt.argsort(y, kind="stable")], (np.array([2, np.nan, 1, 4, 0.0]),))
+
+    def test_truth_values(self):
+        x = pt.dvector("x")
+        y = scan(lambda x: (x > 1, scanlib.until(x > 3)), x)
+        results = [y.all(), y.any(), y.argmax(), (~y).argmax(), y.sum(), pt.sort(y)]
+        for values in ([2.0, 2, 4, 0], [0.0, 5, 0]):
+            check([x], results, (np.array(values),))
+
+    def test_rows_that_another_loop_starts_from(self):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        y = roots(x)
+        lags = {"initial": y[-2:], "taps": [-2, -1]}
+        z = scan(lambda a, b: 0.5 * a + pt.sin(b), outputs_info=lags, n_steps=3)
+        turned = scan(lambda h, w: w @ h, None, y[-1], w, n_steps=3)
+        check([x, w], [y.sum(), z, turned], (X, W @ W.T))
+
+    def test_no_rows(self):
+        x = pt.dvector("x")
+        y = scan(lambda x, h: (0.5 * h + x, scanlib.until(h > 3)), x, pt.constant(0.0))
+        results = [y.sum(), y.prod(), pt.cumsum(y), pt.sort(y), pt.concatenate([y, 2 * y])]
+        check([x], results, (np.zeros(0),))
+
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_what_cannot_be_compiled(self, name):
+        x, w = pt.dvector("x"), pt.dmatrix("w")
+        with pytest.raises(UnknownLengthError, match="NUMBA"):
+            compiled([x, w], REFUSED[name](roots(x), w))(X, W)
+
+
+LENGTHS = {
+    "slices": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[:k], pt.constant(0.0)).sum(),
+    "last rows": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[: k + 1], pt.constant(0.0))[-1],
+    "steps": lambda x, k: scan(lambda x, h: pt.sin(h) + x, x, pt.constant(0.0), n_steps=k).sum(),
+    "last of some": lambda x, k: pt.concatenate(
+        [pt.zeros(1), scan(lambda x, h: pt.tanh(h) + x, x[:k], pt.constant(0.0))]
+    )[-1],
+    "places": lambda x, k: scan(lambda x: x**2, x[: k + 1]).argmax(),
+    "no loop": lambda x, k: x[k : k + 1].sum(),
+    "columns": lambda x, k: (x.reshape((2, 3))[:, :k] ** 2).sum(),
+}
+
+
+class TestLengthsFromData:
+    @pytest.mark.parametrize("name", LENGTHS)
+    def test_of_a_row(self, name):
+        """The number of steps of an inner loop is a row of the outer one."""
+        x, k = pt.dvector("x"), pt.lvector("k")
+        out = scanlib.map(lambda k: LENGTHS[name](x, k), k, return_updates=False)
+        results = [out]
+        if out.type.dtype == "float64":
+            results.append(pytensor.grad(out.sum(), x))
+        check([x, k], results, (np.arange(1.0, 7.0), np.array(K)))
+
+    def test_gradient_of_an_affine_loop(self):
+        """It has no sequence that bounds the number of steps."""
+        x, k = pt.dvector("x"), pt.lvector("k")
+        counted = scan(lambda x, h: 0.5 * h + x, x, pt.constant(0.0), n_steps=k[0])
+        with pytest.raises(UnknownLengthError, match="NUMBA"):
+            compiled([x, k], pytensor.grad(counted.sum(), x))(np.arange(8.0), np.array(K))
+
+    def test_size_of_an_array(self):
+        k = pt.lvector("k")
+        y = scan(lambda h: h + 1, outputs_info=pt.constant(0.0), n_steps=k[0])[-1]
+        with pytest.raises(UnknownLengthError, match="computes its size from data"):
+            compiled([k], [y, pt.full((k[1],), y)])(np.array(K))
+
+    def test_explain(self):
+        x, k, n = pt.dvector("x"), pt.lvector("k"), pt.lscalar("n")
+        why = "because JAX does not know the number of steps when it compiles"
+
+        def runs(result, *inputs):
+            (loop,) = scanlib.explain(compiled(inputs, result)).loops
+            return [inner.runs for inner in loop.inner] or [loop.runs]
+
+        def walk(x, n=None):
+            return scan(lambda x, h: pt.tanh(h) + x, x, pt.constant(0.0), n_steps=n)
+
+        assert runs(walk(x, k[0]), x, k) == [f"by lax.while_loop, {why}"]
+        assert runs(walk(x[: k[0]]), x, k) == [f"by lax.while_loop, {why}"]
+        (known,) = runs(walk(x, n), x, n)
+        assert why not in known
+        A = pt.dmatrix("A")
+        power = scan(lambda x, h, A: A @ h + x, x, pt.zeros(2), n_steps=k[0], non_sequences=A)
+        (linear,) = runs(power, x, k, A)
+        assert linear == f"by lax.scan over as many steps as there can be, {why}"
+        rows = scanlib.map(lambda k: walk(x, k).sum(), k, return_updates=False)
+        assert runs(rows, x, k) == [f"by lax.while_loop, {why}"]

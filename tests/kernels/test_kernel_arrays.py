@@ -1,0 +1,339 @@
+"""Loops over arrays as kernels, against the plain loop."""
+
+import hypothesis
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import Mode
+
+import scanlib
+from scanlib.backends.handler.functions import function_address, has_compiled_function
+from scanlib.kernels.python_driver import compiled_runner
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.schedules.arrays import array_program
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
+from tests.strategies import loops
+
+rng = np.random.default_rng(3)
+
+
+def evaluated(inputs, outputs, values, rewrites="fast_run"):
+    """Yield the loops of a function, with their arguments and the results of the plain loops."""
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        mode = Mode("py", rewrites).excluding("inplace")
+        f = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+        graph = f.maker.fgraph
+        found = {variable: cell.data for variable, cell in zip(graph.inputs, f.input_storage)}  # noqa: B905
+        for variable, value in zip(graph.inputs, values, strict=False):
+            found[variable] = np.asarray(value, variable.type.dtype)
+        for node in graph.toposort():
+            given = [found[inp] if inp.owner or inp in found else inp.data for inp in node.inputs]
+            cells = [[None] for _ in node.outputs]
+            copies = [np.array(x) if isinstance(x, np.ndarray) else x for x in given]
+            node.op.perform(node, copies, cells)
+            found.update(zip(node.outputs, [cell[0] for cell in cells], strict=True))
+            if isinstance(node.op, Scan | ElemwiseScan):
+                op = node.op.scan if isinstance(node.op, ElemwiseScan) else node.op
+                yield op, given, [np.array(cell[0]) for cell in cells]
+
+
+def runner(op):
+    program = array_program(op)
+    return compiled_runner(program, [function_address(node) for node in program.functions])
+
+
+def agree(op, given, wanted, rtol=1e-10):
+    """Run the kernels of a loop, and compare; the inputs stay as they are."""
+    before = [np.array(value) for value in given]
+    results = runner(op)(*given)
+    for result, expected in zip(results, wanted, strict=True):
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+        tolerance = 2e-4 if expected.dtype in (np.float32, np.complex64) else rtol
+        np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance * 0.1)
+    for value, old in zip(given, before, strict=True):
+        np.testing.assert_array_equal(value, old)
+
+
+def check(inputs, outputs, values, rewrites="fast_run", at_least=1):
+    count = 0
+    for op, given, wanted in evaluated(inputs, outputs, values, rewrites):
+        agree(op, given, wanted)
+        count += 1
+    assert count >= at_least
+
+
+def scan(*args, **kwargs):
+    return scanlib.scan(*args, return_updates=False, **kwargs)
+
+
+N, T = 5, 7
+
+
+def drawn(**shapes):
+    """Return variables and values; integers where the name starts with ``k``."""
+    variables, values = [], []
+    for name, shape in shapes.items():
+        value = 0.4 * rng.normal(size=shape) if name[0] != "k" else rng.integers(-4, 4, shape)
+        variables.append(pt.tensor(name, dtype=value.dtype, shape=(None,) * value.ndim))
+        values.append(value)
+    return variables, values
+
+
+# Steps of a vector `x`, indices `k` and a state, with what the state is: a vector or a matrix.
+VECTOR_STEPS = {
+    "flip": lambda x, k, h: pt.tanh(h[::-1] * x + h.sum()),
+    "shift": lambda x, k, h: pt.concatenate([h[1:], x[:1]]) * 0.9,
+    "outer": lambda x, k, h: (pt.outer(h, x) + 1).sum(1) / 5 + pt.max(h),
+    "take": lambda x, k, h: h[k] * 0.9 + x,
+    "set": lambda x, k, h: pt.set_subtensor(h[k], x) * 0.9,
+    "add": lambda x, k, h: pt.inc_subtensor(h[k], x) * 0.7,
+    "add_number": lambda x, k, h: pt.inc_subtensor(h[k], x[0]) * 0.7,
+    "set_span": lambda x, k, h: pt.set_subtensor(h[1:3], x[:2])[::-1],
+    "set_steps": lambda x, k, h: pt.set_subtensor(h[::2], x[:3])[::-1],
+    "item": lambda x, k, h: pt.inc_subtensor(h[k[0]], x[k[1]])[::-1] * 0.5,
+    "slices": lambda x, k, h: (
+        pt.concatenate([h[::2], x[::-2]])[:5] * 0.5
+        + h[4:0:-1].sum()
+        + h[-2::-3].sum()
+        + h[1:-1:2].sum()
+        + h[:-7:-1].sum()
+        + h[9:1:-2].sum()
+        + h[-9:9:3].sum()
+    ),
+    "split": lambda x, k, h: pt.concatenate(pt.split(h, [2, 3], n_splits=2)[::-1]) * 0.9 + x,
+    "cumulative": lambda x, k, h: pt.cumsum(h) * 0.2 + pt.cumprod(x),
+    "range": lambda x, k, h: pt.arange(2, 12, 2) * h[::-1] * 0.1 + pt.arange(h.shape[0]),
+    "repeat": lambda x, k, h: pt.repeat(h[:1], N) + pt.tile(x[:1], N) + pt.roll(h, 2) * 0.3,
+    "dots": lambda x, k, h: pt.stack([h, x]).T @ pt.stack([h @ x, x.sum()]) * 0.1,
+    "numbers": lambda x, k, h: (pt.stack([h[0], x[1], h.mean(), 1.0, 2.0]) + h.size)[::-1] * 0.3,
+    "variance": lambda x, k, h: (h - h.mean()) / (1 + h.std()) + pt.prod(x) + h[::-1],
+}
+MATRIX_STEPS = {
+    "diagonal": lambda x, k, h: pt.set_subtensor(h[pt.arange(N), pt.arange(N)], x) * 0.9 + h.T,
+    "diagonals": lambda x, k, h: (pt.diag(x) + pt.eye(N)) @ h * 0.5 + pt.diag(h),
+    "triangles": lambda x, k, h: pt.triu(h) @ pt.tril(h) * 0.3 + x,
+    "columns": lambda x, k, h: h[:, k] * 0.9 + x,
+    "pairs": lambda x, k, h: h[k, k[::-1]] + h[k[:, None], k[None, :]] * 0.5 + x,
+    "far": lambda x, k, h: h[None, :, :].T[k, :, pt.zeros_like(k)] * 0.4 + x,
+    "set_pairs": lambda x, k, h: pt.set_subtensor(h[k, k[::-1]], x).T * 0.9,
+    "add_rows": lambda x, k, h: pt.inc_subtensor(h[k], x).T * 0.3,
+    "add_columns": lambda x, k, h: pt.inc_subtensor(h[:, k], x[:, None]).T * 0.3,
+    "products": lambda x, k, h: h @ h.T @ h * 0.1 + pt.outer(x, x),
+    "batches": lambda x, k, h: pt.tanh((h[:, :, None] @ h[:, None, :])[:, 0, ::-1] + x),
+    "batched_dots": lambda x, k, h: (
+        pt.vectorize(lambda a, b: a @ b, "(n),(n)->()")(h, x)[:, None] + h[::-1] * 0.3
+    ),
+    "cumulative": lambda x, k, h: pt.cumsum(h, 0) * 0.2 + pt.cumsum(h, 1) * 0.1 + x,
+    "softmax": lambda x, k, h: pt.special.softmax(h, axis=1) + pt.special.softmax(h, axis=0) * x,
+    "sums": lambda x, k, h: pt.logsumexp(h, axis=1, keepdims=True) + h.sum(0) * 0.1 + h.T.mean(),
+    "extremes": lambda x, k, h: pt.max(h, 1, keepdims=True) + h.min(0) + h[::-1] * 0.1 + h.max(),
+    "reshape": lambda x, k, h: (
+        h.T.reshape(h.shape) * 0.8 + h.flatten()[:N] + h[1:].reshape((-1,))[0]
+    ),
+    "dims": lambda x, k, h: pt.split_dims(pt.join_dims(h, 0, 2)[::-1], shape=h.shape, axis=0) * 0.8,
+    "determinants": lambda x, k, h: (
+        h * 0.5 + pt.linalg.det(h) + x * pt.prod(pt.linalg.slogdet(h + pt.eye(N)))
+    ),
+    "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
+    "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", VECTOR_STEPS)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_vectors(name, backwards):
+    (x, k, h), values = drawn(x=(T, N), k=(T, N), h=(N,))
+    y = scan(VECTOR_STEPS[name], [x, k], [h], go_backwards=backwards)
+    cost = (y**2).sum()
+    check([x, k, h], [y, *pytensor.grad(cost, [x, h], disconnected_inputs="ignore")], values)
+
+
+@pytest.mark.parametrize("name", MATRIX_STEPS)
+def test_matrices(name):
+    (x, k, h), values = drawn(x=(T, N), k=(T, N), h=(N, N))
+    y = scan(MATRIX_STEPS[name], [x, k], [h])
+    cost = (y**2).sum()
+    check([x, k, h], [y, *pytensor.grad(cost, [x, h], disconnected_inputs="ignore")], values)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 8, 9, 33])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_sizes(size, static, steps):
+    shape = (size if static else None,)
+    x, h = pt.tensor("x", shape=(None, *shape)), pt.tensor("h", shape=shape)
+    values = [rng.normal(size=(steps, size)), rng.normal(size=size)]
+
+    def step(x, h):
+        return pt.tanh(h[::-1]) + x * h.sum(), (h * x).sum(), pt.outer(h, x)
+
+    ys = scan(step, x, [h, None, None])
+    check([x, h], ys, values)
+
+
+LAYOUTS = {
+    "strided": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+    "reversed": lambda a: a[..., ::-1].copy()[..., ::-1],
+    "backwards": lambda a: a[::-1].copy()[::-1],
+    "fortran": np.asfortranarray,
+    "transposed": lambda a: np.ascontiguousarray(a.T).T,
+    "repeated": lambda a: np.broadcast_to(a[..., :1], a.shape),
+    "same_rows": lambda a: np.broadcast_to(a[:1], a.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_inputs(layout):
+    (x, h, a), values = drawn(x=(T, N), h=(N,), a=(N, N))
+
+    def step(x, h, a):
+        return pt.tanh(a @ h[::-1] + x) + a[1]
+
+    y = scan(step, x, [h], [a])
+    for op, given, wanted in evaluated([x, h, a], [y, y[-1]], values):
+        arranged = [LAYOUTS[layout](v) if v.ndim else v for v in given]
+        if layout in ("repeated", "same_rows"):
+            with pytensor.config.change_flags(scanlib__perform="python"):
+                node = op.make_node(*[pt.as_tensor(v) for v in arranged])
+                cells = [[None] for _ in node.outputs]
+                op.perform(node, [np.array(v) for v in arranged], cells)
+            wanted = [cell[0] for cell in cells]
+        agree(op, arranged, wanted)
+
+
+def test_the_same_array_twice():
+    (x, h), values = drawn(x=(N, N), h=(N,))
+    y = scan(lambda u, h, a, b: pt.tanh(a @ h[::-1] + b.T @ u), x, [h], [x, x.T])
+    for op, given, wanted in evaluated([x, h], [y], values):
+        agree(op, given, wanted)
+        same = [values[0] if v.shape == (N, N) and (v == values[0]).all() else v for v in given]
+        agree(op, same, wanted)
+
+
+def test_results_that_are_operands_or_the_same():
+    (x, h, a), values = drawn(x=(T, N), h=(N,), a=(N,))
+
+    def step(x, h, g, a):
+        new = pt.tanh(h[::-1] + g * x)
+        return new, h, new, new[::-1], x, a, h[1:3]
+
+    ys = scan(step, x, [h, a, None, None, None, None, None], [a])
+    check([x, h, a], ys, values)
+
+
+@pytest.mark.parametrize("taps", [[-1], [-2], [-3, -1], [-1, -2, -4]])
+@pytest.mark.parametrize("whole", [False, True])
+def test_taps(taps, whole):
+    (x, h), values = drawn(x=(T, N), h=(-min(taps), N))
+
+    def step(x, *past):
+        return pt.tanh(sum((k + 1) * p[::-1] for k, p in enumerate(past)) + x)
+
+    y = scan(step, x, [{"initial": h, "taps": taps}])
+    check([x, h], [y if whole else y[-1]], values)
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 2, 5, 200])
+@pytest.mark.parametrize("bound", [3.5, 1e9])
+def test_until(n_steps, bound):
+    (h,), values = drawn(h=(N,))
+
+    def step(h):
+        new = h[::-1] + 0.5
+        return (new, new.sum()), scanlib.until(new.max() > bound)
+
+    y, z = scan(step, None, [h, None], n_steps=n_steps)
+    check([h], [y, z], values)
+    check([h], [y[-1]], values) if n_steps else None
+
+
+SHAPES = {"x": (None, None), "h": (None,)}
+DTYPES = ["int8", "int64", "uint8", "bool", "float32", "float64", "complex128"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype):
+    kind = np.dtype(dtype).kind
+    x, h = (
+        pt.tensor("x", dtype=dtype, shape=(None, None)),
+        pt.tensor("h", dtype=dtype, shape=(None,)),
+    )
+    values = [(50 * rng.normal(size=shape)).astype(dtype) for shape in [(T, N), (N,)]]
+
+    def step(x, h):
+        if kind == "b":
+            return h[::-1] ^ x, h.any(), pt.all(x), pt.concatenate([h, x])
+        new = h[::-1] - x if kind in "fc" else (h[::-1] + x if kind == "u" else h[::-1] * 3 + x)
+        results = [new.astype(dtype), h.sum(), x.prod(dtype="float64") if kind != "c" else x.sum()]
+        return [*results, pt.concatenate([h, x])]
+
+    ys = scan(step, x, [h, None, None, None])
+    check([x, h], ys, values)
+
+
+def test_sums_are_collected_in_the_dtype_that_is_asked_for():
+    x, h = pt.fmatrix("x"), pt.fvector("h")
+    values = [np.full((2, 4), 1e8, "float32"), np.array([1, 3e8, 1, -3e8], "float32")]
+
+    def step(x, h):
+        total = h.sum(acc_dtype="float64")
+        rows = pt.stack([h, h]).sum(axis=1, acc_dtype="float64")
+        return h[::-1] * 1, total, rows, pt.outer(h, h).sum(0, acc_dtype="float64", dtype="float32")
+
+    ys = scan(step, x, [h, None, None, None])
+    check([x, h], ys, values)
+
+
+def test_writes_and_joins_of_other_dtypes():
+    (x, h), values = drawn(x=(T, N), h=(N,))
+    f = pt.fvector("f")
+
+    def step(x, h, f):
+        new = pt.inc_subtensor(h[1:3], f[:2])[::-1] * 0.5
+        return pt.concatenate([new[:3], f[3:]]), pt.set_subtensor(h[pt.argmax(x)], f[0])
+
+    ys = scan(step, x, [h, None], [f])
+    check([x, h, f], ys, [*values, np.arange(5, dtype="float32")])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+def test_places_of_the_largest(dtype):
+    h = pt.tensor("h", dtype=dtype, shape=(None, None))
+    value = rng.integers(0, 2 if dtype == "bool" else 4, (3, 4)).astype(dtype)
+    if dtype == "float64":
+        value[1, 2:] = np.nan
+    y, *found = scan(
+        lambda h: [h[:, ::-1], pt.argmax(h), pt.argmax(h, 0), pt.argmax(h, 1), pt.argmax(h[1:].T)],
+        None,
+        [h, None, None, None, None],
+        n_steps=4,
+    )
+    check([h], [y, *found], [value])
+
+
+@pytest.mark.parametrize("place", [5, -6])
+def test_indices_are_checked(place):
+    (x, k, h), values = drawn(x=(T, N), k=(T, N), h=(N,))
+    values[1][2, 3] = place
+    for step in (VECTOR_STEPS["take"], VECTOR_STEPS["add"]):
+        y = scan(step, [x, k], [h])
+        ((op, arguments, _),) = evaluated([x, k, h], [y], [values[0], values[1] * 0, values[2]])
+        arrays = [values[1] if v.dtype.kind == "i" and v.ndim else v for v in arguments]
+        with pytest.raises(IndexError, match="out of bounds"):
+            runner(op)(*arrays)
+
+
+@hypothesis.given(loops(dtypes=("float64", "float32", "int64", "int32", "int8", "bool")))
+def test_generated_loops(case):
+    values = case.values()
+    rendered = case.render(scanlib.scan, scanlib.until, values)
+    inputs, given = list(rendered.inputs), list(rendered.inputs.values())
+    for op, arrays, wanted in evaluated(inputs, rendered.traces, given):
+        try:
+            program = array_program(op)
+        except NoKernelError:
+            continue
+        if all(map(has_compiled_function, program.functions)):
+            agree(op, arrays, wanted, rtol=1e-6)

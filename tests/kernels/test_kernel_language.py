@@ -1,0 +1,343 @@
+"""The loop language: its interpreter, LLVM and C agree bit for bit; its verifier finds mistakes."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scanlib.kernels import elementary, language
+from scanlib.kernels.interpreter import fused, run
+from scanlib.kernels.language import (
+    BOOL,
+    FLOAT32,
+    FLOAT64,
+    INT64,
+    OPERATIONS,
+    POINTER,
+    Apply,
+    Block,
+    Kernel,
+    Type,
+    Value,
+    write_function,
+    write_kernel,
+)
+from scanlib.kernels.verifier import KernelError, verify
+from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted
+
+needs_compiler = pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
+ITEMS = 16
+
+
+def assert_same_bits(kernel, arrays):
+    """Run a kernel in all ways; return what the interpreter wrote."""
+    results = []
+    for how in (interpreted, by_llvm, by_c):
+        own = [array.copy() if isinstance(array, np.ndarray) else array for array in arrays]
+        code, values = how(kernel, own)
+        results.append((code, [np.asarray(v).astype("i8") for v in values], own))
+    first = results[0]
+    for code, values, own in results[1:]:
+        assert code == first[0]
+        for known, value in zip(first[1], values, strict=False):
+            assert known == value
+        for known, array in zip(first[2], own, strict=True):
+            if isinstance(array, np.ndarray):
+                np.testing.assert_array_equal(array, known)
+                if array.dtype.kind == "f":  # the sign of zero as well
+                    numbers = ~np.isnan(known)
+                    np.testing.assert_array_equal(
+                        np.signbit(array[numbers]), np.signbit(known[numbers])
+                    )
+    return first[2]
+
+
+# Kernels made at random: a loop over items, operations of all kinds, stores of all values.
+
+NUMBERS = {
+    "float": [0.0, -0.0, 1.5, -2.25, 3e30, 1e-40, np.inf, -np.inf, np.nan, 7.0, -1e-3, 0.1],
+    "integer": [0, 1, 2, 3, 5, 7, 11, 100, 127],
+}
+SAFE = [
+    name
+    for name, rule in OPERATIONS.items()
+    if rule.result != "given" and name not in ("quotient", "remainder", "shl", "shr", "copy")
+]
+
+
+@st.composite
+def steps(draw):
+    """Return the operations of a body: a name and which of the values before it takes."""
+    count = draw(st.integers(1, 12))
+    chosen = st.sampled_from([*SAFE, "cast", "shift", "divide", "bits", "shuffle"])
+    return [
+        (draw(chosen), [draw(st.integers(0, 50)) for _ in range(3)], draw(st.integers(0, 8)))
+        for _ in range(count)
+    ]
+
+
+def pick(values, fits, number):
+    found = [value for value in values if fits(value.type)]
+    return found[number % len(found)] if found else None
+
+
+FITS = {
+    "float": lambda kind: kind.is_float,
+    "integer": lambda kind: kind.is_integer,
+    "number": lambda kind: kind.is_float or kind.is_integer,
+    "bits": lambda kind: kind.is_integer or kind.dtype == "bool",
+    "any": lambda kind: True,
+}
+
+
+def write_step(w, values, name, places, dtype):
+    """Write one operation on values that fit, if there are any; return its result."""
+    if name == "cast":
+        value = values[places[0] % len(values)]
+        target = language.DTYPES[dtype % len(language.DTYPES)]
+        if value.type.is_float and target in language.INTEGERS:
+            return None  # may have no meaning
+        return w.cast(value, target)
+    if name == "bits":
+        value = pick(values, lambda k: k.is_float or k.dtype in ("int32", "int64"), places[0])
+        if value is None:
+            return None
+        other = {"float32": "int32", "float64": "int64", "int32": "float32", "int64": "float64"}
+        return w.bitcast(value, other[value.type.dtype])
+    if name in ("shift", "divide"):
+        value = pick(values, FITS["integer"], places[0])
+        if value is None:
+            return None
+        operations = ("shl", "shr") if name == "shift" else ("quotient", "remainder")
+        return w.apply(operations[places[1] % 2], value, w.constant(1 + places[2] % 6, value.type))
+    if name == "shuffle":
+        value = values[places[0] % len(values)]
+        lanes = value.type.lanes
+        same = [other for other in values if other.type == value.type]
+        chosen = [place % (2 * lanes) for place in (*places, dtype)]
+        return w.shuffle(value, same[places[1] % len(same)], chosen) if lanes == 4 else None
+    rule = OPERATIONS[name]
+    first = pick(values, FITS[rule.operands], places[0])
+    if first is None:
+        return None
+    same = [value for value in values if value.type == first.type]
+    if name == "opaque" and first.type.lanes > 1:
+        return None
+    operands = [first, *(same[place % len(same)] for place in places[1:])]
+    if name == "select":
+        condition = pick(values, lambda kind: kind == first.type.of("bool"), places[2])
+        if condition is None:
+            return None
+        return w.select(condition, operands[0], operands[1])
+    return w.apply(name, *operands[: rule.arity])
+
+
+@needs_compiler
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(steps(), st.sampled_from([1, 4]), st.integers(0, 10**6))
+def test_generated_kernels(body, lanes, seed):
+    rng = np.random.default_rng(seed)
+    dtypes = ("float64", "float32", "int64", "int8", "uint16", "bool")
+    inputs = []
+    for dtype in dtypes:
+        kind = "float" if np.dtype(dtype).kind == "f" else "integer"
+        with np.errstate(over="ignore"):
+            inputs.append(rng.choice(NUMBERS[kind], ITEMS).astype(dtype))
+    outputs = []
+
+    def write(w, *pointers):
+        with w.loop(0, ITEMS, lanes) as i:
+            values = []
+            for dtype, pointer in zip(dtypes, pointers, strict=False):
+                kind = Type(dtype, lanes)
+                values.append(w.load(kind, pointer, i * kind.itemsize))
+            results = []
+            for name, places, dtype in body:
+                value = write_step(w, values, name, places, dtype)
+                if value is not None:
+                    values.append(value)
+                    results.append(value)
+            outputs[:] = [value.type.dtype for value in results]
+            for value, pointer in zip(results, pointers[len(dtypes) :], strict=False):
+                w.store(pointer, i * value.type.itemsize, value)
+
+    names = {f"p{k}": POINTER for k in range(len(dtypes) + len(body))}
+    kernel = write_kernel("generated", names, write)
+    verify(kernel)
+    spare = ["float64"] * (len(body) - len(outputs))
+    arrays = [*inputs, *(np.zeros(ITEMS, dtype) for dtype in [*outputs, *spare])]
+    assert_same_bits(kernel, arrays)
+
+
+# Control
+
+
+def control(w, x, out, n):
+    """Running sums up to a limit, in two ways, and a failure."""
+    memory = w.scratch("float64", 4)
+    total = w.local(0.0, FLOAT64)
+    with w.loop(0, n) as i:
+        value = w.load(FLOAT64, x, i * 8)
+        with w.when(value < 0.0) as choice:
+            w.assign(total, w.copy(total) - value)
+        with w.otherwise(choice):
+            w.assign(total, w.copy(total) + value)
+        w.store(memory, (i & 3) * 8, w.copy(total))
+        w.store(out, i * 8, w.load(FLOAT64, memory, (i & 3) * 8))
+    count = w.local(0, INT64)
+    with w.loop_while(lambda: w.copy(total) > 1.0):
+        w.assign(total, w.copy(total) * 0.5)
+        w.assign(count, w.copy(count) + 1)
+    w.store(out, n * 8, w.cast(w.copy(count), "float64"))
+    w.poll()
+    with w.when(w.copy(count) > 3):
+        w.fail(7, w.copy(count), n)
+    w.end(-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("scale,code", [(1.0, -5), (100.0, 7)])
+def test_control(scale, code):
+    kernel = write_kernel("control", {"x": POINTER, "out": POINTER, "n": INT64}, control)
+    verify(kernel)
+    x = scale * np.array([0.5, -0.25, 1.0, 0.125, -2.0, 0.75])
+    out = np.zeros(7)
+    (_, written, _) = assert_same_bits(kernel, [x, out, 6])
+    np.testing.assert_array_equal(written[:6], np.cumsum(np.abs(x)))
+    assert run(kernel, [x, out, 6])[0] == code
+
+
+def test_polls_interrupt():
+    def forever(w, out):
+        with w.loop_while(lambda: w.load(FLOAT64, out) < 10.0):
+            w.store(out, 0, w.load(FLOAT64, out) + 1.0)
+            w.poll()
+
+    out, answers = np.zeros(1), iter([False, False, True])
+    kernel = write_kernel("forever", {"out": POINTER}, forever)
+    assert run(kernel, [out], lambda: next(answers)) == (-1, ())
+    assert out == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fused_multiply_add_is_rounded_once(dtype):
+    number = np.dtype(dtype).type
+    kind = ctypes.c_float if dtype == "float32" else ctypes.c_double
+    exact = getattr(ctypes.CDLL(None), "fmaf" if dtype == "float32" else "fma", None)
+    if exact is None:
+        pytest.skip("the C library has no fma")
+    exact.argtypes, exact.restype = [kind] * 3, kind
+    x, y, z = np.random.default_rng(0).normal(size=(3, 300)).astype(dtype)
+    tiny, huge = np.finfo(dtype).tiny, np.finfo(dtype).max
+    z[:100] = -x[:100] * y[:100]
+    z[100:150] = x[100:150] * y[100:150] * number(1e-7)
+    cases = [*zip(x, y, z, strict=True), (tiny, tiny, -tiny), (huge, number(2), -huge)]
+    cases += [(number(-0.0), number(1), number(-0.0)), (huge, huge, number(-np.inf))]
+    with np.errstate(all="ignore"):
+        for a, b, c in cases:
+            known = number(exact(a, b, c))
+            assert fused(a, b, c).tobytes() == known.tobytes()
+        assert np.isnan(fused(number(np.inf), number(0), number(1)))
+
+
+# Elementary functions
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("name", sorted(elementary.NAMES))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_elementary_functions_have_the_same_bits(name, dtype, lanes):
+    function = elementary.vector_function(name, dtype, lanes)
+    verify(function)
+    kind = Type(dtype, lanes)
+
+    def write(w, *pointers):
+        *ins, out = pointers
+        with w.loop(0, 32, lanes) as i:
+            (result,) = w.call(function, *(w.load(kind, p, i * kind.itemsize) for p in ins))
+            w.store(out, i * kind.itemsize, result)
+
+    count = len(function.parameters)
+    kernel = write_kernel("functions", {f"p{k}": POINTER for k in range(count + 1)}, write)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, 1e308, 1e-20]
+    numbers = np.concatenate([special, 20 * np.random.default_rng(1).normal(size=24)])
+    with np.errstate(over="ignore"):
+        x = numbers.astype(dtype)
+    assert_same_bits(kernel, [x, x[::-1].copy(), np.zeros_like(x)][-count - 1 :])
+
+
+# Mistakes
+
+
+def test_text_of_a_function():
+    function = write_function("axpy", [FLOAT64] * 3, lambda w, a, x, y: w.fma(a, x, y) * 2.0)
+    assert str(function).splitlines() == [
+        "axpy(x0: float64, x1: float64, x2: float64):",
+        "  v0 = fma(x0, x1, x2)",
+        "  v1 = mul(v0, 2.0)",
+        "  return v1",
+    ]
+
+
+def wrong_types(w, x, out):
+    w.apply("add", w.load(FLOAT64, x), w.load(FLOAT32, x))
+
+
+def truth_of_a_number(w, x, out):
+    with w.when(w.load(FLOAT64, x)):
+        pass
+
+
+def unknown_operation(w, x, out):
+    w.block.statements.append(Apply(Value(FLOAT64, "v9"), "frobnicate", (w.load(FLOAT64, x),)))
+
+
+def out_of_scope(w, x, out):
+    with w.loop(0, 3) as i:
+        value = i + 1
+    w.store(out, 0, value)
+
+
+def two_values(w, x, out):
+    value = w.load(FLOAT64, x)
+    w.block.statements.append(Apply(value, "neg", (value,)))
+
+
+def no_bits(w, x, out):
+    w.apply("and", w.load(FLOAT64, x), w.load(FLOAT64, x))
+
+
+@pytest.mark.parametrize(
+    "write,message",
+    [
+        (wrong_types, "operands of float64, float32 in `v2 = add"),
+        (truth_of_a_number, "must be bool in `if v0:`"),
+        (unknown_operation, "no operation 'frobnicate'"),
+        (out_of_scope, "v1 has no value here in `store"),
+        (two_values, "v0 has a value already"),
+        (no_bits, "and takes no float64"),
+    ],
+)
+def test_the_verifier_names_the_first_mistake(write, message):
+    kernel = write_kernel("wrong", {"x": POINTER, "out": POINTER}, write)
+    with pytest.raises(KernelError) as error:
+        verify(kernel)
+    assert message in str(error.value)
+    assert "of wrong" in str(error.value)
+
+
+def test_functions_do_not_fail():
+    function = write_function("f", [BOOL], lambda w, x: (w.fail(1), x)[1])
+    with pytest.raises(KernelError, match="kernels fail"):
+        verify(function)
+
+
+def test_names_of_parameters_differ():
+    twice = (Value(INT64, "x"), Value(INT64, "x"))
+    with pytest.raises(KernelError, match="one name"):
+        verify(Kernel("k", twice, Block(), (0, 1)))

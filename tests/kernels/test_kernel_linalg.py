@@ -1,0 +1,388 @@
+"""Small linear algebra in kernels: LLVM and the interpreter against NumPy and SciPy."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from scanlib.backends.handler.functions import function_address
+from scanlib.kernels.language import INT64, POINTER, write_kernel
+from scanlib.kernels.linalg import factorizations, matrices
+from scanlib.kernels.linalg.matrices import Matrix
+from scanlib.kernels.linalg.products import multiply
+from scanlib.kernels.program import Routine
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.verifier import verify
+from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted
+
+WAYS = {"llvm": by_llvm, "interpreted": interpreted}
+LAYOUTS = ("rows", "columns", "apart", "backwards", "apart columns")
+
+
+def draw(rng, shape, dtype, layout="rows"):
+    """Return random numbers that lie in memory in one of several ways."""
+    if layout.endswith("columns"):
+        return draw(rng, shape[::-1], dtype, layout.removesuffix("columns").strip() or "rows").T
+    if np.dtype(dtype).kind == "f":
+        values = rng.normal(size=shape).astype(dtype)
+    else:
+        info = np.iinfo(dtype)
+        values = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    if layout == "apart":
+        whole = np.zeros((*shape[:-1], 2 * shape[-1]), dtype)
+        whole[..., ::2] = values
+        return whole[..., ::2]
+    return values[::-1, ::-1].copy()[::-1, ::-1] if layout == "backwards" else values
+
+
+class Arguments:
+    """Parameters of a kernel for arrays, whose sizes are known or not."""
+
+    def __init__(self, static):
+        self.static, self.types, self.values = static, {}, []
+
+    def matrix(self, array):
+        """Return a function from the parameters to the matrix of an array."""
+        first = len(self.values)
+        self.types[f"p{first}"] = POINTER
+        self.values.append(array)
+        numbers = [*array.shape, *array.strides]
+        if not self.static:
+            self.types.update({f"p{first}_{k}": INT64 for k in range(4)})
+            self.values += numbers
+
+        def made(parameters):
+            pointer = parameters[first]
+            sizes = numbers if self.static else parameters[first + 1 : first + 5]
+            return Matrix(pointer, array.dtype.name, *sizes)
+
+        return made
+
+    def run(self, way, write):
+        kernel = write_kernel("kernel", self.types, write)
+        verify(kernel)
+        code, _ = way(kernel, self.values)
+        return code
+
+
+def product(way, a, b, out, more=False, static=False, library=None):
+    arguments = Arguments(static)
+    made = [arguments.matrix(array) for array in (a, b, out)]
+    addresses = {}
+    for name in library or ():
+        arguments.types[name] = POINTER
+        addresses[name] = len(arguments.values)
+        arguments.values.append(routine(name))
+
+    def write(w, *parameters):
+        matrices = [matrix(parameters) for matrix in made]
+        found = None
+        if library:
+
+            def found(routine):
+                return parameters[addresses[routine.name]]
+
+        multiply(w, *matrices, more, found)
+
+    assert arguments.run(way, write) == 0
+
+
+def routine(name):
+    """Return what `kernel_runs` takes for a pointer, the address of a routine."""
+    memory = (ctypes.c_char * 1).from_address(function_address(Routine(name)))
+    return np.frombuffer(memory, np.uint8)
+
+
+def check_product(way, m, depth, n, dtype, layouts, **options):
+    rng = np.random.default_rng(m + 10 * depth + 100 * n)
+    a, b, out = (
+        draw(rng, shape, dtype, layout)
+        for shape, layout in zip([(m, depth), (depth, n), (m, n)], layouts, strict=True)
+    )
+    expected = a @ b + (out if options.get("more") else 0)
+    product(way, a, b, out, **options)
+    if np.dtype(dtype).kind == "f":
+        scale = np.abs(a) @ np.abs(b) + np.abs(expected) + 1
+        eps = (depth + 2) * np.finfo(dtype).eps
+        assert (np.abs(out - expected) <= eps * scale).all()
+    else:
+        np.testing.assert_array_equal(out, expected)
+
+
+SIZES = [*range(10), 33]
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_products(dtype, more, static):
+    sizes = [(size, size, size) for size in SIZES]
+    sizes += [(1, 9, 9), (9, 9, 1), (1, 33, 1), (5, 1, 7), (2, 9, 11), (3, 200, 5), (4, 3, 2)]
+    rows = ("rows",) * 3
+    for shape in sizes:
+        check_product(by_llvm, *shape, dtype, rows, more=more, static=static)
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_of_matrices_in_any_layout(layout, more):
+    others = "rows", "columns", layout
+    for k, shape in enumerate(
+        [(4, 3, 2), (1, 9, 5), (9, 6, 1), (3, 8, 17), (7, 70, 20), (2, 0, 3)]
+    ):
+        for dtype in ("float64", "float32"):
+            for left in (layout, others[k % 3]):
+                layouts = left, layout, others[(k + 1) % 3]
+                check_product(by_llvm, *shape, dtype, layouts, more=more, static=k % 2 == 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint64"])
+def test_products_of_integers_wrap_around(dtype, way):
+    for shape in [(3, 4, 5), (1, 6, 2), (4, 5, 1), (2, 9, 17)]:
+        layouts = "rows", "columns", "rows"
+        check_product(WAYS[way], *shape, dtype, layouts, more=True)
+
+
+def test_products_in_the_interpreter():
+    for layout in LAYOUTS:
+        for shape in [(2, 3, 4), (5, 2, 9), (1, 5, 6), (6, 5, 1), (1, 9, 1)]:
+            for static in (False, True):
+                layouts = layout, layout, "rows"
+                check_product(interpreted, *shape, "float64", layouts, more=True, static=static)
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_large_products_are_left_to_blas(dtype, more):
+    library = ["sgemm" if dtype == "float32" else "dgemm"]
+    for layouts in [("rows", "columns", "rows"), ("columns", "rows", "rows"), ("apart",) * 3]:
+        check_product(by_llvm, 130, 129, 131, dtype, layouts, more=more, library=library)
+        check_product(by_llvm, 5, 6, 7, dtype, layouts, more=more, library=library)
+
+
+def test_products_of_several_dtypes():
+    a, b = np.arange(12, dtype="int8").reshape(3, 4), np.linspace(0, 1, 8).reshape(4, 2)
+    out = np.empty((3, 2))
+    product(by_llvm, a, b, out)
+    np.testing.assert_allclose(out, a @ b, rtol=1e-15)
+    with pytest.raises(NoKernelError, match="bool"):
+        product(by_llvm, a.astype(bool), b, out)
+
+
+# Factorizations and solves
+
+
+def computed(way, name, inputs, out, static=False, library=None, spare=True, **flags):
+    """Call a function of `factorizations`; return what it returns besides the result."""
+    arguments = Arguments(static)
+    made = [arguments.matrix(array) for array in (*inputs, out)]
+    if spare:
+        rows = inputs[0].shape[0]
+        arguments.types["spare"] = POINTER
+        arguments.values.append(np.zeros(max(factorizations.spare_items(rows), 1), out.dtype))
+    arguments.types["code"] = POINTER
+    arguments.values.append(np.zeros(1, "int64"))
+    if library:
+        arguments.types["routine"] = POINTER
+        arguments.values.append(routine(library))
+
+    def write(w, *parameters):
+        matrices = [matrix(parameters) for matrix in made]
+        rest = list(parameters[-1 - spare - bool(library) :])
+        own = dict(flags)
+        if library:
+            address = rest.pop()
+            own["library"] = lambda routine: address
+        code = rest.pop()
+        found = getattr(factorizations, name)(w, *matrices, *rest, **own)
+        if found is not None:
+            w.store(code, 0, found)
+
+    assert arguments.run(way, write) == 0
+    return int(arguments.values[-1 - bool(library)][0])
+
+
+def close(found, expected, dtype, factor=1.0):
+    limit = 200 * factor * np.finfo(dtype).eps
+    scale = np.abs(expected).max(initial=1)
+    np.testing.assert_allclose(found, expected, rtol=limit, atol=limit * scale)
+
+
+def positive(rng, n, dtype):
+    x = rng.normal(size=(n, n + 3))
+    return (x @ x.T / (n + 3) + np.eye(n)).astype(dtype)
+
+
+ROWS = [0, 1, 2, 3, 4, 5, 8, 9, 33]
+CASES = [(by_llvm, n, static) for n in ROWS for static in (True, False)]
+CASES += [(interpreted, n, False) for n in (1, 2, 5)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("lower", [True, False])
+def test_cholesky(dtype, lower):
+    rng = np.random.default_rng(0)
+    for way, n, static in [*CASES, (by_llvm, 70, False)]:
+        a = positive(rng, n, dtype)
+        unread = np.triu(np.ones((n, n), bool), 1)
+        kept = np.where(unread if lower else unread.T, np.dtype(dtype).type(np.nan), a)
+        given = np.asfortranarray(kept) if n % 2 else kept
+        expected = np.linalg.cholesky(a.astype("float64"))
+        for library in (None, "spotrf" if dtype == "float32" else "dpotrf"):
+            if library and way is interpreted:
+                continue
+            out = np.empty_like(a)
+            options = {"static": static, "lower": lower, "library": library, "spare": False}
+            computed(way, "cholesky", [given], out, **options)
+            close(out, expected if lower else expected.T, dtype)
+
+
+def test_cholesky_of_what_is_not_positive_definite_is_nan():
+    for a in ([[1.0, 2.0], [2.0, 1.0]], [[0.0]], [[np.nan, 0.0], [0.0, 1.0]]):
+        for n in (len(a), 60):
+            whole = np.eye(n)
+            whole[-len(a) :, -len(a) :] = a
+            out = np.zeros_like(whole)
+            computed(by_llvm, "cholesky", [whole], out, spare=False, library="dpotrf")
+            assert np.isnan(out).all()
+            b = np.ones((n, 2))
+            out = np.zeros_like(b)
+            computed(by_llvm, "solve_positive", [whole, b], out)
+            assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["triangular", "cholesky", "positive", "general"])
+def test_solves(name, dtype):
+    rng = np.random.default_rng(1)
+    for way, n, static in CASES:
+        for columns in (0, 1, 3, 9):
+            layout = LAYOUTS[(n + columns) % len(LAYOUTS)]
+            lower = (n + columns) % 2 == 0
+            b = draw(rng, (n, columns), dtype, layout)
+            out = np.empty((n, columns), dtype)
+            a = positive(rng, n, dtype)
+            options = {"static": static, "lower": lower, "spare": False}
+            whole = a.astype("float64")
+            if name == "triangular":
+                unit = columns == 3
+                whole = (np.tril if lower else np.triu)(a).astype("float64")
+                given = a + 0
+                if unit:
+                    np.fill_diagonal(whole, 1)
+                    whole[~np.eye(n, dtype=bool)] /= 9
+                    given = whole.astype(dtype)
+                    np.fill_diagonal(given, 0)
+                computed(way, "solve_triangular", [given, b], out, unit=unit, **options)
+            elif name == "cholesky":
+                factor = np.linalg.cholesky(whole).astype(dtype)
+                given = factor if lower else np.asfortranarray(factor.T)
+                computed(way, "solve_cholesky", [given, b], out, **options)
+            elif name == "positive":
+                given = (np.tril if lower else np.triu)(a)
+                computed(way, "solve_positive", [given, b], out, **options | {"spare": True})
+            else:
+                a = draw(rng, (n, n), dtype, layout)
+                whole = a.astype("float64")
+                computed(way, "solve", [a, b], out, static=static)
+            with np.errstate(all="ignore"):
+                scale = np.linalg.cond(whole) if n else 1
+            close(out, np.linalg.solve(whole, b.astype("float64")), dtype, max(scale, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_inverses(dtype):
+    rng = np.random.default_rng(2)
+    for way, n, static in CASES:
+        a = draw(rng, (n, n), dtype, LAYOUTS[n % len(LAYOUTS)])
+        out = np.empty((n, n), dtype)
+        assert computed(way, "inverse", [a], out, static=static) == 0
+        whole = a.astype("float64")
+        close(out, np.linalg.inv(whole), dtype, np.linalg.cond(whole) if n else 1)
+
+
+def test_singular_matrices():
+    zero, out = np.zeros((3, 3)), np.ones((3, 3))
+    assert computed(by_llvm, "inverse", [zero], out) == factorizations.SINGULAR
+    bad = np.full((3, 3), np.inf)
+    assert computed(by_llvm, "inverse", [bad], out) == factorizations.NOT_FINITE
+    b = np.ones((3, 2))
+    for name in ("solve", "solve_triangular", "solve_cholesky"):
+        result = np.zeros((3, 2))
+        computed(by_llvm, name, [zero, b], result, spare=name == "solve")
+        assert np.isnan(result).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_determinants(dtype):
+    rng = np.random.default_rng(4)
+    odd = np.eye(3)[[1, 0, 2]], np.zeros((2, 2)), np.full((2, 2), np.nan)
+    for a in (*(rng.normal(size=(n, n)) for n in ROWS), *odd):
+        a, out = a.astype(dtype), np.zeros(3, dtype)
+        spare = np.zeros(factorizations.spare_items(len(a)) + 1, dtype)
+
+        def write(w, a, spare, n, line, out, dtype=dtype):
+            item = np.dtype(dtype).itemsize
+            matrix = Matrix(a, dtype, n, n, line, item)
+            for k, value in enumerate(factorizations.determinant(w, matrix, spare)):
+                w.store(out, k * item, value)
+
+        names = {"a": POINTER, "spare": POINTER, "n": INT64, "line": INT64, "out": POINTER}
+        kernel = write_kernel("kernel", names, write)
+        assert by_llvm(kernel, [a, spare, len(a), a.strides[0], out])[0] == 0
+        whole = a.astype("float64")
+        limit = 100 * max(len(a), 1) * np.finfo(dtype).eps
+        with np.errstate(invalid="ignore"):
+            expected = [np.linalg.det(whole), *np.linalg.slogdet(whole)]
+        np.testing.assert_allclose(out, expected, rtol=limit, atol=limit)
+
+
+def test_factors_by_elimination():
+    rng = np.random.default_rng(3)
+    for n in ROWS[1:]:
+        a, out, pivots = rng.normal(size=(n, n)), np.empty((n, n)), np.zeros(n, "int32")
+
+        def write(w, a, out, n, line, pivots):
+            one, other = (Matrix(p, "float64", n, n, line, 8) for p in (a, out))
+            factorizations.factor_lu(w, one, other, pivots)
+
+        types = {"a": POINTER, "out": POINTER, "n": INT64, "line": INT64, "pivots": POINTER}
+        kernel = write_kernel("kernel", types, write)
+        assert by_llvm(kernel, [a, out, n, 8 * n, pivots])[0] == 0
+        expected, places = scipy.linalg.lu_factor(a)
+        close(out, expected, "float64", n)
+        np.testing.assert_array_equal(pivots, places)
+
+
+def test_batches():
+    rng = np.random.default_rng(4)
+    a = np.stack([[positive(rng, 3, "float64") for _ in range(2)] for _ in range(4)])
+    b, out = rng.normal(size=(4, 1, 3, 2)), np.empty((4, 2, 3, 2))
+    moves = (48, 0), (96, 48)
+
+    def write(w, a, b, spare, out):
+        square = Matrix(a, "float64", 3, 3, 24, 8), (144, 72)
+        right = Matrix(b, "float64", 3, 2, 16, 8), moves[0]
+        result = Matrix(out, "float64", 3, 2, 16, 8), moves[1]
+        with matrices.each(w, (4, 2), [square, right, result]) as (one, other, found):
+            factorizations.solve(w, one, other, found, spare)
+
+    kernel = write_kernel("kernel", dict.fromkeys(("a", "b", "spare", "out"), POINTER), write)
+    spare = np.empty(factorizations.spare_items(3))
+    assert by_llvm(kernel, [a, b, spare, out])[0] == 0
+    np.testing.assert_allclose(out, np.linalg.solve(a, b + np.zeros_like(out)), rtol=1e-12)
+
+
+@pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
+def test_c_computes_the_same():
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=(6, 6)), rng.normal(size=(6, 11))
+    results = []
+    for way in (by_llvm, by_c):
+        first, second = np.empty((6, 11)), np.empty((6, 11))
+        product(way, a, b, first, library=["dgemm"])
+        computed(way, "solve", [a, b], second)
+        results.append((first, second))
+    np.testing.assert_array_equal(*results)

@@ -1,0 +1,217 @@
+"""Steps of thousands of operations and loops of many states compile, as kernels."""
+
+import pickle
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.errors import InitialRowsError
+from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
+from tests.modes import MODES
+
+CALLS = 1000  # that Python's stack holds
+
+
+def chain(h, x, a, count, module):
+    """Return a state after `count` operations."""
+    for k in range(count):
+        h = (module.tanh(h), h * a, h + x)[k % 3]
+    return h
+
+
+def loop_of_chain(count):
+    """Return a loop whose steps are chains, and its inputs."""
+    xs, a = pt.dvector("xs"), pt.dscalar("a")
+    out = scanlib.scan(
+        lambda x, h, a: chain(h, x, a, count, pt),
+        sequences=[xs],
+        outputs_info=[pt.constant(0.1)],
+        non_sequences=[a],
+        return_updates=False,
+    )
+    return xs, a, out
+
+
+def chain_by_hand(xs, a, count):
+    h, rows = 0.1, []
+    for x in xs:
+        h = chain(h, x, a, count, np)
+        rows.append(h)
+    return np.array(rows)
+
+
+def kernels(function):
+    return [n for n in function.maker.fgraph.apply_nodes if isinstance(n.op, ElemwiseScan)]
+
+
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_chain_keeps_its_kernel(mode, caplog):
+    xs, a, out = loop_of_chain(CALLS)
+    function = pytensor.function([xs, a], out, mode=MODES[mode])
+    data = np.array([0.3, -0.2, 0.1])
+    np.testing.assert_allclose(function(data, 0.4), chain_by_hand(data, 0.4, CALLS), rtol=1e-12)
+    assert len(kernels(function)) == 1
+    assert not caplog.records
+
+
+def test_gradient_of_chain(caplog):
+    count = 250
+    xs, a, out = loop_of_chain(count)
+    function = pytensor.function([xs, a], pytensor.grad(out.sum(), a), mode=MODES["c"])
+    data = np.array([0.3, -0.2, 0.1])
+    step = 1e-6
+    up, down = (chain_by_hand(data, 0.9 + sign * step, count).sum() for sign in (1, -1))
+    np.testing.assert_allclose(function(data, 0.9), (up - down) / (2 * step), rtol=1e-6)
+    assert len(kernels(function)) == 2
+    assert not caplog.records
+
+
+@pytest.mark.slow
+def test_deep_gradient_in_numba_mode():
+    """Deeper than Python's stack, and walked step by step: blocks would write the step thrice."""
+    count = 500
+    xs, a, out = loop_of_chain(count)
+    function = pytensor.function([xs, a], pytensor.grad(out.sum(), a), mode=MODES["numba"])
+    assert all(schedule(node.op) == "steps" for node in kernels(function))
+    data = np.array([0.3, -0.2])
+    step = 1e-6
+    high, low = (chain_by_hand(data, 0.4 + s * step, count).sum() for s in (1, -1))
+    np.testing.assert_allclose(function(data, 0.4), (high - low) / (2 * step), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_horner(mode, caplog):
+    coefficients = np.random.default_rng(1).normal(size=120)
+
+    def value(y, zero):
+        total = zero
+        for c in coefficients:
+            total = total * y + c
+        return total * 0.05
+
+    out = scanlib.scan(
+        lambda h: value(h, pt.zeros_like(h)),
+        outputs_info=[pt.constant(0.5)],
+        n_steps=3,
+        return_updates=False,
+    )
+    function = pytensor.function([], out, mode=MODES[mode])
+    h, expected = 0.5, []
+    for _ in range(3):
+        h = value(h, 0.0)
+        expected.append(h)
+    np.testing.assert_allclose(function(), expected, rtol=1e-10)
+    assert len(kernels(function)) == 1
+    assert not caplog.records
+
+
+def many_states(count, initials=None):
+    """Return loops of `count` states that do not meet, and the sum of their last rows."""
+    xs = pt.dvector("xs")
+    states = scanlib.scan(
+        lambda x, *hs: [pt.tanh(h + x * (k + 1)) for k, h in enumerate(hs)],
+        sequences=[xs],
+        outputs_info=initials or [pt.constant(0.01 * k) for k in range(count)],
+        return_updates=False,
+    )
+    return xs, states, sum(state[-1] for state in states)
+
+
+def test_many_states(caplog):
+    count = 20
+    xs, _, total = many_states(count)
+    function = pytensor.function([xs], total, mode=MODES["numba"])
+    data = np.array([0.3, -0.2, 0.1])
+    h = 0.01 * np.arange(count)
+    for x in data:
+        h = np.tanh(h + x * np.arange(1, count + 1))
+    np.testing.assert_allclose(function(data), h.sum(), rtol=1e-12)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_gradient_of_many_states(count):
+    xs, a = pt.dvector("xs"), pt.dscalar("a")
+    starts = 0.01 * np.arange(count)
+    traces = scanlib.scan(
+        lambda x, *hs: [pt.tanh(a * h + x) for h in hs],
+        sequences=[xs],
+        outputs_info=[pt.constant(start) for start in starts],
+        return_updates=False,
+    )
+    cost = pt.add(*[(trace**2).sum() for trace in traces])
+    results = [*traces, traces[3][1:], traces[5][::2], cost, pytensor.grad(cost, a)]
+    function = pytensor.function([xs, a], results, mode=MODES["numba"])
+    for data in (np.array([0.3, -0.2, 0.1]), np.array([])):
+        h, tangent = starts, np.zeros(count)
+        rows, total, slope = [], 0.0, 0.0
+        for x in data:
+            new = np.tanh(0.4 * h + x)
+            tangent = (1 - new**2) * (h + 0.4 * tangent)
+            h = new
+            rows.append(h)
+            total, slope = total + (h**2).sum(), slope + (2 * h * tangent).sum()
+        columns = np.array(rows).reshape(-1, count).T
+        *found, later, second, cost_value, gradient = function(data, 0.4)
+        np.testing.assert_allclose(found, columns, rtol=1e-12)
+        np.testing.assert_allclose(later, columns[3][1:], rtol=1e-12)
+        np.testing.assert_allclose(second, columns[5][::2], rtol=1e-12)
+        np.testing.assert_allclose([cost_value, gradient], [total, slope], rtol=1e-10)
+        for trace in found:
+            trace += 1.0  # it is the caller's own
+
+
+def test_error_of_one_of_many_states():
+    initials = [pt.dvector(f"first{k}") for k in range(10)]
+    infos = [{"initial": initial, "taps": [-1, -2]} for initial in initials]
+    out = scanlib.scan(
+        lambda *hs: [hs[2 * k] + hs[2 * k + 1] for k in range(10)],
+        outputs_info=infos,
+        n_steps=3,
+        return_updates=False,
+    )
+    function = pytensor.function(initials, [row[-1] for row in out], mode=MODES["numba"])
+    rows = [np.ones(2) for _ in initials]
+    np.testing.assert_allclose(function(*rows), [5.0] * 10)
+    rows[7] = np.ones(1)
+    with pytest.raises(InitialRowsError, match=r"7.*needs 2 initial rows.*got 1"):
+        function(*rows)
+
+
+def test_long_bodies_are_pickled_flat():
+    _, _, out = loop_of_chain(2 * CALLS)
+    op = next(
+        node.op
+        for node in pytensor.graph.traversal.toposort([out])
+        if isinstance(node.op, scanlib.ops.scan.Scan)
+    )
+    assert pickle.loads(pickle.dumps(op)) == op
+
+
+def test_sum_of_many_terms_is_left_whole():
+    x = pt.dscalar("x")
+    total = x
+    for _ in range(60):
+        total = total + total
+    inputs = {total: None}
+    assert taken_apart(total, lambda v: v.owner and v.owner.inputs) == list(inputs)
+    assert MOST_TERMS < 2**60
+
+
+def test_deep_computations_need_no_stack():
+    def depth(number):
+        return 0 if number == 0 else 1 + (yield depth(number - 1))
+
+    assert finished(depth(10 * CALLS)) == 10 * CALLS
+
+    def failing(number):
+        if number == 0:
+            raise ValueError("the last one")
+        return (yield failing(number - 1))
+
+    with pytest.raises(ValueError, match="the last one"):
+        finished(failing(10 * CALLS))

@@ -1,0 +1,250 @@
+"""Elementary functions that compilers vectorize, against extended precision."""
+
+import ctypes
+import platform
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numba
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.configdefaults import config
+
+import scanlib
+from scanlib.backends.handler.programs import program_of
+from scanlib.backends.numba.kernel_functions import numba_intrinsic
+from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.language import functions_of
+from scanlib.kernels.printers.c import ARGUMENTS, print_functions
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from tests.modes import MODES
+
+COMPILER = config.cxx.split() or [""]
+INF, NAN = np.inf, np.nan
+
+
+def sigmoid(x):
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, np.ones_like(e)) / (1 + e)
+
+
+# What each function is held against, in whatever precision its argument has.
+EXACT = {
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sigmoid": sigmoid,
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "tanh": np.tanh,
+}
+UNITS = dict.fromkeys(EXACT, 2.5) | {"tanh": 3}
+DTYPES = ("float64", "float32")
+SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 50.0, 400.0)
+ZEROS = [0.0, -0.0]
+SPECIAL = [*ZEROS, INF, -INF, NAN, 5e-324, -5e-324, 1e-310, 1e300, -1e300]
+needs_extended_precision = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant <= 52, reason="long doubles are doubles on this machine"
+)
+
+
+def numba_loop(name, dtype):
+    scalar, _ = numba_intrinsic(vector_function(name, dtype))
+
+    @numba.njit
+    def loop(x, out):
+        for i in range(x.shape[0]):
+            out[i] = scalar(x[i])
+
+    return loop
+
+
+def c_loop(name, dtype):
+    """Return a loop of C++ code, in a library of its own."""
+    function = vector_function(name, dtype)
+    source = f"""
+    #include <math.h>
+    #include <string.h>
+    #include <stdint.h>
+    {print_functions([function])}
+    typedef {"double" if dtype == "float64" else "float"} T;
+    extern "C" void loop(const T *__restrict__ x, T *__restrict__ out, long n) {{
+      for (long i = 0; i < n; i++) out[i] = {function.name}(x[i]);
+    }}
+    """
+    flags = ["-O3", "-fno-math-errno", *ARGUMENTS]
+    with TemporaryDirectory() as folder:
+        for target, how in (("loop.s", ["-S"]), ("loop.so", ["-shared", "-fPIC"])):
+            command = [*COMPILER, *flags, *how, "-x", "c++", "-", "-o", f"{folder}/{target}"]
+            subprocess.run(command, input=source.encode(), check=True)
+        function = ctypes.CDLL(f"{folder}/loop.so").loop
+        assembly = Path(f"{folder}/loop.s").read_text()
+    pointer = np.ctypeslib.ndpointer(dtype, flags="C")
+    function.argtypes = [pointer, pointer, ctypes.c_long]
+
+    def loop(x, out):
+        function(x, out, len(x))
+
+    loop.assembly = assembly
+    return loop
+
+
+@pytest.fixture(scope="module", params=["numba", "c"])
+def loops(request):
+    """Return a function from a name and a dtype to a compiled loop over an array."""
+    if request.param == "c" and not COMPILER[0]:
+        pytest.skip("there is no C++ compiler")
+    return cache(numba_loop if request.param == "numba" else c_loop)
+
+
+def run(loop, x):
+    out = np.empty_like(x)
+    loop(x, out)
+    return out
+
+
+def cast(values, dtype):
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(values).astype(dtype)
+
+
+def reference(name, x):
+    """Return the exact values and their neighbours' distance, in extended precision."""
+    with np.errstate(all="ignore"):
+        exact = EXACT[name](x.astype(np.longdouble))
+        return exact, np.spacing(np.abs(exact).astype(x.dtype)).astype(np.longdouble)
+
+
+def arguments(name, dtype):
+    """Return arguments of all sizes at which the function is finite."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([scale * rng.uniform(-1, 1, 20_000) for scale in SCALES])
+    if name == "log":
+        x = np.concatenate([np.exp(x), 1 + x[np.abs(x) < 0.9]])
+    if name == "log1p":
+        x = np.concatenate([x[np.abs(x) < 1], np.exp(x)])
+    return cast(x, dtype)
+
+
+@needs_extended_precision
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXACT)
+def test_error_in_units_in_the_last_place(loops, name, dtype):
+    x = arguments(name, dtype)
+    out = run(loops(name, dtype), x)
+    exact, unit = reference(name, x)
+    finite = np.isfinite(cast(exact, dtype))
+    assert finite.sum() > 100_000
+    np.testing.assert_array_equal(np.isfinite(out), finite)
+    assert np.max(np.abs(out[finite] - exact[finite]) / unit[finite]) < UNITS[name]
+
+
+@needs_extended_precision
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXACT)
+def test_overflow_and_underflow(loops, name, dtype):
+    """Results and arguments among the subnormal numbers, and the last before infinity."""
+    info = np.finfo(dtype)
+    low, high = np.log(float(info.smallest_subnormal)), np.log(float(info.max))
+    edges = np.concatenate(
+        [np.linspace(low - 2, low + 40, 5000), np.linspace(-1, 1e-3, 999) + high]
+    )
+    if name.startswith("log"):
+        tiny = float(info.smallest_subnormal)
+        edges = np.concatenate([tiny * np.arange(1, 999), np.linspace(0.1, 1, 999) * info.max])
+    x = cast(edges, dtype)
+    out = run(loops(name, dtype), x)
+    exact, unit = reference(name, x)
+    expected = cast(exact, dtype)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(out[~finite], expected[~finite])
+    assert np.max(np.abs(out[finite] - exact[finite]) / unit[finite]) < UNITS[name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXACT)
+def test_special_values(loops, name, dtype):
+    x = cast([*SPECIAL, -1.0, -1.5, 1.0], dtype)
+    out = run(loops(name, dtype), x)
+    with np.errstate(all="ignore"):
+        expected = cast(EXACT[name](x.astype(np.longdouble)), dtype)
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=0)
+    number = ~np.isnan(out)
+    np.testing.assert_array_equal(np.signbit(out[number]), np.signbit(expected[number]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bounded_functions_keep_their_bounds(loops, dtype):
+    x = arguments("tanh", dtype)
+    assert np.abs(run(loops("tanh", dtype), x)).max() <= 1
+    share = run(loops("sigmoid", dtype), x)
+    assert share.min() >= 0
+    assert share.max() <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logaddexp(dtype):
+    function, _ = numba_intrinsic(vector_function("logaddexp", dtype))
+    rng = np.random.default_rng(1)
+    x = cast(np.concatenate([SPECIAL, 30 * rng.normal(size=500)]), dtype)
+    loop = numba.njit(lambda x, y, out: _fill(function, x, y, out))
+    for y in (x, x[::-1].copy(), *(np.full_like(x, number) for number in x[:10])):
+        out = np.empty_like(x)
+        loop(x, y, out)
+        with np.errstate(all="ignore"):
+            exact = np.logaddexp(x.astype(np.longdouble), y.astype(np.longdouble))
+        rtol = 4 * np.finfo(dtype).eps
+        np.testing.assert_allclose(out, cast(exact, dtype), rtol=rtol, atol=rtol)
+
+
+@numba.njit
+def _fill(function, x, y, out):
+    for i in range(x.shape[0]):
+        out[i] = function(x[i], y[i])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_loops_are_vectorized(loops, name, dtype):
+    loop = loops(name, dtype)
+    run(loop, np.ones(3, dtype))
+    if hasattr(loop, "assembly"):
+        assert not re.search(r"(call|jmp|bl)\s.*\b(exp|expm1|log|log1p|tanh)f?\b", loop.assembly)
+        if platform.machine() == "x86_64":
+            assert re.search(f"mulp{'d' if dtype == 'float64' else 's'}", loop.assembly)
+        return
+    (code,) = loop.inspect_llvm().values()
+    scalar = "double" if dtype == "float64" else "float"
+    assert re.search(rf"fmul (contract )?<\d+ x {scalar}>", code)
+    # Divisions and additions may be vectorized while a call of the C library is not.
+    assert not re.search(r"call .*@(exp|expm1|log|log1p|tanh)f?\(", code)
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_loops_of_scanlib_use_them(linker):
+    """Where argument and result have the same dtype; others keep PyTensor's functions."""
+    x, n = pt.vector("x", dtype="float64"), pt.vector("n", dtype="int64")
+
+    def step(x, n, y):
+        rates = pt.exp(-x) + pt.log(x) + pt.log1p(x) + pt.expm1(x) + pt.tanh(x)
+        return 0.5 * y + rates + pt.sigmoid(x) + pt.softplus(x) + pt.exp(n), pt.sin(y)
+
+    results = scanlib.scan(step, sequences=[x, n], outputs_info=[0.0, None], return_updates=False)
+    f = pytensor.function([x, n], results, mode=MODES[linker])
+    loops = [v.op for v in f.maker.fgraph.apply_nodes if isinstance(v.op, ElemwiseScan)]
+    kernels = [kernel for op in loops for kernel in program_of(op).kernels.run]
+    called = " ".join(own.name for kernel in kernels for own in functions_of(kernel))
+    assert set(re.findall(r"scanlib_([a-z0-9]+)_float64\b", called)) == set(EXACT)
+    x_value, n_value = np.array([0.5, 1e-9, 3.0, 700.0]), np.array([1, 0, -2, 3])
+    expected = np.exp(n_value.astype(float))
+    expected += np.exp(-x_value) + sum(
+        EXACT[name](x_value) for name in ("log", "log1p", "expm1", "tanh", "sigmoid", "softplus")
+    )
+    for t in range(1, 4):
+        expected[t] += 0.5 * expected[t - 1]
+    np.testing.assert_allclose(f(x_value, n_value)[0], expected, rtol=1e-14)

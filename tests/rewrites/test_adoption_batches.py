@@ -1,0 +1,314 @@
+"""Batches that `vectorize_graph` made of loops of `pytensor.scan`, adopted as a whole."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+from pytensor.graph.replace import vectorize_graph
+from pytensor.scan.utils import until
+
+import scanlib
+from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.rewrites.adopt.adopt_batches import Member, is_batch
+from tests.checks import assert_same
+from tests.derivatives import (
+    central_gradient,
+    directional_derivative,
+    second_directional_derivative,
+)
+from tests.legacy_loops import LOOPS, scan
+from tests.modes import MODES
+from tests.rewrites.test_adoption import ADOPTING, assert_all_adopted, variables
+
+rng = np.random.default_rng(31)
+# PyTensor itself cannot compute the batch: it adds zeros of too few rows.
+VALUES_ALONE = {"parts_of_a_trace"}
+# The loop over segments in the gradient stays a batch of PyTensor's: its length is another
+# expression than that of its rows, which are reshaped.
+LEFT = {"checkpoints"}
+
+
+def assert_adopted(function):
+    fgraph = function.maker.fgraph
+    assert_all_adopted(fgraph)
+    assert not any(is_batch(node.op) for node in fgraph.apply_nodes)
+
+
+def cost_of(outputs):
+    return sum((value * value).sum() + value.sum() for value in outputs)
+
+
+def batch_of(value):
+    """Return two members, which differ where they are numbers to compute with."""
+    other = value if value.dtype.kind in "iub" else value * value.dtype.type(1.03)
+    return np.stack([value, other])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_values_and_gradients(name):
+    case = LOOPS[name]
+    inputs = variables(case)
+    outputs = case.build(*inputs)
+    gradients = []
+    if case.order and name not in VALUES_ALONE:
+        gradients = pytensor.grad(cost_of(outputs), inputs, disconnected_inputs="ignore")
+    arrays = [batch_of(value) for value in case.values]
+    batches = [pt.tensor(dtype=a.dtype, shape=(None,) * a.ndim) for a in arrays]
+    results = vectorize_graph([*outputs, *gradients], dict(zip(inputs, batches, strict=True)))
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        f = pytensor.function(batches, results, mode=ADOPTING["c"], on_unused_input="ignore")
+        if name not in LEFT:
+            assert_adopted(f)
+        found = f(*arrays)
+    rtol = 1e-5 if case.values[0].dtype == "float32" else 1e-9
+
+    def plain(*values):
+        return cost_of([np.asarray(value) for value in case.plain(*values)])
+
+    for member in range(2):
+        values = [array[member] for array in arrays]
+        expected = [np.asarray(value) for value in case.plain(*values)]
+        own = [
+            value[member] if value.ndim > known.ndim else value
+            for value, known in zip(found, expected, strict=False)
+        ]
+        assert_same(own, expected, rtol=rtol)
+        if gradients:
+            for value, known in zip(
+                found[len(outputs) :], central_gradient(plain, values), strict=True
+            ):
+                np.testing.assert_allclose(value[member], known, rtol=1e-5, atol=1e-6)
+
+
+# Of b (3, 4, 2), a batch of three; v (2,), w (3, 2) and u (3, 3, 2), of which only the last is one.
+EXPRESSIONS = {
+    "elementwise": lambda b, v, w, u: pt.exp(b) + v,
+    "rows": lambda b, v, w, u: b[:, 1:, 0],
+    "a member": lambda b, v, w, u: b[1:] + b[0],
+    "rows set": lambda b, v, w, u: pt.set_subtensor(b[:, 1:], u),
+    "rows set to equal ones": lambda b, v, w, u: pt.set_subtensor(b[:, 1:], v),
+    "rows set to the same": lambda b, v, w, u: pt.inc_subtensor(b[:, 1:], w),
+    "members set": lambda b, v, w, u: pt.set_subtensor(b[1:], 0.0),
+    "sum of rows": lambda b, v, w, u: b.sum(axis=1),
+    "sum of members": lambda b, v, w, u: b.sum(axis=(0, 2)),
+    "sum of all": lambda b, v, w, u: b.sum() + u.sum(axis=()),
+    "axes": lambda b, v, w, u: b.dimshuffle(0, 2, "x", 1),
+    "axes of the batch": lambda b, v, w, u: b.dimshuffle(2, 0, 1),
+    "joined rows": lambda b, v, w, u: pt.concatenate([b, u, b[:, :1]], axis=1),
+    "joined members": lambda b, v, w, u: pt.concatenate([b, b[:1]]),
+    "sizes": lambda b, v, w, u: pt.alloc(b.shape[1:], b.shape[0], 2),
+    "other sizes": lambda b, v, w, u: pt.alloc(b.shape[:2], b.shape[0], 2),
+    "known sizes": lambda b, v, w, u: pt.specify_shape(b, (None, 4, 2)),
+    "a known number of members": lambda b, v, w, u: pt.specify_shape(b, (3, None, None)),
+    "products": lambda b, v, w, u: b @ u.dimshuffle(0, 2, 1),
+    "the same for all": lambda b, v, w, u: pt.zeros((3, 2)) + pt.exp(v)[None],
+}
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_one_member(name):
+    """What one member computes, made a batch again, is what the batch computes."""
+    variables = pt.dtensor3("b"), pt.dvector("v"), pt.dmatrix("w"), pt.dtensor3("u")
+    values = [rng.normal(size=size) for size in [(3, 4, 2), (2,), (3, 2), (3, 3, 2)]]
+    batch = EXPRESSIONS[name](*variables)
+    member = Member(1)
+    one = member.of(batch)
+    assert one.type.ndim == batch.type.ndim - 1
+    again = vectorize_graph(one, member.batches) if member.batches else one
+    f = pytensor.function(variables, [batch, again], mode=MODES["py"], on_unused_input="ignore")
+    expected, found = f(*values)
+    np.testing.assert_array_equal(*np.broadcast_arrays(found, expected))
+
+
+def volatility(x, theta):
+    """The logarithm of a density, whose variances follow a recurrence."""
+    (v,) = scan(lambda x, v, t: t[0] + t[1] * x**2 + t[2] * v, x[:-1], [pt.ones(())], theta)
+    return -0.5 * (pt.log(v) + x[1:] ** 2 / v).sum()
+
+
+def plain_volatility(x, theta):
+    v, total = 1.0, 0.0
+    for last, x_ in pairwise(x):
+        v = theta[0] + theta[1] * last**2 + theta[2] * v
+        total -= 0.5 * (np.log(v) + x_**2 / v)
+    return total
+
+
+class TestParametersAlone:
+    """As samplers ask for many densities of the same data."""
+
+    x, theta = pt.dvector("x"), pt.dvector("theta")
+    values = rng.normal(size=9), rng.uniform(0.1, 0.4, size=(2, 3, 3))
+
+    def check(self, function):
+        found, gradient = function(*self.values)
+        assert found.shape == (2, 3)
+        for i in np.ndindex(2, 3):
+            own = self.values[1][i]
+            np.testing.assert_allclose(found[i], plain_volatility(self.values[0], own), rtol=1e-12)
+            (known,) = central_gradient(lambda t: plain_volatility(self.values[0], t), [own])
+            np.testing.assert_allclose(gradient[i], known, rtol=1e-6, atol=1e-9)
+
+    def outputs(self, thetas):
+        cost = volatility(self.x, self.theta)
+        return vectorize_graph([cost, pytensor.grad(cost, self.theta)], {self.theta: thetas})
+
+    @pytest.mark.parametrize("linker", ["NUMBA", "CVM"])
+    def test_two_axes(self, linker):
+        thetas = pt.dtensor3("thetas")
+        mode = get_mode(linker).including("scanlib_adopt")
+        function = pytensor.function([self.x, thetas], self.outputs(thetas), mode=mode)
+        assert_adopted(function)
+        names = [loop.op for loop in scanlib.explain(function).loops]
+        assert names == ["ElemwiseScan", "ElemwiseScan"]
+        self.check(function)
+
+    @pytest.mark.slow
+    def test_compiled_without_adoption_before(self):
+        """PyTensor lets the step of the loop that it compiles overwrite its inputs."""
+        thetas = pt.dtensor3("thetas")
+        outputs = self.outputs(thetas)
+        pytensor.function([self.x, thetas], outputs, mode="CVM")(*self.values)
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([self.x, thetas], outputs, mode=ADOPTING["c"])
+            assert_adopted(function)
+            self.check(function)
+
+    def test_shared_and_drawn_rows(self):
+        """What is the same for all members stays what it is."""
+        data, rng = pytensor.shared(self.values[0]), pytensor.shared(np.random.default_rng(3))
+        noise = pt.random.normal(rng=rng, size=(9,), return_next_rng=False)
+        cost = volatility(data + 0.1 * noise, self.theta)
+        thetas = pt.dmatrix("thetas")
+        outputs = vectorize_graph(
+            [cost, pytensor.grad(cost, self.theta), noise], {self.theta: thetas}
+        )
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([thetas], outputs, mode=ADOPTING["c"])
+            assert_adopted(function)
+            found, _, drawn = function(self.values[1][0])
+        rows = self.values[0] + 0.1 * drawn
+        expected = [plain_volatility(rows, theta) for theta in self.values[1][0]]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+    def test_members_of_one_batch_in_another(self):
+        """The result of a batch of one axis is a batch of two for the next loop."""
+        x, h0 = pt.dmatrix("x"), pt.dscalar("h0")
+        rows = pt.dvector("row")
+        (one,) = scan(lambda x, h: 0.5 * h + x, rows, [pt.zeros(())])
+        first = vectorize_graph(one, {rows: x})
+        (two,) = scan(lambda h: pt.sin(h), None, [h0], n_steps=3)
+        second = vectorize_graph(two[-1], {h0: first})
+        with pytensor.config.change_flags(scanlib__perform="python"):
+            function = pytensor.function([x], second, mode=ADOPTING["c"])
+            assert_adopted(function)
+            found = function([[1.0, 2.0], [3.0, -1.0]])
+        expected = np.array([[1.0, 2.5], [3.0, 0.5]])
+        np.testing.assert_allclose(found, np.sin(np.sin(np.sin(expected))))
+
+    def test_what_cannot_be_adopted_stays_a_batch(self):
+        x = pt.dvector("x")
+        y = pytensor.scan(
+            lambda x, y: 0.5 * y + x, x, [pt.zeros(())], return_updates=False, profile=True
+        )
+        batch = pt.dmatrix("batch")
+        outputs = vectorize_graph(y, {x: batch})
+        function = pytensor.function([batch], outputs, mode=ADOPTING["py"])
+        (loop,) = adoption_record(function.maker.fgraph).loops
+        assert "profile" in loop.reason
+        np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
+
+
+def until_of_a_state(a, scan, tanh):
+    (y,) = scan(lambda y, a: ([y + a * a], y > 1.5), [0.0], a)
+    return y[-1]
+
+
+def until_of_outputs(a, scan, tanh):
+    _, z = scan(lambda y, a: ([y + a * a, tanh(y * a)], y > 1.0), [0.0, None], a)
+    return z[-1] ** 2
+
+
+def until_of_two(a, scan, tanh):
+    y, z = scan(lambda y, z, a: ([0.9 * y + a, z * a + 0.3 * y], y > 2.0), [0.1, 0.5], a)
+    return y[-1] * z[-1]
+
+
+def until_of_all(a, scan, tanh):
+    def step(y, z, a):
+        return [0.9 * y + a, z * a + 0.3 * y, tanh(y * y) + a * a * z], y > 2.0
+
+    _, z, v = scan(step, [0.1, 0.5, None], a)
+    return v[-1] ** 2 * z[-1] * a
+
+
+def plain_scan(step, initial, a):
+    rows, states = [], [value for value in initial if value is not None]
+    for _ in range(20):
+        new, stop = step(*states, a)
+        rows.append(new)
+        states = [value for value, start in zip(new, initial, strict=True) if start is not None]
+        if stop:
+            break
+    return np.transpose(rows)
+
+
+def symbolic_scan(step, initial, a):
+    def legacy_step(*arguments):
+        values, stop = step(*arguments)
+        return values, until(stop)
+
+    starts = [None if value is None else pt.constant(value, dtype="float64") for value in initial]
+    traces = pytensor.scan(
+        legacy_step, outputs_info=starts, non_sequences=a, n_steps=20, return_updates=False
+    )
+    return traces if isinstance(traces, list) else [traces]
+
+
+@pytest.mark.parametrize("build", [until_of_all, until_of_a_state, until_of_outputs, until_of_two])
+def test_members_that_end_by_themselves(build):
+    """A gradient walks back from where each member ended, not from where the last one did."""
+
+    def reference(a):
+        return build(a, plain_scan, np.tanh)
+
+    a, batch = pt.dscalar("a"), pt.dvector("a")
+    cost = build(a, symbolic_scan, pt.tanh)
+    gradient = pytensor.grad(cost, a)
+    results = vectorize_graph([cost, gradient, pytensor.grad(gradient, a)], {a: batch})
+    values = np.array([0.52, 0.7, 0.9])
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        f = pytensor.function([batch], results, mode=ADOPTING["c"])
+        assert_adopted(f)
+        actual, first, second = f(values)
+    np.testing.assert_allclose(actual, [reference(value) for value in values], rtol=1e-12)
+    for found, derivative in (first, directional_derivative), (second, curvature):
+        expected = [derivative(reference, [value], [1.0]) for value in values]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def curvature(f, arrays, direction):
+    return second_directional_derivative(f, arrays, direction, direction)
+
+
+def test_truncated_gradients_of_members_that_end_by_themselves():
+    """Of these there is no batch: they stay PyTensor's, and raise nothing."""
+    a, batch = pt.dscalar("a"), pt.dvector("a")
+    y = pytensor.scan(
+        lambda y, a: (y + a * a, until(y > 1.5)),
+        outputs_info=pt.constant(0.0, dtype="float64"),
+        non_sequences=a,
+        n_steps=20,
+        truncate_gradient=2,
+        return_updates=False,
+    )
+    results = vectorize_graph([y[-1], pytensor.grad(y[-1], a)], {a: batch})
+    f = pytensor.function([batch], results, mode=ADOPTING["c"])
+    assert any(is_batch(node.op) for node in f.maker.fgraph.apply_nodes)
+    # PyTensor has no rows for members of different lengths; these have one.
+    np.testing.assert_allclose(f([0.7, 0.7])[1], [2.8, 2.8])

@@ -1,0 +1,71 @@
+"""What is said of a step that fails: the loop, the operation, the step and the sizes."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import OPT_FAST_RUN, Mode
+from pytensor.raise_op import Assert
+
+from scanlib import scan
+
+MODES = {
+    "numba": "NUMBA",
+    "c": Mode("cvm", OPT_FAST_RUN),
+    "python": Mode("py", OPT_FAST_RUN),
+    "FAST_COMPILE": "FAST_COMPILE",
+}
+P, F, x = pt.dmatrix("P"), pt.dmatrix("F"), pt.dvector("x")
+places = pt.lvector("places")
+ONES = {"P": np.ones((4, 3)), "F": np.ones((4, 5)), "x": np.ones(3), "places": np.array([0, 7])}
+
+
+def rotated(h, x):
+    return pt.tanh(pt.concatenate([h[1:], h[:1]]) + x)
+
+
+def checked(i, h):
+    return Assert("the place {i} is not below 5")(h + 1.0, i < 5)
+
+
+# The step, its sequences, initial value and non-sequences; what it raises, and the message.
+FAILURES = {
+    "product": (
+        (lambda P, F: pt.tanh(F @ P), None, P, F),
+        (ValueError, "F @ P at step 0: (4, 5) times (4, 3)"),
+    ),
+    "sum": (
+        (rotated, None, pt.zeros(4), x),
+        (ValueError, "at step 0: Incompatible Elemwise input shapes, sizes 4 and 3 along axis 0"),
+    ),
+    "index": (
+        (lambda i, h, x: h + x[i], places, pt.zeros(()), x),
+        (IndexError, "x[places] at step 1: index 7 is out of bounds for axis 0 with size 3"),
+    ),
+    "index of a row": (
+        (lambda i, h, x: pt.tanh(h) @ pt.ones((2, 2)) + x[-i], places, pt.zeros(2), x),
+        (IndexError, "] at step 1: index -7 is out of bounds for axis 0 with size 3"),
+    ),
+    "singular": (
+        (lambda P, F: pt.linalg.inv(P[:3] * 0.0), None, P[:3], F),
+        (np.linalg.LinAlgError, " at step 0: Matrix is singular to machine precision."),
+    ),
+    "assertion": (
+        (checked, places, pt.zeros(2), None),
+        (AssertionError, " at step 1: the place {i} is not below 5"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_messages(failure, mode):
+    (step, sequences, initial, other), (error, message) = FAILURES[failure]
+    n_steps = 2 if sequences is None else None
+    y, _ = scan(step, sequences, [initial], other, n_steps=n_steps, name="walk")
+    f = pytensor.function([P, F, x, places], y, mode=MODES[mode], on_unused_input="ignore")
+    with pytest.raises(error) as raised:
+        f(*ONES.values())
+    (text, *_) = str(raised.value).split("\n")
+    assert text.startswith("scan `walk`: ")
+    assert message in text
