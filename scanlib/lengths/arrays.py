@@ -109,6 +109,7 @@ class Lengths:
         self.steps = steps
         self.known: dict[Symbol, int] = {} if known is None else known
         self.sources = sources or {}
+        self.outside = self if sources is None else Lengths(steps, known, sure=sure)
         self.sure = sure
         self._axes: dict[tuple[Variable, int], LengthForm] = {}
         self._integers: dict[Variable, LengthForm] = {}
@@ -127,9 +128,9 @@ class Lengths:
         static = variable.type.shape[axis]
         if static is not None:
             return number(static)
-        if variable in self.sources:
-            source = self.sources[variable]
-            return self.of(source.array, axis + source.lead)
+        source = self._source(variable, axis)
+        if source is not None:
+            return self.outside.of(source.array, axis + source.lead)
         node = variable.owner
         if node is None:
             return None
@@ -156,6 +157,12 @@ class Lengths:
         if isinstance(op, Elemwise):
             return self.of(_wide(node, axis)[0], axis)
         return self._of_loop(node, variable, axis)
+
+    def _source(self, variable: Variable, axis: int) -> Source | None:
+        """Return where an input of a step has an axis from, None if it has it from nowhere."""
+        source = self.sources.get(variable)
+        ndim = 0 if source is None else getattr(source.array.type, "ndim", 0)
+        return source if source is not None and axis + source.lead < ndim else None
 
     def _of_part(self, node: Apply, axis: int) -> LengthForm | None:
         """Return the length of an axis that an index takes all or some items of."""
@@ -205,9 +212,9 @@ class Lengths:
         if self.of(variable, axis) == length:
             return True
         node = variable.owner
-        if variable in self.sources:
-            source = self.sources[variable]
-            return self.agrees(source.array, length, axis + source.lead)
+        source = self._source(variable, axis)
+        if source is not None:
+            return self.outside.agrees(source.array, length, axis + source.lead)
         if node is None:
             return False
         if isinstance(node.op, SAME):
@@ -270,7 +277,7 @@ class Lengths:
             return number(int(np.asarray(variable.data).item()))
         if variable in self.sources:
             source = self.sources[variable]
-            return self.integer(source.array) if source.fixed else None
+            return self.outside.integer(source.array) if source.fixed else None
         axis = measured(variable)
         if axis is not None:
             return self.of(*axis)
@@ -296,7 +303,7 @@ class Lengths:
         """Return `n` if a variable is ``0, 1, …, n-1``; None if it may be otherwise."""
         if variable in self.sources:
             source = self.sources[variable]
-            return self.of_range(source.array) if source.fixed else None
+            return self.outside.of_range(source.array) if source.fixed else None
         if isinstance(variable, Constant):
             data = np.asarray(variable.data)
             plain = data.ndim == 1 and data.dtype.kind in "iu"

@@ -29,23 +29,25 @@ def missing_steps(required: int) -> str:
 
 def count_steps(op: LinearScan, parts: Parts) -> int:
     """Return the number of steps and check that all inputs have it."""
-    if parts.n_steps is not None:
-        steps = int(parts.n_steps)
-        if steps < 0:
-            raise StepCountError(NEGATIVE_STEPS, steps)
-    else:
-        steps = len(parts.offset) if parts.offset is not None else len(parts.matrix)
-    if parts.offset is not None and len(parts.offset) != steps:
-        raise SequenceLengthError(OFFSET_ROWS, len(parts.offset), steps)
-    if op.coefficient == "steps" and len(parts.matrix) != steps:
-        raise SequenceLengthError(MATRIX_ROWS, len(parts.matrix), steps)
-    if parts.right is not None and op.coefficient == "steps" and len(parts.right) != steps:
-        raise SequenceLengthError(MATRIX_ROWS, len(parts.right), steps)
+    given = op.steps(parts)
+    steps = len(given.sequences[0]) if given.n_steps is None else int(given.n_steps)
+    check_rows(op, parts, steps)
+    return steps
+
+
+def check_rows(op: LinearScan, parts: Parts, steps: int) -> None:
+    """Check that all inputs have the rows for a number of steps; those that are None are not."""
+    if steps < 0:
+        raise StepCountError(NEGATIVE_STEPS, steps)
+    matrices = [parts.matrix, parts.right] if op.coefficient == "steps" else []
+    for value in (parts.offset, *matrices):
+        if value is not None and len(value) != steps:
+            text = OFFSET_ROWS if value is parts.offset else MATRIX_ROWS
+            raise SequenceLengthError(text, len(value), steps)
     if len(parts.initial) != 1 and (steps or len(parts.initial) or op.untraced):
         raise InitialRowsError(INITIAL_ROWS, len(parts.initial))
     if steps < op.required_steps:
         raise IndexError(missing_steps(op.required_steps))
-    return steps
 
 
 def check_shapes(op: LinearScan, parts: Parts) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -12,6 +12,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
+from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
 from scanlib.ops.signature import BodyInputs, Labels, Signature
 
 UNKNOWN = "..."  # stands for a value that has no name
@@ -42,6 +43,39 @@ class Messages:
         self.labels = labels
         self.title = f"{loop_title(name)}: "
         self.prefix = _escaped(self.title)
+
+    def count_steps(
+        self,
+        n_steps: int | None,
+        lengths: Iterable[int | None],
+        initial_rows: Iterable[int] | None = None,
+    ) -> int:
+        """Return the number of steps, and check that all has as many rows as it takes.
+
+        Parameters
+        ----------
+        n_steps : int or None
+            The number of steps, where it is given.
+        lengths : iterable of int or None
+            Of the sequences; None for one that is not checked.
+        initial_rows : iterable of int, optional
+            How many each state is given.
+        """
+        lengths = list(lengths)
+        steps = min(n for n in lengths if n is not None) if n_steps is None else n_steps
+        if steps < 0:
+            raise StepCountError(self.negative_steps(), steps)
+        for i, length in enumerate(lengths):
+            if length is not None and length != steps:
+                raise SequenceLengthError(self.sequence_length(i), length, steps)
+        self.check_initial_rows(initial_rows or ())
+        return steps
+
+    def check_initial_rows(self, given: Iterable[int]) -> None:
+        """Check that states have their initial rows."""
+        for i, (rows, depth) in enumerate(zip(given, self.signature.depths, strict=False)):
+            if rows != depth:
+                raise InitialRowsError(self.initial_rows(i), rows)
 
     def negative_steps(self) -> str:
         """Numbers: n_steps."""

@@ -19,13 +19,10 @@ from pytensor.compile.mode import FAST_COMPILE
 from scanlib._compat import thaw_graph
 from scanlib.ops.errors import (
     InitialRowsError,
-    SequenceLengthError,
-    StepCountError,
     StepShapeError,
 )
 from scanlib.ops.messages import Messages
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
-from scanlib.ops.signature import Signature
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
@@ -72,7 +69,7 @@ class PythonLoop:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.signature.split_inputs(inputs)
-        steps = count_steps(self.signature, self.messages, outer)
+        steps = count_steps(self.messages, outer)
         histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
         carries = [self.copied(value) for value in outer.carries]
         stacks: list[Any] = [None] * self.signature.n_outputs
@@ -171,18 +168,10 @@ class PythonLoop:
         return [*histories, *carries, *stacks]
 
 
-def count_steps(signature: Signature, messages: Messages, outer: Any) -> int:
+def count_steps(messages: Messages, outer: Any) -> int:
     """Return the number of steps of a loop and check that its sequences have it."""
-    if outer.n_steps is not None:
-        steps = int(outer.n_steps)
-        if steps < 0:
-            raise StepCountError(messages.negative_steps(), steps)
-    else:
-        steps = min(len(sequence) for sequence in outer.sequences)
-    for i, sequence in enumerate(outer.sequences):
-        if len(sequence) != steps:
-            raise SequenceLengthError(messages.sequence_length(i), len(sequence), steps)
-    return steps
+    n_steps = None if outer.n_steps is None else int(outer.n_steps)
+    return messages.count_steps(n_steps, map(len, outer.sequences))
 
 
 def empty_row_shapes(op: Scan) -> Any:

@@ -14,8 +14,6 @@ from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.channel_plan import Place
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import (
-    InitialRowsError,
-    SequenceLengthError,
     StepIndexError,
     StepShapeError,
 )
@@ -78,15 +76,8 @@ def geometry(loop: LoopWriter, shapes: Sequence[Shape], n_steps: int | None = No
         for array, shape in zip(loop.parameters.inputs, shapes, strict=True)
     }
     lengths = [given[name][0] for name in loop.plan.outer.sequences]
-    steps = min(lengths) if n_steps is None else n_steps
-    for i, length in enumerate(lengths):
-        if length != steps:
-            raise SequenceLengthError(messages.sequence_length(i), length, steps)
-    for i, (name, depth) in enumerate(
-        zip(loop.plan.outer.initials, loop.signature.depths, strict=True)
-    ):
-        if given[name][0] != depth:
-            raise InitialRowsError(messages.initial_rows(i), given[name][0])
+    initial_rows = [given[name][0] for name in loop.plan.outer.initials]
+    steps = messages.count_steps(n_steps, lengths, initial_rows)
     if steps < loop.signature.required_steps:
         raise IndexError(messages.missing_steps())
     sizes = _sizes(loop, given, steps, messages)

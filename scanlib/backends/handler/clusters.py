@@ -120,7 +120,8 @@ class Plan:
             if node in self.refused:
                 continue
             if isinstance(node.op, Shape_i):
-                cheap.add(node)
+                if isinstance(node.inputs[0].type, DenseTensorType):
+                    cheap.add(node)
             elif all(getattr(v.type, "ndim", 0) == 0 for v in (*node.inputs, *node.outputs)):
                 if isinstance(node.op, NUMBERS) and all(map(comes_from_elsewhere, node.inputs)):
                     cheap.add(node)

@@ -34,7 +34,6 @@ from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import StepCount, count_steps
 from scanlib.ops import linear_loop
 from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 
@@ -129,22 +128,9 @@ def _count(op: LinearScan, parts: Parts) -> StepCount:
 def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
     """Raise what can be known to be wrong when JAX compiles."""
     linear_loop.check_shapes(op, parts)
-    if steps is None:
-        return
-    if steps < 0:
-        raise StepCountError(linear_loop.NEGATIVE_STEPS, steps)
-    for value, text, timed in (
-        (parts.offset, linear_loop.OFFSET_ROWS, True),
-        (parts.matrix, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
-        (parts.right, linear_loop.MATRIX_ROWS, op.coefficient == "steps"),
-    ):
-        if timed and value is not None and not has_unknown_rows(value) and len(value) != steps:
-            raise SequenceLengthError(text, len(value), steps)
-    rows = len(parts.initial)
-    if rows != 1 and (steps or rows or op.untraced):
-        raise InitialRowsError(linear_loop.INITIAL_ROWS, rows)
-    if steps < op.required_steps:
-        raise IndexError(linear_loop.missing_steps(op.required_steps))
+    if steps is not None:
+        known = Parts(*(None if has_unknown_rows(part) else part for part in parts))
+        linear_loop.check_rows(op, known, steps)
 
 
 def next_state(op: LinearScan, parts: Parts, h: Any) -> Any:

@@ -41,9 +41,6 @@ from scanlib.backends.jax.state_rows import (
 )
 from scanlib.backends.jax.unknown_steps import run_unknown
 from scanlib.ops.errors import (
-    InitialRowsError,
-    SequenceLengthError,
-    StepCountError,
     StepShapeError,
 )
 from scanlib.ops.messages import Messages
@@ -126,21 +123,12 @@ class JAXLoop:
 
     def check(self, outer: OuterInputs, steps: StepCount) -> None:
         """Raise what can be known to be wrong when JAX compiles."""
-        known = steps.known
-        if known is not None:
-            if known < 0:
-                raise StepCountError(self.messages.negative_steps(), known)
-            for i, sequence in enumerate(outer.sequences):
-                if not has_unknown_rows(sequence) and len(sequence) != known:
-                    message = self.messages.sequence_length(i)
-                    raise SequenceLengthError(message, len(sequence), known)
-            if known < self.signature.required_steps:
+        if steps.known is not None:
+            lengths = (None if has_unknown_rows(s) else len(s) for s in outer.sequences)
+            self.messages.count_steps(steps.known, lengths)
+            if steps.known < self.signature.required_steps:
                 raise IndexError(self.messages.missing_steps())
-        for i, (initial, depth) in enumerate(
-            zip(outer.initials, self.signature.depths, strict=True)
-        ):
-            if len(initial) != depth:
-                raise InitialRowsError(self.messages.initial_rows(i), len(initial))
+        self.messages.check_initial_rows(map(len, outer.initials))
 
     # One step
 

@@ -10,9 +10,6 @@ from pytensor.compile.io import In
 from pytensor.compile.mode import NUMBA
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.type import Type
-from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.execution import register_preparer
@@ -96,8 +93,3 @@ def constant_value(data: object) -> np.ndarray | object:
     ):
         return np.ascontiguousarray(data)
     return data
-
-
-def is_zero_dim(type: Type) -> bool:
-    """Whether values of this type are held as scalars."""
-    return isinstance(type, ScalarType) or (isinstance(type, TensorType) and type.ndim == 0)

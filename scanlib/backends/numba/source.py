@@ -105,7 +105,7 @@ class Source:
         key = None
         if self.cacheable:
             versions = [
-                version,  # the text of this module included
+                version,
                 f"pytensor {pytensor.__version__}",
                 *([] if config.numba__fastmath else ["strict"]),
             ]

@@ -130,7 +130,7 @@ def plan_loop(op: ElemwiseScan, kernels: KernelLoop, inputs: Sequence[torch.Tens
     """Return how an elementwise loop runs on these arguments, None if not by its kernels."""
     messages = Messages(op.signature, op.scan.labels, op.scan.name)
     outer = op.signature.split_inputs(inputs)
-    steps = count_steps(op.signature, messages, outer)
+    steps = count_steps(messages, outer)
     arrays = _plain(inputs[int(outer.n_steps is not None) :])
     try:
         sizes = geometry(kernels.writer, [tuple(x.shape) for x in arrays], steps)

@@ -112,7 +112,7 @@ class ParallelLoop:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None if composing may have gone wrong, or there is no step."""
         outer = self.signature.split_inputs(inputs)
-        steps = count_steps(self.signature, self.walk.messages, outer)
+        steps = count_steps(self.walk.messages, outer)
         if steps == 0 or any(len(initial) != 1 for initial in outer.initials):
             return None
         sizes = self._sizes(outer)

@@ -115,8 +115,12 @@ class Workspace:
         """Write where a part begins, or, for their number, how many bytes all have."""
         if number == 0:
             return values.writer.constant(0, INT64)
-        part = self.parts[number - 1]
-        return values.value(part.start) + values.value(rounded(part.size))
+        first = number - 1
+        while first and not values.has(self.parts[first].start):
+            first -= 1
+        for part in self.parts[first:number]:  # no part by way of the one before: there may be many
+            end = values.value(part.start) + values.value(rounded(part.size))
+        return end
 
     def give_back(self, part: Part) -> None:
         """Let later results use a part."""

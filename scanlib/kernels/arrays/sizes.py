@@ -235,6 +235,10 @@ class SizeValues:
         self.writer, self.given, self.inside = writer, given, inside
         self._values: dict[Size, Value] = {}
 
+    def has(self, size: Size) -> bool:
+        """Whether a size is in the kernel already."""
+        return size in self._values
+
     def value(self, size: Size) -> Value:
         """Return a size as a value of the kernel."""
         if isinstance(size, int):

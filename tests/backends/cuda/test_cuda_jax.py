@@ -14,6 +14,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.linear_scan import LinearScan
+from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels
 from tests.families import both
 from tests.modes import MODES
 from tests.ops.test_linear_scan import make_values
@@ -26,7 +27,6 @@ from scanlib.backends.cuda import launch as launching  # noqa: E402
 from scanlib.backends.jax import compiled_loops, cuda, until  # noqa: E402
 from scanlib.backends.jax import linear as linear_loops  # noqa: E402
 from scanlib.backends.jax.platforms import on_platforms  # noqa: E402
-from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels  # noqa: E402
 from tests.cuda_device import (  # noqa: E402
     check_long_series,
     compile_for_host,
