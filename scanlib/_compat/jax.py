@@ -1,4 +1,8 @@
-"""What scanlib takes from PyTensor's JAX linker beyond its dispatch; nothing of JAX's own."""
+"""What scanlib takes from JAX, and from PyTensor's JAX linker, beyond public names."""
+
+# An operation of its own, one for each platform: `lax.platform_dependent` compiles all of them.
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 # A shape as a node of the graph: sizes that JAX must know are read through it.
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple

@@ -136,6 +136,10 @@ MATRIX_STEPS = {
     "determinants": lambda x, k, h: (
         h * 0.5 + pt.linalg.det(h) + x * pt.prod(pt.linalg.slogdet(h + pt.eye(N)))
     ),
+    "joins": lambda x, k, h: (
+        pt.concatenate([h[:2] * 0.5, pt.tanh(h[2:] + x)])
+        + pt.concatenate([pt.exp(-(h[:, :1] ** 2)), h[:, 1:] * x[1:]], axis=1) * 0.3
+    ),
     "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
     "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
 }

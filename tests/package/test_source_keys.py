@@ -9,7 +9,7 @@ import scanlib
 from scanlib import source_keys
 
 ROOT = Path(scanlib.__file__).parent
-WRITER = "scanlib.backends.numba.initial"
+WRITER = "scanlib.backends.numba.graph"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop_rewrite import LoopRewrite, WhereLoopsAre, failures_of
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.adopt.adopt import adopt
+from scanlib.rewrites.adopt import adopt
 from scanlib.rewrites.lower import lower_elementwise
 from tests.modes import MODES
 

@@ -82,7 +82,8 @@ class JAXLoop:
     @cached_property
     def function(self) -> Callable[..., tuple]:
         """One step: the body as a function of JAX arrays."""
-        return step_function(self.op, self.node)
+        with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
+            return step_function(self.op, self.node)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         outer = self.typed(self.signature.split_inputs(inputs))

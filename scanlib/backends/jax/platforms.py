@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
 
+from scanlib._compat.jax import Primitive, batching, mlir
 from scanlib.backends.jax.mesh_axes import varying
 
 Function = Callable[..., list[Any]]

@@ -15,6 +15,7 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.random.type import RandomGeneratorType
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib._compat.numba import NumbaError
 from scanlib.backends.handler.programs import program_of
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.bundles import as_arrays
@@ -147,7 +148,7 @@ def _compiled_apart(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Seque
     def run(*inputs: Any) -> Sequence[Any]:
         try:
             results = compiled(*inputs)
-        except (numba.core.errors.NumbaError, NotImplementedError) as error:
+        except (NumbaError, NotImplementedError) as error:
             raise NotCompilableError(str(error)) from error
         return [results] if single else list(results)
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.callconv import RETCODE_EXC
 from numba.extending import intrinsic
 
+from scanlib._compat.numba import RETCODE_EXC, cgutils
 from scanlib.backends.numba.lazy import address_of, register_address
 from scanlib.kernels.python_driver import poll_address
 

@@ -323,6 +323,14 @@ def write_elemwise(step: Step, node: Apply) -> None:
     plain = [pair for pair in tree.places if not any(k == 1 for k in pair[0].type.shape)]
     read = tree.places if len(plain) == len(tree.places) else []
     targets = [step.target(out, sizes, read) for out in node.outputs]
+    write_tree(tree, node, targets)
+    for out, place in zip(node.outputs, targets, strict=True):
+        step.bind_place(out, place)
+
+
+def write_tree(tree: Tree, node: Apply, targets: Sequence[Place]) -> None:
+    """Write the results of a tree's last node into memory of their sizes."""
+    step, sizes = tree.step, tree.loops()
     reads = tree.prepare()
     writes = [walked(step, place, sizes) for place in targets]
     loops = collapse(step, [*reads, *writes], sizes)
@@ -332,8 +340,6 @@ def write_elemwise(step: Step, node: Apply) -> None:
             array.store(step, spread(step, number, lanes))
 
     nest(step, [*reads, *writes], loops, write)
-    for out, place in zip(node.outputs, targets, strict=True):
-        step.bind_place(out, place)
 
 
 # Copies

@@ -2,8 +2,8 @@
 
 A variable without axes is a number; an integer that is known before the first step is a size as
 well (`scanlib.kernels.arrays.sizes`). Every other one has a `Place` in memory. Elementwise results
-that one other elementwise Op or reduction reads, at the same indices, are not stored at all: they
-are computed where they are read.
+that one other elementwise Op, reduction or join reads, at the same indices, are not stored at all:
+they are computed where they are read.
 
 An Op has one rule, a function that takes the step and the node; the modules beside this one have
 them. An Op without a rule has no kernel (`NoKernelError`).
@@ -22,10 +22,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.scalar.basic import Add, Mul, ScalarMaximum, ScalarMinimum, ScalarType, Sub
+from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.type import TensorType
 
+from scanlib._compat import join_of
 from scanlib.kernels.arrays.places import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.arrays.sizes import (
     Expression,
@@ -194,7 +196,9 @@ class Step:
             if out.type.ndim == 0 or len(clients) != 1:
                 continue
             ((client, _),) = clients
-            if not isinstance(client.op, Elemwise | CAReduce) or out in graph.outputs:
+            if not isinstance(client.op, Elemwise | CAReduce | Join) or out in graph.outputs:
+                continue
+            if isinstance(client.op, Join) and join_of(client)[0] is None:
                 continue
             if isinstance(client.op, Elemwise):
                 read = client.outputs[0].type

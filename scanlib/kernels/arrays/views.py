@@ -34,7 +34,13 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, split_of
-from scanlib.kernels.arrays.nests import contiguous, write_copy, write_numbers
+from scanlib.kernels.arrays.nests import (
+    Tree,
+    contiguous,
+    write_copy,
+    write_numbers,
+    write_tree,
+)
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
 from scanlib.kernels.arrays.step import Step, core_op, rule
@@ -497,25 +503,30 @@ def write_join(step: Step, node: Apply) -> None:
     if out.type.ndim == 1 and all(part in step.items for part in parts):
         step.items[out] = [number for part in parts for number in step.items[part]]
         return
-    places = [step.place(part) for part in parts]
-    sizes = list(places[0].sizes)
-    for place in places[1:]:
-        for other, size in enumerate(place.sizes):
+    sources = [Tree(step, p.owner) if p in step.deferred else step.place(p) for p in parts]
+    shapes = [s.loops() if isinstance(s, Tree) else list(s.sizes) for s in sources]
+    sizes = list(shapes[0])
+    for shape in shapes[1:]:
+        for other, size in enumerate(shape):
             if other != along:
                 given, text = (sizes[other], size), f"{JOINED}{other}"
                 sizes[other] = step.require(*given, "ValueError", text, given)
-    sizes[along] = total(*(place.sizes[along] for place in places))
+    sizes[along] = total(*(shape[along] for shape in shapes))
     target = step.target(out, sizes)
     first: Size = 0
-    for place in places:
+    for part, source, shape in zip(parts, sources, shapes, strict=True):
         own = list(target.sizes)
-        own[along] = place.sizes[along]
+        own[along] = shape[along]
         pointer = target.pointer
         if first != 0:
             moved = step.value(product(first, target.strides[along]))
             pointer = step.writer.offset(target.pointer, moved)
-        write_copy(step, place, target.view(own, list(target.strides), pointer))
-        first = total(first, place.sizes[along])
+        place = target.view(own, list(target.strides), pointer)
+        if isinstance(source, Tree):
+            write_tree(source, part.owner, [place])
+        else:
+            write_copy(step, source, place)
+        first = total(first, shape[along])
     step.bind_place(out, target)
 
 

@@ -50,12 +50,7 @@ from scanlib.kernels.recurrences.extremes import scan_extremes
 from scanlib.kernels.recurrences.logs import LogSteps, scan_logs
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.schedules.elementwise import (
-    ElemwiseLoop,
-    Storage,
-    TableReader,
-    write_result,
-)
+from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
 from scanlib.kernels.schedules.turns import turns
 from scanlib.kernels.spans import (
     LINE,
