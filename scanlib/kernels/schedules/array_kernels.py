@@ -140,7 +140,7 @@ def size_values(
 
 
 def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = True) -> Place:
-    """Write where an input is, and, `in_order`, its copy if its items are not in order of memory."""
+    """Write where an input is, and its copy if its items have to be in order of memory."""
     w, name = step.writer, array.name
     axes = range(array.lead + len(array.axes))
     sizes: list[Size] = [Given("dim", name, axis) for axis in axes]
