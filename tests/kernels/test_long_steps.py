@@ -6,8 +6,10 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.fg import FunctionGraph
 
 import scanlib
+from scanlib.kernels.schedules.graphs import graph_program
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
@@ -131,6 +133,30 @@ def test_many_states(caplog):
         h = np.tanh(h + x * np.arange(1, count + 1))
     np.testing.assert_allclose(function(data), h.sum(), rtol=1e-12)
     assert not caplog.records
+
+
+def test_starts_of_many_states_in_one_vector():
+    """Around the loop stand as many items as states, whose arrays are not copied."""
+    count, starts = 300, pt.dvector("starts")
+    out = scanlib.scan(
+        lambda *hs: [h + 1.0 for h in hs],
+        outputs_info=[starts[k] for k in range(count)],
+        n_steps=2,
+        return_updates=False,
+    )
+    function = pytensor.function(
+        [starts], pt.stack([trace[-1] for trace in out]), mode=MODES["numba"]
+    )
+    data = np.arange(2.0 * count)[::2]  # not in order of memory
+    np.testing.assert_allclose(function(data), data + 2.0)
+
+
+def test_graph_of_many_arrays():
+    parts = [pt.dvector(f"part{k}") for k in range(600)]
+    items = graph_program(FunctionGraph(parts, [part[-1] for part in parts]))
+    assert not items.has_workspace
+    whole = graph_program(FunctionGraph(parts, [pt.concatenate(parts)]))
+    assert whole.has_workspace  # of more parts than Python's stack holds calls
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])

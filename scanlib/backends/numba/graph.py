@@ -35,7 +35,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.type import DenseTensorType
 
-from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS
+from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_graph
 from scanlib._compat.numba import Dispatcher
 from scanlib.backends.handler.clusters import Cluster, Plan
 from scanlib.backends.numba.bundles import VERSION as BUNDLES
@@ -160,6 +160,7 @@ class GraphWriter(GraphValues):
         held = [self.find(inp) for inp in node.inputs]
         outside = self.fgraph, self.values, self.products
         # Equal nodes may share the variables of their graphs.
+        inside = thaw_graph(inside)
         self.fgraph, self.values = inside, {}
         self.values.update(zip(inside.inputs, held, strict=True))
         self.write_nodes()

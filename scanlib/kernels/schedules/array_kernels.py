@@ -139,14 +139,14 @@ def size_values(
     return values
 
 
-def place_input(kernel: TableReader, step: Step, array: Array) -> Place:
-    """Write where an input is, and its copy if its items are not in order of memory."""
+def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = True) -> Place:
+    """Write where an input is, and its copy if its items have to be in order of memory."""
     w, name = step.writer, array.name
     axes = range(array.lead + len(array.axes))
     sizes: list[Size] = [Given("dim", name, axis) for axis in axes]
     strides: list[Size] = [Given("stride", name, axis) for axis in axes]
     place = Place(kernel.data(name), array.dtype, tuple(sizes), tuple(strides))
-    if not array.axes:
+    if not array.axes or not in_order:
         return place
     size = copied_bytes(array)
     part = step.workspace.take(size, pinned=True)

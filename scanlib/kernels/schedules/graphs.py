@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
@@ -65,7 +67,8 @@ class GraphRun(TableReader[ArrayGraph]):
         graph, step, w = self.loop.graph, self.step, self.w
         with w.inside(step.before):
             for number, variable in enumerate(graph.inputs):
-                place = place_input(self, step, self.loop.arrays[f"x{number}"])
+                array, in_order = self.loop.arrays[f"x{number}"], not _gives_items(graph, variable)
+                place = place_input(self, step, array, in_order)
                 step.bind_place(variable, place)
                 integer = variable.type.dtype.startswith(("int", "uint", "bool"))
                 if variable.type.ndim == 0 and integer:
@@ -102,6 +105,12 @@ class GraphRun(TableReader[ArrayGraph]):
             return
         sizes = tuple(map(step.sizes.same, place.sizes))
         write_copy(step, place, self.place(number, sizes))
+
+
+def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:
+    """Whether nothing is read of a variable but single items."""
+    clients = [client for client, _ in graph.clients[variable]]
+    return all(isinstance(c.op, Subtensor) and c.outputs[0].type.ndim == 0 for c in clients)
 
 
 class GraphPrepare(TableReader[ArrayGraph]):

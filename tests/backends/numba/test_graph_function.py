@@ -206,3 +206,32 @@ def test_scalar_loop_with_gradient_is_few_functions(name):
         strict=True,
     ):
         np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_gradient_of_a_step_that_rolls_an_array():
+    """Its gradient holds nodes that are graphs, which newer PyTensor keeps frozen."""
+    w, start = pt.dmatrix("w"), pt.dvector("start")
+
+    def step(h, w):
+        u = pt.tanh(w @ h)
+        u = u - u.mean()
+        return pt.concatenate([u[-1:], u[:-1]])
+
+    out = scanlib.scan(step, None, [start], [w], n_steps=4, return_updates=False)
+    cost = (out**2).sum()
+    function = pytensor.function([w, start], [cost, pytensor.grad(cost, w)], mode="NUMBA")
+    rng = np.random.default_rng(3)
+    value, first, direction = rng.normal(size=(3, 3)), rng.normal(size=3), rng.normal(size=(3, 3))
+
+    def by_hand(w):
+        h, total = first, 0.0
+        for _ in range(4):
+            u = np.tanh(w @ h)
+            h = np.roll(u - u.mean(), 1)
+            total += (h**2).sum()
+        return total
+
+    found, gradient = function(value, first)
+    np.testing.assert_allclose(found, by_hand(value))
+    slope = (by_hand(value + 1e-6 * direction) - by_hand(value - 1e-6 * direction)) / 2e-6
+    np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6)
