@@ -9,6 +9,7 @@ from pytensor.raise_op import Assert
 
 import scanlib
 from scanlib.ops import Scan
+from scanlib.ops.kernel_graph import KernelGraph
 from tests.modes import MODES
 from tests.reference import reference_scan
 
@@ -150,8 +151,17 @@ def row_types(case: Case) -> list:
     return [(np.shape(row), np.asarray(row).dtype) for row in _listed(case.step(Numpy, *arguments))]
 
 
+def nodes_of(fgraph):
+    """Yield the nodes of a graph, and those that are kernels of one node."""
+    for node in fgraph.toposort():
+        if isinstance(node.op, KernelGraph):
+            yield from nodes_of(node.op.body)
+        else:
+            yield node
+
+
 def count(function, kind) -> int:
-    return sum(isinstance(node.op, kind) for node in function.maker.fgraph.toposort())
+    return sum(isinstance(node.op, kind) for node in nodes_of(function.maker.fgraph))
 
 
 def loops_of(function) -> list:

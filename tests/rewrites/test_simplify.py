@@ -13,6 +13,7 @@ import scanlib
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.scan import Scan
+from tests.split_cases import nodes_of
 
 rng = np.random.default_rng(11)
 CHECKED = get_mode("CVM")
@@ -154,7 +155,7 @@ class TestHoisting:
         simplified, plain = compile_both([x, w], [h])
         np.testing.assert_allclose(simplified(*values)[0], plain(*values)[0], rtol=1e-12)
         outside = [
-            getattr(node.op, "scalar_op", None) for node in simplified.maker.fgraph.apply_nodes
+            getattr(node.op, "scalar_op", None) for node in nodes_of(simplified.maker.fgraph)
         ]
         assert any(isinstance(operation, Exp) for operation in outside)
         assert not any(computes_exponentials(node) for node in loops(simplified))

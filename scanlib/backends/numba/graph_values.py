@@ -19,7 +19,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.type import Type
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_typify
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import Add, Mul, ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i
@@ -33,6 +33,8 @@ from scanlib.backends.numba.kernel_functions import numba_intrinsic, scalar_func
 from scanlib.backends.numba.source import Source
 from scanlib.backends.numba.vectors import VERSION, as_array, as_scalar, failing, shuffling
 from scanlib.kernels.scalars import NoKernelError
+
+MOST_TERMS = 16  # of one call
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,14 @@ class GraphValues:
 
     def _scalar_op(self, node: Apply, items: list[str]) -> list[str]:
         """Write a scalar node and return the names of the results."""
+        while isinstance(node.op, Add | Mul) and len(items) > MOST_TERMS:
+            # From the left: a call of hundreds of arguments takes numba long.
+            first = node.op.make_node(*(inp.type() for inp in node.inputs[:MOST_TERMS]))
+            if first.outputs[0].type != node.outputs[0].type:
+                break
+            items = [*self._scalar_op(first, items[:MOST_TERMS]), *items[MOST_TERMS:]]
+            rest = [node.outputs[0], *node.inputs[MOST_TERMS:]]
+            node = node.op.make_node(*(variable.type() for variable in rest))
         results = [self.source.name("s") for _ in node.outputs]
         try:
             name = self.source.function(*numba_intrinsic(scalar_function(node)), "scalar")
