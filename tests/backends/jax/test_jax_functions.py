@@ -144,7 +144,7 @@ class TestErrors:
         function = compiled([z, table], h)
         assert function(np.array([0, 2]), np.ones(3)).shape == (2,)
         with pytest.raises(
-            (jax.errors.JaxRuntimeError, ValueError), match="step 1 uses the index 7"
+            (jax.errors.JaxRuntimeError, ValueError), match="step 1: index 7 is out of bounds"
         ):
             np.asarray(function(np.array([0, 7]), np.ones(3)))
 
