@@ -56,6 +56,24 @@ def test_values(dtype, channels, mode):
             np.testing.assert_array_equal(copy, value)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_parts_of_a_number_beside_a_loop(dtype):
+    """They are computed outside of kernels, once for all steps."""
+    x, a = pt.vector("x", dtype=dtype), pt.scalar("a", dtype=dtype)
+    h = scanlib.scan(
+        lambda x, a: pt.real(x) + pt.real(a) * pt.imag(a) + abs(pt.conj(a)),
+        x,
+        non_sequences=a,
+        return_updates=False,
+    )
+    function = pytensor.function([x, a], [h, pt.imag(a) * h.sum()], mode="NUMBA")
+    rng = np.random.default_rng(4)
+    values = numbers(rng, dtype, 3), numbers(rng, dtype)
+    row = values[0].real + values[1].real * values[1].imag + abs(values[1])
+    for found, expected in zip(function(*values), [row, values[1].imag * row.sum()], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_has_c_code():
     inputs, results = loop("complex128", 1)
     graph = FunctionGraph(inputs, results, clone=True)

@@ -17,7 +17,7 @@ from scanlib._compat.numba import cgutils
 from scanlib.kernels.language import Function, Type, Value, Writer, write_function
 from scanlib.kernels.printers.llvm import print_function
 from scanlib.kernels.processor import has_fused_multiply_add
-from scanlib.kernels.scalars import NoKernelError, Scalars
+from scanlib.kernels.scalars import NoKernelError, Scalars, parts_of
 
 
 def scalar_function(node: Apply) -> Function:
@@ -29,13 +29,15 @@ def scalar_function(node: Apply) -> Function:
         If the node has no kernel, or a number of it has two parts.
     """
 
+    if any(parts_of(variable.type.dtype) for variable in (*node.inputs, *node.outputs)):
+        raise NoKernelError(f"{node.op} of complex numbers is no function of numbers")
+
     def write(w: Writer, *values: Value) -> tuple[Value, ...]:
         scalars = Scalars(w)
         results = scalars.apply(node, list(values))
         found = []
         for result, out in zip(results, node.outputs, strict=True):
-            if not isinstance(result, Value):
-                raise NoKernelError(f"{node.op} of complex numbers is no function of numbers")
+            assert isinstance(result, Value)
             found.append(scalars.convert(result, out.type.dtype))
         return tuple(found)
 
