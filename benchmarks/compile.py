@@ -81,8 +81,9 @@ def _timed(compiled: Callable[[], Callable[..., Any]], data: Sequence[Any]) -> l
     stamps = [_now()]
     function = compiled()
     stamps.append(_now())
-    for value in as_list(function(*data)):
-        np.asarray(value)  # JAX returns before it has computed it
+    for result in as_list(function(*data)):
+        for value in as_list(result):  # JAX returns gradients as a tuple
+            np.asarray(value)  # and before it has computed them
     stamps.append(_now())
     return [(end[0] - start[0], end[1] - start[1]) for start, end in pairwise(stamps)]
 
