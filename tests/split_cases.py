@@ -175,7 +175,7 @@ def core(node):
 
 def unfused(linker: str):
     """Return a mode that leaves products as they are, so that they can be counted."""
-    return MODES[linker].excluding("BlasOpt", "fusion", "inplace")
+    return MODES[linker].excluding("BlasOpt", "fusion", "inplace", "scanlib_gather")
 
 
 MAPS = {

@@ -166,7 +166,7 @@ def write_specify_shape(step: Step, node: Apply) -> None:
         if isinstance(size.type, TensorType | ScalarType):
             text = f"SpecifyShape: axis {axis} has size {{}}, expected {{}}"
             given = own, step.size_of(size)
-            own = step.require(*given, "AssertionError", text, given)
+            own = step.require(*given, "SpecifiedShapeError", text, given)
         sizes.append(own)
     step.bind_place(node.outputs[0], place.view(sizes, list(place.strides)))
 
