@@ -132,7 +132,7 @@ def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
     guesses = []
     for state in loop.states:
         rows = [loop.length(), *list(state.initial.shape)[1:]]
-        guesses.append(pt.concatenate([state.initial, pt.broadcast_to(state.initial[-1:], rows)]))
+        guesses.append(pt.concatenate([state.initial, pt.broadcast_to(state.initial[-1], rows)]))
     sizes = [guesses[0].shape[axis + 1] for axis in linear.axes]
     result = Loop(
         n_steps=pt.constant(int(op.options.max_iterations), dtype="int64"),
