@@ -23,7 +23,7 @@ def loops(function):
 
 def families(function):
     (loop,) = scanlib.explain(function).loops
-    return [part.family for part in loop.parts if part.role == "state"]
+    return [part.recurrence for part in loop.parts if part.role == "state"]
 
 
 def walk(table, x, s):

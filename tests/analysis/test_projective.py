@@ -128,7 +128,7 @@ def test_second_derivatives(kind):
 @pytest.mark.parametrize("kind", SYMBOLIC)
 def test_explain_names_the_family(filters, kind):
     loop = scanlib.explain(filters(kind, "c")).loops[0]
-    assert [part.family for part in loop.parts if part.role == "state"] == ["projective"]
+    assert [part.recurrence for part in loop.parts if part.role == "state"] == ["projective"]
     assert "normalized at every step" in loop.why
 
 
@@ -143,7 +143,7 @@ def test_a_sum_of_logarithms_beside():
     _, score = scanlib.scan(step, like, [alpha, np.float64(0.0)], p, return_updates=False)
     function = pytensor.function([like, alpha, p], score[-1], mode=MODES["c"])
     (loop,) = scanlib.explain(function).loops
-    assert "projective" in [part.family for part in loop.parts]
+    assert "projective" in [part.recurrence for part in loop.parts]
     given = values("numbers", 9, 4)
     np.testing.assert_allclose(function(*given), walk("numbers", *given)[1].sum(), rtol=1e-12)
 
@@ -161,7 +161,7 @@ def test_what_is_not_projective(name, fast_mode):
     x, h, p = pt.matrix("x"), pt.vector("h"), pt.matrix("p")
     trace = scanlib.scan(LOOKALIKES[name], x, h, p, return_updates=False)
     (loop,) = scanlib.explain(trace, fast_mode).loops
-    assert "projective" not in [part.family for part in loop.parts]
+    assert "projective" not in [part.recurrence for part in loop.parts]
 
 
 # Products with vectors inside a step, written as loops
