@@ -116,8 +116,7 @@ class Recurrence:
         self.__dict__.update(state | {"elements": state["elements"].frozen()})
 
 
-# Families whose steps are cheaper to compose than to wait for. Of the others, bitwise steps take a
-# cycle or two each, and composing powers and quotients costs more than the steps do.
+# Families whose steps are cheaper to compose than to wait for.
 COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in squares")
 
 
