@@ -10,7 +10,6 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import HasInnerGraph, Op
 
 from scanlib._compat import is_legacy_scan, thaw_graph
-from scanlib.analysis.projective import find_projective
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
 from scanlib.explain.data import (
@@ -113,9 +112,6 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     name_parts(loop)
     recurrences: list[str | None] = [None] * len(loop.states)
     recurrences += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
-    for i, projective in enumerate(find_projective(loop)):
-        if projective is not None:
-            recurrences[i] = "projective"
     obstacles, nouns = obstacles_of(node)
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
@@ -128,7 +124,7 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
         obstacles=tuple(obstacles),
         inner=tuple(_inner_loops(node, setting, compiled)),
         after=step_picture(node),
-        **of_general(obstacles, nouns, "projective" in recurrences, setting.other(node)),
+        **of_general(obstacles, nouns, setting.other(node)),
         **_common(op, node, setting),
     )
 

@@ -62,7 +62,7 @@ def of_elementwise(
 
 
 def of_general(
-    obstacles: Sequence[Obstacle], nouns: Sequence[str], projective: bool, other: Elsewhere | None
+    obstacles: Sequence[Obstacle], nouns: Sequence[str], other: Elsewhere | None
 ) -> Verdict:
     """Return the verdict on a loop that runs operation by operation."""
     if other is not None:
@@ -72,12 +72,6 @@ def of_general(
     if len(nouns) > 1 and DRAWS in nouns:
         actions = [action for action in actions if not action.startswith("draw ")]
     action = "; ".join(actions) or NOTHING
-    if projective:
-        why = (
-            "a state is multiplied by a matrix and normalized at every step: steps combine as "
-            "their matrices do, but on a CPU taking them one by one is less work"
-        )
-        return _verdict(IN_ORDER, why, action)
     if not nouns:
         return _verdict(IN_ORDER, str(obstacles[0]), action)
     why = f"each step does {listed(list(nouns), 3)} with the result of the step before"
