@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -56,7 +57,7 @@ def lyapunov_exponent(states: np.ndarray, x: np.ndarray, w: np.ndarray, u: np.nd
     return growth / len(x)
 
 
-def compiled(method: object) -> object:
+def compiled(method: Any) -> Any:
     """Return the function from rows and weights to states and the number of iterations."""
     x, w, u = pt.matrix("x"), pt.tensor3("w"), pt.tensor3("u")
     h, _ = scanlib.scan(gru, x, pt.zeros(STATES), [w, u], method=method, name="gru")
@@ -64,7 +65,7 @@ def compiled(method: object) -> object:
     return pytensor.function([x, w, u], [h, count])
 
 
-def seconds(function: object, *arguments: np.ndarray) -> float:
+def seconds(function: Any, *arguments: np.ndarray) -> float:
     """Return the processor time of a call, the best of three."""
     times = []
     for _ in range(3):

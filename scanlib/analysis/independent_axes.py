@@ -169,7 +169,7 @@ def _write(op: IncSubtensor, node: Apply, places: Places) -> int | None:
 
 @rule.register(Join)
 def _join(op: Join, node: Apply, places: Places) -> int | None:
-    axis, parts = join_of(node)
+    axis, _ = join_of(node)
     place = _one(places)
     return None if axis is None or axis == place else place
 

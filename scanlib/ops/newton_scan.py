@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pytensor.tensor as pt
@@ -65,9 +65,9 @@ class Newton:
         What stands for the step's Jacobian. ``"auto"``: the Jacobian, whose structure is found:
         numbers where the step is elementwise, small matrices where an axis of the state holds
         independent members (a batch), one matrix otherwise. ``"full"``: the Jacobian as one
-        matrix, whatever its structure. ``"diagonal"``: its diagonal alone (quasi-DEER). ``"block"``:
-        also what couples several states of one shape, or several taps, channel by channel, as the
-        two states of an LSTM. Approximations take more and cheaper iterations.
+        matrix, whatever its structure. ``"diagonal"``: its diagonal alone (quasi-DEER).
+        ``"block"``: also what couples several states of one shape, or several taps, channel by
+        channel, as the two states of an LSTM. Approximations take more and cheaper iterations.
     damping : float or "adaptive", optional
         What is taken off the Jacobian: 0, the default, is Newton's method; near 1, errors spread
         step by step and cannot grow. ``"adaptive"`` begins with 0; an iterate that has a greater
@@ -125,7 +125,7 @@ class Newton:
         return self.tolerance if self.tolerance is not None else TOLERANCES.get(bits, 1e-7)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
@@ -179,6 +179,16 @@ class NewtonScan(HasDerivatives, Op):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         own = self.scan.make_node(*node.inputs)
         return [[*row, False, False] for row in self.scan.connection_pattern(own)]
+
+
+# What the iterations carry behind the states' histories.
+MEMBERS = ("converged", "lost", "share of the Jacobian", "residual", "its step", "iterations")
+
+
+def is_newton(op: Scan) -> bool:
+    """Whether a loop is one over Newton's iterations."""
+    is_named = (op.name or "").endswith("_newton")
+    return is_named and {"converged", "lost"} <= set(op.labels.carries)  # others may be dropped
 
 
 @pullback_rule.register(NewtonScan)

@@ -21,7 +21,7 @@ from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.messages import not_converged
-from scanlib.ops.newton_scan import Newton, NewtonScan
+from scanlib.ops.newton_scan import MEMBERS, Newton, NewtonScan
 from scanlib.rewrites.newton.linearize import Linearization, along, linearize
 from scanlib.rewrites.simplify import simplify
 
@@ -76,7 +76,9 @@ def _run_if(failed: Variable, loop: Loop, histories: Sequence[Variable]) -> list
     again = replace(
         loop,
         n_steps=None if loop.n_steps is None else steps,
-        sequences=[SequencePart(part.outer[:steps], part.row, part.name) for part in loop.sequences],
+        sequences=[
+            SequencePart(part.outer[:steps], part.row, part.name) for part in loop.sequences
+        ],
         outputs=[],
         name=f"{loop.name or 'loop'}_sequential",
     )
@@ -140,9 +142,11 @@ def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
         name=f"{loop.name or 'loop'}_newton",
     )
 
+    names = iter([*(state.name for state in loop.states), *MEMBERS])
+
     def carry(initial: Variable) -> Carry:
         value = pt.TensorType(initial.type.dtype, shape=initial.type.shape)()
-        result.carries.append(Carry(initial, value, value))
+        result.carries.append(Carry(initial, value, value, next(names)))
         return result.carries[-1]
 
     histories = [carry(guess) for guess in guesses]
@@ -172,14 +176,16 @@ def _iterate(
     share: Variable | None = None
     if options.damping == "adaptive":
         share = members.kept.value
-    elif options.damping:
+    elif not isinstance(options.damping, str) and options.damping:
         share = pt.full_like(members.kept.value, 1 - options.damping)
     moved = linear.correction(residuals, jacobians, share)
     new = [
         pt.concatenate([rows[: state.depth], rows[state.depth :] + delta])
         for rows, delta, state in zip(old, moved, states, strict=True)
     ]
-    finite = _all(linear, [pt.isfinite(rows[s.depth :]) for rows, s in zip(new, states, strict=True)])
+    finite = _all(
+        linear, [pt.isfinite(rows[s.depth :]) for rows, s in zip(new, states, strict=True)]
+    )
     small = _all(
         linear,
         [

@@ -70,9 +70,7 @@ class Linearization:
     jacobians: dict[Coupling, Variable]
     elementwise: bool
 
-    def at(
-        self, histories: Sequence[Variable]
-    ) -> tuple[list[Variable], dict[Coupling, Variable]]:
+    def at(self, histories: Sequence[Variable]) -> tuple[list[Variable], dict[Coupling, Variable]]:
         """Return the residuals of all steps, and their Jacobians."""
         loop, couplings = self.loop, list(self.jacobians)
         nexts = [state.next for state in loop.states]
@@ -237,7 +235,9 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
     result = Linearization(loop, axes, {}, elementwise=exact and jacobian != "full")
     if result.elementwise:
         result.jacobians = {
-            coupling: conform(_for_ones(tangent, moved, _tap(loop, coupling)), _like(states[coupling[0]]))
+            coupling: conform(
+                _for_ones(tangent, moved, _tap(loop, coupling)), _like(states[coupling[0]])
+            )
             for coupling, (tangent, moved) in couplings.items()
         }
         return result
@@ -333,4 +333,3 @@ def _matrix(
         sizes = [like.shape[axis] for axis in structure.axes]
         matrix = matrix.reshape((*sizes, product(like.shape[axis] for axis in own), size))
     return matrix
-
