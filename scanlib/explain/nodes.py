@@ -10,7 +10,6 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import HasInnerGraph
 
 from scanlib._compat import thaw_graph
-from scanlib.analysis.projective import find_projective
 from scanlib.analysis.recognition import Analysis, analyse
 from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
 from scanlib.explain import other_loops
@@ -40,12 +39,6 @@ SCHEDULES = {
     "channels": "time outside, channels inside",
     "steps": "step by step in registers",
 }
-
-
-NORMALIZED = (
-    "a state is multiplied by a matrix and normalized at every step: steps compose as their "
-    "matrices do, but on a CPU taking them one by one is less work"
-)
 
 
 def explain_nodes(nodes: Iterable[Apply], setting: Setting) -> list[LoopExplanation]:
@@ -175,14 +168,9 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     name_parts(loop)
     families: list[str | None] = [None] * len(loop.states)
     families += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
-    for i, projective in enumerate(find_projective(loop)):
-        if projective is not None:
-            families[i] = "projective"
     parts = parts_of(loop, general_shapes(), families)
     common = _common(op, node, loop, setting)
     why, obstacles = _why_not_lowered(node, loop)
-    if "projective" in families:
-        why = NORMALIZED
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
         op="Scan",

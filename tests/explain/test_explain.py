@@ -215,11 +215,3 @@ def test_a_nonlinear_scalar_loop():
     assert loop.schedule == STEPS
     assert "family" in loop.why
     assert "'y' is not affine" in reasons(loop)
-
-
-def test_a_family_that_is_not_worth_composing():
-    bits = pt.lvector("bits")
-    loop = explain_one(scan(lambda x, y: x & y, sequences=bits, outputs_info=pt.lscalar("y")))
-    assert loop.schedule == STEPS
-    assert loop.part("y").family in loop.why
-    assert not loop.obstacles
