@@ -101,7 +101,14 @@ def _lowering(name: str) -> Callable[..., Any]:
         special = parameters[name] is not parameters["portable"]
         return partitioned(parameters[name], factors if special else None)(*inputs)
 
-    return mlir.lower_fun(run, multiple_results=True)
+    rule = mlir.lower_fun(run, multiple_results=True)
+
+    def lower(context: Any, *inputs: Any, factors: Factors | None, **parameters: Any) -> Any:
+        # In a part of a `jax.shard_map` that leaves some axes to XLA, it cuts no calls of ours.
+        manual = getattr(context.module_context.axis_context, "manual_axes", None)
+        return rule(context, *inputs, factors=None if manual else factors, **parameters)
+
+    return lower
 
 
 _either.def_impl(_evaluate)
