@@ -38,6 +38,8 @@ def library() -> Any:
     found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     found.scanlib_thunk.restype = ctypes.py_object
     found.scanlib_run_thunk.argtypes = (ctypes.py_object,)
+    found.scanlib_graph.argtypes = (ctypes.py_object,) * 6
+    found.scanlib_graph.restype = ctypes.py_object
     return found
 
 

@@ -48,7 +48,7 @@ from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.recurrences import recurrence_call
 from scanlib.backends.numba.results import RESULTS_VERSION, as_results
 from scanlib.backends.numba.source import Source, may_cache
-from scanlib.backends.numba.state_products import Products, products_of
+from scanlib.backends.handler.state_products import Products, products_of
 from scanlib.kernels.compiled import program_key
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
