@@ -1,9 +1,9 @@
 """A graph that holds loops, as a list of instructions.
 
-An instruction runs a program of kernels (a loop, or a cluster of `scanlib.backends.handler.clusters`
-around one), makes a view, checks something, or calls a function of Python for a node that has no
-kernel. Values are in registers. ``graph.h`` runs them in one call, or `run_in_python` where there
-is no C++ compiler.
+An instruction runs a program of kernels (a loop, or a cluster of nodes around loops, see
+`scanlib.backends.handler.clusters`), makes a view, checks something, or calls a function of Python
+for a node that has no kernel. Values are in registers. ``graph.h`` runs all of them in one call,
+`scanlib.backends.handler.graph_runner` where there is no C++ compiler.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ one C module of a whole function (``linker="c"``), a loop is a call of the same 
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
@@ -24,9 +26,31 @@ from scanlib.kernels.python_driver import compiled_runner
 OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 
 
-@cache
+_lock = threading.Lock()
+
+
 def library() -> Any:
     """Return the library of ``thunk.cpp``, None if it cannot be compiled."""
+    with _lock:
+        return _library()
+
+
+def prepare_library() -> None:
+    """Have the library compiled while the first graph is built, if it has never been."""
+    threading.Thread(target=library, daemon=True).start()
+
+
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that held it is not in this process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
+
+
+@cache
+def _library() -> Any:
     text, options = source("thunk.cpp"), [*OPTIONS, *python_options()]
     name = f"scanlib_thunk_{identity(text, options)}"
     found = load_library(name, text, options, ctypes.PyDLL)

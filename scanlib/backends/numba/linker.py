@@ -29,6 +29,7 @@ from pytensor.link.utils import map_storage, raise_with_op
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat.numba import route_graphs
+from scanlib.backends.handler.around_loops import gather
 from scanlib.backends.handler.graph_runner import GraphRunner
 from scanlib.backends.handler.instructions import LOOPS, Instructions, graph_inside
 from scanlib.backends.numba.disk import sealed
@@ -115,8 +116,9 @@ class CompiledGraph:
     @cached_property
     def dispatcher(self) -> Any:
         """The function as numba compiles it, when compiled code first asks for it."""
-        linker = self._linker
-        return linker.jit_compile(linker.fgraph_convert(linker.fgraph))
+        fgraph, _ = self._linker.fgraph.clone_get_equiv(attach_feature=True)
+        gather(fgraph)
+        return self._linker.jit_compile(self._linker.fgraph_convert(fgraph))
 
 
 @typeof_impl.register(CompiledGraph)
