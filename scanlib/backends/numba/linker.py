@@ -18,17 +18,20 @@ import numpy as np
 from numba.extending import typeof_impl
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.link.basic import Container
 from pytensor.link.numba.dispatch.basic import (
     numba_funcify_ensure_cache,
     numba_njit,
     numba_typify,
 )
-from pytensor.link.numba.linker import NumbaLinker
-from pytensor.link.utils import map_storage, raise_with_op
 from pytensor.tensor.type import DenseTensorType
 
-from scanlib._compat.numba import route_graphs
+from scanlib._compat.numba import (
+    Container,
+    NumbaLinker,
+    map_storage,
+    raise_with_op,
+    route_graphs,
+)
 from scanlib.backends.handler.around_loops import gather
 from scanlib.backends.handler.graph_runner import GraphRunner
 from scanlib.backends.handler.instructions import LOOPS, Instructions, graph_inside
@@ -97,6 +100,7 @@ class GraphFunction:
             return self._run()
         except Exception:
             raise_with_op(self._fgraph, self._nodes[self._runner.where[0]], self)
+            raise
 
 
 class CompiledGraph:
