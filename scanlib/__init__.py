@@ -34,6 +34,7 @@ from scanlib.frontend import (
     reduce_scan,
     scan,
     scan_checkpoints,
+    step_through,
     until,
 )
 
@@ -67,5 +68,6 @@ __all__ = [
     "reduce_scan",
     "scan",
     "scan_checkpoints",
+    "step_through",
     "until",
 ]

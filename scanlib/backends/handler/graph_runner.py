@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class GraphRunner:
     whole : Instructions
     inputs, outputs : sequence of list
         Lists of one item, in which values are.
+    timed : bool
+        Whether to note how long instructions take; Python runs them then.
 
     Attributes
     ----------
@@ -40,15 +43,22 @@ class GraphRunner:
         Returns the list of results for given values.
     where : list of int
         The number of the instruction that failed last.
+    seconds : list of float
+        How long each instruction took in all calls.
     """
 
     def __init__(
-        self, whole: Instructions, inputs: Sequence[list[Any]], outputs: Sequence[list[Any]]
+        self,
+        whole: Instructions,
+        inputs: Sequence[list[Any]],
+        outputs: Sequence[list[Any]],
+        timed: bool = False,
     ) -> None:
         self.where = [0]
+        self.seconds = [0.0] * len(whole.code)
         self.stored: Callable[[], list[Any]]
         self.values: Callable[..., list[Any]]
-        found = library()
+        found = None if timed else library()
         if found is None:
             self._run_in_python(whole, inputs, outputs)
             return
@@ -80,7 +90,9 @@ class GraphRunner:
             registers += [None] * (whole.count - len(registers))
             for number, (own, function) in enumerate(zip(whole.code, functions, strict=True)):
                 self.where[0] = number
+                started = perf_counter()
                 function(registers)
+                self.seconds[number] += perf_counter() - started
                 for place in own.done:
                     registers[place] = None
             return [registers[place] for place in whole.results]

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import ScalarType
 
@@ -37,6 +38,8 @@ def library() -> Any:
 
 def prepare_library() -> None:
     """Have the library compiled while the first graph is built, if it has never been."""
+    if not config.cxx or not config.compiledir:  # flags are made by the first thread that asks
+        return
     threading.Thread(target=library, daemon=True).start()
 
 
