@@ -1,0 +1,101 @@
+r"""The Kalman smoother, and draws of the states given all observations.
+
+Backwards, with what the filter kept (`C` the innovation's factor, ``W = C⁻¹ Z P``, ``G = C⁻¹ Z``)::
+
+    u = Fᵀ r[t],    U = Fᵀ N[t] F,    A = I - Wᵀ G
+    r[t-1] = Gᵀ e + Aᵀ u          smoothed mean        a + P r[t-1]
+    N[t-1] = Gᵀ G + Aᵀ U A        smoothed covariance  P - P N[t-1] P
+
+from ``r[T-1] = 0``, ``N[T-1] = 0``: no covariance is inverted, so that they may be singular. P. de
+Jong, "Smoothing and interpolation with the state-space model", JASA 84, 1989; draws as in J.
+Durbin, S. J. Koopman, "A simple and efficient simulation smoother for state space time series
+analysis", Biometrika 89, 2002.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+
+from scanlib.frontend.scan import scan
+from scanlib.frontend.statespace.filter import Parts, Walk
+from scanlib.frontend.statespace.model import StateSpace, is_timed
+
+
+def smoothed(model: StateSpace, walk: Walk, has_cov: bool = True) -> list[Variable]:
+    """Return the mean, and with `has_cov` the covariance, of all states given all observations."""
+    dtype = walk.mean.type.dtype
+    move = pt.cast(model.transition, dtype)
+    timed = is_timed("transition", model.transition)
+    start = pt.zeros_like(walk.predicted_mean[0])
+
+    def step(w: Variable, e: Variable, z: Variable, *rest: Variable) -> list[Variable]:
+        own, *states = rest if timed else (move, *rest)
+        keep = pt.eye(w.shape[1], dtype=dtype) - w.T @ z
+        found = [z.T @ e + keep.T @ (own.T @ states[0])]
+        if has_cov:
+            moved = own @ keep
+            found.append(z.T @ z + moved.T @ states[1] @ moved)
+        return found
+
+    starts = [start, *([pt.zeros_like(walk.predicted_cov[0])] if has_cov else [])]
+    owed = scan(
+        step,
+        [walk.w, walk.e, walk.z, *([move] if timed else [])],
+        starts,
+        go_backwards=True,
+        return_list=True,
+        return_updates=False,
+        name="kalman_smoother",
+    )
+    before, spread = walk.predicted_mean[:-1], walk.predicted_cov[:-1]
+    r = owed[0][::-1]
+    results = [before + (spread @ r[:, :, None])[:, :, 0]]
+    if has_cov:
+        results.append(spread - spread @ owed[1][::-1] @ spread)
+    return results
+
+
+def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> list[Variable]:
+    """Return states and observations that the model makes of standard normal numbers.
+
+    `noise` are those of the first state, of all steps' states, and of their observations.
+    """
+    first, of_states, of_observations = noise
+    mean = pt.cast(model.initial_mean, first.type.dtype)
+    own = {**parts.fixed, **parts.timed}
+    start = mean + root(pt.cast(model.initial_cov, first.type.dtype)) @ first
+    pushed = _times(root(own["process_noise"]), of_states)
+    if "state_intercept" in own:
+        pushed = pushed + own["state_intercept"]
+    move, is_one = own["transition"], "transition" in parts.timed
+
+    def step(push: Variable, *rest: Variable) -> Variable:
+        matrix, state = rest if is_one else (move, *rest)
+        return matrix @ state + push
+
+    states = scan(
+        step,
+        [pushed, *([move] if is_one else [])],
+        start,
+        return_updates=False,
+        name="simulated_states",
+    )
+    states = pt.concatenate([start[None], states[:-1]])
+    seen = _times(own["observation"], states) + _times(root(own["observation_cov"]), of_observations)
+    return [states, seen + own.get("observation_intercept", 0)]
+
+
+def root(covariance: Variable) -> Variable:
+    """Return a matrix whose square is a covariance, which may be singular."""
+    values, vectors = pt.linalg.eigh(covariance)
+    return vectors * pt.sqrt(pt.maximum(values, 0))[..., None, :]
+
+
+def _times(matrix: Variable, rows: Variable) -> Variable:
+    """Return a matrix, or one for each row, times rows."""
+    if matrix.type.ndim == 2:
+        return rows @ matrix.T
+    return (matrix @ rows[:, :, None])[:, :, 0]
