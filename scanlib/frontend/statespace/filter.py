@@ -101,19 +101,26 @@ def solve(lower: Variable, right: Variable) -> Variable:
     return pt.linalg.solve_triangular(lower, right, lower=True, b_ndim=right.type.ndim)
 
 
-def innovation(
-    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable, cov: Variable
-) -> tuple[Variable, Variable, Variable, Variable]:
-    """Return `W`, `e`, the log density and ``C⁻¹ Z``; see the module's text."""
+def masked(
+    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable
+) -> tuple[Variable, Variable, Variable]:
+    """Return `Z`, `H` and the error of a prediction, where what is missing tells nothing."""
     z, noise = parts["observation"], parts["observation_cov"]
     error = y - z @ mean
     if parts["observation_intercept"] is not None:
         error = error - parts["observation_intercept"]
-    count: Any = y.shape[0]
-    if seen is not None:
-        z, error = z * seen[:, None], error * seen
-        noise = noise * seen[:, None] * seen + pt.diag(1 - seen)
-        count = pt.sum(seen)
+    if seen is None:
+        return z, noise, error
+    noise = noise * seen[:, None] * seen + pt.diag(1 - seen)
+    return z * seen[:, None], noise, error * seen
+
+
+def innovation(
+    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable, cov: Variable
+) -> tuple[Variable, Variable, Variable, Variable]:
+    """Return `W`, `e`, the log density and ``C⁻¹ Z``; see the module's text."""
+    z, noise, error = masked(parts, y, seen, mean)
+    count: Any = y.shape[0] if seen is None else pt.sum(seen)
     spread = z @ cov
     lower = factor(spread @ z.T + noise)
     e, w = solve(lower, error), solve(lower, spread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytensor.tensor as pt
@@ -17,10 +18,15 @@ from scanlib.frontend.statespace.model import (
     dtype_of,
     read_observations,
 )
+from scanlib.frontend.statespace.parallel import parallel
 from scanlib.frontend.statespace.smoother import simulated, smoothed
 from scanlib.frontend.values import brief
 
-METHODS = {"sequential": sequential}
+METHODS = {
+    "sequential": sequential,
+    "parallel": parallel,
+    "square-root": partial(parallel, form="square-root"),
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,3 +126,13 @@ def test_filter_and_smoother(kind, mode):
     smooth = kalman_smoother(rows, model)
     found = evaluate(results(smooth.filtered, smooth), {rows: y, **symbols}, mode)
     assert_same(found, textbook(y, given), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["parallel", "square-root"])
+def test_associative_elements(kind, method, mode):
+    given, y = parts(kind), observations(kind)
+    smooth = kalman_smoother(y, StateSpace(**given), method=method)
+    found = evaluate(results(smooth.filtered, smooth), {}, mode)
+    assert_same(found, textbook(y, given), rtol=1e-8, atol=1e-9)
