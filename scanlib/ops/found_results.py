@@ -1,9 +1,9 @@
 """`FoundResults`: the results of a loop, found by other means than by walking.
 
-Another algorithm may compute what a loop computes: a scan of associative elements, a recurrence that
-has settled. `FoundResults` is given the loop's inputs and what was found, and returns that as it is;
-derivatives are those of the loop, at these values: one loop in the other direction, of any order,
-whatever is not smooth in the other algorithm. A rewrite takes the Op out when functions are compiled.
+Another algorithm may compute what a loop computes, such as a scan of associative elements.
+`FoundResults` is given the loop's inputs and what was found, and returns that as it is; derivatives
+are those of the loop at these values, of any order: one loop in the other direction, whatever is
+not smooth in the other algorithm. A rewrite takes the Op out when functions are compiled.
 """
 
 from __future__ import annotations

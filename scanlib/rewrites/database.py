@@ -10,7 +10,7 @@ position  rewrite                          why there
 0.047     ``scanlib_inline``               nodes that hold graphs hide them from all that follows
 0.05      ``scanlib_`` and the name of   before canonicalization, which does the same to the
           PyMC's rewrite of checks         rest of the graph
-0.054     ``scanlib_found_results``        derivatives are taken: what was found takes the place of the Op
+0.054     ``scanlib_found_results``        derivatives are taken: what was found stands for itself
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.057     ``scanlib_newton``               the loops of its iterations are simplified as others are

@@ -1,6 +1,6 @@
 r"""The Kalman filter, step by step.
 
-With the prediction ``x[t] ~ N(a, P)`` before the observation `y`, and the factor ``C Cᵀ = Z P Zᵀ + H``::
+With the prediction ``x[t] ~ N(a, P)`` before the observation `y`, and ``C Cᵀ = Z P Zᵀ + H``::
 
     W = C⁻¹ Z P        e = C⁻¹ (y - Z a - d)
     filtered           a + Wᵀ e,    P - Wᵀ W
@@ -24,7 +24,6 @@ from pytensor.graph.replace import vectorize_graph
 
 from scanlib.frontend.scan import scan
 from scanlib.frontend.statespace.model import (
-    AXES,
     Observations,
     StateSpace,
     dtype_of,
@@ -70,7 +69,8 @@ class Parts:
     @classmethod
     def of(cls, model: StateSpace, dtype: str) -> Parts:
         """Return the parts of a model."""
-        timed, fixed = {}, {}
+        timed: dict[str, Variable] = {}
+        fixed: dict[str, Variable] = {}
         for name in (*NAMES, *INTERCEPTS):
             if name == "process_noise":
                 value, is_one = model.process_noise(), model.process_noise().type.ndim > 2
@@ -142,8 +142,8 @@ def filter_step(parts: Parts, has_seen: bool) -> Step:
     """Return the step: predictions as states, then `W`, `e`, density, ``C⁻¹ Z``, filtered."""
 
     def step(y: Variable, *rest: Variable) -> list[Variable]:
-        seen, *rest = rest if has_seen else (None, *rest)
-        *rows, mean, cov = rest
+        seen = rest[0] if has_seen else None
+        *rows, mean, cov = rest[has_seen:]
         own = parts.at(rows)
         w, e, density, z = innovation(own, y, seen, mean, cov)
         filtered, spread = mean + w.T @ e, cov - w.T @ w

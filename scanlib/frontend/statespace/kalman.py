@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random.type import RandomGeneratorType
 
+from scanlib.frontend.statespace.convergent import convergent
 from scanlib.frontend.statespace.filter import Filtered, Parts, Walk, of_batch, sequential
 from scanlib.frontend.statespace.model import (
     Observations,
@@ -18,14 +20,19 @@ from scanlib.frontend.statespace.model import (
     dtype_of,
     read_observations,
 )
-from scanlib.frontend.statespace.parallel import parallel
-from scanlib.frontend.statespace.smoother import simulated, smoothed
+from scanlib.frontend.statespace.parallel import ELEMENTS, parallel
+from scanlib.frontend.statespace.smoother import (
+    simulated,
+    smoothed,
+    smoothed_in_parallel,
+)
 from scanlib.frontend.values import brief
 
-METHODS = {
+METHODS: dict[str, Callable[[StateSpace, Observations], Walk]] = {
     "sequential": sequential,
     "parallel": parallel,
     "square-root": partial(parallel, form="square-root"),
+    "convergent": convergent,
 }
 
 
@@ -103,7 +110,8 @@ def kalman_smoother(
     Parameters
     ----------
     y, model, observed, method
-        As in `kalman_filter`. ``"convergent"`` is a method of the filter alone.
+        As in `kalman_filter`. With ``"parallel"`` and ``"square-root"`` the way back is a scan of
+        associative elements, too.
 
     Returns
     -------
@@ -124,7 +132,8 @@ def kalman_smoother(
     """
     given = read_observations("kalman_smoother", y, model, observed)
     walk = _walk("kalman_smoother", model, given, method)
-    values = [*smoothed(model, walk), *vars(walk.filtered()).values()]
+    back = smoothed_in_parallel if method in ELEMENTS else smoothed
+    values = [*back(model, walk), *vars(walk.filtered()).values()]
     mean, cov, *filtered = of_batch(given, values)
     return Smoothed(mean, cov, Filtered(*filtered))
 
@@ -208,7 +217,5 @@ def kalman_sample(
 def _walk(function: str, model: StateSpace, given: Observations, method: Any) -> Walk:
     """Return the results of the filter by one of its methods."""
     if method not in METHODS:
-        raise ValueError(
-            f"{function}: method must be one of {tuple(METHODS)}, got {brief(method)}"
-        )
+        raise ValueError(f"{function}: method must be one of {tuple(METHODS)}, got {brief(method)}")
     return METHODS[method](model, given)

@@ -192,7 +192,9 @@ def read_observations(function: str, y: Any, model: StateSpace, observed: Any) -
         values, seen = pt.switch(seen, values, 0), pt.cast(seen, values.type.dtype)
     if values.type.ndim == 2:
         return Observations(values, seen, {})
-    rows = [None if v is None else pt.TensorType(v.dtype, v.type.shape[-2:])() for v in (values, seen)]
+    rows = [
+        None if v is None else pt.TensorType(v.dtype, v.type.shape[-2:])() for v in (values, seen)
+    ]
     pairs = zip(rows, (values, seen), strict=True)
     return Observations(rows[0], rows[1], {row: v for row, v in pairs if row is not None})
 

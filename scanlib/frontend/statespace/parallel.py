@@ -18,7 +18,7 @@ compose, with ``M = I + C₁ J₂``::
 
 No covariance is inverted: `M` has eigenvalues of one or more however singular `C₁` is. Square-root
 elements hold ``U Uᵀ = C`` and ``V Vᵀ = J``; with the lower factor `Ψ` of ``[[U₁ᵀ V₂, I], [V₂, 0]]``
-(products of its blocks stand for those of `M`), composing is a matter of orthogonal transformations.
+(products of its blocks stand for those of `M`), composing takes orthogonal transformations alone.
 Densities follow from the filtered moments, all steps at once.
 
 Sources: S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers", IEEE

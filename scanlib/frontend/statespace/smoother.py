@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
+from scanlib.frontend.associative import associative_scan
 from scanlib.frontend.scan import scan
 from scanlib.frontend.statespace.filter import Parts, Walk
 from scanlib.frontend.statespace.model import StateSpace, is_timed
@@ -26,6 +27,36 @@ from scanlib.frontend.statespace.model import StateSpace, is_timed
 
 def smoothed(model: StateSpace, walk: Walk, has_cov: bool = True) -> list[Variable]:
     """Return the mean, and with `has_cov` the covariance, of all states given all observations."""
+    owed = _walk_back(model, walk, has_cov)
+    return _with_what_is_owed(walk, owed)
+
+
+def smoothed_in_parallel(model: StateSpace, walk: Walk) -> list[Variable]:
+    """Return the same as a scan of elements: ``r -> M r + s`` and ``N -> M N Mᵀ + S`` compose."""
+    dtype = walk.mean.type.dtype
+    move = pt.cast(model.transition, dtype)
+    g, across = walk.z, pt.swapaxes(walk.z, 1, 2)
+    keep = pt.eye(walk.mean.shape[1], dtype=dtype) - pt.swapaxes(walk.w, 1, 2) @ g
+    back = pt.swapaxes(move @ keep, 1, 2)
+
+    def compose(later: Sequence[Variable], then: Sequence[Variable]) -> tuple[Variable, ...]:
+        (m1, s1, n1), (m2, s2, n2) = later, then
+        return m2 @ m1, m2 @ s1 + s2, m2 @ n1 @ m2.T + n2
+
+    elements = (back, (across @ walk.e[:, :, None])[:, :, 0], across @ g)
+    _, *owed = associative_scan(compose, elements, reverse=True)
+    return _with_what_is_owed(walk, owed)
+
+
+def _with_what_is_owed(walk: Walk, owed: Sequence[Variable]) -> list[Variable]:
+    """Return the smoothed moments, given `r` and, if it is there, `N`."""
+    before, spread = walk.predicted_mean[:-1], walk.predicted_cov[:-1]
+    results = [before + (spread @ owed[0][:, :, None])[:, :, 0]]
+    return [*results, *(spread - spread @ information @ spread for information in owed[1:])]
+
+
+def _walk_back(model: StateSpace, walk: Walk, has_cov: bool) -> list[Variable]:
+    """Return `r` and, with `has_cov`, `N` before each step."""
     dtype = walk.mean.type.dtype
     move = pt.cast(model.transition, dtype)
     timed = is_timed("transition", model.transition)
@@ -50,12 +81,7 @@ def smoothed(model: StateSpace, walk: Walk, has_cov: bool = True) -> list[Variab
         return_updates=False,
         name="kalman_smoother",
     )
-    before, spread = walk.predicted_mean[:-1], walk.predicted_cov[:-1]
-    r = owed[0][::-1]
-    results = [before + (spread @ r[:, :, None])[:, :, 0]]
-    if has_cov:
-        results.append(spread - spread @ owed[1][::-1] @ spread)
-    return results
+    return [rows[::-1] for rows in owed]
 
 
 def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> list[Variable]:
@@ -84,7 +110,9 @@ def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> lis
         name="simulated_states",
     )
     states = pt.concatenate([start[None], states[:-1]])
-    seen = _times(own["observation"], states) + _times(root(own["observation_cov"]), of_observations)
+    seen = _times(own["observation"], states) + _times(
+        root(own["observation_cov"]), of_observations
+    )
     return [states, seen + own.get("observation_intercept", 0)]
 
 
