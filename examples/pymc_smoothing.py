@@ -6,7 +6,7 @@ with a drift, written with `pytensor.scan` as PyMC's users write it::
     level[t] = level[t-1] + drift + alpha * (y[t] - level[t-1] - drift)
     y[t+1] ~ Normal(level[t] + drift, sigma)
 
-The model is compiled and sampled twice, in one process, with the same seed: once as it is, once with
+The model is compiled and sampled twice, in one process, with the same seed: as it is, and with
 scanlib's loops. Nothing in the model changes, and the posteriors agree.
 
 Data: weekly CO2, 1958 to 2001, which statsmodels ships (``co2``).
@@ -94,7 +94,7 @@ def draw(before: dict[str, Array], after: dict[str, Array], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     ink = "#808890"  # readable on white and on black
-    with plt.rc_context({key: ink for key in ("text.color", "xtick.color", "ytick.color")}):
+    with plt.rc_context(dict.fromkeys(("text.color", "xtick.color", "ytick.color"), ink)):
         figure, axes = plt.subplots(1, len(NAMES), figsize=(9, 2.6), layout="constrained")
         for axis, name in zip(axes, NAMES, strict=True):
             for label, found, color in (

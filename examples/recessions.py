@@ -72,7 +72,7 @@ def draw(years: Array, growth: Array, recession: Array, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     ink = "#808890"  # readable on white and on black
-    with plt.rc_context({key: ink for key in ("text.color", "xtick.color", "ytick.color")}):
+    with plt.rc_context(dict.fromkeys(("text.color", "xtick.color", "ytick.color"), ink)):
         figure, (top, bottom) = plt.subplots(
             2, 1, figsize=(9, 4.6), sharex=True, height_ratios=[3, 2], layout="constrained"
         )
