@@ -6,7 +6,7 @@ with a drift, written with `pytensor.scan` as PyMC's users write it::
     level[t] = level[t-1] + drift + alpha * (y[t] - level[t-1] - drift)
     y[t+1] ~ Normal(level[t] + drift, sigma)
 
-The model is compiled and sampled twice, in one process, with the same seed: as it is, and with
+The model is compiled and sampled twice in one process, with the same seed: as it is, and with
 scanlib's loops. Nothing in the model changes, and the posteriors agree.
 
 Data: weekly CO2, 1958 to 2001, which statsmodels ships (``co2``).

@@ -87,7 +87,7 @@ def table() -> str:
     """Return the short table in Markdown."""
     columns = ("scanlib / hand", "/ pytensor.scan", "/ lax.scan", "/ lax.associative_scan")
     heads = ("plain numba loop", "`pytensor.scan`", "`lax.scan`", "`lax.associative_scan`")
-    lines = [("loop, value and gradient", *heads), ("---",) * 5]
+    lines: list[tuple[str, ...]] = [("loop, value and gradient", *heads), ("---",) * 5]
     for name, row in shown().items():
         lines.append((name, *(rounded(times_faster(row, column)) for column in columns)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
