@@ -110,7 +110,8 @@ def docstrings() -> str:
     )
     places = imported("scanlib/__init__.py")
     parts = [
-        f"## `scanlib.{name}`\n\n::: {places[name]}\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
+        f"## `scanlib.{name}`\n\n::: {places[name]}\n    options:\n"
+        "      show_root_heading: false\n      show_root_toc_entry: false"
         for name in names
         if not name.startswith("_")
     ]
