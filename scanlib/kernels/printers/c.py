@@ -99,13 +99,6 @@ def print_kernels(*kernels: ir.Kernel) -> str:
     return "\n".join(module.text())
 
 
-def result_type(function: ir.Function) -> str:
-    """Return the C type of what a function returns."""
-    if len(function.results) == 1:
-        return type_text(function.results[0].type)
-    return f"{function.name}_results" if function.results else "void"
-
-
 def type_text(type: ir.Type) -> str:
     """Return the text of a type.
 
