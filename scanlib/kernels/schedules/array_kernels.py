@@ -53,7 +53,7 @@ _MEANINGS: dict[Any, Callable[..., Variable]] = {
 
 
 def inline(graph: FunctionGraph) -> None:
-    """Put nodes that have rules in the place of Ops that are graphs, as softmax is, and of others."""
+    """Put nodes that have rules in the place of Ops that are graphs, such as softmax."""
     while True:
         found = [node for node in graph.toposort() if stands_for_others(node.op)]
         if not found:
