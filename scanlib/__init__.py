@@ -36,6 +36,7 @@ from scanlib.frontend import (
     reduce_scan,
     scan,
     scan_checkpoints,
+    step_through,
     until,
 )
 
@@ -71,5 +72,6 @@ __all__ = [
     "reduce_scan",
     "scan",
     "scan_checkpoints",
+    "step_through",
     "until",
 ]

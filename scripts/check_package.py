@@ -35,8 +35,8 @@ levels: int = scanlib.Levels(2).levels
 outputs: Any = [trace, pytensor.grad(trace.sum(), x)]
 f = pytensor.function([x], outputs)
 explanation = scanlib.explain(f)
-families: list[str | None] = [part.family for loop in explanation.loops for part in loop.parts]
-assert "affine" in families and levels == 2
+classes: list[str | None] = [part.recurrence for loop in explanation.loops for part in loop.parts]
+assert "affine" in classes and levels == 2
 values, gradient = f([1.0, 1.0, 1.0])
 assert values.tolist() == [1.0, 1.5, 1.75] and gradient.tolist() == [1.75, 1.5, 1.0]
 print(scanlib.__version__, scanlib.__file__)

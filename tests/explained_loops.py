@@ -56,8 +56,9 @@ def check_forms(explanation):
     """Check that text, HTML and data can be made, and that the text is no wider than it may be."""
     text = str(explanation)
     assert text == str(explanation)
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert not re.search(r"0x[0-9a-f]{6}", text)
+    for shown in (text, explanation.details()):
+        assert max(map(len, shown.splitlines())) <= WIDTH
+        assert not re.search(r"0x[0-9a-f]{6}", shown)
     data = json.loads(json.dumps(explanation.to_dict()))
     assert [loop["name"] for loop in data["loops"]] == [loop.name for loop in explanation.loops]
     html = explanation._repr_html_()
@@ -65,6 +66,7 @@ def check_forms(explanation):
     assert html.count("<details") == html.count("</details>")
     assert "src=" not in html
     assert "href=" not in html
+    assert html.count("<g ") == html.count("</g>")
     for loop in explanation.loops:
-        assert loop.name in text
+        assert loop.name.removesuffix("_gradient") in text
     return text

@@ -1,5 +1,8 @@
 """What scanlib takes from JAX, and from PyTensor's JAX linker, beyond public names."""
 
+# Operations whose lowering asks for the devices, as ours does: it holds calls that XLA cuts.
+from jax._src.dispatch import prim_requires_devices_during_lowering
+
 # An operation of its own, one for each platform: `lax.platform_dependent` compiles all of them.
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir

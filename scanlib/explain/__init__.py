@@ -1,15 +1,16 @@
-"""`scanlib.explain`: what became of the loops of a function, and why.
+"""`scanlib.explain`: what runs the loops of a function, how good that is, and what can be done.
 
-`nodes` walks the graph and asks what it is made of; `loop_parts`, `names` and `reasons` answer for
-one loop, `other_loops` for those that are no canonical loop, `linkers` for the linker. The answers
-are the dataclasses of `data`; `text` and `html` show them. Nothing here decides anything: schedules
-come from where backends take them (`scanlib.ops.elemwise_scan.schedule`), families and obstacles
-from the analysis that lowers loops.
+`loops` goes through a graph; `parts`, `names`, `reasons` and `verdicts` answer for one loop,
+`linkers` for the linker, `pictures` draws its step. The answers are the dataclasses of `data`;
+`text` and `html` show them. Nothing here decides anything: schedules come from where backends
+take them (`scanlib.ops.elemwise_scan.schedule`), recurrence classes and obstacles from the
+analysis that lowers loops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
@@ -21,10 +22,13 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
-from scanlib.explain.nodes import explain_nodes
+from scanlib.explain.loops import explain_nodes
+from scanlib.explain.pictures import step_picture
+from scanlib.ops.loop_clock import loop_times
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt.adopt import adoption_record
 from scanlib.rewrites.split.split_record import notes_of
+from scanlib.rewrites.written_loops import written_loops
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
@@ -44,11 +48,11 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     Returns
     -------
     Explanation
-        Text when printed, HTML in a notebook. Its `loops` hold the same as data, one entry per
-        loop in the order of computation, with nested loops in `inner`: the Op and schedule that
-        were chosen and why, the loop's parts with dtypes, row shapes, taps and recurrence
-        families, the memory it reads and writes, and what stands in the way of more.
-        `to_dict()` returns all of it in a form that `json.dumps` takes.
+        Printed, it answers three questions: what runs, how good that is and why, and what you
+        can do. `details()` is a longer text; in a notebook it shows as HTML. Its `loops` hold the
+        same as data, one entry per loop in the order of computation, with nested loops in
+        `inner`; `to_dict()` returns all of it in a form that `json.dumps` takes. Loops of a
+        function compiled with ``profile=True`` have the time they took in its last call.
 
     Raises
     ------
@@ -57,7 +61,7 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
 
     Notes
     -----
-    Recurrence families are those of G. Blelloch, "Prefix sums and their applications", 1990, and
+    Recurrence classes are those of G. Blelloch, "Prefix sums and their applications", 1990, and
     their kin: sets of functions of the state that are closed under composition.
 
     Examples
@@ -73,7 +77,7 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     ...     return_updates=False,
     ... )
     >>> (loop,) = scanlib.explain(y).loops
-    >>> print(loop.op, "|", loop.schedule, "|", loop.part("state 0").family)
+    >>> print(loop.op, "|", loop.schedule, "|", loop.part("state 0").recurrence)
     ElemwiseScan | blocks of steps | affine
     """
     fgraph = getattr(getattr(f, "maker", None), "fgraph", None)
@@ -83,18 +87,29 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
                 "explain: mode is for graphs, but f is a compiled function, which has its mode; "
                 "leave mode out, or pass the function's outputs as variables"
             )
-        return _explanation(fgraph, f.maker.linker, "compiled function")
+        return _explanation(fgraph, f.maker.linker, f)
     outputs = _outputs(f)
     resolved = get_mode(mode)
-    return _explanation(_rewritten(outputs, resolved), resolved.linker, "graph")
+    return _explanation(_rewritten(outputs, resolved), resolved.linker)
 
 
-def _explanation(fgraph: FunctionGraph, linker: Any, source: str) -> Explanation:
+def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanation:
+    """Return the explanation of a graph, which is that of the compiled function `f`, if given."""
     record = adoption_record(fgraph)
     adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
     reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
     setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
-    loops = explain_nodes(fgraph.toposort(), setting)
+    written = written_loops(fgraph)
+    found = explain_nodes(fgraph.toposort(), setting)
+    names = [loop.name for _, loop in found]
+    loops = []
+    for node, loop in found:
+        seconds, whole = loop_times(f, node) or (None, None)
+        share = seconds / whole if seconds is not None and whole else None
+        before = written.get(loop.name) if names.count(loop.name) == 1 else None
+        drawn = None if before is None else step_picture(before, apart=True)
+        loops.append(replace(loop, before=drawn, seconds=seconds, share=share))
+    source = "graph" if f is None else "compiled function"
     splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
     failures = [str(failure) for failure in failures_of(fgraph)]
     return Explanation(loops, source, setting.linker, adoption, splits, failures)

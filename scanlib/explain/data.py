@@ -1,160 +1,88 @@
-"""What an explanation consists of: dataclasses that hold no graph, and become JSON.
-
-Symbols: `T` is the number of steps, `K` the number of initial rows of a state. A size that is
-not known before the function runs has a name: ``c`` or ``c0, c1, …`` for the channels of an
-elementwise loop, ``n0, n1, …`` for other axes, each where it stands in `Part.shape`.
-"""
+"""What an explanation consists of: dataclasses that hold no graph, and become JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
-Size = int | str
+import numpy as np
 
-
-@dataclass(frozen=True)
-class Bytes:
-    """A number of bytes: a sum of products of an integer with unknown sizes.
-
-    Attributes
-    ----------
-    terms : tuple of (int, tuple of str)
-        Every factor with the names of the sizes that it multiplies.
-    """
-
-    terms: tuple[tuple[int, tuple[str, ...]], ...] = ()
-
-    @classmethod
-    def of(cls, itemsize: int, shape: tuple[Size, ...]) -> Bytes:
-        """Return the bytes of an array."""
-        factor, names = itemsize, []
-        for size in shape:
-            if isinstance(size, int):
-                factor *= size
-            else:
-                names.append(size)
-        return cls(((factor, tuple(sorted(names))),)) if factor else cls()
-
-    @property
-    def value(self) -> int | None:
-        """The number, None if it is not known before the function runs."""
-        return None if any(names for _, names in self.terms) else sum(n for n, _ in self.terms)
-
-    def __add__(self, other: Bytes) -> Bytes:
-        total: dict[tuple[str, ...], int] = {}
-        for factor, names in (*self.terms, *other.terms):
-            total[names] = total.get(names, 0) + factor
-        ordered = sorted(total, key=lambda names: (-len(names), names))
-        return Bytes(tuple((total[names], names) for names in ordered))
-
-    def times(self, factor: int) -> Bytes:
-        """Return so many times the number."""
-        return Bytes(tuple((factor * own, names) for own, names in self.terms))
-
-    def __str__(self) -> str:
-        if self.value is not None:
-            return readable(self.value)
-        terms = ["·".join([str(factor), *names]) for factor, names in self.terms]
-        return f"{terms[0]} B" if len(terms) == 1 else f"({' + '.join(terms)}) B"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the number, if known, and its text."""
-        return {"value": self.value, "text": str(self)}
-
-
-def readable(number: int) -> str:
-    """Return a number of bytes with a decimal unit and three digits."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            digits = ".3g" if number < 1000 * size else ".0f"
-            return f"{number / size:{digits}} {unit}"
-    return f"{number} B"
+PARALLEL, FUSED, IN_ORDER = "fully parallel", "one fused pass", "step by step"
+NOTHING = "nothing: this is as fast as it gets"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A sequence, state, carry, non-sequence or output of a loop.
+    """A sequence, state, non-sequence or output of a loop.
 
     Attributes
     ----------
-    role : {"sequence", "state", "carry", "non-sequence", "output"}
+    role : {"sequence", "state", "non-sequence", "output"}
     name : str
         Its name, or its role and number, counted from 0.
     dtype : str
         Its dtype; for what is no tensor, its type.
-    shape : tuple of (int or str), or None
-        The shape of one row (of the whole for a non-sequence); None for what is no tensor.
+    shape : tuple of (int or None), or None
+        The shape of one row (of the whole for a non-sequence), None for a size that is not known
+        before the function runs; None for what is no tensor.
     taps : tuple of int
-        For a state, which past values a step reads.
+        For a state whose values are stored, which past values a step reads.
     stored : str or None
-        What of it outlives a step: "history" (all rows), "last rows", "last value" (a carry),
-        "rows" (an output). None for inputs.
-    family : str or None
-        For a state or carry, the recurrence family it belongs to, "sum over time", or
-        "no recurrence". None if it is of no family, or nobody looked for one.
+        What of it outlives a step: "history" (all rows), "last rows", "last value", "rows" (an
+        output). None for inputs.
+    recurrence : str or None
+        For a state, its recurrence class, "sum over time", or "no recurrence". None if it is of
+        no class, or the loop is not elementwise.
     """
 
     role: str
     name: str
     dtype: str
-    shape: tuple[Size, ...] | None
+    shape: tuple[int | None, ...] | None
     taps: tuple[int, ...] = ()
     stored: str | None = None
-    family: str | None = None
+    recurrence: str | None = None
+
+    def row_bytes(self) -> int | None:
+        """Return the bytes of one row, None if not known; 0 for what is no tensor."""
+        if self.shape is None:
+            return 0
+        sizes = [size for size in self.shape if size is not None]
+        known = len(sizes) == len(self.shape)
+        return prod(sizes) * np.dtype(self.dtype).itemsize if known else None
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What stands in the way of a faster loop; `part` is the part concerned, if it is one."""
+    """What stands in the way of a faster loop; `part` is the part concerned, if it is one.
+
+    `action` is what the author of the loop can do about it, if anything.
+    """
 
     part: str | None
     reason: str
+    action: str | None = None
 
     def __str__(self) -> str:
         return self.reason if self.part is None else f"{self.part}: {self.reason}"
 
 
 @dataclass(frozen=True)
-class History:
-    """A history that is stored: ``T + depth`` rows of `row` bytes."""
-
-    name: str
-    depth: int
-    row: Bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dictionaries."""
-        return {"name": self.name, "depth": self.depth, "row": self.row.to_dict()}
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """The arrays with a time axis that a loop reads and writes.
+class Picture:
+    """The graph of one step.
 
     Attributes
     ----------
-    read, written : Bytes
-        Per step: rows of sequences; rows of histories and outputs.
-    whole : Bytes
-        Arrays that every step sees whole: the non-sequences.
-    histories : tuple of History
-        The histories that are stored.
+    nodes : tuple of (str, str, int)
+        Label, kind ("input", "state", "operation", "output" or "next") and column of each node.
+    edges : tuple of (int, int)
+        Which node reads which: source and target, by their place in `nodes`.
     """
 
-    read: Bytes
-    written: Bytes
-    whole: Bytes
-    histories: tuple[History, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dictionaries."""
-        return {
-            "read_per_step": self.read.to_dict(),
-            "written_per_step": self.written.to_dict(),
-            "whole": self.whole.to_dict(),
-            "histories": [history.to_dict() for history in self.histories],
-        }
+    nodes: tuple[tuple[str, str, int], ...]
+    edges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -168,44 +96,58 @@ class LoopExplanation:
     op : str
         The kind of node: "Scan", "ElemwiseScan", "LinearScan", "AssociativeScan", or
         "pytensor.scan".
+    work : str
+        What a step consists of.
     steps : int or None
         The number of steps, None if it is known at run time only. With `until`, the greatest.
     reverse, until, gradient : bool
-        Whether it walks from the last row to the first, may end early, and is the gradient of
+        Whether it runs from the last row to the first, may end early, and is the gradient of
         another loop (told by the name that gradients get).
-    schedule, why, runs : str
-        How the steps are walked, the reason for that, and what runs them.
-    threads : int
-        How many threads it may use.
-    shares : str or None
-        What each of several threads does, and from which size on.
+    grade : {"fully parallel", "one fused pass", "step by step"}
+    because, action : str
+        The reason for the grade; what the author of the loop can do.
+    schedule, runs : str
+        The order in which steps and rows are computed, and what runs them.
     parts : tuple of Part
     obstacles : tuple of Obstacle
         What stands in the way of more.
-    memory : MemoryUse or None
-        None where scanlib does not know.
     inner : tuple of LoopExplanation
         Loops inside a step, as the body is compiled.
     inside : str or None
         The Op in whose inner graph the loop was found, if it is not a part of the graph itself.
+    threads : int
+        How many threads it may use.
+    shares : str or None
+        What each of several threads does, and from which size on.
+    before, after : Picture or None
+        One step as it was written, and as it is computed.
+    seconds, share : float or None
+        Time of the last call and its part of the whole call, if the function was compiled with
+        ``profile=True`` and has been called.
     """
 
     name: str
     op: str
+    work: str
     steps: int | None
     reverse: bool
-    until: bool
     gradient: bool
+    grade: str
+    because: str
+    action: str
     schedule: str
-    why: str
     runs: str
     parts: tuple[Part, ...]
     obstacles: tuple[Obstacle, ...] = ()
-    memory: MemoryUse | None = None
+    until: bool = False
     inner: tuple[LoopExplanation, ...] = ()
     inside: str | None = None
     threads: int = 1
     shares: str | None = None
+    before: Picture | None = None
+    after: Picture | None = None
+    seconds: float | None = None
+    share: float | None = None
 
     def part(self, name: str) -> Part:
         """Return the part of that name.
@@ -220,25 +162,28 @@ class LoopExplanation:
                 return part
         raise KeyError(f"no part {name!r}; there are {[part.name for part in self.parts]}")
 
+    def bytes_read(self) -> int | None:
+        """Return the bytes of sequences that a step reads; None where sizes are not known."""
+        return _total(part for part in self.parts if part.role == "sequence")
+
+    def bytes_written(self) -> int | None:
+        """Return the bytes that a step adds to histories and outputs; None if not known."""
+        return _total(part for part in self.parts if part.stored in ("history", "rows"))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return dictionaries, lists, strings and numbers alone, fit for `json.dumps`."""
-        result = {
-            name: getattr(self, name)
-            for name in (
-                *("name", "op", "steps", "reverse", "until", "gradient"),
-                *("schedule", "why", "runs", "threads", "shares", "inside"),
-            )
-        }
-        result["parts"] = [_plain(asdict(part)) for part in self.parts]
-        result["obstacles"] = [asdict(obstacle) for obstacle in self.obstacles]
-        result["memory"] = None if self.memory is None else self.memory.to_dict()
-        result["inner"] = [loop.to_dict() for loop in self.inner]
-        return result
+        """Return dictionaries, sequences, strings and numbers, fit for `json.dumps`."""
+        memory = {"bytes_read": self.bytes_read(), "bytes_written": self.bytes_written()}
+        return {**asdict(self), **memory}
 
 
-def _plain(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a dictionary with lists for tuples, as JSON has them."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in part.items()}
+def _total(parts: Iterable[Part]) -> int | None:
+    total = 0
+    for part in parts:
+        size = part.row_bytes()
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 @dataclass(frozen=True)

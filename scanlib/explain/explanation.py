@@ -7,12 +7,12 @@ from typing import Any
 
 from scanlib.explain.data import AdoptedLoop, LoopExplanation
 from scanlib.explain.html import html
-from scanlib.explain.text import text
+from scanlib.explain.text import details, summary
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `scanlib.explain` returns: text when printed, HTML in a notebook, data in `loops`.
+    """What `scanlib.explain` returns: answers when printed, HTML in a notebook, data in `loops`.
 
     Attributes
     ----------
@@ -39,7 +39,11 @@ class Explanation:
     failures: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return text(self)
+        return summary(self)
+
+    def details(self) -> str:
+        """Return text with all that is known: data, memory, schedules and obstacles."""
+        return details(self)
 
     def __repr__(self) -> str:
         return str(self)
@@ -48,12 +52,5 @@ class Explanation:
         return html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return dictionaries, lists, strings and numbers alone, fit for `json.dumps`."""
-        return {
-            "source": self.source,
-            "linker": self.linker,
-            "adoption": [asdict(loop) for loop in self.adoption],
-            "splits": [{"loop": name, "what": what} for name, what in self.splits],
-            "failures": list(self.failures),
-            "loops": [loop.to_dict() for loop in self.loops],
-        }
+        """Return dictionaries, sequences, strings and numbers, fit for `json.dumps`."""
+        return {**asdict(self), "loops": [loop.to_dict() for loop in self.loops]}

@@ -10,6 +10,7 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
+from scanlib.explain.verdicts import Elsewhere
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.c_code import NoCCodeError
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -41,28 +42,13 @@ def linker_name(linker: Any) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where loops were found.
-
-    Attributes
-    ----------
-    linker : str
-        The name of the function's linker.
-    inside : str or None
-        The Op whose inner graph is looked at.
-    reasons : dict
-        Why loops of `pytensor.scan` were not adopted, by name.
-    lengths : KnownLengths or None
-        For JAX: which lengths it knows when it compiles the graph.
-    """
+    """Where loops were found: `inside` which Op, `reasons` why loops of `pytensor.scan` were not
+    adopted, by name; `lengths` are those that JAX knows when it compiles (`KnownLengths`)."""
 
     linker: str
     inside: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     lengths: Any = None
-
-    def within(self, op: str) -> Setting:
-        """Return the setting inside an Op."""
-        return replace(self, inside=op if self.inside is None else f"{self.inside} > {op}")
 
     def of(self, fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Setting:
         """Return the setting of the loops of a graph; `data` are inputs that change from step to
@@ -85,17 +71,29 @@ class Setting:
             return not self.has_unknown_length(node) and _has_xla_code(node)
         return self.linker in _PERFORM and not _runs_in_python(node)
 
-    def has_c_code(self, node: Apply) -> bool:
-        """Whether the C linker runs code that scanlib writes for the loop."""
-        has_code = getattr(node.op, "has_code", None)
-        return self.linker == "C" and has_code is not None and has_code(node)
-
     def other_schedule(self) -> str:
         """Return the schedule of loops that the numba backend does not write."""
         by_tensors = self.linker == "PyTorch" and config.scanlib__perform == "python"
         if self.linker in _PERFORM and not by_tensors:
             return "one Python call per step"
         return f"chosen by the {self.linker} backend"
+
+    def other(self, node: Apply) -> Elsewhere | None:
+        """Return why no compiled kernel of scanlib's runs a loop, None if one does."""
+        if self.is_compiled_here(node):
+            return None
+        if config.scanlib__perform == "python":
+            why = "scanlib's kernels are switched off: the flag scanlib__perform is python"
+            return Elsewhere(why, "set the flag scanlib__perform to auto")
+        if self.has_unknown_length(node):
+            why = "JAX does not know the number of steps when it compiles"
+            return Elsewhere(
+                why, "give a number of steps that does not depend on values, if you can"
+            )
+        if self.linker in _PERFORM:
+            why = "numba could not compile the step; a warning of the first call says why"
+            return Elsewhere(why, "write the step with functions of pytensor.tensor alone")
+        return Elsewhere(f"the {self.linker} linker takes the steps of this loop in order")
 
     def runs(self, node: Apply) -> str:
         """Return what runs a loop."""
@@ -111,7 +109,7 @@ class Setting:
             return f"through the {self.linker} linker"
         if config.scanlib__perform == "python":
             return "in plain Python, because the flag scanlib__perform is python"
-        if self.has_c_code(node):
+        if self.linker == "C" and getattr(node.op, "has_code", lambda _: False)(node):
             return "as C code of its own"
         if _runs_in_python(node):
             return "in plain Python, because numba could not compile it"
@@ -129,54 +127,34 @@ def _has_xla_code(node: Apply) -> bool:
 
 def _on_cuda(node: Apply) -> str:
     """Return what runs a loop on CUDA devices if it has kernels, and they are wanted."""
-    if not config.scanlib__cuda or config.scanlib__perform != "auto":
+    wanted = config.scanlib__cuda and config.scanlib__perform == "auto"
+    if not wanted or not isinstance(node.op, LinearScan | ElemwiseScan):
         return ""
     try:
-        if isinstance(node.op, LinearScan):
-            return _linear_on_cuda(node)
-        if isinstance(node.op, ElemwiseScan):
-            return _elementwise_on_cuda(node.op)
+        return f"as kernels on CUDA devices{_cuda_limits(node)}; "
     except NoCCodeError:
-        pass
-    return ""
+        return ""
 
 
-def _elementwise_on_cuda(op: ElemwiseScan) -> str:
-    """Return the same for an elementwise loop.
+def _cuda_limits(node: Apply) -> str:
+    """Return what limits or sets apart the kernels of a loop; `NoCCodeError` if it has none."""
+    op = node.op
+    if isinstance(op, ElemwiseScan):
+        from scanlib.backends.cuda.printer import LoopWriter
 
-    Raises
-    ------
-    NoCCodeError
-        If it has no kernel.
-    """
-    from scanlib.backends.cuda.printer import LoopWriter
-
-    if "look_back" not in LoopWriter(op).units():
-        return "as kernels on CUDA devices; "
-    times = "once" if config.scanlib__cuda_look_back else "twice"
-    return f"as kernels on CUDA devices, where few rows of many steps are read {times}; "
-
-
-def _linear_on_cuda(node: Apply) -> str:
-    """Return the same for a matrix recurrence.
-
-    Raises
-    ------
-    NoCCodeError
-        If it has no kernel.
-    """
+        if "look_back" not in LoopWriter(op).units():
+            return ""
+        times = "once" if config.scanlib__cuda_look_back else "twice"
+        return f", where few rows of many steps are read {times}"
     from scanlib.backends.cuda import linear_writer
 
-    parts = node.op.parts(node.inputs)
+    parts = op.parts(node.inputs)
     dtype = parts.initial.type.dtype
-    matrix = parts.matrix.type.shape
-    sizes = [matrix[-2:]] if parts.right is None else [matrix[-2:], parts.right.type.shape[-2:]]
-    known = [next((size for size in own if size is not None), None) for own in sizes]
-    linear_writer.check_linear(node.op, dtype, *(1 if size is None else size for size in known))
-    if None not in known:
-        return "as kernels on CUDA devices; "
+    matrices = [matrix for matrix in (parts.matrix, parts.right) if matrix is not None]
+    known = [next((n for n in m.type.shape[-2:] if n is not None), None) for m in matrices]
+    linear_writer.check_linear(op, dtype, *(1 if size is None else size for size in known))
     most = linear_writer.largest_size(dtype)
-    return f"as kernels on CUDA devices, if the matrix has {most} rows at most; "
+    return f", if the matrix has {most} rows at most" if None in known else ""
 
 
 def _runs_in_jax(node: Apply) -> str:
@@ -193,12 +171,11 @@ def _runs_in_jax(node: Apply) -> str:
 
 def _with_unknown_length(node: Apply) -> str:
     """Return what the JAX backend makes of a loop whose number of steps is computed from data."""
-    why = "because JAX does not know the number of steps when it compiles"
-    op = node.op
-    if isinstance(op, LinearScan):
-        is_bounded = op.coefficient == "steps" or op.parts(node.inputs).offset is not None
-        if is_bounded:
-            return f"by lax.scan over as many steps as there can be, {why}"
+    why, op = "because JAX does not know the number of steps when it compiles", node.op
+    if isinstance(op, LinearScan) and (
+        op.coefficient == "steps" or op.parts(node.inputs).offset is not None
+    ):
+        return f"by lax.scan over as many steps as there can be, {why}"
     return f"by lax.while_loop, {why}"
 
 
@@ -206,10 +183,10 @@ def _runs_in_torch(node: Apply) -> str:
     """Return what the PyTorch backend makes of a loop."""
     if config.scanlib__perform == "python":
         return "by functions of tensors, because the flag scanlib__perform is python"
-    elsewhere = f"{_on_cuda(node)}by functions of tensors on other devices"
+    own = "as a function of its own on the CPU, compiled by numba at the first call"
     if _runs_in_python(node):
-        return f"in plain Python on the CPU, because numba could not compile it; {elsewhere}"
-    return f"as a function of its own on the CPU, compiled by numba at the first call; {elsewhere}"
+        own = "in plain Python on the CPU, because numba could not compile it"
+    return f"{own}; {_on_cuda(node)}by functions of tensors on other devices"
 
 
 def _runs_in_python(node: Apply) -> bool:

@@ -20,40 +20,24 @@ def name_parts(loop: Loop) -> None:
     """Give every part of a loop a name of its own, and the body's variables the same.
 
     In order of preference: the label it was built with, what its outer variable is computed
-    from, its role and number.
+    from, its role and number. States that are stored and those that are not are counted together.
     """
-    outers: dict[int, Variable] = {id(part): part.outer for part in loop.sequences}
-    outers |= {id(part): part.outer for part in loop.non_sequences}
-    labels = Counter(part.name for part in _parts(loop))
-    taken: Counter[str] = Counter()
     groups: list[tuple[str, list[Any]]] = [
         ("sequence", loop.sequences),
-        ("state", loop.states),
-        ("carry", loop.carries),
+        ("state", [*loop.states, *loop.carries]),
         ("non-sequence", loop.non_sequences),
         ("output", loop.outputs),
     ]
+    labels = Counter(part.name for _, group in groups for part in group)
+    taken: Counter[str] = Counter()
     for role, group in groups:
         for i, part in enumerate(group):
             name = part.name
-            if (name is None or labels[name] > 1) and id(part) in outers:
-                name = describe_outer(outers[id(part)]) or name
+            if (name is None or labels[name] > 1) and hasattr(part, "outer"):
+                name = describe_outer(part.outer) or name
             name = name or f"{role} {i}"
             taken[name] += 1
             part.name = name if taken[name] == 1 else f"{name} ({taken[name]})"
-    _name_body(loop)
-
-
-def titled(role: str, name: str | None) -> str:
-    """Return the role and name of a part, the role once: ``state 0`` has it in its name."""
-    return name if name and name.startswith(f"{role} ") else f"{role} '{name}'"
-
-
-def _parts(loop: Loop) -> list:
-    return [*loop.sequences, *loop.states, *loop.carries, *loop.non_sequences, *loop.outputs]
-
-
-def _name_body(loop: Loop) -> None:
     for sequence in loop.sequences:
         sequence.row.name = sequence.name
     for state in loop.states:
@@ -61,8 +45,13 @@ def _name_body(loop: Loop) -> None:
             tap.name = state.name if len(state.taps) == 1 else f"{state.name}[t{offset}]"
     for carry in loop.carries:
         carry.value.name = carry.name
-    for part in loop.non_sequences:
-        part.inner.name = part.name
+    for item in loop.non_sequences:
+        item.inner.name = item.name
+
+
+def titled(role: str, name: str | None) -> str:
+    """Return the role and name of a part, the role once: ``state 0`` has it in its name."""
+    return name if name and name.startswith(f"{role} ") else f"{role} '{name}'"
 
 
 def describe_outer(variable: Variable, depth: int = MAX_DEPTH) -> str | None:
@@ -74,8 +63,9 @@ def describe_outer(variable: Variable, depth: int = MAX_DEPTH) -> str | None:
     if variable.name:
         return variable.name
     if isinstance(variable, Constant):
-        size = getattr(variable.data, "size", 0)
-        return f"constant {variable.data.item():.6g}" if size == 1 and _is_real(variable) else None
+        real = getattr(variable.type, "dtype", "")[:3] in ("flo", "int", "uin", "boo")
+        one = getattr(variable.data, "size", 0) == 1
+        return f"constant {variable.data.item():.6g}" if one and real else None
     node = variable.owner
     if node is None or not depth:
         return None
@@ -92,16 +82,11 @@ def describe_outer(variable: Variable, depth: int = MAX_DEPTH) -> str | None:
     return inner if op in ("DimShuffle", "ExpandDims", "Squeeze") else f"{op}({inner})"
 
 
-def _is_real(constant: Constant) -> bool:
-    return getattr(constant.type, "dtype", "")[:3] in ("flo", "int", "uin", "boo")
-
-
 def _result_of(op: Scan | ElemwiseScan, position: int) -> str:
     """Return the name of a loop's result."""
     scan = op.scan if isinstance(op, ElemwiseScan) else op
-    signature, labels = scan.signature, scan.labels
-    names = [label or f"state {i}" for i, label in enumerate(labels.states)]
-    names += [label or f"carry {i}" for i, label in enumerate(labels.carries)]
+    labels = scan.labels
+    states = [*labels.states, *labels.carries]
+    names = [label or f"state {i}" for i, label in enumerate(states)]
     names += [label or f"output {i}" for i, label in enumerate(labels.outputs)]
-    kind = "history of " if position < signature.n_states else ""
-    return f"{kind}{names[position]} of {scan.name or 'loop'}"
+    return f"{names[position]} of {scan.name or 'loop'}"

@@ -1,197 +1,179 @@
-"""Explanations as text, at most `WIDTH` columns wide."""
+"""Explanations as text, at most `WIDTH` columns wide: the three answers, and the details."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from scanlib.explain.data import Bytes, LoopExplanation, MemoryUse, Part, readable
+from scanlib.explain.data import LoopExplanation, Part
 
 if TYPE_CHECKING:
     from scanlib.explain.explanation import Explanation
 
 WIDTH = 100
-MIN_NAME = 12
 KEY_WIDTH = 12
-EXAMPLE_STEPS = 1000
-COLUMNS = ("role", "name", "dtype", "row", "taps", "kept", "family")
-NAME = COLUMNS.index("name")
+MAX_NAME = 28
+COLUMNS = ("role", "name", "dtype", "row", "taps", "kept", "recurrence")
 
 
-def text(explanation: Explanation) -> str:
-    """Return an explanation as text."""
-    lines = [*adoption(explanation), *splits(explanation), *explanation.failures]
-    blocks = ["\n".join([headline(explanation), *_wrapped(lines)])]
+def summary(explanation: Explanation) -> str:
+    """Return the three answers as text."""
+    if not explanation.loops and not explanation.splits:
+        return "\n".join([headline(explanation), *_wrapped(notes(explanation), "")])
+    lines = [f"What runs ({headline(explanation)})"]
     for number, loop in enumerate(explanation.loops, start=1):
-        blocks.append("\n".join(_loop(loop, f"{number}.", "")))
-    return "\n\n".join(blocks)
+        before = explanation.loops[number - 2] if number > 1 else None
+        lines += _wrapped([f"{number}. {what_runs(loop, before)}"], "  ")
+    lines += _wrapped(notes(explanation), "  ")
+    for title, answers in (
+        (
+            "How good that is",
+            [f"{loop.grade}, because {loop.because}" for loop in explanation.loops],
+        ),
+        ("What you can do", [loop.action for loop in explanation.loops]),
+    ):
+        lines += [title, *_wrapped(numbered(answers or ["nothing: no loop remains"]), "  ")]
+    return "\n".join([*lines, "Details: print(explanation.details())"])
 
 
-def splits(explanation: Explanation) -> list[str]:
-    """Return what became of the loops that were taken apart, a sentence each."""
-    return [f"{name} was taken apart: {what}" for name, what in explanation.splits]
+def numbered(answers: Sequence[str]) -> list[str]:
+    """Return each answer once, with the numbers of the loops it is for, if not for all."""
+    places: dict[str, list[int]] = {}
+    for number, answer in enumerate(answers, start=1):
+        places.setdefault(answer, []).append(number)
+    if len(places) == 1:
+        return list(places)
+    return [f"{', '.join(map(str, own))}. {answer}" for answer, own in places.items()]
 
 
 def headline(explanation: Explanation) -> str:
     """Return the line that says what was explained."""
     count = len(explanation.loops)
-    where = f"{explanation.source}, {explanation.linker} linker"
-    if not count:
-        return f"no loops ({where})"
-    if count == 1:
-        return f"1 loop ({where})"
-    return f"{count} loops in the order of computation ({where})"
+    loops = {0: "no loops", 1: "1 loop"}.get(count, f"{count} loops in the order of computation")
+    return f"{loops}; {explanation.source}, {explanation.linker} linker"
 
 
-def adoption(explanation: Explanation) -> list[str]:
-    """Return the lines that say what became of loops of `pytensor.scan`."""
+def what_runs(loop: LoopExplanation, before: LoopExplanation | None = None) -> str:
+    """Return one sentence on a loop; `before` is the loop computed before it."""
+    if loop.gradient and before is not None and loop.name == f"{before.name}_gradient":
+        name = f"gradient of '{before.name}'"
+    else:
+        name = f"loop '{loop.name}'" if loop.name != "loop" else "loop"
+    if loop.gradient and before is not None and (loop.op, loop.work) == (before.op, before.work):
+        return (
+            f"{name}: the same" + ", from the last step to the first" * loop.reverse + _time(loop)
+        )
+    many = f"{loop.steps:,} steps" if loop.steps is not None else "steps"
+    many = f"at most {many}" if loop.until and loop.steps is not None else many
+    order = ", from the last to the first" * loop.reverse
+    where = f", inside {loop.inside}" * (loop.inside is not None)
+    return f"{name}: {many} of {loop.work}{order}{where}{_time(loop)}"
+
+
+def _time(loop: LoopExplanation) -> str:
+    if loop.seconds is None:
+        return ""
+    share = "" if loop.share is None else f", {loop.share:.0%} of the call"
+    return f" ({duration(loop.seconds)}{share})"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size or unit == "µs":
+            return f"{seconds / size:.3g} {unit}"
+    raise AssertionError
+
+
+def notes(explanation: Explanation) -> list[str]:
+    """Return what became of loops that were taken apart or adopted, and what failed."""
     taken = [loop.name for loop in explanation.adoption if loop.reason is None]
     lines = [f"adopted from pytensor.scan: {', '.join(taken)}"] if taken else []
     left = [loop for loop in explanation.adoption if loop.reason is not None]
-    return lines + [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
+    lines += [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
+    lines += [f"computed outside '{name}': {what}" for name, what in explanation.splits]
+    return lines + list(explanation.failures)
 
 
-def _wrapped(lines: list[str]) -> list[str]:
-    return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
+def details(explanation: Explanation) -> str:
+    """Return all that is known of every loop as text."""
+    blocks = [headline(explanation)]
+    for number, loop in enumerate(explanation.loops, start=1):
+        blocks.append("\n".join(_loop(loop, f"{number}.", "")))
+    return "\n\n".join(blocks)
 
 
 def title(loop: LoopExplanation) -> str:
     """Return the name of a loop and what kind of loop it is."""
-    kind = [loop.op]
-    if loop.gradient:
-        kind.append("gradient")
-    if loop.until:
-        kind.append("until")
-    if loop.inside:
-        kind.append(f"inside {loop.inside}")
-    return f"{loop.name}: {', '.join(kind)}"
+    kind = [loop.op] + ["gradient"] * loop.gradient + ["until"] * loop.until
+    return f"{loop.name}: {', '.join(kind)}" + f", inside {loop.inside}" * bool(loop.inside)
 
 
 def facts(loop: LoopExplanation) -> list[tuple[str, str]]:
-    """Return what there is to say of a loop but for its parts, obstacles and inner loops."""
+    """Return what there is to say of a loop but for its parts and inner loops."""
+    known = "T, known at run time" if loop.steps is None else f"T = {loop.steps}"
+    count = f"at most {known.removeprefix('T = ')}" if loop.until else known
     found = [
-        ("steps", steps(loop)),
+        ("steps", count + ", from the last row to the first" * loop.reverse),
+        ("grade", f"{loop.grade}, because {loop.because}"),
+        ("to do", loop.action),
         ("schedule", loop.schedule),
-        ("why", loop.why),
         ("runs", loop.runs),
     ]
     if loop.threads > 1:
         found.append(("threads", f"up to {loop.threads}, {loop.shares}"))
-    if loop.memory is not None:
-        found += memory(loop.memory, loop.steps, loop.until)
-    return found
+    read, written = loop.bytes_read(), loop.bytes_written()
+    if read is not None and written is not None:
+        found.append(("memory", f"reads {read} and writes {written} bytes per step"))
+    obstacles = [str(obstacle) for obstacle in loop.obstacles] or ["nothing"]
+    return found + [("in the way" * (i == 0), text) for i, text in enumerate(obstacles)]
 
 
-def steps(loop: LoopExplanation) -> str:
-    """Return how many steps there are, and in which direction."""
-    known = "T, known at run time" if loop.steps is None else f"T = {loop.steps}"
-    count = f"at most {known.removeprefix('T = ')}" if loop.until else known
-    return count + (", from the last row to the first" if loop.reverse else "")
+def cells(part: Part) -> tuple[str, ...]:
+    """Return the row of a part in the table of the parts of a loop."""
+    row = ""
+    if part.shape is not None:
+        row = "×".join("?" if n is None else str(n) for n in part.shape) or "scalar"
+    name = part.name if len(part.name) <= MAX_NAME else f"{part.name[: MAX_NAME - 1]}…"
+    taps, stored = " ".join(map(str, part.taps)), part.stored or ""
+    recurrence = part.recurrence or ("none" if part.role == "state" else "")
+    return part.role, name, part.dtype, row, taps, stored, recurrence
 
 
-def memory(memory: MemoryUse, known: int | None, until: bool) -> list[tuple[str, str]]:
-    """Return what is read and written, and what is stored."""
-    found = []
-    if memory.read.terms or memory.written.terms:
-        found.append(("memory", _traffic(memory, known, until)))
-    else:
-        found.append(("memory", "no array with a time axis is read or written"))
-    if memory.whole.terms:
-        found.append(("", f"every step reads arrays of {memory.whole} whole"))
-    for history in memory.histories:
-        row = history.row.value
-        if row is not None and known is not None:
-            size = ("at most " if until else "") + readable(row * (known + history.depth))
-        else:
-            size = f"(T + {history.depth})·{_factor(history.row)}"
-        found.append(("stored", f"the history of {history.name}: {size}"))
-    return found
-
-
-def _traffic(memory: MemoryUse, known: int | None, until: bool) -> str:
-    """Return what is read and written, per step and for a number of steps."""
-    rows = known if known is not None else EXAMPLE_STEPS
-    when = ("at most" if until else "in all") if known is not None else f"for T = {EXAMPLE_STEPS}"
-    line = f"reads {memory.read} and writes {memory.written} per step"
-    read, written = memory.read.times(rows), memory.written.times(rows)
-    if read.value is not None and written.value is not None:
-        line += f"; {read} and {written} {when}"
-    return line
-
-
-def _factor(size: Bytes) -> str:
-    """Return a number of bytes as a factor of a product."""
-    return str(size) if size.value is None else f"{size.value} B"
-
-
-def cells(part: Part, op: str) -> tuple[str, ...]:
-    """Return the row of a part in the table of the parts of a loop.
-
-    A dash stands for a family that nobody looked for.
-    """
-    if part.shape is None:
-        shape = ""
-    else:
-        shape = "scalar" if not part.shape else "×".join(map(str, part.shape))
-    unknown = "none" if op == "ElemwiseScan" else "-"
-    return (
-        *(part.role, part.name, part.dtype, shape),
-        " ".join(map(str, part.taps)),
-        part.stored or "",
-        part.family or (unknown if part.role in ("state", "carry") else ""),
-    )
-
-
-def table(loop: LoopExplanation, room: int) -> list[str]:
-    """Return the parts as lines of aligned columns; columns without entries are left out.
-
-    Names are cut where the lines would be wider than `room`.
-    """
-    rows = [COLUMNS, *(cells(part, loop.op) for part in loop.parts)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True) if any(column[1:])]
-    names = max(len(row[NAME]) for row in rows)
-    space = max(MIN_NAME, names - max(0, sum(widths) + 2 * (len(widths) - 1) - room))
-    rows = [(*row[:NAME], _short(row[NAME], space), *row[NAME + 1 :]) for row in rows]
+def table(loop: LoopExplanation) -> list[tuple[str, ...]]:
+    """Return the parts as rows, headings first; columns without entries are left out."""
+    rows = [COLUMNS, *(cells(part) for part in loop.parts)]
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in kept]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in zip(*kept, strict=True)
-    ]
-
-
-def _short(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else cell[: width - 1] + "…"
+    return list(zip(*kept, strict=True))
 
 
 def _loop(loop: LoopExplanation, number: str, indent: str) -> list[str]:
     """Return the block of one loop."""
     lines = [f"{indent}{number} {title(loop)}"]
     indent += " " * (len(number) + 1)
-    first = 5 if loop.threads > 1 else 4
-    for key, value in facts(loop)[:first]:
-        lines += _entry(key, value, indent)
-    if loop.parts:
-        room = WIDTH - len(indent) - KEY_WIDTH
-        lines += _lines("parts", table(loop, room), indent)
-    for key, value in facts(loop)[first:]:
-        lines += _entry(key, value, indent)
-    for i, obstacle in enumerate(loop.obstacles):
-        lines += _entry("in the way" if i == 0 else "", f"{obstacle}", indent)
-    if not loop.obstacles:
-        lines += _entry("in the way", "nothing", indent)
+    for key, value in facts(loop):
+        lines += _entry(key, textwrap.wrap(value, WIDTH - len(indent) - KEY_WIDTH), indent)
+    rows = table(loop) if loop.parts else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += _entry("data", aligned, indent)
     for i, inner in enumerate(loop.inner, start=1):
-        if i == 1:
-            lines += _entry("inside", "every step runs:", indent)
+        lines += _entry("inside", ["every step runs:"], indent) if i == 1 else []
         lines += _loop(inner, f"{number}{i}.", indent + "  ")
     return lines
 
 
-def _entry(key: str, value: str, indent: str) -> list[str]:
-    room = WIDTH - len(indent) - KEY_WIDTH
-    return _lines(key, textwrap.wrap(value, room, break_long_words=False), indent)
+def _wrapped(lines: Sequence[str], indent: str) -> list[str]:
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line, WIDTH, initial_indent=indent, subsequent_indent=indent + "   "
+        )
+    ]
 
 
-def _lines(key: str, lines: list[str], indent: str) -> list[str]:
+def _entry(key: str, lines: list[str], indent: str) -> list[str]:
     heads = [key.ljust(KEY_WIDTH), *([" " * KEY_WIDTH] * (len(lines) - 1))]
-    return [(indent + head + line).rstrip() for head, line in zip(heads, lines, strict=True)]
+    return [(indent + head + line).rstrip() for head, line in zip(heads, lines, strict=False)]

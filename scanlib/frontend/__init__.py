@@ -19,6 +19,7 @@ from scanlib.frontend.linear_recurrences import (
 from scanlib.frontend.loop import loop
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
+from scanlib.frontend.stepping import step_through
 from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
 from scanlib.ops.checkpoint_schedules import Levels, Memory
 
@@ -47,5 +48,6 @@ __all__ = [
     "reduce_scan",
     "scan",
     "scan_checkpoints",
+    "step_through",
     "until",
 ]

@@ -14,33 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scanlib.kernels.language import (
-    INTERRUPTED,
-    POINTER,
-    Apply,
-    Assign,
-    Block,
-    Call,
-    CallPointer,
-    CallSymbol,
-    Constant,
-    End,
-    Fail,
-    For,
-    Function,
-    If,
-    Kernel,
-    Load,
-    Poll,
-    Prefetch,
-    Scratch,
-    Shuffle,
-    Statement,
-    Store,
-    Type,
-    Value,
-    While,
-)
+from scanlib.kernels import language as ir
 
 
 @dataclass(frozen=True)
@@ -84,7 +58,7 @@ class _EndError(Exception):
         self.values = values
 
 
-def call(function: Function, *operands: Any) -> tuple[Any, ...]:
+def call(function: ir.Function, *operands: Any) -> tuple[Any, ...]:
     """Return the results of a function; pointers are given as `Address`."""
     run = _Run({}, None)
     with np.errstate(all="ignore"):
@@ -95,7 +69,7 @@ def call(function: Function, *operands: Any) -> tuple[Any, ...]:
 
 
 def run(
-    kernel: Kernel,
+    kernel: ir.Kernel,
     operands: Mapping[str, Any] | Sequence[Any],
     interrupted: Callable[..., bool] | None = None,
 ) -> tuple[int, tuple[Any, ...]]:
@@ -128,8 +102,8 @@ def run(
     return 0, ()
 
 
-def _number(value: Any, type: Type) -> Any:
-    if type == POINTER:
+def _number(value: Any, type: ir.Type) -> Any:
+    if type == ir.POINTER:
         return address_of(value) if isinstance(value, np.ndarray) else value
     array = np.asarray(value, type.dtype)
     return np.broadcast_to(array, type.lanes).copy() if type.lanes > 1 else array[()]
@@ -138,70 +112,70 @@ def _number(value: Any, type: Type) -> Any:
 class _Run:
     """The values of names, and what statements do to them."""
 
-    def __init__(self, values: dict[Value, Any], interrupted: Callable[[], bool] | None) -> None:
+    def __init__(self, values: dict[ir.Value, Any], interrupted: Callable[[], bool] | None) -> None:
         self.values = values
         self.interrupted = interrupted
 
-    def read(self, value: Value) -> Any:
-        if isinstance(value, Constant):
+    def read(self, value: ir.Value) -> Any:
+        if isinstance(value, ir.Constant):
             return _number(value.value, value.type)
         return self.values[value]
 
-    def block(self, block: Block) -> None:
+    def block(self, block: ir.Block) -> None:
         for statement in block.statements:
             self.statement(statement)
 
-    def statement(self, statement: Statement) -> None:
+    def statement(self, statement: ir.Statement) -> None:
         values, read = self.values, self.read
         match statement:
-            case Apply(result, operation, operands):
+            case ir.Apply(result, operation, operands):
                 values[result] = apply(operation, [read(value) for value in operands], result.type)
-            case Load(result, pointer, offset):
+            case ir.Load(result, pointer, offset):
                 kind = result.type
                 found = read(pointer).item(int(read(offset)), kind.itemsize * kind.lanes)
                 items = found.view(kind.dtype)
                 values[result] = items.copy() if kind.lanes > 1 else items[0]
-            case Store(pointer, offset, value):
+            case ir.Store(pointer, offset, value):
                 kind = value.type
                 place = read(pointer).item(int(read(offset)), kind.itemsize * kind.lanes)
                 place.view(kind.dtype)[:] = read(value)
-            case Shuffle(result, first, second, places):
+            case ir.Shuffle(result, first, second, places):
                 values[result] = np.concatenate([read(first), read(second)])[list(places)]
-            case Scratch(result, dtype, count):
+            case ir.Scratch(result, dtype, count):
                 memory = np.full(count * np.dtype(dtype).itemsize, 0xAB, np.uint8)
                 values[result] = Address(memory)
-            case Assign(local, value):
+            case ir.Assign(local, value):
                 values[local] = read(value)
-            case For(index, start, stop, step, body):
+            case ir.For(index, start, stop, step, body):
                 for i in range(int(read(start)), int(read(stop)), step):
                     values[index] = np.int64(i)
                     self.block(body)
-            case While(before, condition, body):
+            case ir.While(before, condition, body):
                 while True:
                     self.block(before)
                     if not read(condition):
                         break
                     self.block(body)
-            case If(condition, body, otherwise):
+            case ir.If(condition, body, otherwise):
                 self.block(body if read(condition) else otherwise)
-            case Call(results, function, operands):
+            case ir.Call(results, function, operands):
                 found = call(function, *(read(value) for value in operands))
                 values.update(zip(results, found, strict=True))
-            case CallSymbol(result, symbol, operands):
+            case ir.CallSymbol(result, symbol, operands):
                 values[result] = _library_call(symbol, result.type, map(read, operands))
-            case CallPointer(result, pointer, operands):
+            case ir.CallPointer(result, pointer, operands):
                 found = read(pointer)(*map(read, operands))
                 if result is not None:
                     values[result] = _number(found, result.type)
-            case Poll(steps):
+            case ir.Poll(steps):
                 told = self.interrupted is not None and self.interrupted(*map(read, steps))
                 if told:
-                    raise _EndError(INTERRUPTED)
-            case Fail(code, operands):
+                    raise _EndError(ir.INTERRUPTED)
+            case ir.Fail(code, operands):
                 raise _EndError(code, tuple(map(read, operands)))
-            case End(code):
+            case ir.End(code):
                 raise _EndError(code)
-            case Prefetch():
+            case ir.Prefetch():
                 pass
             case _:
                 raise NotImplementedError(statement)
@@ -210,13 +184,13 @@ class _Run:
 # Operations
 
 
-def apply(operation: str, operands: list[Any], type: Type) -> Any:
+def apply(operation: str, operands: list[Any], type: ir.Type) -> Any:
     """Return the result of one operation, which has `type`."""
     found = _MEANING[operation](operands, type)
-    return found if type == POINTER else _number(found, type)
+    return found if type == ir.POINTER else _number(found, type)
 
 
-def _quotient(operands: list[Any], type: Type) -> Any:
+def _quotient(operands: list[Any], type: ir.Type) -> Any:
     x, y = (np.asarray(value) for value in operands)
     q = np.asarray([_truncated(int(a), int(b)) for a, b in zip(x.flat, y.flat, strict=True)])
     return (
@@ -229,15 +203,15 @@ def _truncated(a: int, b: int) -> int:
     return size if (a < 0) == (b < 0) else -size
 
 
-def _mask(type: Type) -> int:
+def _mask(type: ir.Type) -> int:
     return (1 << 8 * type.itemsize) - 1
 
 
-def _unsigned(type: Type) -> str:
+def _unsigned(type: ir.Type) -> str:
     return f"uint{8 * type.itemsize}"
 
 
-def _fma(operands: list[Any], type: Type) -> Any:
+def _fma(operands: list[Any], type: ir.Type) -> Any:
     pieces = np.broadcast_arrays(*operands)
     items = [fused(*triple) for triple in zip(*(piece.flat for piece in pieces), strict=True)]
     return np.asarray(items, type.dtype).reshape(pieces[0].shape)
@@ -277,30 +251,30 @@ def nearest(exact: Fraction, dtype: Any) -> Any:
     return np.copysign((even or best)[0], np.float32(1 if exact > 0 else -1))
 
 
-def _cast(operands: list[Any], type: Type) -> Any:
+def _cast(operands: list[Any], type: ir.Type) -> Any:
     (value,) = operands
     if type.dtype == "bool":
         return np.asarray(value) != 0
     return np.asarray(value).astype(type.dtype)
 
 
-def _select(operands: list[Any], type: Type) -> Any:
+def _select(operands: list[Any], type: ir.Type) -> Any:
     condition, chosen, other = operands
-    if type == POINTER:
+    if type == ir.POINTER:
         return chosen if condition else other
     return np.where(condition, chosen, other)
 
 
-def _offset(operands: list[Any], type: Type) -> Any:
+def _offset(operands: list[Any], type: ir.Type) -> Any:
     pointer, count = operands
     return pointer.moved(int(count))
 
 
-def _of(function: Callable[..., Any]) -> Callable[[list[Any], Type], Any]:
+def _of(function: Callable[..., Any]) -> Callable[[list[Any], ir.Type], Any]:
     return lambda operands, type: function(*operands)
 
 
-_MEANING: dict[str, Callable[[list[Any], Type], Any]] = {
+_MEANING: dict[str, Callable[[list[Any], ir.Type], Any]] = {
     "add": _of(np.add),
     "sub": _of(np.subtract),
     "mul": _of(np.multiply),
@@ -339,7 +313,7 @@ _MEANING: dict[str, Callable[[list[Any], Type], Any]] = {
 }
 
 
-def _library_call(symbol: str, type: Type, operands: Any) -> Any:
+def _library_call(symbol: str, type: ir.Type, operands: Any) -> Any:
     function = getattr(ctypes.CDLL(None), symbol)
     kind = ctypes.c_double if type.dtype == "float64" else ctypes.c_float
     numbers = [kind(value) for value in operands]

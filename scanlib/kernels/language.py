@@ -175,6 +175,20 @@ OPERATIONS: dict[str, Operation] = {
 # Values
 
 
+def _operator(operation: str, swapped: bool = False) -> Callable[[Any, Any], Value]:
+    """Return the method of `Value` that writes an operation with another operand."""
+
+    def method(self: Value, other: Any) -> Value:
+        pair = (self, self.tree.as_value(other, self.type))
+        return self.tree.apply(operation, *(pair[::-1] if swapped else pair))
+
+    return method
+
+
+def _unary_operator(operation: str) -> Callable[[Any], Value]:
+    return lambda self: self.tree.apply(operation, self)
+
+
 class Value:
     """What a statement can read. Values are equal if they are the same object.
 
@@ -193,79 +207,34 @@ class Value:
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
 
-    def _with(self, operation: str, other: Any, swapped: bool = False) -> Value:
+    @property
+    def tree(self) -> Writer:
+        """The writer of the tree that the value belongs to."""
         assert self.writer is not None, f"{self!r} belongs to no tree that is being written"
-        pair = (self, self.writer.as_value(other, self.type))
-        return self.writer.apply(operation, *(pair[::-1] if swapped else pair))
+        return self.writer
 
-    def __add__(self, other: Any) -> Value:
-        return self._with("add", other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self._with("add", other, swapped=True)
-
-    def __sub__(self, other: Any) -> Value:
-        return self._with("sub", other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self._with("sub", other, swapped=True)
-
-    def __mul__(self, other: Any) -> Value:
-        return self._with("mul", other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self._with("mul", other, swapped=True)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._with("div", other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._with("div", other, swapped=True)
-
-    def __and__(self, other: Any) -> Value:
-        return self._with("and", other)
-
-    def __or__(self, other: Any) -> Value:
-        return self._with("or", other)
-
-    def __xor__(self, other: Any) -> Value:
-        return self._with("xor", other)
-
-    def __lshift__(self, other: Any) -> Value:
-        return self._with("shl", other)
-
-    def __rshift__(self, other: Any) -> Value:
-        return self._with("shr", other)
-
-    def __lt__(self, other: Any) -> Value:
-        return self._with("lt", other)
-
-    def __le__(self, other: Any) -> Value:
-        return self._with("le", other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self._with("gt", other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self._with("ge", other)
-
-    def __neg__(self) -> Value:
-        assert self.writer is not None
-        return self.writer.apply("neg", self)
-
-    def __invert__(self) -> Value:
-        assert self.writer is not None
-        return self.writer.apply("not", self)
-
-    def __abs__(self) -> Value:
-        assert self.writer is not None
-        return self.writer.apply("abs", self)
-
-    def equals(self, other: Any) -> Value:
-        return self._with("eq", other)
-
-    def differs(self, other: Any) -> Value:
-        return self._with("ne", other)
+    __add__ = _operator("add")
+    __radd__ = _operator("add", swapped=True)
+    __sub__ = _operator("sub")
+    __rsub__ = _operator("sub", swapped=True)
+    __mul__ = _operator("mul")
+    __rmul__ = _operator("mul", swapped=True)
+    __truediv__ = _operator("div")
+    __rtruediv__ = _operator("div", swapped=True)
+    __and__ = _operator("and")
+    __or__ = _operator("or")
+    __xor__ = _operator("xor")
+    __lshift__ = _operator("shl")
+    __rshift__ = _operator("shr")
+    __lt__ = _operator("lt")
+    __le__ = _operator("le")
+    __gt__ = _operator("gt")
+    __ge__ = _operator("ge")
+    equals = _operator("eq")
+    differs = _operator("ne")
+    __neg__ = _unary_operator("neg")
+    __invert__ = _unary_operator("not")
+    __abs__ = _unary_operator("abs")
 
 
 class Constant(Value):
@@ -292,28 +261,12 @@ class Local(Value):
 class Statement:
     """One line of a block, or a line and the blocks below it."""
 
-    def lines(self) -> Iterator[str]:
-        """Yield the text of the statement, for people."""
-        raise NotImplementedError
-
 
 @dataclass(eq=False)
 class Block:
     """Statements in their order."""
 
     statements: list[Statement] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        for statement in self.statements:
-            yield from statement.lines()
-
-
-def _inside(block: Block) -> Iterator[str]:
-    return (f"  {line}" for line in block.lines())
-
-
-def _listed(values: Sequence[Value]) -> str:
-    return ", ".join(map(str, values))
 
 
 @dataclass(eq=False)
@@ -324,12 +277,6 @@ class Apply(Statement):
     operation: str
     operands: tuple[Value, ...]
 
-    def lines(self) -> Iterator[str]:
-        rule = OPERATIONS.get(self.operation)
-        given = rule is not None and rule.result == "given"
-        kind = f" {self.result.type}" if given else ""
-        yield f"{self.result} = {self.operation}{kind}({_listed(self.operands)})"
-
 
 @dataclass(eq=False)
 class Load(Statement):
@@ -338,9 +285,6 @@ class Load(Statement):
     result: Value
     pointer: Value
     offset: Value
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.result} = load {self.result.type}, {self.pointer}[{self.offset}]"
 
 
 @dataclass(eq=False)
@@ -351,9 +295,6 @@ class Store(Statement):
     offset: Value
     value: Value
 
-    def lines(self) -> Iterator[str]:
-        yield f"store {self.pointer}[{self.offset}], {self.value}"
-
 
 @dataclass(eq=False)
 class Prefetch(Statement):
@@ -361,9 +302,6 @@ class Prefetch(Statement):
 
     pointer: Value
     offset: Value
-
-    def lines(self) -> Iterator[str]:
-        yield f"prefetch {self.pointer}[{self.offset}]"
 
 
 @dataclass(eq=False)
@@ -375,9 +313,6 @@ class Shuffle(Statement):
     second: Value
     places: tuple[int, ...]
 
-    def lines(self) -> Iterator[str]:
-        yield f"{self.result} = shuffle {self.first}, {self.second}, {list(self.places)}"
-
 
 @dataclass(eq=False)
 class Scratch(Statement):
@@ -387,9 +322,6 @@ class Scratch(Statement):
     dtype: str
     count: int
 
-    def lines(self) -> Iterator[str]:
-        yield f"{self.result} = scratch {self.dtype} x {self.count}"
-
 
 @dataclass(eq=False)
 class Assign(Statement):
@@ -397,9 +329,6 @@ class Assign(Statement):
 
     local: Local
     value: Value
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.local} <- {self.value}"
 
 
 @dataclass(eq=False)
@@ -412,10 +341,6 @@ class For(Statement):
     step: int
     body: Block
 
-    def lines(self) -> Iterator[str]:
-        yield f"for {self.index} in {self.start} ... {self.stop}, {self.step}:"
-        yield from _inside(self.body)
-
 
 @dataclass(eq=False)
 class While(Statement):
@@ -424,12 +349,6 @@ class While(Statement):
     before: Block
     condition: Value
     body: Block
-
-    def lines(self) -> Iterator[str]:
-        yield "while:"
-        yield from _inside(self.before)
-        yield f"  {self.condition}:"
-        yield from _inside(self.body)
 
 
 @dataclass(eq=False)
@@ -440,13 +359,6 @@ class If(Statement):
     body: Block
     otherwise: Block
 
-    def lines(self) -> Iterator[str]:
-        yield f"if {self.condition}:"
-        yield from _inside(self.body)
-        if self.otherwise.statements:
-            yield "else:"
-            yield from _inside(self.otherwise)
-
 
 @dataclass(eq=False)
 class Call(Statement):
@@ -455,10 +367,6 @@ class Call(Statement):
     results: tuple[Value, ...]
     function: Function
     operands: tuple[Value, ...]
-
-    def lines(self) -> Iterator[str]:
-        target = f"{_listed(self.results)} = " if self.results else ""
-        yield f"{target}call {self.function.name}({_listed(self.operands)})"
 
 
 @dataclass(eq=False)
@@ -469,9 +377,6 @@ class CallSymbol(Statement):
     symbol: str
     operands: tuple[Value, ...]
 
-    def lines(self) -> Iterator[str]:
-        yield f"{self.result} = call {self.symbol!r}({_listed(self.operands)})"
-
 
 @dataclass(eq=False)
 class CallPointer(Statement):
@@ -481,19 +386,12 @@ class CallPointer(Statement):
     pointer: Value
     operands: tuple[Value, ...]
 
-    def lines(self) -> Iterator[str]:
-        target = "" if self.result is None else f"{self.result} = "
-        yield f"{target}call [{self.pointer}]({_listed(self.operands)})"
-
 
 @dataclass(eq=False)
 class Poll(Statement):
     """Let the kernel be interrupted here, and say how far it is: a number of steps, of how many."""
 
     steps: tuple[Value, ...] = ()
-
-    def lines(self) -> Iterator[str]:
-        yield f"poll({_listed(self.steps)})"
 
 
 @dataclass(eq=False)
@@ -503,18 +401,12 @@ class Fail(Statement):
     code: int
     values: tuple[Value, ...]
 
-    def lines(self) -> Iterator[str]:
-        yield f"fail {self.code}({_listed(self.values)})"
-
 
 @dataclass(eq=False)
 class End(Statement):
     """End the kernel with a negative code, which is no failure."""
 
     code: int
-
-    def lines(self) -> Iterator[str]:
-        yield f"end {self.code}"
 
 
 INTERRUPTED = -1  # how a kernel ends when a `poll` says so
@@ -523,6 +415,65 @@ FULL = -2  # ... and one whose outputs are full: `scanlib.kernels.program`
 # with the frame and that returns zero to go on, numbers for messages, what a `poll` says, and
 # whether that ends the kernel.
 ASK, NUMBERS, PROGRESS, ANSWER, FRAME = 0, 1, 9, 11, 12
+
+
+# Text for people
+
+
+def _listed(values: Sequence[Value]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _inside(block: Block) -> Iterator[str]:
+    return (f"  {line}" for statement in block.statements for line in lines_of(statement))
+
+
+def lines_of(statement: Statement) -> Iterator[str]:
+    """Yield the text of a statement."""
+    match statement:
+        case Apply(result, operation, operands):
+            rule = OPERATIONS.get(operation)
+            kind = f" {result.type}" if rule is not None and rule.result == "given" else ""
+            yield f"{result} = {operation}{kind}({_listed(operands)})"
+        case Load(result, pointer, offset):
+            yield f"{result} = load {result.type}, {pointer}[{offset}]"
+        case Store(pointer, offset, value):
+            yield f"store {pointer}[{offset}], {value}"
+        case Prefetch(pointer, offset):
+            yield f"prefetch {pointer}[{offset}]"
+        case Shuffle(result, first, second, places):
+            yield f"{result} = shuffle {first}, {second}, {list(places)}"
+        case Scratch(result, dtype, count):
+            yield f"{result} = scratch {dtype} x {count}"
+        case Assign(local, value):
+            yield f"{local} <- {value}"
+        case For(index, start, stop, step, body):
+            yield f"for {index} in {start} ... {stop}, {step}:"
+            yield from _inside(body)
+        case While(before, condition, body):
+            yield "while:"
+            yield from _inside(before)
+            yield f"  {condition}:"
+            yield from _inside(body)
+        case If(condition, body, otherwise):
+            yield f"if {condition}:"
+            yield from _inside(body)
+            if otherwise.statements:
+                yield "else:"
+                yield from _inside(otherwise)
+        case Call(results, function, operands):
+            target = f"{_listed(results)} = " if results else ""
+            yield f"{target}call {function.name}({_listed(operands)})"
+        case CallSymbol(result, symbol, operands):
+            yield f"{result} = call {symbol!r}({_listed(operands)})"
+        case CallPointer(given, pointer, operands):
+            yield f"{'' if given is None else f'{given} = '}call [{pointer}]({_listed(operands)})"
+        case Poll(steps):
+            yield f"poll({_listed(steps)})"
+        case Fail(code, values):
+            yield f"fail {code}({_listed(values)})"
+        case End(code):
+            yield f"end {code}"
 
 
 # Functions and kernels

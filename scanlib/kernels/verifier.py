@@ -8,42 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scanlib.kernels.language import (
-    BOOL,
-    INT64,
-    OPERATIONS,
-    POINTER,
-    Apply,
-    Assign,
-    Block,
-    Call,
-    CallPointer,
-    CallSymbol,
-    Constant,
-    End,
-    Fail,
-    For,
-    Function,
-    If,
-    Kernel,
-    Load,
-    Poll,
-    Prefetch,
-    Scratch,
-    Shuffle,
-    Statement,
-    Store,
-    Value,
-    While,
-    functions_of,
-)
+from scanlib.kernels import language as ir
 
 
 class KernelError(TypeError):
     """A tree that is no kernel: the message has the statement and what is wrong with it."""
 
 
-def verify(root: Function | Kernel) -> None:
+def verify(root: ir.Function | ir.Kernel) -> None:
     """Check a kernel or function, and all functions that it calls.
 
     Raises
@@ -51,9 +23,12 @@ def verify(root: Function | Kernel) -> None:
     KernelError
         With the first statement that is wrong.
     """
-    names: dict[str, Function] = {}
-    for function in [*functions_of(root), root]:
-        if isinstance(function, Function) and names.setdefault(function.name, function) != function:
+    names: dict[str, ir.Function] = {}
+    for function in [*ir.functions_of(root), root]:
+        if (
+            isinstance(function, ir.Function)
+            and names.setdefault(function.name, function) != function
+        ):
             raise KernelError(f"two functions are called {function.name!r}")
         _Scope(function).check()
 
@@ -61,53 +36,53 @@ def verify(root: Function | Kernel) -> None:
 class _Scope:
     """The names of one function or kernel that have a value."""
 
-    def __init__(self, root: Function | Kernel) -> None:
+    def __init__(self, root: ir.Function | ir.Kernel) -> None:
         self.root = root
-        self.known: set[Value] = set(root.parameters)
+        self.known: set[ir.Value] = set(root.parameters)
         self.names: set[str] = {value.name for value in root.parameters}
 
     def check(self) -> None:
         if len(self.names) != len(self.root.parameters):
             raise KernelError(f"{self.root.name}: two parameters have one name")
         self.statements(self.root.body)
-        if isinstance(self.root, Function):
+        if isinstance(self.root, ir.Function):
             for value in self.root.results:
                 self.read(value, f"the results of {self.root.name}")
 
-    def block(self, block: Block) -> None:
+    def block(self, block: ir.Block) -> None:
         """Check a block; what it names has no value after it."""
         known = set(self.known)
         self.statements(block)
         self.known = known
 
-    def statements(self, block: Block) -> None:
+    def statements(self, block: ir.Block) -> None:
         for statement in block.statements:
             try:
                 self.statement(statement)
             except KernelError as error:
                 if " in `" in str(error):
                     raise
-                line = next(statement.lines())
+                line = next(ir.lines_of(statement))
                 raise KernelError(f"{error} in `{line}` of {self.root.name}") from None
 
-    def statement(self, statement: Statement) -> None:
+    def statement(self, statement: ir.Statement) -> None:
         match statement:
-            case Apply(result, operation, operands):
+            case ir.Apply(result, operation, operands):
                 self.read_all(operands)
                 _check_operation(result, operation, operands)
                 self.define(result)
-            case Load(result, pointer, offset):
-                self.expect(pointer, POINTER)
-                self.expect(offset, INT64)
+            case ir.Load(result, pointer, offset):
+                self.expect(pointer, ir.POINTER)
+                self.expect(offset, ir.INT64)
                 self.define(result)
-            case Store(pointer, offset, value):
-                self.expect(pointer, POINTER)
-                self.expect(offset, INT64)
+            case ir.Store(pointer, offset, value):
+                self.expect(pointer, ir.POINTER)
+                self.expect(offset, ir.INT64)
                 self.read(value)
-            case Prefetch(pointer, offset):
-                self.expect(pointer, POINTER)
-                self.expect(offset, INT64)
-            case Shuffle(result, first, second, places):
+            case ir.Prefetch(pointer, offset):
+                self.expect(pointer, ir.POINTER)
+                self.expect(offset, ir.INT64)
+            case ir.Shuffle(result, first, second, places):
                 self.read_all([first, second])
                 lanes = first.type.lanes
                 if first.type != second.type or lanes == 1:
@@ -115,36 +90,36 @@ class _Scope:
                 if not all(0 <= place < 2 * lanes for place in places):
                     raise KernelError(f"there are {2 * lanes} lanes")
                 self.define(result)
-            case Scratch(result, _, count):
+            case ir.Scratch(result, _, count):
                 if count < 1:
                     raise KernelError(f"scratch memory for {count} numbers")
                 self.define(result)
-            case Assign(local, value):
+            case ir.Assign(local, value):
                 self.read(value)
                 if local.type != value.type:
                     raise KernelError(f"{value!r} is assigned to {local!r}")
                 if local not in self.known:
                     self.define(local)
-            case For(index, start, stop, step, body):
-                self.expect(start, INT64)
-                self.expect(stop, INT64)
+            case ir.For(index, start, stop, step, body):
+                self.expect(start, ir.INT64)
+                self.expect(stop, ir.INT64)
                 if step < 1:
                     raise KernelError(f"the step is {step}")
                 known = set(self.known)
                 self.define(index)
                 self.block(body)
                 self.known = known
-            case While(before, condition, body):
+            case ir.While(before, condition, body):
                 known = set(self.known)
                 self.statements(before)
-                self.expect(condition, BOOL)
+                self.expect(condition, ir.BOOL)
                 self.block(body)
                 self.known = known
-            case If(condition, body, otherwise):
-                self.expect(condition, BOOL)
+            case ir.If(condition, body, otherwise):
+                self.expect(condition, ir.BOOL)
                 self.block(body)
                 self.block(otherwise)
-            case Call(results, function, operands):
+            case ir.Call(results, function, operands):
                 self.read_all(operands)
                 expected = [value.type for value in function.parameters]
                 given = [value.type for value in operands]
@@ -154,50 +129,50 @@ class _Scope:
                     if result.type != value.type:
                         raise KernelError(f"{result!r} is {value.type}")
                     self.define(result)
-            case CallSymbol(result, _, operands):
+            case ir.CallSymbol(result, _, operands):
                 self.read_all(operands)
                 if any(value.type != result.type for value in operands) or result.type.lanes > 1:
                     raise KernelError("functions of the C library take numbers of one dtype")
                 self.define(result)
-            case CallPointer(result, pointer, operands):
-                self.expect(pointer, POINTER)
+            case ir.CallPointer(result, pointer, operands):
+                self.expect(pointer, ir.POINTER)
                 self.read_all(operands)
                 results = () if result is None else (result,)
                 if any(value.type.lanes > 1 for value in (*results, *operands)):
                     raise KernelError("functions outside of a kernel take numbers and pointers")
                 for value in results:
                     self.define(value)
-            case Fail(code, values):
+            case ir.Fail(code, values):
                 self.read_all(values)
-                if code < 1 or not isinstance(self.root, Kernel):
+                if code < 1 or not isinstance(self.root, ir.Kernel):
                     raise KernelError("kernels fail, with a positive code")
-            case End(code):
-                if code > -1 or not isinstance(self.root, Kernel):
+            case ir.End(code):
+                if code > -1 or not isinstance(self.root, ir.Kernel):
                     raise KernelError("kernels end, with a negative code")
-            case Poll(steps):
+            case ir.Poll(steps):
                 self.read_all(steps)
-                if not isinstance(self.root, Kernel):
+                if not isinstance(self.root, ir.Kernel):
                     raise KernelError("kernels are interrupted, not functions")
             case _:
                 raise KernelError(f"{type(statement).__name__} is no statement")
 
-    def define(self, value: Value) -> None:
+    def define(self, value: ir.Value) -> None:
         if value.name in self.names:
             raise KernelError(f"{value} has a value already")
-        if isinstance(value, Constant):
+        if isinstance(value, ir.Constant):
             raise KernelError("a constant is given a value")
         self.names.add(value.name)
         self.known.add(value)
 
-    def read_all(self, values: Iterable[Value]) -> None:
+    def read_all(self, values: Iterable[ir.Value]) -> None:
         for value in values:
             self.read(value)
 
-    def read(self, value: Value, where: str = "") -> None:
-        if not isinstance(value, Constant) and value not in self.known:
+    def read(self, value: ir.Value, where: str = "") -> None:
+        if not isinstance(value, ir.Constant) and value not in self.known:
             raise KernelError(f"{where}{': ' if where else ''}{value} has no value here")
 
-    def expect(self, value: Value, type: object) -> None:
+    def expect(self, value: ir.Value, type: object) -> None:
         self.read(value)
         if value.type != type:
             raise KernelError(f"{value!r} must be {type}")
@@ -216,9 +191,9 @@ _KINDS = {
 }
 
 
-def _check_operation(result: Value, operation: str, operands: tuple[Value, ...]) -> None:
+def _check_operation(result: ir.Value, operation: str, operands: tuple[ir.Value, ...]) -> None:
     """Check the types of one operation."""
-    rule = OPERATIONS.get(operation)
+    rule = ir.OPERATIONS.get(operation)
     if rule is None:
         raise KernelError(f"there is no operation {operation!r}")
     if len(operands) != rule.arity:
@@ -239,7 +214,7 @@ def _check_operation(result: Value, operation: str, operands: tuple[Value, ...])
     if operation == "opaque":
         fits = first == made and made.lanes == 1
     elif operation == "cast":
-        fits = POINTER not in (first, made) and first.lanes == made.lanes
+        fits = ir.POINTER not in (first, made) and first.lanes == made.lanes
     elif operation == "bitcast":
         fits = first.lanes == made.lanes and first.itemsize == made.itemsize
     else:
@@ -248,14 +223,14 @@ def _check_operation(result: Value, operation: str, operands: tuple[Value, ...])
         raise KernelError(f"{operation} of {_types(kinds)} is no {made}")
 
 
-def _check_given(operation: str, operands: tuple[Value, ...], made: object) -> None:
+def _check_given(operation: str, operands: tuple[ir.Value, ...], made: object) -> None:
     first = operands[0].type
     if operation == "offset":
-        fits = first == POINTER == made and operands[1].type == INT64
+        fits = first == ir.POINTER == made and operands[1].type == ir.INT64
     elif operation == "splat":
         fits = first.lanes == 1 and getattr(made, "dtype", None) == first.dtype
     else:
         lane = operands[1]
-        fits = isinstance(lane, Constant) and 0 <= int(lane.value) < first.lanes
+        fits = isinstance(lane, ir.Constant) and 0 <= int(lane.value) < first.lanes
     if not fits:
         raise KernelError(f"{operation} of {_types(value.type for value in operands)} is no {made}")

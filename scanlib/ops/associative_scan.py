@@ -34,6 +34,7 @@ from pytensor.graph.type import Type
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib._compat import thaw_graph
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.graph import is_differentiable
@@ -178,10 +179,7 @@ class AssociativeScan(HasFrozenBody, Op):
     # Derivatives
 
     def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
     ) -> list[Variable]:
         loop = as_loop(self, inputs)
         walk = loop.apply().node
@@ -212,10 +210,7 @@ class AssociativeScan(HasFrozenBody, Op):
         return pt.specify_shape(joined, elem.type.shape)
 
     def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, tangents: Variables
     ) -> list[Variable]:
         walk = as_loop(self, inputs).apply().node
         starts, others = [], []

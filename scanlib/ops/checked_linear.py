@@ -14,6 +14,7 @@ import numpy as np
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.linear_loop import run_in_python
 from scanlib.ops.linear_scan import LinearOptions, LinearScan, Parts, Runner
 from scanlib.ops.scan import Scan
@@ -100,10 +101,7 @@ class CheckedLinearScan(LinearScan):
         return [[False]] * before + self.exact.connection_pattern(made)
 
     def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
     ) -> list[Variable]:
         own = self.of_loop(inputs)
         same = self.exact.make_node(*own).outputs

@@ -14,13 +14,12 @@ from typing import Any
 
 from pytensor.graph.basic import Variable
 
+Variables = Sequence[Variable]
+
 
 @singledispatch
 def pullback_rule(
-    op: Any,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    cotangents: Sequence[Variable],
+    op: Any, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of an Op's inputs."""
     raise NotImplementedError(f"{op} has no pullback")
@@ -28,10 +27,7 @@ def pullback_rule(
 
 @singledispatch
 def pushforward_rule(
-    op: Any,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    tangents: Sequence[Variable],
+    op: Any, inputs: Variables, outputs: Variables, tangents: Variables
 ) -> list[Variable]:
     """Return the tangents of an Op's outputs."""
     raise NotImplementedError(f"{op} has no pushforward")
@@ -44,17 +40,11 @@ class HasDerivatives:
     """
 
     def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
     ) -> list[Variable]:
         return pullback_rule(self, inputs, outputs, cotangents)
 
     def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, tangents: Variables
     ) -> list[Variable]:
         return pushforward_rule(self, inputs, outputs, tangents)

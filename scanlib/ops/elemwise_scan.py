@@ -18,7 +18,6 @@ closed under composition; a kernel may then work on several steps at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -32,6 +31,7 @@ from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.lengths.steps import Steps
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.channel_plan import ChannelPlan
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.execution import runner_for
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.positions import has_positions
@@ -116,8 +116,7 @@ class Recurrence:
         self.__dict__.update(state | {"elements": state["elements"].frozen()})
 
 
-# Families whose steps are cheaper to compose than to wait for. Of the others, bitwise steps take a
-# cycle or two each, and composing powers and quotients costs more than the steps do.
+# Families whose steps are cheaper to compose than to wait for.
 COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in squares")
 
 
@@ -319,19 +318,13 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
         return self.scan.connection_pattern(node)
 
     def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
     ) -> list[Variable]:
         same = self.scan.make_node(*inputs).outputs
         return self.scan.pullback(inputs, same, cotangents)
 
     def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
+        self, inputs: Variables, outputs: Variables, tangents: Variables
     ) -> list[Variable]:
         same = self.scan.make_node(*inputs).outputs
         return self.scan.pushforward(inputs, same, tangents)

@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType, random_generator_type
 from pytensor.tensor.type import lvector
 
-from scanlib.ops.disconnected import DisconnectedOp
+from scanlib.ops.linear_op import LinearOp
 
 _KINDS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _HALF = 1 << 64
@@ -74,10 +74,11 @@ def _rebuild(like: Any, words: list[int]) -> Any:
     return words.pop() + _HALF * words.pop()
 
 
-class GeneratorWords(DisconnectedOp):
+class GeneratorWords(LinearOp):
     """The state of a random generator as a vector of integers."""
 
     __props__ = ()
+    arrays = 0
 
     def make_node(self, generator: Variable) -> Apply:
         if not isinstance(generator.type, RandomType):
@@ -88,10 +89,11 @@ class GeneratorWords(DisconnectedOp):
         output_storage[0][0] = generator_words(inputs[0])
 
 
-class GeneratorFromWords(DisconnectedOp):
+class GeneratorFromWords(LinearOp):
     """A new random generator with a given state."""
 
     __props__ = ()
+    arrays = 0
 
     def make_node(self, words: Variable) -> Apply:
         return Apply(self, [words], [random_generator_type()])

@@ -24,14 +24,12 @@ shortest-distance problems", 2002.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Variable
 
-from scanlib.ops.derivatives import pullback_rule, pushforward_rule
+from scanlib.ops.derivatives import Variables, pullback_rule, pushforward_rule
 from scanlib.ops.linear_scan import LinearScan, Parts
 
 
@@ -150,10 +148,7 @@ def _columns_of_product(op: LinearScan, variable: Variable) -> Variable:
 
 @pullback_rule.register(LinearScan)
 def pullback(
-    op: LinearScan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    cotangents: Sequence[Variable],
+    op: LinearScan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of a recurrence's inputs."""
     parts, (out,), (cotangent,) = op.parts(inputs), outputs, cotangents
@@ -221,10 +216,7 @@ def _nonlinear(
 
 @pushforward_rule.register(LinearScan)
 def pushforward(
-    op: LinearScan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    tangents: Sequence[Variable],
+    op: LinearScan, inputs: Variables, outputs: Variables, tangents: Variables
 ) -> list[Variable]:
     """Return the tangent of the result: the same recurrence of the tangents."""
     parts, moved = op.parts(inputs), op.parts(tangents)

@@ -12,21 +12,19 @@ with PyTensor's own Ops, either would copy `x` or take numba seconds to compile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import vectorize_rule
+from scanlib.ops.derivatives import Variables
+from scanlib.ops.linear_op import LinearOp
 
 
-class OneRow(Op):
+class OneRow(LinearOp):
     """The first row of an array, as an array of one row; zeros if the array has no rows.
 
     Parameters
@@ -57,31 +55,13 @@ class OneRow(Op):
             row[: len(value)] = value[:1]
         output_storage[0][0] = row
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[not self.zeros]]
+    @property
+    def arrays(self) -> int:  # type: ignore[override]
+        return int(not self.zeros)
 
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        (value,), (cotangent,) = inputs, cotangents
-        if self.zeros or isinstance(cotangent.type, DisconnectedType):
-            return [pg.disconnected_type()]
-        zeros = pt.zeros_like(value, dtype=cotangent.type.dtype)
-        return [pt.set_subtensor(zeros[:1], cotangent[: value.shape[0]])]
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        (tangent,) = tangents
-        if self.zeros or isinstance(tangent.type, DisconnectedType):
-            return [pg.disconnected_type()]
-        return [self(tangent)]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+        zeros = pt.zeros_like(inputs[0], dtype=cotangent.type.dtype)
+        return [pt.set_subtensor(zeros[:1], cotangent[: inputs[0].shape[0]])]
 
 
 @vectorize_rule.register(OneRow)

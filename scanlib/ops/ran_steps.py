@@ -17,10 +17,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.disconnected import DisconnectedOp
+from scanlib.ops.linear_op import LinearOp
 
 
-class RanSteps(DisconnectedOp):
+class RanSteps(LinearOp):
     """True for every row that a loop stacked, but for `depth` initial rows.
 
     Parameters
@@ -33,6 +33,7 @@ class RanSteps(DisconnectedOp):
     """
 
     __props__ = ("depth", "from_first")
+    arrays = 0
 
     def __init__(self, depth: int, from_first: bool = True) -> None:
         self.depth = depth

@@ -15,13 +15,10 @@ simplify rewrites can tell that the history need not be stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
@@ -29,18 +26,16 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.linear_op import LinearOp
 
 
 def _integer(value: Any) -> Variable:
     return pt.cast(pt.as_tensor_variable(value), "int64")
 
 
-def _disconnected(variable: Variable) -> bool:
-    return isinstance(variable.type, DisconnectedType)
-
-
-class SplitRows(Op):
+class SplitRows(LinearOp):
     """The first ``count * length`` rows of an array, cut into segments: a view."""
 
     __props__ = ()
@@ -65,34 +60,13 @@ class SplitRows(Op):
             )
         output_storage[0][0] = value[:rows].reshape((int(count), int(length), *value.shape[1:]))
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[True], [False], [False]]
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        (value, count, length), (cotangent,) = inputs, cotangents
-        rest = [pg.disconnected_type(), pg.disconnected_type()]
-        if _disconnected(cotangent):
-            return [pg.disconnected_type(), *rest]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+        value, count, length = inputs
         zeros = pt.zeros_like(value[count * length :], dtype=cotangent.type.dtype)
-        return [JoinRows()(cotangent, zeros), *rest]
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        if _disconnected(tangents[0]):
-            return [pg.disconnected_type()]
-        return [self(tangents[0], *inputs[1:])]
+        return [JoinRows()(cotangent, zeros)]
 
 
-class MergeRows(Op):
+class MergeRows(LinearOp):
     """Segments of rows, one above the other: (n, s, …) becomes (n s, …)."""
 
     __props__ = ()
@@ -113,27 +87,11 @@ class MergeRows(Op):
         rows = value.shape[0] * value.shape[1]
         output_storage[0][0] = value.reshape((rows, *value.shape[2:]))
 
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        if _disconnected(cotangents[0]):
-            return [pg.disconnected_type()]
-        count, length = inputs[0].shape[0], inputs[0].shape[1]
-        return [SplitRows()(cotangents[0], count, length)]
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        return [pg.disconnected_type() if _disconnected(tangents[0]) else self(tangents[0])]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+        return [SplitRows()(cotangent, inputs[0].shape[0], inputs[0].shape[1])]
 
 
-class JoinRows(Op):
+class JoinRows(LinearOp):
     """Segments of rows one above the other, then the rows of a tail: (n s + r, …).
 
     If there are no segments, the sizes of their rows do not count: a loop of no steps need not
@@ -141,6 +99,7 @@ class JoinRows(Op):
     """
 
     __props__ = ()
+    arrays = 2
 
     def make_node(self, segments: Variable, tail: Variable) -> Apply:
         segments, tail = pt.as_tensor_variable(segments), pt.as_tensor_variable(tail)
@@ -166,34 +125,12 @@ class JoinRows(Op):
         else:
             output_storage[0][0] = tail.copy()
 
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        (segments, _), (cotangent,) = inputs, cotangents
-        if _disconnected(cotangent):
-            return [pg.disconnected_type(), pg.disconnected_type()]
-        count, length = segments.shape[0], segments.shape[1]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+        count, length = inputs[0].shape[0], inputs[0].shape[1]
         return [SplitRows()(cotangent, count, length), cotangent[count * length :]]
 
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        if all(_disconnected(tangent) for tangent in tangents):
-            return [pg.disconnected_type()]
-        whole, rest = (
-            pt.zeros_like(value) if _disconnected(tangent) else tangent
-            for value, tangent in zip(inputs, tangents, strict=True)
-        )
-        return [self(whole, rest)]
 
-
-class SegmentStarts(Op):
+class SegmentStarts(LinearOp):
     """The rows of a history that its segments start from; see the module's text.
 
     Parameters
@@ -227,31 +164,9 @@ class SegmentStarts(Op):
         rows = [history[k : k + stop : int(length)] for k in range(self.depth)]
         output_storage[0][0] = np.stack(rows, axis=1)
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[True], [False], [False]]
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        (history, count, length), (cotangent,) = inputs, cotangents
-        rest = [pg.disconnected_type(), pg.disconnected_type()]
-        if _disconnected(cotangent):
-            return [pg.disconnected_type(), *rest]
-        rows = history.shape[0]
-        return [PlacedStarts(self.depth)(cotangent, rows, count, length), *rest]
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        if _disconnected(tangents[0]):
-            return [pg.disconnected_type()]
-        return [self(tangents[0], *inputs[1:])]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+        history, count, length = inputs
+        return [PlacedStarts(self.depth)(cotangent, history.shape[0], count, length)]
 
     def as_slices(self, history: Variable, count: Variable, length: Variable) -> Variable:
         """Return the same rows by PyTensor's own Ops."""
@@ -260,7 +175,7 @@ class SegmentStarts(Op):
         return pt.expand_dims(rows[0], 1) if self.depth == 1 else pt.stack(rows, axis=1)
 
 
-class PlacedStarts(Op):
+class PlacedStarts(LinearOp):
     """The adjoint of `SegmentStarts`: starts of segments added into zeros of `rows` rows."""
 
     __props__ = ("depth",)
@@ -285,29 +200,8 @@ class PlacedStarts(Op):
             out[k : k + stop : int(length)] += starts[:, k]
         output_storage[0][0] = out
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[True], [False], [False], [False]]
-
-    def pullback(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        cotangents: Sequence[Variable],
-    ) -> list[Variable]:
-        rest = [pg.disconnected_type() for _ in range(3)]
-        if _disconnected(cotangents[0]):
-            return [pg.disconnected_type(), *rest]
-        return [SegmentStarts(self.depth)(cotangents[0], *inputs[2:]), *rest]
-
-    def pushforward(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        tangents: Sequence[Variable],
-    ) -> list[Variable]:
-        if _disconnected(tangents[0]):
-            return [pg.disconnected_type()]
-        return [self(tangents[0], *inputs[1:])]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+        return [SegmentStarts(self.depth)(cotangent, *inputs[2:])]
 
     def as_slices(
         self, starts: Variable, rows: Variable, count: Variable, length: Variable

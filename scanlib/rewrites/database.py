@@ -3,6 +3,7 @@
 ========  ===============================  ====================================================
 position  rewrite                          why there
 ========  ===============================  ====================================================
+0.039     ``scanlib_remember``             `scanlib.explain` shows loops as they were written
 0.04      ``scanlib_adopt``,               before PyTensor's own rewrites of scans, at 0.05
           ``scanlib_adopt_if_enabled``
 0.045     ``scanlib_batched_lengths``      before all that reads how loops' sequences are cut
@@ -56,7 +57,11 @@ from scanlib.rewrites.simplify.unused import fill_mask
 from scanlib.rewrites.split.reuse import ReuseForwardValues
 from scanlib.rewrites.split.split import SplitLoops
 from scanlib.rewrites.split.stored_choices import StoreChoices
+from scanlib.rewrites.written_loops import RememberLoops
 
+optdb.register(
+    "scanlib_remember", RememberLoops(), "fast_run", "fast_compile", "scanlib", position=0.039
+)
 # The first is for modes that include it by name, the second for the whole process.
 optdb.register("scanlib_adopt", AdoptLoops(when_enabled=False), position=0.04)
 optdb.register(

@@ -238,7 +238,10 @@ def test_lowered(name, compiled):
     function = compiled(name)
     assert_lowered(function)
     (loop,) = scanlib.explain(function).loops
-    assert tuple(part.family for part in loop.parts if part.role == "state") == CASES[name].families
+    assert (
+        tuple(part.recurrence for part in loop.parts if part.role == "state")
+        == CASES[name].families
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

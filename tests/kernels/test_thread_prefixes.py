@@ -167,7 +167,7 @@ def test_explained():
             explanation = scanlib.explain(outputs[3], MODES[mode])
         (loop,) = explanation.loops
         assert loop.threads == 2
-        assert "first composes all steps before" in " ".join(str(explanation).split())
+        assert "first composes all steps before" in " ".join(explanation.details().split())
         assert scanlib.explain(outputs[3], MODES[mode]).loops[0].threads == 1
 
 

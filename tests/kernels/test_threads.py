@@ -351,7 +351,7 @@ def test_explained():
             explanation = scanlib.explain(graph, MODES[mode])
         (loop,) = explanation.loops
         assert loop.threads == (3 if words else 1)
-        assert ("up to 3" in str(explanation)) == bool(words)
+        assert ("up to 3" in explanation.details()) == bool(words)
         assert words is None or words in loop.shares
         assert scanlib.explain(graph, MODES[mode]).loops[0].threads == 1
 

@@ -10,7 +10,7 @@ ROOT = Path(scanlib.__file__).parent
 # 3.3.8 as well, and are what the projects document: of PyTensor its graphs, types and Ops, and the
 # functions with which a linker is told of an Op.
 PUBLIC = {
-    "jax": {"jax", "jax.numpy"},
+    "jax": {"jax", "jax.numpy", "jax.sharding", "jax.experimental.custom_partitioning"},
     "jaxlib": {"jaxlib"},
     "llvmlite": {"llvmlite", "llvmlite.binding"},
     "numba": {"numba", "numba.extending"},

@@ -253,7 +253,7 @@ def test_same_graph_as_with_scanlib():
         )
         f = pytensor.function([x, a, y0], pytensor.grad((y**2).sum(), [x, a, y0]), mode=mode)
         return [
-            (loop.op, loop.reverse, loop.schedule, [(p.role, p.family) for p in loop.parts])
+            (loop.op, loop.reverse, loop.schedule, [(p.role, p.recurrence) for p in loop.parts])
             for loop in scanlib.explain(f).loops
         ]
 

@@ -7,17 +7,7 @@ module and an entry, and teach a backend to compose its elements (or leave it: l
 that a backend does not know run step by step).
 """
 
-from scanlib.analysis.families import (
-    affine,
-    bitwise,
-    clamp,
-    extremes,
-    logaffine,
-    lookup,
-    moebius,
-    power,
-    squares,
-)
+from scanlib.analysis.families import affine, clamp, extremes, logaffine, squares
 from scanlib.analysis.families.form import Component, NotInFamilyError
 
 FAMILIES = (
@@ -25,11 +15,7 @@ FAMILIES = (
     extremes.recognize,
     logaffine.recognize,
     clamp.recognize,
-    bitwise.recognize,
-    moebius.recognize,
     squares.recognize,
-    power.recognize,
-    lookup.recognize,
 )
 
 __all__ = ["FAMILIES", "Component", "NotInFamilyError"]

@@ -8,7 +8,7 @@ a known number of steps. Loops that end by a condition are `lax.while_loop`, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import has_unknown_rows, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
+    CallTarget,
     calling,
     is_compiled,
     known_numbers,
@@ -31,6 +32,8 @@ from scanlib.backends.jax.kernels import (
     words_of,
 )
 from scanlib.backends.jax.loops import JAXLoop, single
+from scanlib.backends.jax.mesh_axes import check_whole
+from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import count_steps
 from scanlib.backends.jax.until import run_until
@@ -48,7 +51,12 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
     in_c = is_compiled(op, node)
     kernels = kernels_for(op, node) if is_elementwise else None
 
+    read = op.signature.split_inputs(node.inputs).sequences
+
     def scan(*inputs: Any) -> Any:
+        check_whole(
+            loop.title(), zip(read, op.signature.split_inputs(inputs).sequences, strict=True)
+        )
         if op.signature.has_stop:
             return single(run_until(op, node, loop, kernels, inputs))
         known = not any(has_unknown_rows(value) for value in inputs)
@@ -85,20 +93,48 @@ def run_compiled(
             rows[k] = rows[k][start : start + length]
         return loop(*rows)
 
-    def on_cuda() -> Callable[..., list[Any]] | None:
-        own = arrays[len(steps) :]
+    def own(arguments: Sequence[Any]) -> list[Any]:
+        """Return a loop's arguments without the places, and the number of steps as one number."""
+        return [*steps, *arguments[len(steps) : len(arrays)]]
+
+    def run_kernels(*arguments: Any) -> list[Any]:
+        sizes = cuda_sizes(arguments)
+        kept = call_kernels(kernels, sizes, own(arguments)[len(steps) :], places)
+        return kept[: len(node.outputs)]
+
+    def cuda_sizes(arguments: Sequence[Any]) -> Any:
         if kernels is None:
             return None
-        sizes = sizes_of(kernels, own, places, steps[0] if steps else None)
-        if sizes is None:
-            return None
-        count = len(node.outputs)
-        return lambda *a: call_kernels(kernels, sizes, a[len(steps) : len(arrays)], places)[:count]
+        given = own(arguments)[len(steps) :]
+        return sizes_of(kernels, given, places, steps[0] if steps else None)
+
+    factors = loop_factors(op, int(count > 0))
+    part = None if factors is None else part_of(node, factors)
+    sizes = [np.shape(array) for array in arrays]
+
+    def target_of(arguments: Sequence[Any]) -> tuple[Apply, CallTarget | None]:
+        """Return the loop for these arguments, which may be parts of the arrays."""
+        whole = part is None or [np.shape(a) for a in own(arguments)] == sizes
+        fit = node if whole else part
+        assert fit is not None
+        return fit, target_for(fit.op, fit)
+
+    def results(*arguments: Any) -> list[Any]:
+        fit, target = target_of(arguments)
+        like = results_like(target, fit, own(arguments), known, places) or portable
+        return like(*arguments)
+
+    def run_target(*arguments: Any) -> list[Any]:
+        _, target = target_of(arguments)
+        assert target is not None
+        return calling(target, results)(*arguments)
 
     target = target_for(op, node)
-    results = results_like(target, node, arrays, known, places) or portable
-    on_cpu = None if target is None else calling(target, results)
+    results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
+    on_cpu = None if target is None else run_target
+    on_cuda = None if cuda_sizes(arrays) is None else run_kernels
     if steps:
         arrays[0] = jnp.asarray(words_of(steps))
     window = [jnp.asarray(words_of(places))] if count else []
-    return on_platforms(portable, results, on_cpu, on_cuda())(*arrays, *window)
+    run = on_platforms(portable, results, on_cpu, on_cuda, factors if part else None)
+    return run(*arrays, *window)

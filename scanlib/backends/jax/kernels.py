@@ -181,5 +181,6 @@ def calling(target: CallTarget, results: Callable[..., list[Any]]) -> Callable[.
 
 def call_target(target: CallTarget, results: Any, inputs: Sequence[Any]) -> list[Any]:
     """Return the results of a compiled loop, given their shapes and dtypes."""
-    call = jax.ffi.ffi_call(target.name, results, vmap_method="sequential")
+    plain = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    call = jax.ffi.ffi_call(target.name, plain, vmap_method="sequential")
     return list(call(*inputs, **target.attributes))

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
@@ -29,7 +30,8 @@ from scanlib.backends.jax.bounded import (
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
 from scanlib.backends.jax.kernels import calling, target_for, words_of
 from scanlib.backends.jax.loops import single
-from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.mesh_axes import check_whole, varying
+from scanlib.backends.jax.partitioned import linear_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import StepCount, count_steps
 from scanlib.ops import linear_loop
@@ -43,6 +45,8 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
     target = target_for(op, node)
     has_kernels = has_linear_kernels(op, node)
     start = op.parts(range(len(node.inputs))).initial
+
+    read = op.steps_of(node).sequences
 
     def with_steps(inputs: tuple[Any, ...]) -> Any:
         steps = static_int(inputs[0])
@@ -61,6 +65,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             values[0] = inputs[0]
         values[start] = first_rows(values[start], 1)
         parts = op.parts(values)
+        check_whole(str(op), zip(read, op.steps(parts).sequences, strict=True))
         known = _count(op, parts).known
         if not (target or has_kernels) or not known or any(has_unknown_rows(v) for v in values):
             return run(op, parts)
@@ -69,9 +74,26 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             portable, arrays = with_steps(tuple(values))
         else:
             portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
-        on_cpu = None if target is None else calling(target, portable)
-        on_cuda = call_linear(op, values) if has_kernels else None
-        return single(on_platforms(portable, None, on_cpu, on_cuda)(*arrays))
+
+        def run_kernels(*given: Any) -> list[Any]:
+            kernels = call_linear(op, [*values[: op.has_n_steps], *given[op.has_n_steps :]])
+            assert kernels is not None
+            return kernels(*given)
+
+        factors = linear_factors(op, [np.ndim(array) for array in arrays])
+        part = part_of(node, factors)
+        assert part is not None
+
+        def run_target(*given: Any) -> list[Any]:
+            same = [np.shape(value) for value in given] == [np.shape(value) for value in arrays]
+            fit = target if same else target_for(part.op, part)
+            assert fit is not None
+            return calling(fit, portable)(*given)
+
+        on_cpu = None if target is None else run_target
+        fits = has_kernels and call_linear(op, values) is not None
+        on_cuda = run_kernels if fits else None
+        return single(on_platforms(portable, None, on_cpu, on_cuda, factors)(*arrays))
 
     return linear_scan
 

@@ -4,14 +4,21 @@ There, JAX keeps track of which values differ between devices: each is *varying*
 a mesh. What a loop carries must vary along the same axes before and after a step, and so must what
 the kernels for different platforms return. So before the first step everything is made to vary
 along all axes along which one of the arguments does.
+
+A loop there sees the rows that its device has, and starts from its initial state. So time must not
+be cut there. It cannot be told from other axes, but where types say how long an array is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 from jax import lax
+from pytensor.graph.basic import Variable
+
+from scanlib.ops.errors import SequenceLengthError
 
 
 def varying_axes(values: Any) -> frozenset[str]:
@@ -37,3 +44,27 @@ def varying(values: Any, like: Any) -> Any:
         return lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
 
     return jax.tree.map(cast, values)
+
+
+def check_whole(title: str, sequences: Iterable[tuple[Variable, Any]]) -> None:
+    """Raise where a device would run a loop from its start on a part of the time.
+
+    Parameters
+    ----------
+    title : str
+        What messages call the loop.
+    sequences : iterable of tuple
+        What it reads row by row, and the values here.
+    """
+    axes = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+    if not axes:
+        return
+    for k, (variable, value) in enumerate(sequences):
+        wanted, given = variable.type.shape[0], len(value)
+        if wanted is not None and wanted != given:
+            name = f"`{variable.name}`" if variable.name else f"number {k} (counted from 0)"
+            raise SequenceLengthError(
+                f"{title}: sequence {name} has {wanted} rows, but {given} in jax.shard_map over "
+                f"{', '.join(map(repr, axes))}: every device would start from the initial state. "
+                "Cut channels or the batch there, not time"
+            )

@@ -11,9 +11,16 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from scanlib._compat.jax import Primitive, batching, mlir
+from scanlib._compat.jax import (
+    Primitive,
+    batching,
+    mlir,
+    prim_requires_devices_during_lowering,
+)
 from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned
 
 Function = Callable[..., list[Any]]
 
@@ -26,6 +33,7 @@ def on_platforms(
     results: Function | None = None,
     on_cpu: Function | None = None,
     on_cuda: Function | None = None,
+    factors: Factors | None = None,
 ) -> Function:
     """Return a function that is one of these, by the device that it runs on.
 
@@ -38,13 +46,15 @@ def on_platforms(
     portable, on_cpu, on_cuda : callable
     results : callable, optional
         Returns anything in the shapes and dtypes of the results.
+    factors : Factors, optional
+        Along which axes the special functions may be cut over devices.
     """
     functions = {"portable": portable, "results": results or portable}
     functions |= {"cpu": on_cpu or portable, "cuda": on_cuda or portable}
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
-        return _bind(varying(inputs, inputs), functions)
+        return _bind(varying(inputs, inputs), functions, factors)
 
     @run.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
@@ -53,9 +63,14 @@ def on_platforms(
     return run
 
 
-def _bind(inputs: Sequence[Any], functions: dict[str, Function]) -> list[Any]:
-    types = tuple(jax.make_jaxpr(functions["results"])(*inputs).out_avals)
-    return _either.bind(*inputs, types=types, **functions)
+def _bind(
+    inputs: Sequence[Any], functions: dict[str, Function], factors: Factors | None
+) -> list[Any]:
+    def run(*values: Any) -> list[Any]:
+        types = tuple(jax.make_jaxpr(functions["results"])(*values).out_avals)
+        return _either.bind(*values, types=types, factors=factors, **functions)
+
+    return explicitly(run, factors, inputs)(*inputs)
 
 
 def _evaluate(*inputs: Any, **parameters: Any) -> list[Any]:
@@ -63,23 +78,43 @@ def _evaluate(*inputs: Any, **parameters: Any) -> list[Any]:
 
 
 def _batch(
-    inputs: Sequence[Any], axes: Sequence[Any], *, types: Any, **functions: Function
+    inputs: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    types: Any,
+    factors: Factors | None,
+    **functions: Function,
 ) -> tuple[list[Any], list[int]]:
-    batched = {
-        name: jax.vmap(function, in_axes=tuple(axes)) for name, function in functions.items()
-    }
-    return _bind(inputs, batched), [0] * len(types)
+    first = [
+        value if axis is None else jnp.moveaxis(value, axis, 0)
+        for value, axis in zip(inputs, axes, strict=True)
+    ]
+    which = tuple(None if axis is None else 0 for axis in axes)
+    batched = {name: jax.vmap(function, in_axes=which) for name, function in functions.items()}
+    if factors is not None:
+        factors = factors.batched([axis is not None for axis in axes])
+    return _bind(first, batched, factors), [0] * len(types)
 
 
 def _lowering(name: str) -> Callable[..., Any]:
-    return mlir.lower_fun(
-        lambda *inputs, **parameters: parameters[name](*inputs), multiple_results=True
-    )
+    def run(*inputs: Any, factors: Factors | None, **parameters: Any) -> list[Any]:
+        special = parameters[name] is not parameters["portable"]
+        return partitioned(parameters[name], factors if special else None)(*inputs)
+
+    rule = mlir.lower_fun(run, multiple_results=True)
+
+    def lower(context: Any, *inputs: Any, factors: Factors | None, **parameters: Any) -> Any:
+        # In a part of a `jax.shard_map` that leaves some axes to XLA, it cuts no calls of ours.
+        manual = getattr(context.module_context.axis_context, "manual_axes", None)
+        return rule(context, *inputs, factors=None if manual else factors, **parameters)
+
+    return lower
 
 
 _either.def_impl(_evaluate)
-_either.def_abstract_eval(lambda *inputs, types, **functions: list(types))
+_either.def_abstract_eval(lambda *inputs, types, **parameters: list(types))
 batching.primitive_batchers[_either] = _batch
+prim_requires_devices_during_lowering.add(_either)
 mlir.register_lowering(_either, _lowering("portable"))
 for _platform in ("cpu", "cuda"):
     mlir.register_lowering(_either, _lowering(_platform), platform=_platform)

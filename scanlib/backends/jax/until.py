@@ -94,7 +94,7 @@ def run_until(
         *found, words = call_target(target, [*buffers, taken], arguments)
         return _flat(op, number, [*found, words[0]])
 
-    special = [f if known else None for f, known in ((on_cpu, target), (on_cuda, sizes))]
+    special = on_cpu if target else None, on_cuda if sizes else None
     found = on_platforms(portable, results, *special)(*arrays)
     rows, lengths = found[: len(origins)], iter(found[len(origins) :])
     return [

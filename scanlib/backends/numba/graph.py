@@ -53,6 +53,7 @@ from scanlib.kernels.compiled import program_key
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.loop_clock import WHOLE, clock_of
 from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.ops.softmax import AxesSoftmax
@@ -91,7 +92,8 @@ class GraphWriter(GraphValues):
 
     def __init__(self, fgraph: FunctionGraph) -> None:
         super().__init__(Source())
-        self.fgraph = fgraph
+        self.fgraph = self.whole = fgraph
+        self.clock = clock_of(fgraph.profile)
         self.products: dict[Apply, Products] = {}  # that recurrences compute with their states
 
     def write(
@@ -104,7 +106,9 @@ class GraphWriter(GraphValues):
                 self.bind_scalar(variable, name)
             else:
                 self.bind_array(variable, name)
+        self._mark(WHOLE)
         self.write_nodes()
+        self._mark(WHOLE)
         if for_python:
             as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
             few = len(self.fgraph.outputs) <= FEW_RESULTS
@@ -150,10 +154,22 @@ class GraphWriter(GraphValues):
 
     def emit(self, node: Apply) -> None:
         inside = _graph_inside(node.op)
-        if inside is None:
+        if inside is not None:
+            self._write_inside(inside, node)
+        elif self.clock is None or self.fgraph is not self.whole or not isinstance(node.op, LOOPS):
             super().emit(node)
         else:
-            self._write_inside(inside, node)
+            number = self.clock.number(node)
+            self._mark(number)
+            super().emit(node)
+            self._mark(number)
+
+    def _mark(self, number: int) -> None:
+        """Write a call of the clock, where the function is profiled."""
+        if self.clock is not None:
+            self.source.cacheable = False
+            self.source.object("mark", self.clock.mark)
+            self.source.line(f"mark({number})")
 
     def _write_inside(self, inside: FunctionGraph, node: Apply) -> None:
         """Write a graph in the place of a node."""

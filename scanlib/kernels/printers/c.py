@@ -14,38 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scanlib.kernels.language import (
-    INTERRUPTED,
-    NUMBERS,
-    POINTER,
-    PROGRESS,
-    TABLE,
-    Apply,
-    Assign,
-    Block,
-    Call,
-    CallPointer,
-    CallSymbol,
-    Constant,
-    End,
-    Fail,
-    For,
-    Function,
-    If,
-    Kernel,
-    Load,
-    Poll,
-    Prefetch,
-    Scratch,
-    Shuffle,
-    Statement,
-    Store,
-    Type,
-    Value,
-    While,
-    functions_of,
-    walk,
-)
+from scanlib.kernels import language as ir
 
 HEADERS = ("<math.h>", "<stdint.h>", "<string.h>")
 ARGUMENTS = ("-fwrapv", "-fno-fast-math", "-ffp-contract=off", "-fno-trapping-math")
@@ -118,21 +87,21 @@ def literal(value: Any, dtype: str) -> str:
     return f"{float(value).hex()}{'f' if dtype == 'float32' else ''}"
 
 
-def print_functions(functions: Sequence[Function], declared: str = "static inline") -> str:
+def print_functions(functions: Sequence[ir.Function], declared: str = "static inline") -> str:
     """Return functions and what they call; `declared` is what stands before each."""
-    needed = [inner for function in functions for inner in (*functions_of(function), function)]
+    needed = [inner for function in functions for inner in (*ir.functions_of(function), function)]
     return "\n".join(_Module(list(dict.fromkeys(needed)), declared).text())
 
 
-def print_kernels(*kernels: Kernel) -> str:
+def print_kernels(*kernels: ir.Kernel) -> str:
     """Return kernels, of different names, their entries, and what they call."""
-    module = _Module(list(dict.fromkeys(f for kernel in kernels for f in functions_of(kernel))))
+    module = _Module(list(dict.fromkeys(f for kernel in kernels for f in ir.functions_of(kernel))))
     for kernel in kernels:
         module.kernel(kernel)
     return "\n".join(module.text())
 
 
-def result_type(function: Function) -> str:
+def result_type(function: ir.Function) -> str:
     """Return the C type of what a function returns."""
     if len(function.results) == 1:
         return _Types().text(function.results[0].type)
@@ -145,9 +114,9 @@ class _Types:
     def __init__(self) -> None:
         self.vectors: dict[tuple[str, int], None] = {}
 
-    def text(self, type: Type, mask: int = 8) -> str:
+    def text(self, type: ir.Type, mask: int = 8) -> str:
         """Return the text of a type; truth values of lanes are `mask` bytes wide."""
-        if type == POINTER:
+        if type == ir.POINTER:
             return "char *"
         if type.lanes == 1:
             return item_text(type.dtype)
@@ -166,7 +135,7 @@ class _Types:
 
 
 class _Module:
-    def __init__(self, functions: list[Function], declared: str = "static inline") -> None:
+    def __init__(self, functions: list[ir.Function], declared: str = "static inline") -> None:
         self.types, self.declared = _Types(), declared
         self.lines: list[str] = []
         for function in functions:
@@ -177,7 +146,7 @@ class _Module:
         yield from self.types.definitions()
         yield from self.lines
 
-    def function(self, function: Function) -> None:
+    def function(self, function: ir.Function) -> None:
         body = _Body(self.types, function.body, function.parameters)
         texts = [body.read(value) for value in function.results]
         if len(texts) == 1:
@@ -199,19 +168,23 @@ class _Module:
         self.lines.append(f"{how} {result} {function.name}({given}) {{")
         self.lines += [*body.lines, "}"]
 
-    def parameter(self, value: Value) -> str:
+    def parameter(self, value: ir.Value) -> str:
         return f"{self.types.text(value.type)} {value.name}"
 
-    def kernel(self, kernel: Kernel) -> None:
+    def kernel(self, kernel: ir.Kernel) -> None:
         body = _Body(self.types, kernel.body, kernel.parameters)
         given = [
-            f"char *__restrict__ {value.name}" if value.type == POINTER else self.parameter(value)
+            f"char *__restrict__ {value.name}"
+            if value.type == ir.POINTER
+            else self.parameter(value)
             for value in kernel.parameters
         ]
         head = f"static int64_t {kernel.name}({', '.join([*given, 'char *frame'])})"
         self.lines += [f"__attribute__((noinline)) {head} {{", *body.lines, "  return 0;", "}"]
         slots = [
-            "table" if slot == TABLE else f"*({self.types.text(value.type)} *)(table + {8 * slot})"
+            "table"
+            if slot == ir.TABLE
+            else f"*({self.types.text(value.type)} *)(table + {8 * slot})"
             for value, slot in zip(kernel.parameters, kernel.slots, strict=True)
         ]
         self.lines += [
@@ -224,15 +197,15 @@ class _Module:
 class _Body:
     """The statements of one function."""
 
-    def __init__(self, types: _Types, block: Block, parameters: tuple[Value, ...]) -> None:
+    def __init__(self, types: _Types, block: ir.Block, parameters: tuple[ir.Value, ...]) -> None:
         self.types = types
         self.lines: list[str] = []
         self.depth = 1
         # How wide truth values of lanes are, in bytes.
-        self.masks: dict[Value, int] = {}
-        seen: set[Value] = set()
-        for statement in walk(block):
-            if isinstance(statement, Assign) and statement.local not in seen:
+        self.masks: dict[ir.Value, int] = {}
+        seen: set[ir.Value] = set()
+        for statement in ir.walk(block):
+            if isinstance(statement, ir.Assign) and statement.local not in seen:
                 seen.add(statement.local)
                 self.line(f"{self.types.text(statement.local.type)} {statement.local};")
         self.block(block)
@@ -242,20 +215,20 @@ class _Body:
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
 
-    def block(self, block: Block) -> None:
+    def block(self, block: ir.Block) -> None:
         for statement in block.statements:
             self.write(statement)
 
-    def braced(self, head: str, block: Block) -> None:
+    def braced(self, head: str, block: ir.Block) -> None:
         self.line(f"{head} {{")
         self.depth += 1
         self.block(block)
         self.depth -= 1
         self.line("}")
 
-    def read(self, value: Value) -> str:
+    def read(self, value: ir.Value) -> str:
         """Return the text of an operand."""
-        if not isinstance(value, Constant):
+        if not isinstance(value, ir.Constant):
             return value.name
         dtype, items = value.type.dtype, value.by_lane
         if value.type.lanes == 1:
@@ -263,11 +236,11 @@ class _Body:
         texts = [str(-int(i)) if dtype == "bool" else literal(i, dtype) for i in items]
         return f"({self.types.text(value.type)}){{{', '.join(texts)}}}"
 
-    def define(self, value: Value, text: str) -> None:
+    def define(self, value: ir.Value, text: str) -> None:
         kind = self.types.text(value.type, self.masks.get(value, 8))
-        self.line(f"{'' if value.type == POINTER else 'const '}{kind} {value} = {text};")
+        self.line(f"{'' if value.type == ir.POINTER else 'const '}{kind} {value} = {text};")
 
-    def mask(self, value: Value, size: int) -> str:
+    def mask(self, value: ir.Value, size: int) -> str:
         """Return truth values of lanes, `size` bytes wide."""
         text = self.read(value)
         if self.masks.get(value, 8) == size:
@@ -277,24 +250,24 @@ class _Body:
     # Statements
 
     @singledispatchmethod
-    def write(self, statement: Statement) -> None:
+    def write(self, statement: ir.Statement) -> None:
         raise NotImplementedError(statement)
 
     @write.register
-    def _(self, statement: Apply) -> None:
+    def _(self, statement: ir.Apply) -> None:
         result, operation, operands = statement.result, statement.operation, statement.operands
         if result.type.lanes > 1:
             self.lanes(result, operation, operands)
         elif operation == "lane":
             place = operands[1]
-            assert isinstance(place, Constant)
+            assert isinstance(place, ir.Constant)
             text = f"{self.read(operands[0])}[{int(place.value)}]"
             self.define(result, f"{text} != 0" if result.type.dtype == "bool" else text)
         else:
             self.number(result, operation, operands, [self.read(value) for value in operands])
 
     def number(
-        self, result: Value, operation: str, operands: tuple[Value, ...], texts: list[str]
+        self, result: ir.Value, operation: str, operands: tuple[ir.Value, ...], texts: list[str]
     ) -> None:
         """Write an operation on plain numbers."""
         kind, last = self.types.text(result.type), operands[-1].type
@@ -327,7 +300,7 @@ class _Body:
         elif operation == "bitcast":
             self.line(f"{kind} {result};")
             source = texts[0]
-            if isinstance(operands[0], Constant):
+            if isinstance(operands[0], ir.Constant):
                 source = f"{result}_from"
                 self.line(f"const {self.types.text(last)} {source} = {texts[0]};")
             self.line(f"memcpy(&{result}, &{source}, sizeof({result}));")
@@ -336,7 +309,7 @@ class _Body:
         else:
             raise NotImplementedError(operation)
 
-    def lanes(self, result: Value, operation: str, operands: tuple[Value, ...]) -> None:
+    def lanes(self, result: ir.Value, operation: str, operands: tuple[ir.Value, ...]) -> None:
         """Write an operation on several lanes."""
         last, truth = operands[-1].type, result.type.dtype == "bool"
         size = last.itemsize
@@ -359,12 +332,12 @@ class _Body:
             self.define(result, f"{chosen} ? {texts[1]} : {texts[2]}")
         elif operation == "cast" and truths:
             # All ones are minus one as an integer.
-            wide = Type(f"int{8 * result.type.itemsize}", result.type.lanes)
+            wide = ir.Type(f"int{8 * result.type.itemsize}", result.type.lanes)
             text = f"-{self.mask(operands[0], wide.itemsize)}"
             target = self.types.text(result.type)
             self.define(result, f"__builtin_convertvector({text}, {target})")
         elif operation == "cast" and truth:
-            self.define(result, f"{texts[0]} != {self.read(Constant(last, 0))}")
+            self.define(result, f"{texts[0]} != {self.read(ir.Constant(last, 0))}")
         elif operation == "cast":
             self.define(
                 result, f"__builtin_convertvector({texts[0]}, {self.types.text(result.type)})"
@@ -378,7 +351,7 @@ class _Body:
         else:
             raise NotImplementedError(operation)
 
-    def one_by_one(self, result: Value, function: str, texts: list[str]) -> None:
+    def one_by_one(self, result: ir.Value, function: str, texts: list[str]) -> None:
         names = []
         for place, text in enumerate(texts):
             names.append(f"{result}_{place}")
@@ -390,10 +363,10 @@ class _Body:
         self.define(result, f"{{{', '.join(items)}}}")
 
     @write.register
-    def _(self, statement: Load) -> None:
+    def _(self, statement: ir.Load) -> None:
         result, type = statement.result, statement.result.type
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
-        if type == POINTER:
+        if type == ir.POINTER:
             self.line(f"char *{result} = *(char **)({place});")
         elif type.lanes == 1:
             text = f"*(const {item_text(type.dtype)} *)({place})"
@@ -407,10 +380,10 @@ class _Body:
             self.line(f"memcpy(&{result}, {place}, sizeof({result}));")
 
     @write.register
-    def _(self, statement: Store) -> None:
+    def _(self, statement: ir.Store) -> None:
         type, text = statement.value.type, self.read(statement.value)
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
-        if type == POINTER:
+        if type == ir.POINTER:
             self.line(f"*(char **)({place}) = {text};")
         elif type.lanes == 1:
             self.line(f"*({item_text(type.dtype)} *)({place}) = {text};")
@@ -422,12 +395,12 @@ class _Body:
             self.line(f"{{ const {kind} item = {text}; memcpy({place}, &item, sizeof(item)); }}")
 
     @write.register
-    def _(self, statement: Prefetch) -> None:
+    def _(self, statement: ir.Prefetch) -> None:
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
         self.line(f"__builtin_prefetch({place}, 0, 3);")
 
     @write.register
-    def _(self, statement: Shuffle) -> None:
+    def _(self, statement: ir.Shuffle) -> None:
         result, lanes = statement.result, statement.first.type.lanes
         size = 8
         if result.type.dtype == "bool":
@@ -442,27 +415,27 @@ class _Body:
         self.define(result, f"{{{', '.join(items)}}}")
 
     @write.register
-    def _(self, statement: Scratch) -> None:
+    def _(self, statement: ir.Scratch) -> None:
         item, name = item_text(statement.dtype), statement.result.name
         self.line(f"alignas(64) {item} {name}_memory[{statement.count}];")
         self.line(f"char *{name} = (char *){name}_memory;")
 
     @write.register
-    def _(self, statement: Assign) -> None:
+    def _(self, statement: ir.Assign) -> None:
         text = self.read(statement.value)
         if statement.local.type.dtype == "bool" and statement.local.type.lanes > 1:
             text = self.mask(statement.value, 8)
         self.line(f"{statement.local} = {text};")
 
     @write.register
-    def _(self, statement: For) -> None:
+    def _(self, statement: ir.For) -> None:
         index = statement.index
         first, last = self.read(statement.start), self.read(statement.stop)
         head = f"for (int64_t {index} = {first}; {index} < {last}; {index} += {statement.step})"
         self.braced(head, statement.body)
 
     @write.register
-    def _(self, statement: While) -> None:
+    def _(self, statement: ir.While) -> None:
         self.line("for (;;) {")
         self.depth += 1
         self.block(statement.before)
@@ -472,13 +445,13 @@ class _Body:
         self.line("}")
 
     @write.register
-    def _(self, statement: If) -> None:
+    def _(self, statement: ir.If) -> None:
         self.braced(f"if ({self.read(statement.condition)})", statement.body)
         if statement.otherwise.statements:
             self.braced("else", statement.otherwise)
 
     @write.register
-    def _(self, statement: Call) -> None:
+    def _(self, statement: ir.Call) -> None:
         given = ", ".join(self.read(value) for value in statement.operands)
         text = f"{statement.function.name}({given})"
         if len(statement.results) == 1:
@@ -492,12 +465,12 @@ class _Body:
             self.line(f"{text};")
 
     @write.register
-    def _(self, statement: CallSymbol) -> None:
+    def _(self, statement: ir.CallSymbol) -> None:
         given = ", ".join(self.read(value) for value in statement.operands)
         self.define(statement.result, f"{statement.symbol}({given})")
 
     @write.register
-    def _(self, statement: CallPointer) -> None:
+    def _(self, statement: ir.CallPointer) -> None:
         kinds = ", ".join(self.types.text(value.type) for value in statement.operands)
         result = statement.result
         kind = "void" if result is None else self.types.text(result.type)
@@ -509,24 +482,24 @@ class _Body:
             self.define(result, call)
 
     @write.register
-    def _(self, statement: Poll) -> None:
-        self.frame_words(PROGRESS, statement.steps)
+    def _(self, statement: ir.Poll) -> None:
+        self.frame_words(ir.PROGRESS, statement.steps)
         self.line("{ int (*ask)(void *) = *(int (**)(void *))frame;")
-        self.line(f"  if (ask && ask(frame)) return {INTERRUPTED}; }}")
+        self.line(f"  if (ask && ask(frame)) return {ir.INTERRUPTED}; }}")
 
     @write.register
-    def _(self, statement: Fail) -> None:
-        self.frame_words(NUMBERS, statement.values)
+    def _(self, statement: ir.Fail) -> None:
+        self.frame_words(ir.NUMBERS, statement.values)
         self.line(f"return {statement.code};")
 
-    def frame_words(self, first: int, values: Sequence[Value]) -> None:
+    def frame_words(self, first: int, values: Sequence[ir.Value]) -> None:
         """Write values into words of the frame."""
         for place, value in enumerate(values, first):
             kind = self.types.text(value.type)
             self.line(f"*({kind} *)(frame + {8 * place}) = {self.read(value)};")
 
     @write.register
-    def _(self, statement: End) -> None:
+    def _(self, statement: ir.End) -> None:
         self.line(f"return {statement.code};")
 
 

@@ -23,39 +23,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from scanlib.kernels.language import (
-    INTERRUPTED,
-    NUMBERS,
-    POINTER,
-    PROGRESS,
-    TABLE,
-    Apply,
-    Assign,
-    Block,
-    Call,
-    CallPointer,
-    CallSymbol,
-    Constant,
-    End,
-    Fail,
-    For,
-    Function,
-    If,
-    Kernel,
-    Load,
-    Local,
-    Poll,
-    Prefetch,
-    Scratch,
-    Shuffle,
-    Statement,
-    Store,
-    Type,
-    Value,
-    While,
-    functions_of,
-    walk,
-)
+from scanlib.kernels import language as ir
 
 MOST_COPIES = 24  # of a function that is inlined: more would take long to compile
 
@@ -94,29 +62,29 @@ _INTRINSICS = {
 }
 
 
-def type_text(type: Type, in_memory: bool = False) -> str:
+def type_text(type: ir.Type, in_memory: bool = False) -> str:
     """Return the text of a type."""
-    if type == POINTER:
+    if type == ir.POINTER:
         return "ptr"
     bits = 8 if in_memory and type.dtype == "bool" else _bits(type)
     item = _FLOAT.get(type.dtype, f"i{bits}")
     return item if type.lanes == 1 else f"<{type.lanes} x {item}>"
 
 
-def _bits(type: Type) -> int:
+def _bits(type: ir.Type) -> int:
     return 1 if type.dtype == "bool" else 8 * type.itemsize
 
 
-def constant_text(value: Constant) -> str:
+def constant_text(value: ir.Constant) -> str:
     """Return the text of a number, or of the numbers of all lanes."""
     items = [_number_text(item, value.type) for item in value.by_lane]
     if value.type.lanes == 1:
         return items[0]
-    one = type_text(Type(value.type.dtype))
+    one = type_text(ir.Type(value.type.dtype))
     return f"<{', '.join(f'{one} {item}' for item in items)}>"
 
 
-def _number_text(value: Any, type: Type) -> str:
+def _number_text(value: Any, type: ir.Type) -> str:
     if type.is_float:
         if np.isnan(value):
             return "0x7FF8000000000000"
@@ -127,46 +95,48 @@ def _number_text(value: Any, type: Type) -> str:
     return str(int(value))
 
 
-def print_function(function: Function, linkage: str = "", fused: bool = True) -> str:
+def print_function(function: ir.Function, linkage: str = "", fused: bool = True) -> str:
     """Return a module with a function, of `linkage`, and what it calls.
 
     Where the processor has no instruction for `fma`, ``fused=False`` prints two.
     """
-    module = _Module(fused).functions(functions_of(function, shared=False), function)
+    module = _Module(fused).functions(ir.functions_of(function, shared=False), function)
     return "\n".join(module.function(function, linkage).text())
 
 
-def shared_functions(*roots: Function | Kernel, fused: bool = True) -> dict[str, str]:
+def shared_functions(*roots: ir.Function | ir.Kernel, fused: bool = True) -> dict[str, str]:
     """Return the module of each shared function that kernels call, by the function's symbol."""
-    functions = dict.fromkeys(f for root in roots for f in functions_of(root) if f.is_shared)
+    functions = dict.fromkeys(f for root in roots for f in ir.functions_of(root) if f.is_shared)
     return {symbol_of(f, fused): _shared_module(f, fused)[1] for f in functions}
 
 
-def symbol_of(function: Function, fused: bool) -> str:
+def symbol_of(function: ir.Function, fused: bool) -> str:
     """Return the name of a function in modules; that of a shared one has a hash of its text."""
     return _shared_module(function, fused)[0] if function.is_shared else function.name
 
 
-_shared: WeakKeyDictionary[Function, dict[bool, tuple[str, str]]] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[ir.Function, dict[bool, tuple[str, str]]] = WeakKeyDictionary()
 
 
-def _shared_module(function: Function, fused: bool) -> tuple[str, str]:
+def _shared_module(function: ir.Function, fused: bool) -> tuple[str, str]:
     known = _shared.setdefault(function, {})
     if fused not in known:
-        module = _Module(fused).functions(functions_of(function, shared=False), function)
+        module = _Module(fused).functions(ir.functions_of(function, shared=False), function)
         text = "\n".join(module.function(function, "", False, "SYMBOL").text())
         symbol = f"{function.name}.{sha256(text.encode()).hexdigest()[:24]}"
         known[fused] = symbol, text.replace("@SYMBOL(", f"@{symbol}(")
     return known[fused]
 
 
-def print_kernels(*kernels: Kernel, fused: bool = True) -> str:
+def print_kernels(*kernels: ir.Kernel, fused: bool = True) -> str:
     """Return a module with kernels, of different names, their entries, and what they call.
 
     Shared functions are declared: they are modules of their own (`shared_functions`).
     """
     module = _Module(fused)
-    functions = dict.fromkeys(f for kernel in kernels for f in functions_of(kernel, shared=False))
+    functions = dict.fromkeys(
+        f for kernel in kernels for f in ir.functions_of(kernel, shared=False)
+    )
     module.functions(list(functions), *kernels)
     for kernel in kernels:
         module.kernel(kernel)
@@ -185,20 +155,20 @@ class _Module:
         yield from self.definitions
         yield from self.declarations
 
-    def functions(self, functions: list[Function], *roots: Function | Kernel) -> _Module:
+    def functions(self, functions: list[ir.Function], *roots: ir.Function | ir.Kernel) -> _Module:
         """Write functions, which are inlined unless `roots` call them many times."""
         calls = Counter(
             statement.function
             for root in (*functions, *roots)
-            for statement in walk(root.body)
-            if isinstance(statement, Call)
+            for statement in ir.walk(root.body)
+            if isinstance(statement, ir.Call)
         )
         for function in functions:
             self.function(function, "internal", calls[function] <= MOST_COPIES)
         return self
 
     def function(
-        self, function: Function, linkage: str, is_inlined: bool = True, name: str = ""
+        self, function: ir.Function, linkage: str, is_inlined: bool = True, name: str = ""
     ) -> _Module:
         body = _Body(self, function.body)
         results = [(type_text(v.type), body.read(v)) for v in function.results]
@@ -222,13 +192,13 @@ class _Module:
         self.define(f"{head} @{name or function.name}({parameters}) {inlined} nounwind", body)
         return self
 
-    def kernel(self, kernel: Kernel) -> _Module:
+    def kernel(self, kernel: ir.Kernel) -> _Module:
         if kernel.runs_once:
             return self.run_once(kernel)
         body = _Body(self, kernel.body)
         body.line("ret i64 0")
         parameters = [
-            f"{type_text(v.type)}{' noalias' if v.type == POINTER else ''} %{v.name}"
+            f"{type_text(v.type)}{' noalias' if v.type == ir.POINTER else ''} %{v.name}"
             for v in kernel.parameters
         ]
         head = f"internal i64 @{kernel.name}({', '.join([*parameters, 'ptr %frame'])})"
@@ -238,7 +208,7 @@ class _Module:
         self.entry(kernel)
         return self
 
-    def run_once(self, kernel: Kernel) -> _Module:
+    def run_once(self, kernel: ir.Kernel) -> _Module:
         """Write a kernel as one function.
 
         For arguments that are passed on, values that live from the beginning to the end, and one
@@ -247,12 +217,12 @@ class _Module:
         pairs = zip(kernel.parameters, kernel.slots, strict=True)
         body = _Body(self, kernel.body, {value.name: _read(value, slot) for value, slot in pairs})
         body.line("ret i64 0")
-        effort = "" if any(isinstance(s, For) for s in walk(kernel.body)) else "optnone "
+        effort = "" if any(isinstance(s, ir.For) for s in ir.walk(kernel.body)) else "optnone "
         head = f"i64 @{kernel.name}_entry(ptr %table, ptr %frame)"
         self.define(f"{head} noinline {effort}nounwind", body)
         return self
 
-    def entry(self, kernel: Kernel) -> None:
+    def entry(self, kernel: ir.Kernel) -> None:
         lines, values = [], []
         for value, slot in zip(kernel.parameters, kernel.slots, strict=True):
             lines += _read(value, slot)
@@ -275,11 +245,11 @@ class _Module:
         self.declarations[f"declare {text}"] = None
 
 
-def _read(value: Value, slot: int) -> list[str]:
+def _read(value: ir.Value, slot: int) -> list[str]:
     """Return the instructions that read a parameter of a kernel from the table."""
     kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
     name = value.name
-    if slot == TABLE:
+    if slot == ir.TABLE:
         return []  # it has that name
     lines = [f"%{name}.place = getelementptr i8, ptr %table, i64 {8 * slot}"]
     if kind == memory:
@@ -296,15 +266,15 @@ class _Body:
     """
 
     def __init__(
-        self, module: _Module, block: Block, reads: Mapping[str, list[str]] | None = None
+        self, module: _Module, block: ir.Block, reads: Mapping[str, list[str]] | None = None
     ) -> None:
         self.module = module
         self.lines: list[str] = []
         self.slots: list[str] = []  # what is on the stack
-        self.made: set[Value] = set()
+        self.made: set[ir.Value] = set()
         self.count = 0
-        for statement in walk(block):
-            if isinstance(statement, Assign) and statement.local not in self.made:
+        for statement in ir.walk(block):
+            if isinstance(statement, ir.Assign) and statement.local not in self.made:
                 self.made.add(statement.local)
                 kind = type_text(statement.local.type)
                 self.slots.append(f"%{statement.local.name}.slot = alloca {kind}")
@@ -334,18 +304,18 @@ class _Body:
         self.count += 1
         return [f"{prefix}{self.count}" for prefix in prefixes]
 
-    def read(self, value: Value) -> str:
+    def read(self, value: ir.Value) -> str:
         """Return the text of an operand."""
-        if isinstance(value, Constant):
+        if isinstance(value, ir.Constant):
             return constant_text(value)
-        if isinstance(value, Local):
+        if isinstance(value, ir.Local):
             name = self.new()
             self.line(f"{name} = load {type_text(value.type)}, ptr %{value.name}.slot")
             return name
         return f"%{value.name}"
 
-    def address(self, pointer: Value, offset: Value) -> str:
-        if isinstance(offset, Constant) and offset.value == 0:
+    def address(self, pointer: ir.Value, offset: ir.Value) -> str:
+        if isinstance(offset, ir.Constant) and offset.value == 0:
             return self.read(pointer)
         name, texts = self.new(), (self.read(pointer), self.read(offset))
         self.line(f"{name} = getelementptr i8, ptr {texts[0]}, i64 {texts[1]}")
@@ -353,21 +323,21 @@ class _Body:
 
     # Statements
 
-    def block(self, block: Block) -> None:
+    def block(self, block: ir.Block) -> None:
         for statement in block.statements:
             self.write(statement)
 
     @singledispatchmethod
-    def write(self, statement: Statement) -> None:
+    def write(self, statement: ir.Statement) -> None:
         raise NotImplementedError(statement)
 
     @write.register
-    def _(self, statement: Apply) -> None:
+    def _(self, statement: ir.Apply) -> None:
         texts = [self.read(value) for value in statement.operands]
         self.operation(statement.operation, statement.result, statement.operands, texts)
 
     def operation(
-        self, operation: str, result: Value, operands: tuple[Value, ...], texts: list[str]
+        self, operation: str, result: ir.Value, operands: tuple[ir.Value, ...], texts: list[str]
     ) -> None:
         """Write one operation."""
         kinds = [value.type for value in operands]
@@ -392,7 +362,7 @@ class _Body:
             self.line(f"{name} = {text}")
         elif operation == "not":
             ones = constant_text(
-                Constant(last, True if last.dtype == "bool" else ~np.dtype(last.dtype).type(0))
+                ir.Constant(last, True if last.dtype == "bool" else ~np.dtype(last.dtype).type(0))
             )
             self.line(f"{name} = xor {kind} {texts[0]}, {ones}")
         elif operation == "select":
@@ -415,21 +385,21 @@ class _Body:
         else:
             raise NotImplementedError(operation)
 
-    def intrinsic(self, name: str, intrinsic: str, type: Type, texts: list[str]) -> None:
+    def intrinsic(self, name: str, intrinsic: str, type: ir.Type, texts: list[str]) -> None:
         kind, bits = type_text(type), 8 * type.itemsize
         whole = f"{intrinsic}.f{bits}" if type.lanes == 1 else f"{intrinsic}.v{type.lanes}f{bits}"
         self.module.declare(f"{kind} @{whole}({', '.join([kind] * len(texts))})")
         given = ", ".join(f"{kind} {text}" for text in texts)
         self.line(f"{name} = call {kind} @{whole}({given})")
 
-    def splat(self, name: str, type: Type, text: str) -> None:
-        kind, item, first = type_text(type), type_text(Type(type.dtype)), self.new()
+    def splat(self, name: str, type: ir.Type, text: str) -> None:
+        kind, item, first = type_text(type), type_text(ir.Type(type.dtype)), self.new()
         self.line(f"{first} = insertelement {kind} undef, {item} {text}, i64 0")
         mask = f"<{type.lanes} x i32> zeroinitializer"
         self.line(f"{name} = shufflevector {kind} {first}, {kind} undef, {mask}")
 
     @write.register
-    def _(self, statement: Load) -> None:
+    def _(self, statement: ir.Load) -> None:
         type, place = statement.result.type, self.address(statement.pointer, statement.offset)
         memory, name = type_text(type, in_memory=True), f"%{statement.result.name}"
         if type.dtype != "bool":
@@ -441,7 +411,7 @@ class _Body:
         self.line(f"{name} = icmp ne {memory} {read}, {zero}")
 
     @write.register
-    def _(self, statement: Store) -> None:
+    def _(self, statement: ir.Store) -> None:
         type, text = statement.value.type, self.read(statement.value)
         place, memory = (
             self.address(statement.pointer, statement.offset),
@@ -454,13 +424,13 @@ class _Body:
         self.line(f"store {memory} {text}, ptr {place}, align {type.itemsize}")
 
     @write.register
-    def _(self, statement: Prefetch) -> None:
+    def _(self, statement: ir.Prefetch) -> None:
         place = self.address(statement.pointer, statement.offset)
         self.module.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.line(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
 
     @write.register
-    def _(self, statement: Shuffle) -> None:
+    def _(self, statement: ir.Shuffle) -> None:
         kind = type_text(statement.first.type)
         texts = [f"{kind} {self.read(value)}" for value in (statement.first, statement.second)]
         places = ", ".join(f"i32 {place}" for place in statement.places)
@@ -468,19 +438,19 @@ class _Body:
         self.line(f"%{statement.result.name} = shufflevector {', '.join(texts)}, {mask}")
 
     @write.register
-    def _(self, statement: Scratch) -> None:
-        kind = type_text(Type(statement.dtype), in_memory=True)
+    def _(self, statement: ir.Scratch) -> None:
+        kind = type_text(ir.Type(statement.dtype), in_memory=True)
         self.slots.append(
             f"%{statement.result.name} = alloca [{statement.count} x {kind}], align 64"
         )
 
     @write.register
-    def _(self, statement: Assign) -> None:
+    def _(self, statement: ir.Assign) -> None:
         kind, text = type_text(statement.local.type), self.read(statement.value)
         self.line(f"store {kind} {text}, ptr %{statement.local.name}.slot")
 
     @write.register
-    def _(self, statement: For) -> None:
+    def _(self, statement: ir.For) -> None:
         head, body, end = self.names("for", "body", "end")
         index, first, last = (
             statement.index.name,
@@ -505,7 +475,7 @@ class _Body:
         self.label(end)
 
     @write.register
-    def _(self, statement: While) -> None:
+    def _(self, statement: ir.While) -> None:
         head, body, end = self.names("while", "body", "end")
         self.line(f"br label %{head}")
         self.label(head)
@@ -517,7 +487,7 @@ class _Body:
         self.label(end)
 
     @write.register
-    def _(self, statement: If) -> None:
+    def _(self, statement: ir.If) -> None:
         then, other, end = self.names("then", "else", "end")
         self.line(f"br i1 {self.read(statement.condition)}, label %{then}, label %{other}")
         for label, block in ((then, statement.body), (other, statement.otherwise)):
@@ -527,7 +497,7 @@ class _Body:
         self.label(end)
 
     @write.register
-    def _(self, statement: Call) -> None:
+    def _(self, statement: ir.Call) -> None:
         given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
         kinds = [type_text(value.type) for value in statement.results]
         whole = f"{{ {', '.join(kinds)} }}" if kinds else "void"
@@ -546,7 +516,7 @@ class _Body:
             self.line(f"%{value.name} = extractvalue {whole} {name}, {place}")
 
     @write.register
-    def _(self, statement: CallSymbol) -> None:
+    def _(self, statement: ir.CallSymbol) -> None:
         kind = type_text(statement.result.type)
         self.module.declare(
             f"{kind} @{statement.symbol}({', '.join([kind] * len(statement.operands))})"
@@ -555,7 +525,7 @@ class _Body:
         self.line(f"%{statement.result.name} = call {kind} @{statement.symbol}({given})")
 
     @write.register
-    def _(self, statement: CallPointer) -> None:
+    def _(self, statement: ir.CallPointer) -> None:
         given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
         called, result = f"{self.read(statement.pointer)}({given})", statement.result
         if result is None:
@@ -564,28 +534,28 @@ class _Body:
             self.line(f"%{result.name} = call {type_text(result.type)} {called}")
 
     @write.register
-    def _(self, statement: Poll) -> None:
+    def _(self, statement: ir.Poll) -> None:
         (ask, leave, go) = self.names("ask", "leave", "go")
         function, known, answer, wanted = (self.new() for _ in range(4))
         self.line(f"{function} = load ptr, ptr %frame")
         self.line(f"{known} = icmp ne ptr {function}, null")
         self.line(f"br i1 {known}, label %{ask}, label %{go}")
         self.label(ask)
-        self.frame_words(PROGRESS, statement.steps)
+        self.frame_words(ir.PROGRESS, statement.steps)
         self.line(f"{answer} = call i32 {function}(ptr %frame)")
         self.line(f"{wanted} = icmp ne i32 {answer}, 0")
         self.line(f"br i1 {wanted}, label %{leave}, label %{go}")
         self.label(leave)
-        self.line(f"ret i64 {INTERRUPTED}")
+        self.line(f"ret i64 {ir.INTERRUPTED}")
         self.label(go)
 
     @write.register
-    def _(self, statement: Fail) -> None:
-        self.frame_words(NUMBERS, statement.values)
+    def _(self, statement: ir.Fail) -> None:
+        self.frame_words(ir.NUMBERS, statement.values)
         self.line(f"ret i64 {statement.code}")
         self.label(self.names("unreachable")[0])
 
-    def frame_words(self, first: int, values: Sequence[Value]) -> None:
+    def frame_words(self, first: int, values: Sequence[ir.Value]) -> None:
         """Write values into words of the frame."""
         for place, value in enumerate(values, first):
             slot = self.new()
@@ -593,29 +563,29 @@ class _Body:
             self.line(f"store {type_text(value.type)} {self.read(value)}, ptr {slot}, align 8")
 
     @write.register
-    def _(self, statement: End) -> None:
+    def _(self, statement: ir.End) -> None:
         self.line(f"ret i64 {statement.code}")
         self.label(self.names("unreachable")[0])
 
 
-def _zero(type: Type) -> str:
+def _zero(type: ir.Type) -> str:
     return "0" if type.lanes == 1 else "zeroinitializer"
 
 
-def _same(type: Type, text: str) -> str:
+def _same(type: ir.Type, text: str) -> str:
     """Return an instruction whose result is a value as it is."""
-    if type == POINTER:
+    if type == ir.POINTER:
         return f"getelementptr i8, ptr {text}, i64 0"
     return f"bitcast {type_text(type)} {text} to {type_text(type)}"
 
 
-def _cast(old: Type, new: Type, text: str) -> str:
+def _cast(old: ir.Type, new: ir.Type, text: str) -> str:
     """Return the instruction of a conversion."""
     before, after = type_text(old), type_text(new)
     if old == new:
         return _same(old, text)
     if new.dtype == "bool":
-        zero = constant_text(Constant(old, 0))
+        zero = constant_text(ir.Constant(old, 0))
         return f"{'fcmp une' if old.is_float else 'icmp ne'} {before} {text}, {zero}"
     if old.is_float and new.is_float:
         instruction = "fpext" if new.itemsize > old.itemsize else "fptrunc"

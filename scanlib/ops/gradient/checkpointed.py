@@ -12,7 +12,6 @@ Griewank, Walther, "Algorithm 799: revolve", ACM Transactions on Mathematical So
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytensor.gradient as pg
@@ -21,6 +20,7 @@ from pytensor.graph.basic import Variable, equal_computations
 from pytensor.tensor.type import lvector
 
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.generator_words import GeneratorWords
 from scanlib.ops.gradient.cotangents import (
     HistoryCotangent,
@@ -41,10 +41,7 @@ from scanlib.ops.signature import OuterInputs, OuterOutputs
 
 
 def checkpointed_pullback(
-    op: Scan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    cotangents: Sequence[Variable],
+    op: Scan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of a loop's inputs, computing its steps again from checkpoints."""
     if op.truncate_gradient >= 0:

@@ -15,6 +15,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 from scanlib.ops.connection import connection_pattern
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, split_output
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
@@ -33,10 +34,7 @@ from scanlib.ops.signature import OuterOutputs
 
 
 def pullback(
-    op: Scan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    cotangents: Sequence[Variable],
+    op: Scan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of a loop's inputs; see `pytensor.graph.op.Op.pullback`."""
     results = Results(*op.signature.split_outputs(outputs), outputs[0].owner)

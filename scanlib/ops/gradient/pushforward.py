@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytensor.gradient as pg
@@ -13,6 +12,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
 from scanlib.ops.connection import connection_pattern
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
@@ -29,10 +29,7 @@ from scanlib.ops.signature import OuterInputs
 
 
 def pushforward(
-    op: Scan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    tangents: Sequence[Variable],
+    op: Scan, inputs: Variables, outputs: Variables, tangents: Variables
 ) -> list[Variable]:
     """Return the tangents of a loop's outputs; see `pytensor.graph.op.Op.pushforward`."""
     return _Forward(op, Loop.from_op(op, list(inputs)), list(tangents)).tangents()

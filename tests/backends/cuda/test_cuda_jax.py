@@ -137,8 +137,8 @@ def arrays_on_device(monkeypatch, handler):
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     monkeypatch.setattr(cuda, "processors", lambda: 2)
 
-    def as_on_cuda(portable, results=None, on_cpu=None, on_cuda=None):
-        return on_platforms(portable, results, on_cuda)
+    def as_on_cuda(portable, results=None, on_cpu=None, on_cuda=None, factors=None):
+        return on_platforms(portable, results, on_cuda, factors=factors)
 
     for module in (compiled_loops, linear_loops, until):
         monkeypatch.setattr(module, "on_platforms", as_on_cuda)

@@ -125,13 +125,6 @@ def test_second_derivatives(kind):
     assert_derivatives(cost, dict(zip(inputs, given, strict=True)), reference, MODES["c"])
 
 
-@pytest.mark.parametrize("kind", SYMBOLIC)
-def test_explain_names_the_family(filters, kind):
-    loop = scanlib.explain(filters(kind, "c")).loops[0]
-    assert [part.family for part in loop.parts if part.role == "state"] == ["projective"]
-    assert "normalized at every step" in loop.why
-
-
 def test_a_sum_of_logarithms_beside():
     """The score as a state of its own, and a norm taken out as a factor."""
     like, alpha, p = pt.matrix("like"), pt.vector("alpha"), pt.matrix("p")
@@ -142,26 +135,8 @@ def test_a_sum_of_logarithms_beside():
 
     _, score = scanlib.scan(step, like, [alpha, np.float64(0.0)], p, return_updates=False)
     function = pytensor.function([like, alpha, p], score[-1], mode=MODES["c"])
-    (loop,) = scanlib.explain(function).loops
-    assert "projective" in [part.family for part in loop.parts]
     given = values("numbers", 9, 4)
     np.testing.assert_allclose(function(*given), walk("numbers", *given)[1].sum(), rtol=1e-12)
-
-
-LOOKALIKES = {
-    "by-the-largest": lambda x, h, p: pt.dot(h, p) * x / pt.dot(h, p).max(),
-    "by-the-sum-before": lambda x, h, p: pt.dot(h, p) * x / h.sum(),
-    "something-is-added": lambda x, h, p: (pt.dot(h, p) + x) / (pt.dot(h, p) + x).sum(),
-    "squares": lambda x, h, p: pt.dot(h * h, p) * x / (pt.dot(h * h, p) * x).sum(),
-}
-
-
-@pytest.mark.parametrize("name", LOOKALIKES)
-def test_what_is_not_projective(name, fast_mode):
-    x, h, p = pt.matrix("x"), pt.vector("h"), pt.matrix("p")
-    trace = scanlib.scan(LOOKALIKES[name], x, h, p, return_updates=False)
-    (loop,) = scanlib.explain(trace, fast_mode).loops
-    assert "projective" not in [part.family for part in loop.parts]
 
 
 # Products with vectors inside a step, written as loops

@@ -1,0 +1,446 @@
+"""How compiled loops are cut over the devices of a mesh, under `jax.jit`.
+
+XLA does not see into a compiled call. Left alone it gathers what the call reads, and every device
+runs the whole loop. Here each call says which of its axes it may be cut along: channels and
+batches, which no step mixes. Time is not among them. A sum over channels is added up afterwards.
+Under meshes whose axes are explicit (`jax.sharding.AxisType.Explicit`), the same facts say what
+each device runs inside of a `jax.shard_map`.
+
+A *factor* names an axis of the loop; arrays that have an axis of the same factor are cut alike.
+The rule is written in the notation of Shardy, XLA's partitioner: https://openxla.org/shardy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.type import TensorType
+
+from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.positions import has_positions
+from scanlib.ops.scan import Scan
+
+Axes = tuple[str | None, ...]
+Function = Callable[..., list[Any]]
+
+# A loop for parts of the arrays; None where it is the same, False where there is none.
+_parts: WeakKeyDictionary[Apply, Any] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A result that is a sum over channels.
+
+    Attributes
+    ----------
+    output : int
+        Which result it is.
+    factors : tuple of str
+        The axes that are summed over.
+    start : int or None
+        The input that it starts from.
+    """
+
+    output: int
+    factors: tuple[str, ...]
+    start: int | None
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Along which axes a call may be cut.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of Axes
+        For every axis of every array its factor; None where it must be whole.
+    sums : tuple of Sum
+        The outputs that are sums over channels.
+    """
+
+    inputs: tuple[Axes, ...]
+    outputs: tuple[Axes, ...]
+    sums: tuple[Sum, ...]
+
+    def batched(self, which: Sequence[bool]) -> Factors:
+        """Return those of the call for a batch, which the inputs that `which` says have first."""
+        name = f"v{max(map(len, self.outputs))}"
+        inputs = (
+            (name, *axes) if has else axes for axes, has in zip(self.inputs, which, strict=True)
+        )
+        return replace(
+            self, inputs=tuple(inputs), outputs=tuple((name, *axes) for axes in self.outputs)
+        )
+
+    def rule(self) -> tuple[str, dict[str, Any]]:
+        """Return the rule as Shardy reads it, and its options."""
+        whole: list[str] = []
+
+        def text(axes: Axes) -> str:
+            names = []
+            for axis in axes:
+                if axis is None:
+                    whole.append(f"w{len(whole)}")
+                names.append(whole[-1] if axis is None else axis)
+            return " ".join(names)
+
+        left, right = (", ".join(map(text, arrays)) for arrays in (self.inputs, self.outputs))
+        sums = {name for one in self.sums for name in one.factors}
+        given = {name for axes in self.outputs for name in axes}
+        options = {
+            "need_replication_factors": tuple(whole),
+            "reduction_factors": tuple(sorted(sums - given)),
+        }
+        return f"{left} -> {right}", {name: value for name, value in options.items() if value}
+
+    def places(
+        self, shapes: Sequence[Sequence[int]], specs: Sequence[Any], sizes: dict[str, int]
+    ) -> dict[str, tuple[str, ...]]:
+        """Return along which axes of the mesh each factor is cut.
+
+        Parameters
+        ----------
+        shapes, specs : sequence
+            The shape of each array, inputs first, and how it is cut so far.
+        sizes : dict
+            The number of devices along each axis of the mesh.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        taken: set[str] = set()
+        for axes, shape, spec in zip([*self.inputs, *self.outputs], shapes, specs, strict=False):
+            for name, size, entry in zip(axes, shape, spec, strict=False):
+                names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+                if name is None or name in found or not names or taken.intersection(names):
+                    continue
+                if size % prod(sizes[n] for n in names):
+                    continue
+                found[name] = names
+                taken.update(names)
+        return found
+
+    def specs(self, found: dict[str, tuple[str, ...]], arrays: Sequence[Axes]) -> list[Any]:
+        """Return how arrays are cut."""
+        return [PartitionSpec(*(found.get(a) if a else None for a in axes)) for axes in arrays]
+
+    def local(self, call: Function, found: dict[str, tuple[str, ...]]) -> Function:
+        """Return what each device runs on its part."""
+
+        summed = [
+            (one, tuple(n for factor in one.factors for n in found.get(factor, ())))
+            for one in self.sums
+        ]
+
+        def run(*inputs: Any) -> list[Any]:
+            values = list(inputs)
+            for one, names in summed:
+                if names and one.start is not None:  # it counts once
+                    first = sum(lax.axis_index(name) for name in names) == 0
+                    values[one.start] = jnp.where(first, values[one.start], 0)
+            results = list(call(*values))
+            for one, names in summed:
+                if names:
+                    results[one.output] = lax.psum(results[one.output], names)
+            return results
+
+        return run
+
+
+def partitioned(call: Function, factors: Factors | None) -> Function:
+    """Return a call that says along which axes it may be cut.
+
+    Parameters
+    ----------
+    call : callable
+        From arrays to a list of arrays. It is traced for the whole arrays, and for parts.
+    factors : Factors, optional
+        None for a call that must have everything whole.
+    """
+    if factors is None or not _some(factors):
+        return call
+    known = factors
+
+    def partition(mesh: Any, inputs: Any, results: Any) -> Any:
+        arrays = [*inputs, *results]
+        if not all(isinstance(a.sharding, NamedSharding) for a in arrays):
+            devices = sorted(inputs[0].sharding.device_set, key=lambda device: device.id)
+            mesh, found = jax.sharding.Mesh(np.array(devices), ("devices",)), {}
+        else:
+            mesh = arrays[0].sharding.mesh
+            shapes, specs = [a.shape for a in arrays], [a.sharding.spec for a in arrays]
+            found = known.places(shapes, specs, dict(mesh.shape))
+        cut = (
+            [NamedSharding(mesh, spec) for spec in known.specs(found, arrays)]
+            for arrays in (known.inputs, known.outputs)
+        )
+        given, wanted = cut
+        return mesh, known.local(call, found), wanted, tuple(given)
+
+    cut = custom_partitioning(lambda *inputs: call(*inputs))
+    cut.def_partition(partition, sharding_rule=lambda *types: known.rule())
+
+    return lambda *inputs: list(cut(*inputs))
+
+
+def _some(factors: Factors) -> bool:
+    return any(name is not None for axes in factors.inputs for name in axes)
+
+
+def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:
+    """Return a function that runs in `jax.shard_map` where inputs are cut along explicit axes.
+
+    The results are cut as the inputs are; what must be whole is gathered.
+    """
+    if factors is None or not hasattr(jax, "shard_map"):
+        return function
+    types = [jax.typeof(value) for value in inputs]
+    mesh = next((t.sharding.mesh for t in types if _explicit(t)), None)
+    if mesh is None:
+        return function
+    specs = [t.sharding.spec for t in types]
+    found = factors.places([t.shape for t in types], specs, dict(mesh.shape))
+    given, wanted = (factors.specs(found, a) for a in (factors.inputs, factors.outputs))
+    run = jax.shard_map(
+        factors.local(function, found), mesh=mesh, in_specs=tuple(given), out_specs=wanted
+    )
+
+    def on_parts(*values: Any) -> list[Any]:
+        pairs = zip(values, given, strict=True)
+        return run(*(jax.sharding.reshard(v, NamedSharding(mesh, spec)) for v, spec in pairs))
+
+    return on_parts
+
+
+def _explicit(kind: Any) -> bool:
+    """Whether a value is cut along an axis of a mesh whose axes are all explicit."""
+    sharding: Any = getattr(kind, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty or set(mesh.axis_types) != {AxisType.Explicit}:
+        return False
+    return any(entry is not None for entry in sharding.spec)
+
+
+def part_of(node: Apply, factors: Factors) -> Apply | None:
+    """Return a loop that takes arrays of any sizes along the axes that are cut.
+
+    The node itself if its types do not tell these sizes, None where there is no such loop.
+    """
+    if node not in _parts:
+        _parts[node] = _new_part(node, factors)
+    found = _parts[node]
+    return node if found is None else found or None
+
+
+def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
+    count = len(node.inputs)
+
+    def any_size(variable: Variable, axes: Axes) -> Variable:
+        shape = getattr(variable.type, "shape", ())
+        free = tuple(n if axis is None else None for n, axis in zip(shape, axes, strict=False))
+        return variable if free == shape else variable.type.clone(shape=free)()
+
+    pairs = zip(node.inputs, factors.inputs[:count], strict=True)
+    inputs = [any_size(*pair) for pair in pairs]
+    if inputs == node.inputs:
+        return None
+    if not isinstance(node.op, Scan):
+        return node.op.make_node(*inputs)
+    signature, graph = node.op.signature, thaw_graph(node.op.body)
+    outer = signature.split_inputs(factors.inputs[:count])
+    inner = signature.split_body_inputs(graph.inputs)
+    rows = [*zip(inner.rows, outer.sequences, strict=True)]
+    for taps, axes in zip(inner.taps, outer.initials, strict=True):
+        rows += [(tap, axes) for tap in taps]
+    known = {variable: any_size(variable, axes[1:]) for variable, axes in rows}
+    for variables, kinds in (
+        (inner.carries, outer.carries),
+        (inner.non_sequences, outer.non_sequences),
+    ):
+        known |= {v: any_size(v, axes) for v, axes in zip(variables, kinds, strict=True)}
+    try:
+        for step in graph.toposort():
+            given = [known.get(variable, variable) for variable in step.inputs]
+            known.update(zip(step.outputs, step.op.make_node(*given).outputs, strict=True))
+        results = [known.get(variable, variable) for variable in graph.outputs]
+        body = freeze_graph([known[variable] for variable in graph.inputs], results)
+        return Scan(signature, body, name=node.op.name, labels=node.op.labels).make_node(*inputs)
+    except Exception:  # an operation that knows its sizes: the loop stays whole
+        return False
+
+
+# What may be cut
+
+
+def loop_factors(op: Scan | ElemwiseScan, extra: int) -> Factors | None:
+    """Return along which axes a loop may be cut.
+
+    `extra` inputs come behind its own. None for loops that end by a condition, or whose
+    channels know their places.
+    """
+    if op.signature.has_stop:
+        return None
+    if isinstance(op, Scan):
+        return _step_factors(op, extra)
+    return None if has_positions(op.body.outputs) else _channel_factors(op, extra)
+
+
+def _step_factors(op: Scan, extra: int) -> Factors:
+    """Return along which axes any loop may be cut: those that no step mixes with themselves.
+
+    Axes are put into classes, of those that have to be cut alike: by elementwise operations, and
+    by a state's being the next one. What an operation does with an axis that is not known here
+    makes its class whole.
+    """
+    signature = op.signature
+    inner = signature.split_body_inputs(op.body.inputs)
+    result = signature.split_body_outputs(op.body.outputs)
+    parents: dict[Any, Any] = {}
+
+    def find(axis: Any) -> Any:
+        while axis in parents:
+            axis = parents[axis]
+        return axis
+
+    def join(a: Variable, i: int | None, b: Variable, j: int) -> None:
+        """Cut two axes alike; whole if `i` is None."""
+        one, other = find("whole" if i is None else (a, i)), find((b, j))
+        if one != other:
+            one, other = (one, other) if one == "whole" else (other, one)
+            parents[other] = one
+
+    def cut_alike(a: Variable, b: Variable) -> None:
+        for axis in range(a.type.ndim):
+            join(a, axis, b, axis)
+
+    for node in op.body.toposort():
+        for a, i, b, j in _axes_kept(node):
+            join(a, i, b, j)
+    for taps, value in zip(inner.taps, result.states, strict=True):
+        for tap in taps:
+            cut_alike(tap, value)
+    for old, new in zip(inner.carries, result.carries, strict=True):
+        cut_alike(old, new)
+    names: dict[Any, str] = {}
+
+    def axes(variable: Variable) -> Axes:
+        roots = [find((variable, axis)) for axis in range(getattr(variable.type, "ndim", 0))]
+        ones = getattr(variable.type, "broadcastable", ())
+        return tuple(
+            None if root == "whole" or one else names.setdefault(root, f"c{len(names)}")
+            for root, one in zip(roots, ones, strict=True)
+        )
+
+    def rows(parts: Sequence[Variable]) -> list[Axes]:
+        return [(None, *axes(variable)) for variable in parts]
+
+    states = rows([taps[0] for taps in inner.taps])
+    inputs = [*[(None,)] * signature.has_n_steps, *rows(inner.rows), *states]
+    inputs += [axes(variable) for variable in (*inner.carries, *inner.non_sequences)]
+    outputs = [*states, *(axes(variable) for variable in inner.carries), *rows(result.outputs)]
+    return Factors((*inputs, *[(None,)] * extra), tuple(outputs), ())
+
+
+def _axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int]]:
+    """Yield which axes of an operation's arrays are worked on side by side, and None for those
+    that are not."""
+    arrays = [v for v in node.inputs if isinstance(v.type, TensorType)]
+    op, out = node.op, node.outputs[0]
+    kept: list[tuple[Variable, int, int]] = []  # axis of an input, and of the result
+    if isinstance(op, Elemwise):
+        for variable in node.inputs:
+            ones = enumerate(variable.type.broadcastable)
+            kept += [(variable, axis, axis) for axis, one in ones if not one]
+    elif isinstance(op, DimShuffle):
+        kept = [(arrays[0], i, k) for k, i in enumerate(op.new_order) if i != "x"]
+    elif isinstance(op, CAReduce):
+        summed = range(arrays[0].type.ndim) if op.axis is None else op.axis
+        left = [axis for axis in range(arrays[0].type.ndim) if axis not in summed]
+        kept = [(arrays[0], axis, k) for k, axis in enumerate(left)]
+    elif isinstance(op, Dot) and arrays[0].type.ndim == 2:
+        kept = [(arrays[0], 0, 0)]
+    elif isinstance(op, Blockwise):
+        for variable in node.inputs:
+            ones = enumerate(variable.type.broadcastable[: op.batch_ndim(node)])
+            kept += [(variable, axis, axis) for axis, one in ones if not one]
+    for result in node.outputs:
+        for variable, i, k in kept:
+            yield variable, i, result, k
+    known = {(v, i) for v, i, _ in kept if not isinstance(v, Constant)}
+    for variable in arrays:
+        ones = variable.type.broadcastable
+        whole = (a for a in range(variable.type.ndim) if (variable, a) not in known and not ones[a])
+        yield from ((variable, None, variable, axis) for axis in whole)
+    given = {k for _, _, k in kept}
+    for result in node.outputs:
+        whole = (a for a in range(getattr(result.type, "ndim", 0)) if a not in given)
+        if not isinstance(op, DimShuffle | Elemwise):
+            yield from ((out, None, result, axis) for axis in whole)
+
+
+def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
+    """Return along which axes an elementwise loop may be cut: its channels'."""
+    layout, signature = op.layout, op.signature
+
+    def names(axes: Sequence[int | None]) -> Axes:
+        return tuple(None if axis is None else f"c{axis}" for axis in axes)
+
+    def summed(axes: Sequence[int]) -> tuple[str, ...]:
+        return tuple(f"c{axis}" for axis in axes)
+
+    def rows(parts: Sequence[Any]) -> Iterator[Axes]:
+        return ((None, *names(axes)) for axes in parts)
+
+    steps = [(None,)] * signature.has_n_steps
+    carries, others = map(names, layout.carries), map(names, layout.non_sequences)
+    inputs = [*steps, *rows(layout.sequences), *rows(layout.states), *carries, *others]
+    carried = list(map(names, layout.carries))
+    outputs = [*rows(layout.states), *carried, *rows(layout.outputs)]
+    first = signature.has_n_steps + signature.n_sequences + signature.n_states
+    carried_first = signature.n_states
+    sums = [
+        Sum(carried_first + k, summed(axes), first + k)
+        for k, axes in enumerate(layout.carry_reductions)
+        if layout.sums[k] and axes
+    ]
+    sums += [
+        Sum(carried_first + signature.n_carries + k, summed(axes), None)
+        for k, axes in enumerate(layout.output_reductions)
+        if axes
+    ]
+    return Factors((*inputs, *[(None,)] * extra), tuple(outputs), tuple(sums))
+
+
+def linear_factors(op: LinearScan, ranks: Sequence[int]) -> Factors:
+    """Return along which axes a matrix recurrence may be cut: its batch, and columns of states.
+
+    Parameters
+    ----------
+    ranks : sequence
+        The number of dimensions of each input.
+    """
+    parts = op.parts(ranks)
+    batch = tuple(f"b{k}" for k in range(op.batch_rank(parts.initial)))
+    item: Axes = (None,)
+    if not op.vector:
+        item = {"left": (None, "m"), "right": ("m", None), "both": (None, None)}[op.side]
+    row = (*batch, *item)
+    timed: Axes = (None,) if op.coefficient == "steps" else ()
+    own = batch if op.matrix_batch_rank(parts.matrix) else ()
+    matrix = (*timed, *own, None, None)
+    arrays = type(parts)((None,), matrix, (None, *row), (None, *row), (None, None), matrix)
+    return Factors(tuple(op.join(arrays)), ((None, *row),), ())

@@ -1,0 +1,209 @@
+"""Stepping through a loop in plain Python, one step at a time, on given data.
+
+The step is evaluated operation by operation, without rewrites and without compiled code, so that
+every value that it computes on its way can be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.printing import pprint
+
+from scanlib.ops.loop import Loop
+from scanlib.ops.scan import Scan
+
+# In the order in which they are written, and nothing else.
+_PLAIN = Mode(linker="py", optimizer=None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a loop.
+
+    Attributes
+    ----------
+    number : int
+        Which row of the sequences is read: 0 for the first step, unless the loop runs backwards.
+    inputs : dict of str to value
+        What the step was given, by name: rows of sequences, past values of states (``y[t-1]``),
+        non-sequences. What has no name is called by its role and number.
+    results : dict of str to value
+        What the step returned, by name: the next values of states, and outputs.
+    operations : tuple of (str, value)
+        Every operation of the step as an expression of its inputs, with its value, in the order of
+        computation.
+    stops : bool
+        Whether `until` ends the loop after this step.
+    """
+
+    number: int
+    inputs: dict[str, Any]
+    results: dict[str, Any]
+    operations: tuple[tuple[str, Any], ...]
+    stops: bool = False
+
+    def first_not_finite(self) -> str | None:
+        """Return the first input or operation that holds NaN or infinity, None if there is none."""
+        for text, value in (*self.inputs.items(), *self.operations):
+            array = np.asarray(value)
+            if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                return text
+        return None
+
+    def __str__(self) -> str:
+        lines = [f"step {self.number}{', the last (until)' * self.stops}"]
+        for title, values in (
+            ("given", self.inputs.items()),
+            ("computed", self.operations),
+            ("returned", self.results.items()),
+        ):
+            shown = [(name, str(value).replace("\n", " ")) for name, value in values]
+            lines += [f"  {title:8}  {name} = {value}" for name, value in shown]
+        return "\n".join(lines)
+
+
+def step_through(result: Variable, values: Mapping[Variable, Any] | None = None) -> Iterator[Step]:
+    """Run a loop in plain Python and give every step with all values that it computes.
+
+    For debugging: printing what a step does, setting breakpoints between steps, finding where NaN
+    begins. Steps run when they are asked for, so a long loop may be left early.
+
+    Parameters
+    ----------
+    result : variable
+        A result of `scanlib.scan` or of a function like it, or what is computed from one, such as
+        ``y[-1]``. If several loops lead to it, the nearest is run.
+    values : dict of variable to value, optional
+        Values of the variables that the loop's arguments are computed from. Shared variables have
+        their own.
+
+    Yields
+    ------
+    Step
+        Its `number`, `inputs`, `results`, `operations`; printed, it shows all of them.
+
+    Raises
+    ------
+    TypeError
+        If `result` is no variable, or `values` no dictionary.
+    ValueError
+        If no loop of scanlib leads to `result`, or a sequence is shorter than the loop.
+    MissingInputError
+        If `values` lacks a variable.
+
+    Examples
+    --------
+    >>> import numpy as np, pytensor.tensor as pt, scanlib
+    >>> x = pt.vector("x")
+    >>> y = scanlib.scan(
+    ...     lambda x, y: pt.sqrt(y) - x, sequences=x, outputs_info=np.float64(4.0),
+    ...     return_updates=False,
+    ... )
+    >>> for step in scanlib.step_through(y, {x: np.array([1.0, 2.0, 0.5])}):
+    ...     print(step.number, float(step.results["state 0"]), step.first_not_finite())
+    0 1.0 None
+    1 -1.0 None
+    2 nan Sqrt(state 0[t-1])
+    """
+    if not isinstance(result, Variable):
+        raise TypeError(
+            "step_through: result must be a variable that a loop computes, got "
+            f"{type(result).__name__}; pass what scanlib.scan returned"
+        )
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(
+            "step_through: values must be a dictionary from variables to their values, got "
+            f"{type(values).__name__}"
+        )
+    return _steps(_nearest_loop(result), dict(values or {}))
+
+
+def _nearest_loop(result: Variable) -> Loop:
+    """Return the loop that a variable is computed by."""
+    for variable in ancestors([result]):
+        if variable.owner is not None and isinstance(variable.owner.op, Scan):
+            return Loop.from_node(variable.owner)
+    raise ValueError(
+        "step_through: result is not computed by a loop of scanlib; pass what scanlib.scan "
+        "returned (direct functions such as linear_scan have no step)"
+    )
+
+
+def _steps(loop: Loop, values: dict[Variable, Any]) -> Iterator[Step]:
+    outer = loop.outer_inputs()
+    given = pytensor.function(
+        list(values), outer, mode=_PLAIN, on_unused_input="ignore", name=loop.name
+    )(*values.values())
+    parts = loop.signature().split_inputs(given)
+    names = _name_inputs(loop)
+    results = loop.body_outputs()
+    body = loop.body_inputs()
+    computed = [
+        node.outputs[0]
+        for node in io_toposort(body, results)
+        if len(node.outputs) == 1 or any(out in results for out in node.outputs)
+    ]
+    run = pytensor.function(body, [*results, *computed], mode=_PLAIN, on_unused_input="ignore")
+    # Greek letters are written for LaTeX.
+    texts = [pprint(variable).replace("\\", "") for variable in computed]
+    result_names = [part.name or f"state {i}" for i, part in enumerate(loop.states)]
+    result_names += [
+        part.name or f"state {i}" for i, part in enumerate(loop.carries, len(loop.states))
+    ]
+    result_names += [part.name or f"output {i}" for i, part in enumerate(loop.outputs)]
+    past = [list(rows[::-1] if loop.reverse else rows) for rows in parts.initials]
+    carried = list(parts.carries)
+    lengths = [len(rows) for rows in parts.sequences]
+    count = int(parts.n_steps) if parts.n_steps is not None else min(lengths)
+    for name, length in zip(names, lengths, strict=False):
+        if length < count:
+            raise ValueError(
+                f"step_through: {name} has {length} rows for {count} steps; give it one row for "
+                "each step, or set n_steps"
+            )
+    for number in range(count)[:: -1 if loop.reverse else 1]:
+        inputs = [rows[number] for rows in parts.sequences]
+        inputs += [
+            rows[offset]
+            for rows, state in zip(past, loop.states, strict=True)
+            for offset in state.taps
+        ]
+        inputs += [*carried, *parts.non_sequences]
+        found = run(*inputs)
+        new, rest = found[: len(results)], found[len(results) :]
+        stops = loop.stop is not None and bool(new[-1])
+        yield Step(
+            number,
+            dict(zip(names, inputs, strict=True)),
+            dict(zip(result_names, new, strict=False)),
+            tuple(zip(texts, rest, strict=True)),
+            stops,
+        )
+        if stops:
+            return
+        for rows, value in zip(past, new, strict=False):
+            rows.append(value)
+            del rows[0]
+        carried = new[len(past) : len(past) + len(carried)]
+
+
+def _name_inputs(loop: Loop) -> list[str]:
+    """Name the variables of a step as it is shown, and return the names in their order."""
+    for i, sequence in enumerate(loop.sequences):
+        sequence.row.name = sequence.name or f"sequence {i}"
+    for i, state in enumerate(loop.states):
+        for offset, tap in state.taps.items():
+            tap.name = f"{state.name or f'state {i}'}[t{offset}]"
+    for i, carry in enumerate(loop.carries, len(loop.states)):
+        carry.value.name = f"{carry.name or f'state {i}'}[t-1]"
+    for i, item in enumerate(loop.non_sequences):
+        item.inner.name = item.name or f"non-sequence {i}"
+    return [variable.name or "" for variable in loop.body_inputs()]
