@@ -1,6 +1,6 @@
 """Random loops over trees, written once for arrays and for symbols, and the plain loop over them.
 
-A step computes with ``+``, ``*`` and ``sum`` alone, so the same function runs on NumPy arrays, on
+A step computes with ``+``, ``*``, ``/`` and ``sum`` alone, so the same function runs on NumPy arrays, on
 tensors and on named tensors. The plain loop has its own functions of trees, and its own lags.
 """
 
@@ -108,7 +108,7 @@ class TreeLoop:
         return mapped(first, self.carry), mapped(rows, self.xs)
 
     def step(self, carry, x):
-        """One step, of whatever has ``+``, ``*`` and ``sum``."""
+        """One step, of whatever has ``+``, ``*``, ``/`` and ``sum``."""
         rng = np.random.default_rng(self.seed + 1)
         total = 0.3
 
@@ -116,11 +116,15 @@ class TreeLoop:
             return [given] if leaf.lags is None else [given[k] for k in range(first, leaf.lags + 1)]
 
         for leaf, given in zip(leaves(self.xs), leaves(x), strict=True):
-            total = total + sum(rng.normal() * value.sum() for value in values(leaf, given, 0))
+            total = total + sum(
+                rng.uniform(-0.5, 0.5) * value.sum() for value in values(leaf, given, 0)
+            )
 
         def new(leaf, given):
-            past = sum((rng.normal() * v for v in values(leaf, given, 1)), np.zeros(leaf.shape))
-            return 0.2 * past * past + 0.5 * past + 0.1 * total + np.zeros(leaf.shape)
+            past = sum(
+                (rng.uniform(-1, 1) * v for v in values(leaf, given, 1)), np.zeros(leaf.shape)
+            )
+            return past / (1.0 + past * past) + 0.1 * total + np.zeros(leaf.shape)
 
         after = mapped(new, self.carry, carry)
         drawn = rng.integers(0, 2, size=2)
