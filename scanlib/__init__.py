@@ -14,6 +14,7 @@ from scanlib.explain import explain
 from scanlib.frontend import (
     Levels,
     Memory,
+    Newton,
     associative_reduce,
     associative_scan,
     cumlogsumexp,
@@ -30,6 +31,7 @@ from scanlib.frontend import (
     linear_scan,
     loop,
     map,
+    newton_iterations,
     prefix_scan,
     pscan,
     reduce,
@@ -45,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Levels",
     "Memory",
+    "Newton",
     "__version__",
     "associative_reduce",
     "associative_scan",
@@ -66,6 +69,7 @@ __all__ = [
     "linear_scan",
     "loop",
     "map",
+    "newton_iterations",
     "prefix_scan",
     "pscan",
     "reduce",

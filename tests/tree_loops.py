@@ -1,7 +1,7 @@
 """Random loops over trees, written once for arrays and for symbols, and the plain loop over them.
 
-A step computes with ``+``, ``*``, ``/`` and ``sum`` alone, so the same function runs on NumPy arrays, on
-tensors and on named tensors. The plain loop has its own functions of trees, and its own lags.
+A step computes with ``+``, ``*``, ``/`` and ``sum`` alone, so a function runs on arrays and on
+tensors. The plain loop has its own functions of trees, and its own lags.
 """
 
 from collections import namedtuple

@@ -4,10 +4,14 @@ scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest rele
 its reason; ``docs/upstream.md`` has what is changed in PyTensor itself, as proposals.
 """
 
+import inspect
 from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from pytensor.compile.builders import OpFromGraph
+from pytensor.graph import features as features_module
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
@@ -115,6 +119,12 @@ def _read_same_write(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     unwritten = node.op(write.inputs[0], *node.inputs[1:])
     return [alloc(made[0].owner.inputs[0], *unwritten.shape)]
 
+
+if hasattr(features_module, "inspect"):
+    # 3.0.x reads the file of whoever called, and looks at all modules for it, to learn its name.
+    features_module.inspect = SimpleNamespace(
+        currentframe=inspect.currentframe, getframeinfo=partial(inspect.getframeinfo, context=0)
+    )
 
 if INDEXED_BY_VECTOR:
     # In PyTensor itself, not for steps alone: steps that need no loop become part of the graph

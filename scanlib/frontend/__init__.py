@@ -17,15 +17,18 @@ from scanlib.frontend.linear_recurrences import (
     pscan,
 )
 from scanlib.frontend.loop import loop
+from scanlib.frontend.newton import newton_iterations
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
 from scanlib.frontend.stepping import step_through
 from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
 from scanlib.ops.checkpoint_schedules import Levels, Memory
+from scanlib.ops.newton_scan import Newton
 
 __all__ = [
     "Levels",
     "Memory",
+    "Newton",
     "associative_reduce",
     "associative_scan",
     "cumlogsumexp",
@@ -42,6 +45,7 @@ __all__ = [
     "linear_scan",
     "loop",
     "map",
+    "newton_iterations",
     "prefix_scan",
     "pscan",
     "reduce",

@@ -14,6 +14,7 @@ from pytensor.graph.basic import Variable
 from scanlib.frontend.arguments import OutputArgument, SequenceArgument
 from scanlib.frontend.checkpoints import check_checkpoint
 from scanlib.frontend.generators import check_generators, mark_written
+from scanlib.frontend.newton import solve
 from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
 from scanlib.frontend.step import (
     StepResult,
@@ -25,6 +26,7 @@ from scanlib.frontend.step import (
 from scanlib.frontend.trace import Trace, describe_row, describe_state, name_result, tap_name
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, Sequence, State
+from scanlib.ops.newton_scan import Newton
 
 MAX_TRACES = 8
 
@@ -152,7 +154,9 @@ class LoopBuilder:
         captured = captured_variables([value], placeholders)
         return value_sizes(value, placeholders, trace.row_shapes(), captured)
 
-    def build(self, reports_end: bool = False, **options: Any) -> Built:
+    def build(
+        self, newton: Newton | None = None, reports_end: bool = False, **options: Any
+    ) -> Built:
         """Build the loop and apply it; `options` are fields of the `Loop`, such as `reverse`.
 
         With `reports_end`, the last carry of a loop with a condition says whether that ended it.
@@ -190,7 +194,7 @@ class LoopBuilder:
             )
         self.add_captured(loop)
         check_checkpoint(loop, self.title)
-        results = loop.apply()
+        results = loop.apply() if newton is None else solve(loop, newton, self.title)
         mark_written(results.node)
         values: dict[int, Variable] = {}
         for i, history in zip(trace.states, results.histories, strict=True):

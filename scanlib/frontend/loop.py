@@ -35,6 +35,7 @@ from scanlib.frontend.builder import Built, LoopBuilder
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
 from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
+from scanlib.frontend.newton import read_method
 from scanlib.frontend.step import (
     StepResult,
     call_function,
@@ -319,6 +320,7 @@ class _Options(TypedDict, total=False):
     axis: int
     dim: str | None
     checkpoint: Any
+    method: Any
     name: str | None
 
 
@@ -382,6 +384,7 @@ def loop(
     axis: int = 0,
     dim: str | None = None,
     checkpoint: Any = None,
+    method: Any = "sequential",
     name: str | None = None,
 ) -> Any:
     """Run a step from a first carry over the rows of arrays.
@@ -417,6 +420,8 @@ def loop(
         those that come out have it behind the dimensions that it follows in the first of `xs`.
     checkpoint : int, sequence of int, "sqrt", Levels or Memory, optional
         How a gradient saves memory by computing steps again, as in `scan`.
+    method : {"sequential", "newton"} or Newton, optional
+        How the states are computed, as in `scan`.
     name : str, optional
         Name of the loop, for printing and messages.
 
@@ -461,13 +466,13 @@ def loop(
     title = loop_title(read_name(name), "loop")
     with errors_of(title):
         reverse = read_flag(title, "reverse", reverse)
-        schedule = read_checkpoint(checkpoint)
+        schedule, newton = read_checkpoint(checkpoint), read_method(method)
         for label, function in {"step": step, "until": until}.items():
             if not callable(function) and (label == "step" or function is not None):
                 raise TypeError(f"{label} must be callable, got {brief(function)}")
         if not isinstance(dim, str | None):
             raise TypeError(f"dim must be a string, got {brief(dim)}")
-        walk = _Walk(title, axis, dim, reverse, flips=reverse and schedule is not None)
+        walk = _Walk(title, axis, dim, reverse, flips=reverse and (schedule or newton) is not None)
         given, x_tree = flatten(xs)
         pairs = [_read_xs(walk, *pair) for pair in zip(given, x_tree.paths("xs"), strict=True)]
         walked, x_leaves = [x for x, _ in pairs], [leaf for _, leaf in pairs]
@@ -482,7 +487,7 @@ def loop(
     call = _Step(step, title, tree, x_tree, leaves, x_leaves, outputs, until)
     rows = [(x, tap, x.tap(tap)) for x in walked for tap in x.taps]
     builder = LoopBuilder(title, call, rows, outputs, name, steps)
-    built = builder.build(reverse=reverse and not walk.flips, checkpoint=schedule, reports_end=True)
+    built = builder.build(newton, True, reverse=reverse and not walk.flips, checkpoint=schedule)
     if built.shared:
         raise ValueError(
             f"{title}: the step changes the shared variables {list(built.shared)}, by default "

@@ -21,6 +21,7 @@ from scanlib.frontend.arguments import (
 )
 from scanlib.frontend.builder import LoopBuilder
 from scanlib.frontend.checkpoints import read_checkpoint
+from scanlib.frontend.newton import read_method
 from scanlib.frontend.step import StepResult, call_step, errors_of
 from scanlib.frontend.trace import check_count, describe_whole
 from scanlib.frontend.values import as_variable, read_flag
@@ -43,6 +44,7 @@ def scan(
     return_list: bool = False,
     return_updates: bool = True,
     checkpoint: Any = None,
+    method: Any = "sequential",
 ) -> Any:
     """Build a symbolic loop.
 
@@ -94,6 +96,9 @@ def scan(
         first), ``"sqrt"`` for segments of the square root of the number of steps, `Levels` for
         several nested levels, `Memory` for what fits into a number of bytes. Values and
         gradients stay the same. Without it, gradients read what the loop stored.
+    method : {"sequential", "newton"} or Newton, optional
+        How the states are computed: step by step, or for all steps at once by Newton's method on
+        the whole trajectory, with the options of `Newton`. docs/newton.md says when that pays.
     mode, profile, allow_gc : optional
         Accepted for compatibility, without a meaning: a loop is compiled as a part of the
         function that contains it. `mode` must be a mode all the same.
@@ -164,6 +169,7 @@ def scan(
         check_lengths(title, walked, steps, go_backwards, strict)
         truncation = read_truncation(truncate_gradient)
         schedule = read_checkpoint(checkpoint)
+        newton = read_method(method)
 
     def call(arguments: list[tuple[Variable, str]]) -> StepResult:
         whole = [
@@ -176,7 +182,7 @@ def scan(
 
     rows = read_rows(walked, steps, go_backwards)
     builder = LoopBuilder(title, call, rows, described, name, steps, given, strict)
-    built = builder.build(truncate_gradient=truncation, checkpoint=schedule)
+    built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
     outputs, updates = built.values, built.shared
     result: Any = outputs
     if not outputs:

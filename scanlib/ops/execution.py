@@ -46,9 +46,10 @@ def load_backends() -> None:
         _loaders.pop()()
 
 
-def register_compiler(compiler: Compiler) -> None:
+def register_compiler(compiler: Compiler) -> Compiler:
     """Make `compiler` the one that `Scan.perform` asks."""
     _compilers[:] = [compiler]
+    return compiler
 
 
 def register_preparer(prepare: Callable[[Scan], Any]) -> Callable[[Scan], Any]:

@@ -227,6 +227,19 @@ def test_checkpoints_walk_backwards_as_well(checkpoint):
     assert_same(results[1], results[0])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_newton(reverse):
+    def step(h, row):
+        new = pt.tanh(0.5 * h + row)
+        return new, h
+
+    values = [
+        numbers([*loop(step, 0.1, x, reverse=reverse, method=method)], {x: X})
+        for method in ("sequential", "newton")
+    ]
+    assert_same(values[1], values[0], rtol=1e-6)
+
+
 def test_an_axis_of_its_own():
     matrix = rng.normal(size=(2, 4))
     m = pt.matrix("m")

@@ -69,8 +69,11 @@ struct Arrays {
 
   PyArrayObject *fresh(int64_t k) {
     const scanlib_array &kind = program->outputs[k];
-    return (PyArrayObject *)PyArray_EMPTY((int)kind.ndim, (npy_intp *)call.dims(k), (int)kind.type,
-                                          0);
+    PyObject *array = PyArray_EMPTY((int)kind.ndim, (npy_intp *)call.dims(k), (int)kind.type, 0);
+    if (!array && PyErr_ExceptionMatches(PyExc_ValueError)) { /* so many items have no address */
+      PyErr_SetString(PyExc_MemoryError, "a result is too large");
+    }
+    return (PyArrayObject *)array;
   }
 
   /* Gives outputs that are full twice as many rows. */
@@ -275,3 +278,5 @@ extern "C" PyObject *scanlib_thunk(const scanlib_program *program, PyObject *err
 extern "C" int scanlib_run_thunk(PyObject *capsule) {
   return run_thunk((Thunk *)PyCapsule_GetContext(capsule));
 }
+
+#include "graph.h"

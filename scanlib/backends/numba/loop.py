@@ -19,14 +19,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pytensor.graph.basic import Variable
-from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat.numba import numba_deepcopy
 from scanlib.backends.numba.body import prepare_body
-from scanlib.backends.numba.contiguous import contiguous
 from scanlib.backends.numba.dispatch import register_writer
-from scanlib.backends.numba.graph import GraphWriter
-from scanlib.backends.numba.graph_values import is_zero_dim
+from scanlib.backends.numba.graph import GraphWriter, is_zero_dim
 from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.polls import poll
 from scanlib.backends.numba.row_shapes import row_shapes
@@ -73,7 +70,6 @@ class LoopWriter(WholeArrays):
             numba_deepcopy,
             advise,
             as_array,
-            contiguous,
         ):
             self.source.object(helper.__name__, helper)
 
@@ -349,9 +345,7 @@ class LoopWriter(WholeArrays):
         variable = self.inner.carries[i]
         if is_zero_dim(variable.type):
             return f"as_array(c{i})"
-        if not isinstance(variable.type, DenseTensorType):
-            return f"c{i}" if i in self.body.destroyed else f"numba_deepcopy(c{i})"
-        return f"contiguous(c{i})" if i in self.body.destroyed else f"numba_deepcopy(c{i})"
+        return f"c{i}" if i in self.body.destroyed else f"numba_deepcopy(c{i})"
 
     def stack(self, i: int) -> str:
         if not self.signature.has_stop:

@@ -11,7 +11,6 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.numba.results import SMALL, Results
 
 DTYPES = ("float64", "float32", "int64", "int8", "bool", "complex128", "complex64")
 
@@ -60,18 +59,12 @@ def test_values_shapes_and_dtypes(dtype, count):
         np.testing.assert_array_equal(result, value)
 
 
-def test_small_arrays_own_their_memory():
-    """Larger ones are views of what the compiled function allocated."""
+def test_one_number_does_not_keep_an_array():
     x = pt.dvector("x")
     function = pytensor.function([x], [accumulated(x)[-1], accumulated(x) * 2])
-    edge = SMALL // 8
-    total, many = function(np.ones(edge))
+    total, many = function(np.ones(1000))
     assert total.base is None
-    assert many.base is None
-    total, many = function(np.ones(edge + 1))
-    assert total.base is None
-    assert many.base is not None
-    np.testing.assert_array_equal(many, 2 * np.arange(1, edge + 2))
+    np.testing.assert_array_equal(many, 2 * np.arange(1, 1001))
 
 
 def test_results_of_two_calls_share_nothing():
@@ -163,5 +156,3 @@ def test_compiled_code_may_call_the_function():
     assert pick(data) == (value, gradient.sum(), 2)
     for mine, expected in zip(hand_on(data), (value, gradient), strict=True):
         np.testing.assert_array_equal(mine, expected)
-    kinds = {type(overload.signature.return_type) for overload in raw.overloads.values()}
-    assert kinds == {Results}
