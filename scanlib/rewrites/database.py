@@ -42,7 +42,6 @@ from pytensor.compile.mode import optdb
 
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt.adopt import AdoptLoops
-from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
@@ -56,6 +55,7 @@ from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.simplify.unused import fill_mask
 from scanlib.rewrites.split.reuse import ReuseForwardValues
 from scanlib.rewrites.split.split import SplitLoops
+from scanlib.rewrites.split.step_products import AllowStepProducts
 from scanlib.rewrites.split.stored_choices import StoreChoices
 from scanlib.rewrites.written_loops import RememberLoops
 
@@ -129,7 +129,4 @@ optdb.register(
     "numba",
     "jax",
     position=48.4,
-)
-optdb.register(
-    "scanlib_prepare_inputs", WhereLoopsAre(*PREPARATIONS, always=True), "numba", position=48.5
 )

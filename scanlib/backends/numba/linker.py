@@ -25,6 +25,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib._compat import features
 from scanlib._compat.numba import (
     Container,
     NumbaLinker,
@@ -39,10 +40,13 @@ from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import compile_for_perform
 from scanlib.backends.numba.recurrences import compile_for_perform as compile_recurrence
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linker_features import CompilesStepProducts
 
 
 def holds_loops(fgraph: FunctionGraph) -> bool:
-    """Whether there are loops in a graph, or in graphs that are parts of it."""
+    """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
+    if any(mark.has_loops for mark in features(fgraph, CompilesStepProducts)):
+        return True
     for node in fgraph.apply_nodes:
         inside = graph_inside(node.op)
         if isinstance(node.op, LOOPS) or (inside is not None and holds_loops(inside)):
