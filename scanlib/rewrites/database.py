@@ -53,9 +53,9 @@ from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.simplify.unused import fill_mask
+from scanlib.rewrites.split.allow_products import AllowStepProducts
 from scanlib.rewrites.split.reuse import ReuseForwardValues
 from scanlib.rewrites.split.split import SplitLoops
-from scanlib.rewrites.split.step_products import AllowStepProducts
 from scanlib.rewrites.split.stored_choices import StoreChoices
 from scanlib.rewrites.written_loops import RememberLoops
 
