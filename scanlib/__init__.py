@@ -14,6 +14,7 @@ from scanlib.explain import explain
 from scanlib.frontend import (
     Levels,
     Memory,
+    Newton,
     associative_reduce,
     associative_scan,
     cumlogsumexp,
@@ -28,6 +29,7 @@ from scanlib.frontend import (
     lfilter,
     linear_scan,
     map,
+    newton_iterations,
     prefix_scan,
     pscan,
     reduce,
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Levels",
     "Memory",
+    "Newton",
     "__version__",
     "associative_reduce",
     "associative_scan",
@@ -62,6 +65,7 @@ __all__ = [
     "lfilter",
     "linear_scan",
     "map",
+    "newton_iterations",
     "prefix_scan",
     "pscan",
     "reduce",

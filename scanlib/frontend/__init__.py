@@ -15,15 +15,18 @@ from scanlib.frontend.linear_recurrences import (
     linear_scan,
     pscan,
 )
+from scanlib.frontend.newton import newton_iterations
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
 from scanlib.frontend.stepping import step_through
 from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
 from scanlib.ops.checkpoint_schedules import Levels, Memory
+from scanlib.ops.newton_scan import Newton
 
 __all__ = [
     "Levels",
     "Memory",
+    "Newton",
     "associative_reduce",
     "associative_scan",
     "cumlogsumexp",
@@ -38,6 +41,7 @@ __all__ = [
     "lfilter",
     "linear_scan",
     "map",
+    "newton_iterations",
     "prefix_scan",
     "pscan",
     "reduce",

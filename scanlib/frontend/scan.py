@@ -24,6 +24,7 @@ from scanlib.frontend.arguments import (
 )
 from scanlib.frontend.checkpoints import check_checkpoint, read_checkpoint
 from scanlib.frontend.generators import check_generators, mark_written
+from scanlib.frontend.newton import read_method, solve
 from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
 from scanlib.frontend.step import (
     StepResult,
@@ -47,6 +48,7 @@ from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.messages import loop_title
+from scanlib.ops.newton_scan import Newton
 
 MAX_TRACES = 8
 
@@ -155,7 +157,7 @@ class _Builder:
         return value_sizes(value, placeholders, trace.row_shapes(), captured)
 
     def build(
-        self, truncate_gradient: int, checkpoint: Schedule | None
+        self, truncate_gradient: int, checkpoint: Schedule | None, newton: Newton | None = None
     ) -> tuple[list[Variable], dict[Any, Variable]]:
         trace = self.trace()
         result = trace.result
@@ -193,7 +195,7 @@ class _Builder:
         self.add_updates(loop, trace)
         self.add_captured(loop)
         check_checkpoint(loop, self.title)
-        results = loop.apply()
+        results = loop.apply() if newton is None else solve(loop, newton, self.title)
         mark_written(results.node)
         values: dict[int, Variable] = {}
         for history, state, i in zip(results.histories, loop.states, trace.states, strict=True):
@@ -262,6 +264,7 @@ def scan(
     return_list: bool = False,
     return_updates: bool = True,
     checkpoint: Any = None,
+    method: Any = "sequential",
 ) -> Any:
     """Build a symbolic loop.
 
@@ -313,6 +316,9 @@ def scan(
         first), ``"sqrt"`` for segments of the square root of the number of steps, `Levels` for
         several nested levels, `Memory` for what fits into a number of bytes. Values and
         gradients stay the same. Without it, gradients read what the loop stored.
+    method : {"sequential", "newton"} or Newton, optional
+        How the states are computed: step by step, or for all steps at once by Newton's method on
+        the whole trajectory, with the options of `Newton`. docs/newton.md says when that pays.
     mode, profile, allow_gc : optional
         Accepted for compatibility, without a meaning: a loop is compiled as a part of the
         function that contains it. `mode` must be a mode all the same.
@@ -381,8 +387,9 @@ def scan(
         check_lengths(title, walked, steps, go_backwards, strict)
         truncation = read_truncation(truncate_gradient)
         schedule = read_checkpoint(checkpoint)
+        newton = read_method(method)
     builder = _Builder(fn, walked, described, given, steps, go_backwards, strict, name)
-    outputs, updates = builder.build(truncation, schedule)
+    outputs, updates = builder.build(truncation, schedule, newton)
     result: Any = outputs
     if not outputs:
         result = None

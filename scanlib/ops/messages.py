@@ -27,6 +27,16 @@ def loop_title(name: str | None, function: str = "scan") -> str:
     return f"{function} `{name}`" if name else function
 
 
+def not_converged(name: str | None) -> str:
+    """Numbers: iterations, step with the largest residual, residual."""
+    return (
+        f"{_escaped(loop_title(name))}: Newton's method has not converged after {{}} iterations; "
+        "the residual is largest at step {}, {:.3g}. Damp it (damping='adaptive'), allow for more "
+        "max_iterations, or run the loop step by step then (otherwise='sequential'): where small "
+        "differences grow from step to step, no method of this kind converges"
+    )
+
+
 def title(kind: str, position: int, name: str | None) -> str:
     return f"{kind} `{_escaped(name)}`" if name else f"{kind} number {position} (counted from 0)"
 

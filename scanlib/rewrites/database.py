@@ -12,6 +12,7 @@ position  rewrite                          why there
           PyMC's rewrite of checks         rest of the graph
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
+0.057     ``scanlib_newton``               the loops of its iterations are simplified as others are
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
@@ -46,6 +47,7 @@ from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
+from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.padding import pad_rows_of_loops
 from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
@@ -91,6 +93,9 @@ optdb.register(
     "fast_compile",
     "scanlib",
     position=0.055,
+)
+optdb.register(
+    "scanlib_newton", SolveByNewton(), "fast_run", "fast_compile", "scanlib", position=0.057
 )
 optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", position=0.06)
 optdb.register(

@@ -22,6 +22,7 @@ from pytensor.link.numba.dispatch.basic import (
 from scanlib._compat import thaw_graph
 from scanlib.backends.numba.programs import call_program
 from scanlib.kernels.schedules.graphs import graph_program
+from scanlib.ops.checked_convergence import CheckedConvergence
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.kernel_graph import KernelGraph
@@ -49,6 +50,7 @@ def funcify_kernel_graph(
     return call_program(op.program or graph_program(thaw_graph(op.body)))
 
 
+@register_funcify_and_cache_key(CheckedConvergence)
 @register_funcify_and_cache_key(CheckedRows)
 @register_funcify_and_cache_key(GeneratorFromWords)
 @register_funcify_and_cache_key(GeneratorWords)
