@@ -30,7 +30,6 @@ from scanlib._compat.pytensor import (
     inline_ofg_node,
     is_legacy_scan,
     join_of,
-    sort_axis,
     split_of,
     thaw_graph,
     vectorize_rule,

@@ -141,7 +141,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
                 )
             if given.get("input") is None:
                 raise ValueError(
-                    f"{argument} is a dict without the key 'input', the variable to walk over"
+                    f"{argument} is a dict without the key 'input', the variable to iterate over"
                 )
             if given.get("taps") is not None:
                 taps = _tap_list(given["taps"], argument)
@@ -300,7 +300,7 @@ def check_mode(mode: Any) -> None:
 
 
 def read_truncation(truncate_gradient: Any) -> int:
-    """Return the number of steps a gradient walks back, -1 for all of them."""
+    """Return the number of steps a gradient goes back, -1 for all of them."""
     if isinstance(truncate_gradient, bool) or not isinstance(truncate_gradient, int | np.integer):
         raise TypeError(f"truncate_gradient must be an integer, got {truncate_gradient!r}")
     if truncate_gradient < -1:

@@ -87,7 +87,7 @@ def newton_iterations(result: Variable) -> Variable:
     Returns
     -------
     TensorVariable
-        The number of iterations, a scalar of dtype int64: those of the member of a batch that took
+        The number of iterations, a scalar of dtype int64: those of the entry of a batch that took
         most.
 
     Raises

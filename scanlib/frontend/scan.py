@@ -278,7 +278,7 @@ def scan(
         followed by `until`. It may be called again where the type of a state turns out wider
         than that of its initial value.
     sequences : variable, array_like, dict, or list of these, optional
-        What the loop walks over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
+        What the loop iterates over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
         ``x[t-1], x[t], x[t+2]``; the lowest negative tap is read from row 0. Without
         `n_steps` the shortest sequence sets the number of steps; if known lengths differ, there
         is a warning.
@@ -296,9 +296,9 @@ def scan(
     n_steps : int or integer scalar variable, optional
         The number of steps; with `until` the greatest number. May be 0.
     truncate_gradient : int, optional
-        How many steps a derivative walks back from the last one; -1 walks all of them.
+        How many steps a derivative goes back from the last one; -1 for all of them.
     go_backwards : bool, optional
-        Walk the sequences from their last row to their first. Results are in the order in
+        Read the sequences from their last row to their first. Results are in the order in
         which the steps ran.
     name : str, optional
         Name of the loop, for printing and messages.
@@ -379,16 +379,16 @@ def scan(
             as_variable(value, f"non_sequences[{i}]")
             for i, value in enumerate(as_list(non_sequences))
         ]
-        walked = read_sequences(sequences)
+        iterated = read_sequences(sequences)
         described = read_outputs_info(
-            outputs_info, [*(argument.variable for argument in walked), *given]
+            outputs_info, [*(argument.variable for argument in iterated), *given]
         )
         steps = read_n_steps(n_steps)
-        check_lengths(title, walked, steps, go_backwards, strict)
+        check_lengths(title, iterated, steps, go_backwards, strict)
         truncation = read_truncation(truncate_gradient)
         schedule = read_checkpoint(checkpoint)
         newton = read_method(method)
-    builder = _Builder(fn, walked, described, given, steps, go_backwards, strict, name)
+    builder = _Builder(fn, iterated, described, given, steps, go_backwards, strict, name)
     outputs, updates = builder.build(truncation, schedule, newton)
     result: Any = outputs
     if not outputs:
@@ -400,6 +400,6 @@ def scan(
     if updates:
         raise ValueError(
             f"{title}: return_updates=False, but the loop updates {list(updates)}; pass "
-            "return_updates=True, or carry these values through outputs_info"
+            "return_updates=True, or pass these values through outputs_info"
         )
     return result

@@ -251,7 +251,7 @@ def read_updates(result: StepResult, values: Iterable[Variable]) -> dict[SharedV
         if not isinstance(shared, SharedVariable):
             raise TypeError(
                 f"the step function returned an update for {shared!r}, which is not a shared "
-                "variable; use outputs_info for values that are carried from step to step"
+                "variable; use outputs_info for values that are passed from step to step"
             )
         updates[shared] = _check_update(shared, value)
     used = set(ancestors([*values, *updates.values()]))

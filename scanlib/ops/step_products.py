@@ -1,11 +1,9 @@
-"""Products of matrices step by step, of all steps of a loop at once.
+"""Products of all steps at once: ``z[t] = x[t] @ y[t]``, or their sum ``z = Σ_t x[t] @ y[t]``.
 
-    z[t] = x[t] @ y[t]        or        z = Σ_t x[t] @ y[t]
-
-with matrices ``x[t]`` (m, d) and ``y[t]`` (d, n), of which one may be the same at every step. The
-one large product that takes the place of a step's small ones is five nodes or more of PyTensor's,
-for the sizes and for the arrays of other shapes. In numba mode and under JAX the split of loops
-writes this Op instead; no user meets it before.
+The matrices are ``x[t]`` of shape (m, d) and ``y[t]`` of shape (d, n), of which one may be the same
+at every step. PyTensor writes such a product as five nodes or more, for sizes and for arrays of
+other shapes; in numba mode and under JAX, the split of loops writes this Op instead. No user meets
+it before.
 """
 
 from __future__ import annotations
@@ -17,9 +15,6 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
-
-LENGTHS = "cannot multiply matrices step by step: one array has more of them than the other"
-SIZES = "cannot multiply matrices step by step: the columns of one are not the rows of the other"
 
 
 class StepProducts(Op):
@@ -68,3 +63,7 @@ class StepProducts(Op):
             raise ValueError(SIZES)
         product = np.tensordot(x, y, ((0, 2), (0, 1))) if self.total else np.matmul(x, y)
         output_storage[0][0] = np.asarray(product, dtype=x.dtype)
+
+
+LENGTHS = "cannot multiply matrices step by step: one array has more of them than the other"
+SIZES = "cannot multiply matrices step by step: the columns of one are not the rows of the other"

@@ -34,8 +34,6 @@ position  rewrite                          why there
 1.665     ``scanlib_choices``              on kernels: what one compared, another one need not
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
-48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
-                                           not know the Ops it puts in
 ========  ===============================  ====================================================
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import toposort
 
 from scanlib._compat import freeze_graph
 from scanlib.ops.elemwise_scan import Recurrence, Term
@@ -159,8 +159,3 @@ def _converted(value: Variable, dtype: str) -> Variable:
 def kind(variable: Variable) -> str:
     """Return the kind of a variable's dtype, as NumPy's letter."""
     return np.dtype(variable.type.dtype).kind
-
-
-def reads(value: Variable, variables: set[Variable]) -> bool:
-    """Whether a value depends on one of `variables`."""
-    return not variables.isdisjoint(ancestors([value]))
