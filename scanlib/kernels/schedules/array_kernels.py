@@ -19,7 +19,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
-    batches,
+    blockwise,
     gathers,
     orders,
     views,
