@@ -35,8 +35,6 @@ position  rewrite                          why there
 1.665     ``scanlib_choices``              on kernels: what one compared, another one need not
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
-48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
-                                           not know the Ops it puts in
 ========  ===============================  ====================================================
 """
 
@@ -45,7 +43,6 @@ from pytensor.compile.mode import optdb
 from scanlib.ops.found_results import take_found
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt.adopt import AdoptLoops
-from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
@@ -58,6 +55,7 @@ from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.simplify.unused import fill_mask
+from scanlib.rewrites.split.allow_products import AllowStepProducts
 from scanlib.rewrites.split.reuse import ReuseForwardValues
 from scanlib.rewrites.split.split import SplitLoops
 from scanlib.rewrites.split.stored_choices import StoreChoices
@@ -144,7 +142,4 @@ optdb.register(
     "numba",
     "jax",
     position=48.4,
-)
-optdb.register(
-    "scanlib_prepare_inputs", WhereLoopsAre(*PREPARATIONS, always=True), "numba", position=48.5
 )
