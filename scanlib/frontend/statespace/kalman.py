@@ -95,7 +95,7 @@ def kalman_filter(
     >>> model = scanlib.StateSpace([[1.0]], [[1.0]], [[0.5]], [[1.0]], [0.0], [[10.0]])
     >>> found = scanlib.kalman_filter([1.0, np.nan, 1.2], model)
     >>> found.mean.eval()[:, 0].round(4)
-    array([0.9091, 0.9091, 1.0999])
+    array([0.9091, 0.9091, 1.1   ])
     """
     given = read_observations("kalman_filter", y, model, observed)
     found = _walk("kalman_filter", model, given, method).filtered()
@@ -128,7 +128,7 @@ def kalman_smoother(
     >>> import numpy as np, scanlib
     >>> model = scanlib.StateSpace([[1.0]], [[1.0]], [[0.5]], [[1.0]], [0.0], [[10.0]])
     >>> scanlib.kalman_smoother([1.0, np.nan, 1.2], model).mean.eval()[:, 0].round(4)
-    array([0.9793, 1.0396, 1.0999])
+    array([1.  , 1.05, 1.1 ])
     """
     given = read_observations("kalman_smoother", y, model, observed)
     walk = _walk("kalman_smoother", model, given, method)
@@ -173,10 +173,10 @@ def kalman_sample(
     >>> import numpy as np, pytensor, scanlib
     >>> model = scanlib.StateSpace([[1.0]], [[1.0]], [[0.5]], [[1.0]], [0.0], [[10.0]])
     >>> rng = pytensor.shared(np.random.default_rng(1))
-    >>> next_rng, states = scanlib.kalman_sample([1.0, 1.5, 1.2], model, rng, draws=1000)
+    >>> next_rng, states = scanlib.kalman_sample([1.0, 1.5, 1.2], model, rng, draws=20_000)
     >>> draw = pytensor.function([], states, updates={rng: next_rng})
-    >>> np.round(draw().mean(axis=0)[:, 0], 1)
-    array([1.1, 1.3, 1.3])
+    >>> np.round(draw().mean(axis=0)[:, 0] - [1.1222, 1.2394, 1.2262], 1) + 0
+    array([0., 0., 0.])
     """
     function = "kalman_sample"
     given = read_observations(function, y, model, observed)

@@ -76,7 +76,7 @@ class StateSpace:
     >>> import scanlib
     >>> local_level = scanlib.StateSpace([[1]], [[1]], [[0.5]], [[1.0]], [0.0], [[10.0]])
     >>> round(float(scanlib.kalman_filter([1.0, 1.5, 1.2], local_level).log_likelihood.eval()), 4)
-    -4.2957
+    -4.8814
     """
 
     transition: Any
