@@ -20,6 +20,9 @@ class NotInFamilyError(Exception):
     """A next value is not in a family; the message names what stands in the way."""
 
 
+Step = Callable[[Apply, list[Any]], list[Any]]  # from the forms of a node's inputs to its outputs'
+
+
 @dataclass
 class Component:
     """Parts that depend on one another, in the body of one channel.
@@ -43,9 +46,7 @@ class Component:
         """Return which part and tap each past value is."""
         return {v: (part, tap) for part, taps in self.taps.items() for tap, v in taps.items()}
 
-    def propagate(
-        self, start: Callable[[int, int], Any], step: Callable[[Apply, list[Any]], list[Any]]
-    ) -> dict[int, Any]:
+    def propagate(self, start: Callable[[int, int], Any], step: Step) -> dict[int, Any]:
         """Return the form of each next value.
 
         `start` gives the form of a past value; `step` the forms of a node's outputs from those
@@ -119,6 +120,20 @@ def only_part(component: Component) -> int:
     if set(component.taps[part]) != {-1}:
         raise NotInFamilyError("more than the value one step before is read")
     return part
+
+
+def form_of_one(component: Component, start: Any, step: Step) -> tuple[int, str, Any]:
+    """Return the only part of a component, its dtype, and the form of its next value.
+
+    `start` is the form of its past value.
+
+    Raises
+    ------
+    NotInFamilyError
+        If there are several states, taps or dtypes, or `step` finds no form.
+    """
+    part, dtype = only_part(component), common_dtype(component)
+    return part, dtype, component.propagate(lambda *_: start, step)[part]
 
 
 def common_dtype(component: Component) -> str:

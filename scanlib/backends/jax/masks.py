@@ -17,7 +17,6 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc, Nonzero
@@ -28,31 +27,14 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.backends.jax.bounded import MASKED, UnknownLengthError
+from scanlib.backends.jax.stand_in import StandIn
 
 READS, WRITES = INDEX_READS[1:], INDEX_WRITES[1:]
 REASON = "scanlib_masks"
 
 
-class MaskedItems(Op):
-    """Items that a mask selects, of which JAX does not know how many there are.
-
-    Parameters
-    ----------
-    core : Op
-        PyTensor's own.
-    """
-
-    __props__ = ("core",)
-
-    def __init__(self, core: Op) -> None:
-        self.core = core
-
-    def make_node(self, *inputs: Variable) -> Apply:
-        node = self.core.make_node(*inputs)
-        return Apply(self, node.inputs, [out.type() for out in node.outputs])
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        self.core.perform(self.core.make_node(*node.inputs), inputs, output_storage)
+class MaskedItems(StandIn):
+    """Items that a mask selects, of which JAX does not know how many there are."""
 
 
 @jax_funcify.register(MaskedItems)

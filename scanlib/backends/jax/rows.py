@@ -20,8 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.basic import Alloc, AllocEmpty, Eye, Join
@@ -43,33 +42,13 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.indexed_rows import inc_subtensor, join, refuse_places, subtensor
+from scanlib.backends.jax.stand_in import StandIn
 
 Plain = Callable[..., Any]
 
 
-class OnRows(Op):
-    """An Op of PyTensor's that may meet arrays of an unknown length.
-
-    Parameters
-    ----------
-    core : Op
-        One of `KNOWN`.
-    """
-
-    __props__ = ("core",)
-
-    def __init__(self, core: Op) -> None:
-        self.core = core
-
-    def make_node(self, *inputs: Variable) -> Apply:
-        node = self.core.make_node(*inputs)
-        return Apply(self, node.inputs, [out.type() for out in node.outputs])
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        self.core.perform(self.core.make_node(*node.inputs), inputs, output_storage)
-
-    def __str__(self) -> str:
-        return f"OnRows{{{self.core}}}"
+class OnRows(StandIn):
+    """An Op of PyTensor's, one of `KNOWN`, that may meet arrays of an unknown length."""
 
 
 @jax_funcify.register(OnRows)
