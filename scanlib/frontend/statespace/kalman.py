@@ -186,12 +186,11 @@ def kalman_sample(
             f"pytensor.shared(numpy.random.default_rng()), got {brief(rng)}"
         )
     dtype = dtype_of(given.values, model)
-    steps, size = given.values.shape[0], model.initial_mean.shape[0]
-    series = next(iter(given.batch.values())) if given.batch else None
-    batch = [] if series is None else list(series.shape)[:-2]
+    size = model.initial_mean.shape[0]
+    *batch, steps, width = given.batch.get(given.values, given.values).shape
     before = [*([] if draws is None else [draws]), *batch]
     noise, wide = [], {}
-    for shape in ([size], [steps, size], [steps, given.values.shape[1]]):
+    for shape in ([size], [steps, size], [steps, width]):
         rng, drawn = pt.random.normal(size=[*before, *shape], rng=rng).owner.outputs
         own = pt.TensorType(dtype, (None,) * len(shape))()
         noise.append(own)

@@ -117,9 +117,12 @@ def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> lis
 
 
 def root(covariance: Variable) -> Variable:
-    """Return a matrix whose square is a covariance, which may be singular."""
-    values, vectors = pt.linalg.eigh(covariance)
-    return vectors * pt.sqrt(pt.maximum(values, 0))[..., None, :]
+    """Return a matrix whose square is a covariance, which may be singular.
+
+    In double precision: PyTensor's rewrite of eigenvectors of diagonal matrices knows no other.
+    """
+    values, vectors = pt.linalg.eigh(pt.cast(covariance, "float64"))
+    return pt.cast(vectors * pt.sqrt(pt.maximum(values, 0))[..., None, :], covariance.type.dtype)
 
 
 def _times(matrix: Variable, rows: Variable) -> Variable:
