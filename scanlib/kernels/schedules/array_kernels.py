@@ -20,7 +20,7 @@ from pytensor.tensor.special import Softmax
 from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
-    batches,
+    blockwise,
     gathers,
     orders,
     views,
