@@ -24,7 +24,8 @@ from scanlib.ops.scan import Scan
 
 def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
     """Return the JAX function of a graph, after PyTensor's JAX rewrites; the graph is copied."""
-    return _converted(FunctionGraph(list(inputs), list(outputs), clone=True))
+    with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
+        return _converted(FunctionGraph(list(inputs), list(outputs), clone=True))
 
 
 def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
