@@ -8,6 +8,7 @@ them by `time_ops`. The other axes of the mesh are XLA's, and loops are cut alon
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,6 +245,10 @@ class ShardedFunction:
         """Return an output as it leaves a device."""
         if not isinstance(value, Timed):
             return jnp.asarray(value)
+        if value.flipped:
+            raise TimeShardingError(
+                f"an output has its last row first, and its rows are cut over the axis {self.time!r}"
+            )
         if value.length > value.grid.total:
             raise TimeShardingError(
                 f"an output has {value.length} rows, and {value.grid.total} rows are cut over the "
@@ -272,7 +277,11 @@ class ShardedFunction:
             if node not in self.functions:
                 core = isinstance(node.op, Slice)
                 self.functions[node] = plain_function(node, core)
-            return self.functions[node](*given)
+            known = not any(isinstance(value, jax.core.Tracer) for value in given)
+            small = all(getattr(out.type, "ndim", 0) <= 1 for out in node.outputs)
+            # Sizes and bounds of slices that are computed from numbers stay numbers.
+            with jax.ensure_compile_time_eval() if known and small else nullcontext():
+                return self.functions[node](*given)
         if not isinstance(node.op, LOOPS):
             return run_op(node, given)
         if isinstance(node.op, LinearScan):

@@ -179,6 +179,11 @@ def run_loop(node: Apply, inputs: Sequence[Any], in_turn: bool, report: list[Spr
     report : list
         To which is added how the loop is spread.
     """
+    if any(isinstance(value, Timed) and value.flipped for value in inputs):
+        raise TimeShardingError(
+            f"{title(node)}: it reads a sequence that has been turned around, and time is cut over the "
+            f"axis {_grid(inputs).axis!r}. Walk backwards with go_backwards=True"
+        )
     if isinstance(node.op, LinearScan):
         return run_linear(node, inputs, report)
     op = node.op
@@ -219,7 +224,10 @@ def _grid(inputs: Sequence[Any]) -> Grid:
 
 def plain(value: Any) -> Any:
     """Return an array of few rows as every device has it."""
-    return value.rows(0, value.length) if isinstance(value, Timed) else value
+    if not isinstance(value, Timed):
+        return value
+    rows = value.rows(0, value.length)
+    return rows[::-1] if value.flipped else rows
 
 
 def _check_whole(node: Apply, grid: Grid, outer: Any) -> None:
@@ -549,7 +557,10 @@ class _Entries:
 
 
 def _packed(values: list[Any], exchange: Callable[[Any], Any]) -> list[Any]:
-    """Exchange several arrays as one."""
+    """Exchange several arrays as one; those of one shape keep it, and how channels are cut."""
+    if len({value.shape for value in values}) == 1:
+        stacked = exchange(jnp.stack(values))
+        return list(jnp.moveaxis(stacked, stacked.ndim - values[0].ndim - 1, 0))
     flat = exchange(jnp.concatenate([value.ravel() for value in values]))
     ends = np.cumsum([value.size for value in values])[:-1].tolist()
     pieces = jnp.split(flat, ends, axis=-1)

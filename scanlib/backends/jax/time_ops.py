@@ -36,6 +36,7 @@ from scanlib.backends.jax.static import StaticSplit
 from scanlib.backends.jax.time_pieces import (
     Timed,
     TimeShardingError,
+    add_rows,
     by_rows,
     split,
     together,
@@ -61,7 +62,7 @@ def run_op(node: Apply, inputs: list[Any]) -> list[Any]:
     core = getattr(node.op, "core", node.op)  # of `OnRows`
     found = next((RULES[kind] for kind in type(core).__mro__ if kind in RULES), None)
     try:
-        result = None if found is None else found(node, inputs)
+        result = None if found is None else _either_way(found, node, inputs)
     except _NoRuleError:
         result = None
     if result is None:
@@ -72,6 +73,28 @@ def run_op(node: Apply, inputs: list[Any]) -> list[Any]:
             f"over the axis {grid.axis!r}. Compute it before, from arrays that are not cut along time"
         )
     return result if isinstance(result, list) else [result]
+
+
+def _either_way(found: Rule, node: Apply, inputs: list[Any]) -> Any:
+    """Apply a rule; to the rows as they lie where all arrays have their last row first."""
+    first = _first(inputs)
+    if found in BOTH_WAYS or not any(isinstance(v, Timed) and v.flipped for v in inputs):
+        return found(node, inputs)
+    if found not in (_elemwise, _dimshuffle, _reduce):
+        raise _NoRuleError
+    axes = _same_axis(inputs, first.axis, first.length)
+    turned = []
+    for value, axis in zip(inputs, axes, strict=True):
+        if isinstance(value, Timed):
+            if not value.flipped:
+                raise _NoRuleError
+            value = value.turned()
+        elif axis is not None:
+            value = jnp.flip(value, axis)
+        turned.append(value)
+    results = found(node, turned)
+    results = results if isinstance(results, list) else [results]
+    return [r.turned() if isinstance(r, Timed) else r for r in results]
 
 
 class _NoRuleError(Exception):
@@ -159,8 +182,11 @@ def _reduce(node: Apply, inputs: list[Any]) -> Any:
         value = value.on_rows(lambda rows: rows.astype(dtype))
     order = [value.axis, *(a for a in range(ndim) if a != value.axis)]
     places = tuple(sorted(order.index(axis) for axis in axes))
-    local = reduce(value.masked(_filler(neutral, value.local.dtype)), axis=places)
-    grid = value.grid
+    grid, local = value.grid, value.masked(_filler(neutral, value.local.dtype))
+    if reduce is jnp.sum:
+        local = add_rows(grid, local).sum(axis=tuple(place - 1 for place in places[1:]))
+    else:
+        local = reduce(local, axis=places)
     parts = [grid.sum(local)] if reduce is jnp.sum else [reduce(grid.gather(local), axis=0)]
     parts += [reduce(part, axis=places) for part in (value.head, value.tail) if part is not None]
     return reduce(jnp.stack(parts), axis=0).astype(dtype) if len(parts) > 1 else parts[0]
@@ -191,7 +217,13 @@ def _contracted(inputs: list[Any], axes: list[int], function: Any) -> Any:
             pair.append(jnp.moveaxis(rows, 0, value.axis))
         return function(*pair)[0]
 
-    total = left.grid.sum(product("local"))
+    grid = left.grid
+    if grid.tiles is None:
+        total = grid.sum(product("local"))
+    else:
+        rows = [value.masked(0)[:, None] for value in (left, right)]
+        pair = [jnp.moveaxis(r, 1, 1 + v.axis) for r, v in zip(rows, (left, right), strict=True)]
+        total = grid.sum(add_rows(grid, jax.vmap(lambda *row: function(*row)[0])(*pair)))
     for name in ("head", "tail"):
         if getattr(left, name) is not None:
             total = total + product(name)
@@ -265,21 +297,24 @@ def _indices(node: Apply, inputs: list[Any]) -> list[Any]:
     return list(indices_from_subtensor(inputs, core.idx_list))
 
 
-def _bounds(index: Any, length: int) -> tuple[int, int]:
+def _bounds(index: Any, length: int) -> tuple[int, int, bool]:
+    """Return the first row, the one behind the last, and whether they are read backwards."""
     if not isinstance(index, slice):
         place = static_int(index)
         if place is None:
             raise _NoRuleError
         place += length * (place < 0)
-        return place, place + 1
+        return place, place + 1, False
     parts = [None if b is None else static_int(b) for b in (index.start, index.stop, index.step)]
     given = (index.start, index.stop, index.step)
     if any(b is not None and p is None for b, p in zip(given, parts, strict=True)):
         raise _NoRuleError
     start, stop, step = slice(*parts).indices(length)
-    if step != 1:
+    if step not in (1, -1):
         raise _NoRuleError
-    return start, max(stop, start)
+    if step < 0:
+        return stop + 1, max(start, stop) + 1, True
+    return start, max(stop, start), False
 
 
 @rule(Subtensor)
@@ -290,7 +325,9 @@ def _subtensor(node: Apply, inputs: list[Any]) -> Any:
     indices = _indices(node, parts)
     indices += [slice(None)] * (value.ndim - len(indices))
     own = indices[value.axis]
-    start, stop = _bounds(own, value.length)
+    start, stop, backwards = _bounds(own, value.length)
+    if value.flipped:
+        start, stop = value.length - stop, value.length - start
     others = [index for k, index in enumerate(indices) if k != value.axis]
     lost = sum(not isinstance(index, slice) for index in indices[: value.axis])
 
@@ -299,7 +336,8 @@ def _subtensor(node: Apply, inputs: list[Any]) -> Any:
 
     if not isinstance(own, slice):
         return items(value.rows(start, stop))[0]
-    return value.sliced(start, stop).on_rows(items, value.axis - lost)
+    new = value.sliced(start, stop).on_rows(items, value.axis - lost)
+    return new.turned() if backwards else new
 
 
 @rule(IncSubtensor)
@@ -312,7 +350,18 @@ def _inc_subtensor(node: Apply, inputs: list[Any]) -> Any:
     if whole_axis_is(whole, indices, first):
         raise _NoRuleError
     length = whole.length if isinstance(whole, Timed) else jnp.shape(whole)[0]
-    start, stop = _bounds(indices[0], length)
+    start, stop, backwards = _bounds(indices[0], length)
+    if backwards:
+        raise _NoRuleError
+    flips = {v.flipped for v in (whole, part) if isinstance(v, Timed)}
+    if len(flips) > 1:
+        raise _NoRuleError
+    if flips == {True}:
+        start, stop = length - stop, length - start
+        whole, part = (
+            v.turned() if isinstance(v, Timed) else jnp.flip(v, 0) if jnp.ndim(v) else v
+            for v in (whole, part)
+        )
     if not isinstance(indices[0], slice) and not isinstance(part, Timed):
         part = jnp.asarray(part)[None]
     rows = (*jnp.shape(whole.local if isinstance(whole, Timed) else whole)[1:],)
@@ -323,7 +372,8 @@ def _inc_subtensor(node: Apply, inputs: list[Any]) -> Any:
     origin = whole.origin if isinstance(whole, Timed) else part.origin - start
     if not isinstance(whole, Timed):
         whole = split(grid, whole, origin)
-    return _written(whole, part, start, op.set_instead_of_inc)
+    new = _written(whole, part, start, op.set_instead_of_inc)
+    return new.turned() if flips == {True} else new
 
 
 def whole_axis_is(whole: Any, indices: list[Any], first: Timed) -> bool:
@@ -420,3 +470,7 @@ def _same(node: Apply, inputs: list[Any]) -> Any:
     if not isinstance(inputs[0], Timed):
         raise _NoRuleError
     return inputs[0]
+
+
+# Rules that take arrays with their last row first as they are.
+BOTH_WAYS = (_subtensor, _inc_subtensor, _shape_i, _same)

@@ -120,6 +120,8 @@ class Timed:
     head, tail : array or None
         The rows before and behind the grid.
     axis : int
+    flipped : bool
+        Whether the array's first row is the last one of all this: nothing has been moved.
     """
 
     grid: Grid
@@ -129,6 +131,7 @@ class Timed:
     head: Any = None
     tail: Any = None
     axis: int = 0
+    flipped: bool = False
 
     @property
     def ndim(self) -> int:
@@ -144,6 +147,10 @@ class Timed:
 
     def behind(self) -> int:
         return max(0, self.origin + self.length - self.grid.total)
+
+    def turned(self) -> Timed:
+        """Return the array with its last row first."""
+        return replace(self, flipped=not self.flipped)
 
     def inside(self) -> Any:
         """Return which rows of the piece are rows of the array, None for all."""
@@ -219,6 +226,21 @@ class Timed:
         found = jnp.take(values, jnp.clip(numbers, 0, len(values) - 1), axis=0)
         here = _column((numbers >= 0) & (numbers < len(values)), self.ndim)
         return replace(self, local=jnp.where(here, found, self.local))
+
+
+def add_rows(grid: Grid, rows: Any) -> Any:
+    """Return the sum of the rows of a piece; of a tile by halves, in the same order on any device.
+
+    XLA chooses another order for another number of tiles, and may fuse products with sums.
+    """
+    if grid.tiles is None:
+        return rows.sum(axis=0)
+    rows = lax.optimization_barrier(rows)
+    while len(rows) > 1:
+        half = (len(rows) + 1) // 2
+        first, second = rows[:half], rows[half:]
+        rows = first.at[: len(second)].add(second)
+    return rows[0]
 
 
 def _column(mask: Any, ndim: int) -> Any:
