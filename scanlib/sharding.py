@@ -31,8 +31,8 @@ def shard(
         A function compiled with ``mode="JAX"``, without updates, or the lists of variables that
         one would be compiled of.
     in_specs : sequence of jax.sharding.PartitionSpec
-        For each input, the axis of the mesh along which each of its axes is cut. Arrays that have the
-        axis `time` in theirs are cut along time.
+        For each input, the axis of the mesh along which each of its axes is cut. Arrays that have
+        the axis `time` in theirs are cut along time.
     time : str, optional
         The axis of the mesh that carries time.
     mesh : jax.sharding.Mesh, optional
@@ -47,8 +47,8 @@ def shard(
     -------
     ShardedFunction
         Called with JAX or NumPy arrays, under `jax.jit` or not; `jax.grad` of it works. Outputs
-        with a time axis stay cut along it if their length divides by the number of devices. Its method
-        `describe` says how each loop was spread.
+        with a time axis stay cut along it if their length divides by the number of devices. Its
+        method `describe` says how each loop was spread.
 
     Raises
     ------

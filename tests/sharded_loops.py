@@ -110,7 +110,16 @@ def around(T):
     moving = (y[2:] + y[1:-1] + y[:-2]) / 3
     lagged = pt.concatenate([pt.zeros(1), y[:-1]])
     h = scan(lambda y, z, h: 0.5 * h * z + y, [y, lagged], pt.constant(0.0))
-    outputs = [moving, lagged, h.sum(), h.max(), (h * y).mean(), h[-1] - h[0], pt.cumsum(y), x.T @ h]
+    outputs = [
+        moving,
+        lagged,
+        h.sum(),
+        h.max(),
+        (h * y).mean(),
+        h[-1] - h[0],
+        pt.cumsum(y),
+        x.T @ h,
+    ]
     cost = (h**2).sum() + moving.sum() + lagged[3]
     data = rng.normal(size=(T, 4)), rng.normal(size=4)
     return [x, b], [*outputs, *pytensor.grad(cost, [x, b])], data, "t-"

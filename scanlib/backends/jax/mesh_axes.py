@@ -73,7 +73,7 @@ def check_whole(title: str, sequences: Iterable[tuple[Variable, Any]]) -> None:
 
 
 # The axes of a mesh that are XLA's in a `jax.shard_map` over time, by the sizes that they cut.
-_channels: ContextVar[dict[int, tuple[str, ...]]] = ContextVar("channels", default={})
+_channels: ContextVar[dict[int, tuple[str, ...]] | None] = ContextVar("channels", default=None)
 
 
 @contextmanager
@@ -88,4 +88,4 @@ def cut_channels(sizes: dict[int, tuple[str, ...]]) -> Iterator[None]:
 
 def channels_to_cut() -> dict[int, tuple[str, ...]]:
     """Return along which axes of the mesh channels of a size are cut."""
-    return _channels.get()
+    return _channels.get() or {}

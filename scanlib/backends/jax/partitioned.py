@@ -233,9 +233,7 @@ def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any
             with cut_channels({}):
                 return inner(*values)
 
-        return jax.shard_map(
-            whole, mesh=mesh, in_specs=tuple(given), out_specs=wanted, **options
-        )
+        return jax.shard_map(whole, mesh=mesh, in_specs=tuple(given), out_specs=wanted, **options)
     run = jax.shard_map(
         factors.local(function, found), mesh=mesh, in_specs=tuple(given), out_specs=wanted
     )

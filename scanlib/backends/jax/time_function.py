@@ -1,8 +1,9 @@
 """Functions whose arrays are cut over a mesh of devices, along time as well.
 
 The graph of a function, after the rewrites of PyTensor's JAX mode, is walked inside of a
-`jax.shard_map` over the axis of the mesh that carries time: loops by `time_loops`, what stands around
-them by `time_ops`. The other axes of the mesh are XLA's, and loops are cut along them by `partitioned`.
+`jax.shard_map` over the axis of the mesh that carries time: loops by `time_loops`, what stands
+around them by `time_ops`. The other axes of the mesh are XLA's; `partitioned` says how loops are
+cut along them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from scanlib.backends.jax.mesh_axes import cut_channels
 from scanlib.backends.jax.time_loops import Spread, plain, run_loop, title
 from scanlib.backends.jax.time_ops import plain_function, run_op
-from scanlib.backends.jax.time_pieces import TILES, Grid, Timed, TimeShardingError
+from scanlib.backends.jax.time_pieces import FEW, TILES, Grid, Timed, TimeShardingError
 from scanlib.backends.jax.windows import Slice
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
@@ -72,7 +73,8 @@ class ShardedFunction:
                 "in_specs: one jax.sharding.PartitionSpec for each"
             )
         self.functions: dict[Apply, Any] = {}
-        self.kinds: dict[Any, list[Any]] = {}
+        self.made: dict[Any, tuple[list[Any], Any]] = {}
+        self.kinds: list[Any] = []  # for each output its axis and length, None without time
 
     def __call__(self, *values: Any) -> Any:
         """Return the outputs; those that have a time axis keep it cut where lengths divide."""
@@ -115,13 +117,15 @@ class ShardedFunction:
                 check_vma=False,
             )
 
-        if key not in self.kinds:
+        if key not in self.made:
             kinds: list[Any] = []
             jax.eval_shape(cut(PartitionSpec(), kinds=kinds), *given)
-            self.kinds[key] = kinds
-        kinds = self._now = self.kinds[key]
-        specs = [PartitionSpec() if kind is None else _at(self.time, kind[0]) for kind in kinds]
-        results = cut(specs)(*given)
+            self.kinds = kinds
+            specs = [PartitionSpec() if k is None else _at(self.time, k[0]) for k in kinds]
+            self.made[key] = kinds, jax.jit(cut(specs))
+        kinds, run = self.made[key]
+        self.kinds = kinds
+        results = run(*given)
         found = []
         for value, kind in zip(results, kinds, strict=True):
             if kind is not None and kind[1] != value.shape[kind[0]]:
@@ -145,7 +149,12 @@ class ShardedFunction:
     # What the caller says
 
     def _mesh(self) -> Any:
-        mesh = self.mesh if self.mesh is not None else jax.sharding.get_abstract_mesh()
+        mesh = self.mesh
+        if mesh is None:
+            try:
+                mesh = jax.sharding.get_mesh()
+            except ValueError:  # under `jax.jit`, devices are not known
+                mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ValueError("scanlib.shard: pass mesh=, or call it under jax.set_mesh")
         named = [(self.time, "time")]
@@ -163,8 +172,8 @@ class ShardedFunction:
         explicit = [n for n, k in kinds.items() if n != self.time and k != AxisType.Auto]
         if explicit:
             raise ValueError(
-                f"scanlib.shard: the axis {explicit[0]!r} of the mesh is {kinds[explicit[0]].name}; "
-                "beside time, axes are cut by XLA: make the mesh with AxisType.Auto for it"
+                f"scanlib.shard: the axis {explicit[0]!r} of the mesh is "
+                f"{kinds[explicit[0]].name}; XLA cuts those beside time: make it AxisType.Auto"
             )
         return mesh
 
@@ -227,10 +236,9 @@ class ShardedFunction:
                 for value, axis in zip(rows, axes, strict=True)
             ]
             which = [None if axis is None else 0 for axis in axes]
-            out = 0 if kinds is not None else [None if k is None else 0 for k in self._now]
+            out = 0 if kinds is not None else [None if k is None else 0 for k in self.kinds]
             found = jax.vmap(run, tuple(which), out, axis_name=TILES)(*cut)
         if kinds is not None:
-            self._now = list(kinds)
             return jnp.zeros(())
         return [
             value
@@ -238,7 +246,7 @@ class ShardedFunction:
             else jnp.moveaxis(
                 value if grid.tiles is None else value.reshape(-1, *value.shape[2:]), 0, kind[0]
             )
-            for value, kind in zip(found, self._now, strict=True)
+            for value, kind in zip(found, self.kinds, strict=True)
         ]
 
     def _finished(self, value: Any) -> Any:
@@ -247,7 +255,8 @@ class ShardedFunction:
             return jnp.asarray(value)
         if value.flipped:
             raise TimeShardingError(
-                f"an output has its last row first, and its rows are cut over the axis {self.time!r}"
+                "an output has its last row first, and its rows are cut over the axis "
+                f"{self.time!r}: turn it around afterwards"
             )
         if value.length > value.grid.total:
             raise TimeShardingError(
@@ -291,7 +300,7 @@ class ShardedFunction:
         if any(isinstance(value, Timed) for value in sequences):
             return run_loop(node, given, self.in_turn, self.loops)
         for value in given:
-            if isinstance(value, Timed) and value.length > value.grid.rows:
+            if isinstance(value, Timed) and value.length > FEW:
                 raise TimeShardingError(
                     f"{title(node)}: an array of {value.length} rows is cut over the axis "
                     f"{self.time!r}, and the loop reads it whole"

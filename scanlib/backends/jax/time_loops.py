@@ -1,9 +1,9 @@
 r"""Loops over a time axis that is cut into pieces.
 
-Each device composes the steps of its piece to one function of the state, the *summary*; the summaries
-are exchanged; each device applies those before its own to the initial state, which gives the state
-that its piece starts from; and runs the loop on its piece. A gradient is a loop that walks
-backwards: the same with the order of devices reversed. Sums over time start from zero in all
+Each device composes the steps of its piece to one function of the state, the *summary*; the
+summaries are exchanged; each device applies those before its own to the initial state, which gives
+the state that its piece starts from; and runs the loop on its piece. A gradient is a loop that
+walks backwards: the same with the order of devices reversed. Sums over time start from zero in all
 pieces but the first, and are added up.
 
 Elementwise loops exchange all summaries at once, a few numbers for each channel:
@@ -13,9 +13,9 @@ Elementwise loops exchange all summaries at once, a few numbers for each channel
     clamp         h ↦ min(max(h + a, lo), hi)                        a, lo, hi
     maximum, minimum                                                 b
 
-An affine summary is found by running the loop's linear part from the columns of the identity, and from
-zero with the constants. If some states need others to be known first, they follow
-with an exchange of their own. Matrix recurrences exchange matrices, in ``log2(devices)`` rounds
+An affine summary is found by running the loop's linear part from the columns of the identity, and
+from zero with the constants. If some states need others to be known first, they follow with an
+exchange of their own. Matrix recurrences exchange matrices, in ``log2(devices)`` rounds
 with a neighbour at distance 1, 2, 4 …, so that no device holds those of all.
 
 G. Blelloch, "Prefix sums and their applications", 1990; W. Hillis, G. Steele, "Data parallel
@@ -35,7 +35,6 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 import pytensor.tensor as pt
 from jax import lax
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -50,7 +49,8 @@ from scanlib.backends.jax.time_pieces import Grid, Timed, TimeShardingError, tog
 from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
 from scanlib.ops.linear_scan import LinearScan, Parts
 from scanlib.ops.logaddexp import log_add_exp
-from scanlib.ops.loop import Carry, Loop, Sequence as Rows
+from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 
@@ -181,8 +181,8 @@ def run_loop(node: Apply, inputs: Sequence[Any], in_turn: bool, report: list[Spr
     """
     if any(isinstance(value, Timed) and value.flipped for value in inputs):
         raise TimeShardingError(
-            f"{title(node)}: it reads a sequence that has been turned around, and time is cut over the "
-            f"axis {_grid(inputs).axis!r}. Walk backwards with go_backwards=True"
+            f"{title(node)}: it reads a sequence that has been turned around, and time is cut over "
+            f"the axis {_grid(inputs).axis!r}. Walk backwards with go_backwards=True"
         )
     if isinstance(node.op, LinearScan):
         return run_linear(node, inputs, report)
@@ -199,7 +199,7 @@ def run_loop(node: Apply, inputs: Sequence[Any], in_turn: bool, report: list[Spr
     rows = together(outer.sequences, [0] * len(outer.sequences), 0)
     steps = rows[0].length
     if outer.n_steps is not None:
-        steps = static_int(outer.n_steps)
+        steps = int(static_int(outer.n_steps) or 0)
     for value in rows:
         if value.length != steps or value.behind():
             raise TimeShardingError(
@@ -497,9 +497,7 @@ class _Entries:
     def elements(self, loop: Loop, recurrence: Recurrence) -> Callable[[int, int], Variable]:
         """Return a function from an element and a part to the element as a row of that part."""
         layout, graph = self.op.layout, recurrence.elements
-        taps = [
-            axes for axes, s in zip(layout.states, loop.states, strict=True) for _ in s.taps
-        ]
+        taps = [axes for axes, s in zip(layout.states, loop.states, strict=True) for _ in s.taps]
         axes = [*layout.sequences, *taps, *layout.carries, *layout.non_sequences]
         known: dict[Variable, Variable] = {}
         for scalar, value, own in zip(graph.inputs, loop.body_inputs(), axes, strict=True):
@@ -707,7 +705,7 @@ def run_linear(node: Apply, inputs: Sequence[Any], report: list[Spread]) -> list
                 f"{title(node)}: its {name} has rows that are cut over the axis {grid.axis!r}"
             )
     values = together([getattr(parts, n) for n in timed], [0] * len(timed), 0)
-    steps = values[0].length if parts.n_steps is None else static_int(parts.n_steps)
+    steps = values[0].length if parts.n_steps is None else int(static_int(parts.n_steps) or 0)
     for name, value in zip(timed, values, strict=True):
         if value.length < steps or value.behind():
             raise TimeShardingError(
@@ -790,7 +788,9 @@ def _with_gaps(op: LinearScan, parts: Parts, piece: Piece) -> tuple[LinearScan, 
 
 
 def _run_linear(op: LinearScan, parts: Parts) -> Any:
-    arrays = [jnp.asarray(v) if k or not op.has_n_steps else v for k, v in enumerate(op.join(parts))]
+    arrays = [
+        jnp.asarray(v) if k or not op.has_n_steps else v for k, v in enumerate(op.join(parts))
+    ]
 
     def build() -> Any:
         kinds = [
@@ -824,7 +824,9 @@ def _linear_summary(op: LinearScan, parts: Parts, zero: float, rows: int) -> Sum
         if op.coefficient == "fixed":
             matrix = matrix[None]
         if matrix.ndim < offset.ndim:
-            matrix = matrix.reshape(len(matrix), *[1] * (offset.ndim - matrix.ndim), *matrix.shape[1:])
+            matrix = matrix.reshape(
+                len(matrix), *[1] * (offset.ndim - matrix.ndim), *matrix.shape[1:]
+            )
         matrix = matrix + offset
     timed = op.coefficient == "steps" or (op.semiring != "real" and op.has_offset)
 

@@ -1,7 +1,8 @@
 """What stands around loops, over a time axis that is cut into pieces.
 
 A rule says for an Op what each device makes of its piece, and what is exchanged: nothing where rows
-are worked on side by side, partial results where time is summed over, a few rows where a slice moves.
+are worked on side by side, partial results where time is summed over, a few rows where a slice
+moves.
 An Op without a rule is an error, never a gathering of whole arrays.
 """
 
@@ -69,8 +70,8 @@ def run_op(node: Apply, inputs: list[Any]) -> list[Any]:
         grid = next(value.grid for value in inputs if isinstance(value, Timed))
         names = [v.name for v in (*node.inputs, *node.outputs) if v.name]
         raise TimeShardingError(
-            f"{core}{f' of `{names[0]}`' if names else ''} does not work row by row, and time is cut "
-            f"over the axis {grid.axis!r}. Compute it before, from arrays that are not cut along time"
+            f"{core}{f' of `{names[0]}`' if names else ''} does not work row by row, and time is "
+            f"cut over the axis {grid.axis!r}. Compute it before, from arrays that are not cut so"
         )
     return result if isinstance(result, list) else [result]
 
@@ -128,7 +129,9 @@ def _first(inputs: list[Any]) -> Timed:
 def _same_axis(inputs: list[Any], axis: int, length: int) -> list[int | None]:
     """Return the time axes of arrays that are broadcast against one another, of one rank."""
     return [
-        axis if isinstance(v, Timed) or (jnp.ndim(v) > axis and jnp.shape(v)[axis] == length) else None
+        axis
+        if isinstance(v, Timed) or (jnp.ndim(v) > axis and jnp.shape(v)[axis] == length)
+        else None
         for v in inputs
     ]
 
@@ -379,7 +382,9 @@ def _inc_subtensor(node: Apply, inputs: list[Any]) -> Any:
 def whole_axis_is(whole: Any, indices: list[Any], first: Timed) -> bool:
     """Whether a write is other than to some rows."""
     others = any(index != slice(None) for index in indices[1:])
-    return others or (isinstance(whole, Timed) and whole.axis != 0) or not indices or first.axis != 0
+    return (
+        others or (isinstance(whole, Timed) and whole.axis != 0) or not indices or first.axis != 0
+    )
 
 
 def _written(whole: Timed, part: Any, start: int, replaces: bool) -> Timed:

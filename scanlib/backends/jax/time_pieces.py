@@ -1,8 +1,8 @@
 """Arrays whose time axis is cut into pieces, one or several for each device of a mesh.
 
 A grid of `total` rows is cut into `pieces` pieces of `rows` rows; the last ones may be partly or
-wholly behind its end. Row `i` of an array lies on grid row ``origin + i``. Rows before the grid, such as
-the initial rows of a history, and behind it are few; every device has them:
+wholly behind its end. Row `i` of an array lies on grid row ``origin + i``. Rows before the grid,
+such as the initial rows of a history, and behind it are few; every device has them:
 
     head            local                      tail
     i < -origin     0 ≤ origin + i < total     origin + i ≥ total
@@ -24,7 +24,7 @@ from jax import lax
 from scanlib.backends.jax.mesh_axes import varying
 
 TILES = "scanlib_tiles"  # the axis of `jax.vmap` along which a device has its tiles
-FEW = 64  # rows of an array that every device may have whole
+FEW = 4  # rows of an array that every device may have whole
 
 
 class TimeShardingError(ValueError):
