@@ -1,10 +1,10 @@
-"""One affine loop over several devices, against `lax.associative_scan` and `lax.scan` on the same mesh.
+"""One affine loop over several devices, against JAX's own scans on the same mesh.
 
-``python -m benchmarks.devices`` prints, for T steps of C channels whose time axis is cut over D devices
-that a CPU stands for: the collective operations of the forward pass and of value and gradient, how
-many numbers the largest of them moves, and times. ``--scaling`` prints the time of the forward
-pass for 1 and 2 devices instead: each device is one thread then, so two cores show what two devices do.
-``--tiles`` compares with fixed tiles.
+``python -m benchmarks.devices`` prints, for T steps of C channels whose time axis is cut over D
+devices that a CPU stands for: the collective operations of the forward pass and of value and
+gradient, how many numbers the largest of them moves, and times. ``--tile ROWS`` compares with fixed
+tiles. ``--scaling`` prints the times of scanlib's loop on 1 and on 2 devices: each is one thread
+then, so that two cores show what two devices do.
 
 Times are medians of calls that take turns in one process.
 """
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from statistics import median
 from typing import Any
@@ -39,9 +40,9 @@ def collectives(function: Any, arguments: Any) -> tuple[int, int]:
     return len(sizes), max(sizes, default=0)
 
 
-def timed(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def timed(functions: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
     """Return the median seconds of functions that take turns."""
-    samples: dict[str, list[float]] = {name: [] for name in functions}
+    samples: dict[Any, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
     for _ in range(CALLS):
@@ -108,7 +109,7 @@ def variants(steps: int, channels: int, devices: int, tile: int | None) -> Any:
         )
         for name, chosen in ours.items()
     }
-    if not tile:
+    if not tile and devices > 2:
         found["lax.associative_scan"] = tree, with_gradient(tree)
         found["lax.scan"] = walk, with_gradient(walk)
     return found, arguments
@@ -119,11 +120,15 @@ def report(steps: int, channels: int, devices: int, tile: int | None) -> None:
     import jax
 
     found, arguments = variants(steps, channels, devices, tile)
-    runs = {}
+
+    def run(function: Any) -> Any:
+        return jax.block_until_ready(function(*arguments))
+
+    runs: dict[Any, Callable[[], Any]] = {}
     for name, pair in found.items():
         for k, function in enumerate(pair):
             compiled = jax.jit(function)
-            runs[name, k] = lambda f=compiled: jax.block_until_ready(f(*arguments))
+            runs[name, k] = partial(run, compiled)
     times = timed(runs)
     print(f"T = {steps}, C = {channels}, D = {devices}\n")
     print("| | collectives | largest, numbers | ms | with gradient | largest | ms |")
@@ -137,7 +142,7 @@ def report(steps: int, channels: int, devices: int, tile: int | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--devices", type=int, default=4)

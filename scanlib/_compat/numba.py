@@ -5,20 +5,39 @@ own objects: what one writes with them is in `numba.core`. So most of this is wh
 documentation of `intrinsic` uses without calling it public.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from numba.core import cgutils, serialize
 from numba.core.caching import Cache  # its files get checksums (`backends.numba.disk`)
 from numba.core.callconv import RETCODE_EXC  # what a kernel that failed returns
-from numba.core.datamodel import models  # of many arrays as one value
-from numba.core.dispatcher import Dispatcher  # to tell compiled functions from plain ones
-from numba.core.errors import NumbaError, TypingError
-from numba.core.extending import _Intrinsic  # to tell what may be joined from what may not
+from numba.core.errors import NumbaError
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref  # who counts references
-from numba.np import numpy_support
-from numba.np.arrayobj import fix_integer_index, populate_array  # arrays over given memory
-from numba.np.linalg import ensure_lapack  # an error where SciPy is missing
-from numba.np.numpy_support import as_dtype
+from numba.np.arrayobj import populate_array  # arrays over given memory
 
-# PyTensor's way from source to a function that numba may keep on disk, and the table of those
-# that it has made; its copy of a value of any type.
-from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS, compile_numba_function_src
+# PyTensor's way from source to a function that numba may keep on disk; its copy of a value of any
+# type; what a linker makes a function of, and its errors.
+from pytensor.graph.fg import FunctionGraph
+from pytensor.link.basic import Container
+from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.link.utils import map_storage, raise_with_op
+
+
+def route_graphs(wanted: Callable[[FunctionGraph], bool]) -> Callable[[Any], Any]:
+    """Return a decorator of what takes the place of PyTensor's numba linker for some graphs.
+
+    A linker has no dispatch for whole functions: that of graphs gives code for numba to compile.
+    """
+    own = NumbaLinker.make_all
+
+    def decorate(make_all: Callable[..., Any]) -> Callable[..., Any]:
+        def routed(linker: NumbaLinker, *arguments: Any, **named: Any) -> Any:
+            make = make_all if wanted(linker.fgraph) else own
+            return make(linker, *arguments, **named)
+
+        NumbaLinker.make_all = routed
+        return make_all
+
+    return decorate

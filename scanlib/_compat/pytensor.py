@@ -4,10 +4,14 @@ scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest rele
 its reason; ``docs/upstream.md`` has what is changed in PyTensor itself, as proposals.
 """
 
+import inspect
 from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from pytensor.compile.builders import OpFromGraph
+from pytensor.graph import features as features_module
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
@@ -116,6 +120,12 @@ def _read_same_write(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     return [alloc(made[0].owner.inputs[0], *unwritten.shape)]
 
 
+if hasattr(features_module, "inspect"):
+    # 3.0.x reads the file of whoever called, and looks at all modules for it, to learn its name.
+    features_module.inspect = SimpleNamespace(
+        currentframe=inspect.currentframe, getframeinfo=partial(inspect.getframeinfo, context=0)
+    )
+
 if INDEXED_BY_VECTOR:
     # In PyTensor itself, not for steps alone: steps that need no loop become part of the graph
     # around it.
@@ -216,11 +226,6 @@ def split_of(node: Apply) -> tuple[Variable, int | None, Variable]:
     whole, *axes, sizes = node.inputs
     axis = _known_axis(axes[0] if axes else node.op.axis)
     return whole, None if axis is None else axis % whole.type.ndim, sizes
-
-
-def sort_axis(node: Apply) -> int | None:
-    """Return the axis along which a `SortOp` or `ArgSortOp` sorts, None if it is not known."""
-    return _known_axis(getattr(node.op, "axis", None) if len(node.inputs) == 1 else node.inputs[1])
 
 
 def _known_axis(axis: Any) -> int | None:

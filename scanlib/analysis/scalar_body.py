@@ -231,10 +231,9 @@ class _Scalarizer:
             ):
                 raise NotElementwiseError(f"{describe(carry.value)} broadcasts a sum")
             self.check_same_sizes([value for value, _, _ in found], reduced)
-        total = _cast(found[0][0], dtype)
-        for value, _, _ in found[1:]:
-            total = ps.add(total, _cast(value, dtype))
-        return Summed(total, axes, reduced)
+        values = [_cast(value, dtype) for value, _, _ in found]
+        # One sum, as a body has it that adds the same terms for another use.
+        return Summed(values[0] if len(values) == 1 else ps.add(*values), axes, reduced)
 
     def check_same_sizes(self, values: list[Variable], axes: tuple[int, ...]) -> None:
         """Raise if sums over `axes` may run over different numbers of channels."""

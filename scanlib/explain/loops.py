@@ -27,7 +27,7 @@ from scanlib.explain.parts import parts_of, row_of
 from scanlib.explain.pictures import step_picture
 from scanlib.explain.reasons import listed, obstacles_of
 from scanlib.explain.threads import threads_of
-from scanlib.explain.verdicts import of_elementwise, of_general, of_legacy, of_linear
+from scanlib.explain.verdicts import of_elementwise, of_general, of_legacy, of_linear, of_newton
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
@@ -35,6 +35,7 @@ from scanlib.ops.execution import compiled_body
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Loop
+from scanlib.ops.newton_scan import is_newton
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt import legacy_name
 
@@ -114,6 +115,12 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     recurrences += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
     obstacles, nouns = obstacles_of(node)
     compiled = setting.is_compiled_here(node)
+    inner = tuple(_inner_loops(node, setting, compiled))
+    if is_newton(op):
+        verdict = of_newton(constant_integer(loop.n_steps))
+        obstacles, nouns = [], ["one Newton iteration for all steps"]
+    else:
+        verdict = of_general(obstacles, nouns, setting.other(node))
     return LoopExplanation(
         op="Scan",
         work=listed(nouns, 3) if nouns else "array operations",
@@ -122,9 +129,9 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
         else setting.other_schedule(),
         parts=parts_of(loop, recurrences),
         obstacles=tuple(obstacles),
-        inner=tuple(_inner_loops(node, setting, compiled)),
+        inner=inner,
         after=step_picture(node),
-        **of_general(obstacles, nouns, setting.other(node)),
+        **verdict,
         **_common(op, node, setting),
     )
 

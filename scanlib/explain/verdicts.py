@@ -96,3 +96,14 @@ def of_legacy(reason: str | None) -> Verdict:
     return _verdict(
         IN_ORDER, "pytensor.scan made the loop, and scanlib does not look into it", action
     )
+
+
+def of_newton(most: int | None) -> Verdict:
+    """Return the verdict on Newton's iterations, of which there are `most` at most."""
+    return _verdict(
+        PARALLEL,
+        f"Newton's method computes all steps of a loop at once, in up to {most} iterations; each "
+        "costs what the loop's steps cost with their Jacobians, and one linear recurrence over all "
+        "steps",
+        "compare with method='sequential', which is less work: on a CPU it is usually faster",
+    )

@@ -52,5 +52,9 @@ class InitialRowsError(LoopError):
     """A state has too few initial rows for its taps."""
 
 
+class ConvergenceError(LoopError):
+    """A loop that is solved for all its steps at once has not converged."""
+
+
 class StepShapeError(LoopError):
     """A step returned a value whose shape differs from that of the steps before it."""

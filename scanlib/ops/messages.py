@@ -16,6 +16,7 @@ from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountE
 from scanlib.ops.signature import BodyInputs, Labels, Signature
 
 UNKNOWN = "..."  # stands for a value that has no name
+SPECIFIED_SHAPE = "SpecifyShape: axis {} has size {}, expected {}"
 DEPTH = 3  # of the expressions in messages
 MOST_OPERANDS = 4
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "true_div": "/", "pow": "**"}
@@ -24,6 +25,16 @@ SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "true_div": "/", "pow": "**"}
 def loop_title(name: str | None, function: str = "scan") -> str:
     """Return what messages call a loop: the function that builds it, and its name if it has one."""
     return f"{function} `{name}`" if name else function
+
+
+def not_converged(name: str | None) -> str:
+    """Numbers: iterations, step with the largest residual, residual."""
+    return (
+        f"{_escaped(loop_title(name))}: Newton's method has not converged after {{}} iterations; "
+        "the residual is largest at step {}, {:.3g}. Damp it (damping='adaptive'), allow for more "
+        "max_iterations, or run the loop step by step then (otherwise='sequential'): where small "
+        "differences grow from step to step, no method of this kind converges"
+    )
 
 
 def title(kind: str, position: int, name: str | None) -> str:

@@ -42,12 +42,12 @@ def least_row(op: ElemwiseScan) -> int:
 
 def _is_cheap_step(op: ElemwiseScan) -> bool:
     """Whether the steps of a loop do little but read and write."""
-    return all(_is_cheap(node.op) for node in op.body.toposort())
+    return all(is_cheap(node.op) for node in op.body.toposort())
 
 
-def _is_cheap(op: Op) -> bool:
+def is_cheap(op: Op) -> bool:
     if isinstance(op, ps.Composite):
-        return all(_is_cheap(node.op) for node in op.fgraph.toposort())
+        return all(is_cheap(node.op) for node in op.fgraph.toposort())
     return isinstance(op, CHEAP)
 
 

@@ -12,6 +12,7 @@ position  rewrite                          why there
           PyMC's rewrite of checks         rest of the graph
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
+0.057     ``scanlib_newton``               the loops of its iterations are simplified as others are
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
@@ -33,8 +34,6 @@ position  rewrite                          why there
 1.665     ``scanlib_choices``              on kernels: what one compared, another one need not
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
-48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
-                                           not know the Ops it puts in
 ========  ===============================  ====================================================
 """
 
@@ -42,11 +41,11 @@ from pytensor.compile.mode import optdb
 
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt.adopt import AdoptLoops
-from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
+from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.padding import pad_rows_of_loops
 from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
@@ -54,6 +53,7 @@ from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.simplify.unused import fill_mask
+from scanlib.rewrites.split.allow_products import AllowStepProducts
 from scanlib.rewrites.split.reuse import ReuseForwardValues
 from scanlib.rewrites.split.split import SplitLoops
 from scanlib.rewrites.split.stored_choices import StoreChoices
@@ -92,6 +92,9 @@ optdb.register(
     "scanlib",
     position=0.055,
 )
+optdb.register(
+    "scanlib_newton", SolveByNewton(), "fast_run", "fast_compile", "scanlib", position=0.057
+)
 optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", position=0.06)
 optdb.register(
     "scanlib_last_rows", CheckLastRows(), "fast_run", "fast_compile", "scanlib", position=0.07
@@ -129,7 +132,4 @@ optdb.register(
     "numba",
     "jax",
     position=48.4,
-)
-optdb.register(
-    "scanlib_prepare_inputs", WhereLoopsAre(*PREPARATIONS, always=True), "numba", position=48.5
 )

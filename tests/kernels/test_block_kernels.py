@@ -6,12 +6,18 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
+from scanlib.kernels.compiled import program_text
 from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
-from scanlib.kernels.recurrences import affine, clamp, extremes, lanes, logs, trust
-from scanlib.kernels.recurrences.affine import AffineSteps, scan_affine
-from scanlib.kernels.recurrences.extremes import scan_extremes
+from scanlib.kernels.recurrences import affine_scan as affine
+from scanlib.kernels.recurrences import clamp_scan as clamp
+from scanlib.kernels.recurrences import extremes_scan as extremes
+from scanlib.kernels.recurrences import lanes, logs, trust
+from scanlib.kernels.recurrences.affine_scan import AffineSteps, scan_affine
+from scanlib.kernels.recurrences.extremes_scan import scan_extremes
+from scanlib.kernels.schedules.choice import elementwise_program
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import by_llvm, interpreted
 from tests.modes import MODES
 
@@ -283,3 +289,28 @@ def test_histories_of_loops_with_until_grow(width):
                 state = np.sqrt(state * state + 1.0)
                 expected.append(state)
             np.testing.assert_allclose(function(value, stop, most), expected, rtol=1e-13)
+
+
+def test_what_elements_and_outputs_share_is_computed_once():
+    x, n = pt.dvector("x"), pt.dscalar("n")
+    trace, squares = scanlib.scan(
+        lambda x, two, one, n: (0.5 * one + 0.25 * two + x / n, (x / n) ** 2 * one),
+        sequences=[x],
+        outputs_info=[{"initial": pt.zeros(2), "taps": [-2, -1]}, None],
+        non_sequences=[n],
+        return_updates=False,
+    )
+    function = pytensor.function([x, n], [trace, squares], mode=MODES["numba"])
+    (op,) = (v.op for v in function.maker.fgraph.toposort() if isinstance(v.op, ElemwiseScan))
+    vectors = [
+        line for line in program_text(elementwise_program(op)).splitlines() if "fdiv <" in line
+    ]
+    assert len(vectors) == 1
+    values = np.random.default_rng(0).standard_normal(1100)
+    state, products = [0.0, 0.0], []
+    for value in values:
+        products.append((value / 3.0) ** 2 * state[-1])
+        state.append(0.5 * state[-1] + 0.25 * state[-2] + value / 3.0)
+    found = function(values, 3.0)
+    np.testing.assert_allclose(found[0], state[2:], rtol=1e-9)
+    np.testing.assert_allclose(found[1], products, rtol=1e-9)

@@ -12,7 +12,6 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib._compat import thaw_graph
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.logaddexp import logaddexp
@@ -137,11 +136,7 @@ def test_bits_of_another_dtype():
     trace = scanlib.scan(lambda x, h: h | x, x, np.int64(1024), return_updates=False)
     function = pytensor.function([x], trace, mode=MODES["c"])
     np.testing.assert_array_equal(function(np.array([1, 2, 4], "uint8")), [1025, 1027, 1031])
-    (node,) = (n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan))
-    (elements,) = (r.elements for r in node.op.recurrences)
-    graph = thaw_graph(elements)
-    x, mask = graph.inputs[0], graph.outputs[0]
-    assert mask.eval({x: np.uint8(1)}) == ~np.int64(1)
+    assert count(function, ElemwiseScan) == 1
 
 
 SUMS = {

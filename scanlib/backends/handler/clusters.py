@@ -35,6 +35,7 @@ from scanlib.kernels.schedules.graphs import graph_program
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
+SAME = (ScalarFromTensor, TensorFromScalar, Shape_i)  # what is done where it is read
 MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
 
@@ -81,6 +82,30 @@ class Plan:
                 return list(self._order())
             except _RefusedError as error:
                 self.refused |= error.nodes
+
+    def order_with_numbers(self) -> Iterator[Cluster | Apply]:
+        """Yield what `order` has, with numbers in programs as well, as few as there can be."""
+        items, waiting = self.order(), []
+        for item in items:
+            if isinstance(item, Apply):
+                if isinstance(item.op, Elemwise) and item in self.cheap:
+                    waiting.append(item)
+                    continue
+                if isinstance(item.op, SAME):
+                    yield item
+                    continue
+            if _reads(item, waiting) or (isinstance(item, Apply) and item.op.destroy_map):
+                yield from self._numbers(waiting)
+                waiting = []
+            yield item
+        yield from self._numbers(waiting)
+
+    def _numbers(self, nodes: list[Apply]) -> list[Cluster] | list[Apply]:
+        """Return one program of numbers; single nodes where there is none."""
+        try:
+            return [self._cluster(nodes, self.written)] if nodes else []
+        except _RefusedError:
+            return nodes
 
     def _order(self) -> Iterator[Cluster | Apply]:
         orderings = self.fgraph.orderings()
@@ -241,6 +266,18 @@ class Plan:
         if not all(map(has_compiled_function, program.functions)):
             raise _RefusedError(set(nodes))
         return graph, program
+
+
+def _reads(item: Cluster | Apply, nodes: Sequence[Apply]) -> bool:
+    """Whether something reads what nodes compute."""
+    todo = [inp.owner for inp in item.inputs if inp.owner is not None]
+    while todo:
+        node = todo.pop()
+        if node in nodes:
+            return True
+        if isinstance(node.op, SAME):
+            todo += [inp.owner for inp in node.inputs if inp.owner is not None]
+    return False
 
 
 class _RefusedError(Exception):

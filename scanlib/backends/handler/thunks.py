@@ -7,11 +7,14 @@ one C module of a whole function (``linker="c"``), a loop is a call of the same 
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import ScalarType
 
@@ -24,9 +27,33 @@ from scanlib.kernels.python_driver import compiled_runner
 OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 
 
-@cache
+_lock = threading.Lock()
+
+
 def library() -> Any:
     """Return the library of ``thunk.cpp``, None if it cannot be compiled."""
+    with _lock:
+        return _library()
+
+
+def prepare_library() -> None:
+    """Have the library compiled while the first graph is built, if it has never been."""
+    if not config.cxx or not config.compiledir:  # flags are made by the first thread that asks
+        return
+    threading.Thread(target=library, daemon=True).start()
+
+
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that held it is not in this process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
+
+
+@cache
+def _library() -> Any:
     text, options = source("thunk.cpp"), [*OPTIONS, *python_options()]
     name = f"scanlib_thunk_{identity(text, options)}"
     found = load_library(name, text, options, ctypes.PyDLL)
@@ -38,6 +65,8 @@ def library() -> Any:
     found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     found.scanlib_thunk.restype = ctypes.py_object
     found.scanlib_run_thunk.argtypes = (ctypes.py_object,)
+    found.scanlib_graph.argtypes = (ctypes.py_object,) * 6
+    found.scanlib_graph.restype = ctypes.py_object
     return found
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.backends.jax.bounded import static_int
+from scanlib.ops.checked_convergence import CheckedConvergence
 from scanlib.ops.checked_rows import CheckedPlaces, CheckedRows
 from scanlib.ops.errors import SequenceLengthError
 
@@ -51,3 +53,15 @@ def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callabl
         return rows
 
     return checked_rows
+
+
+@jax_funcify.register(CheckedConvergence)
+def funcify_checked_convergence(
+    op: CheckedConvergence, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return the function that has NaN say that iterations have not converged."""
+
+    def checked_convergence(rows: Any, failed: Any, *numbers: Any) -> Any:
+        return jnp.where(failed, jnp.nan, rows)
+
+    return checked_convergence

@@ -1,31 +1,9 @@
 """The numba backend: loops inside numba mode, and the compiled loop that `perform` runs."""
 
-from scanlib.backends.numba import (
-    checked_rows,
-    dispatch,
-    graph,
-    initial,
-    loop,
-    memory,
-    one_row,
-    padded_rows,
-    recurrences,
-    reductions,
-    segments,
-)
+from scanlib.backends.handler.thunks import prepare_library
+from scanlib.backends.numba import array_ops, dispatch, linker, loop, memory, recurrences
 
 memory.keep_freed_memory()
+prepare_library()
 
-__all__ = [
-    "checked_rows",
-    "dispatch",
-    "graph",
-    "initial",
-    "loop",
-    "memory",
-    "one_row",
-    "padded_rows",
-    "recurrences",
-    "reductions",
-    "segments",
-]
+__all__ = ["array_ops", "dispatch", "linker", "loop", "memory", "recurrences"]

@@ -1,299 +1,222 @@
-"""A graph that holds loops, as one function.
+"""The graph of a step that numba compiles: numbers, checks, views, and calls.
 
-PyTensor's numba linker makes two functions of every node of a graph, and two more that call them
-all. Around a loop of scalars stand a dozen small nodes (lengths and the checks that they agree,
-slices, a join of the initial value and a sequence, a sum behind the loop), and compiling these
-took longer than compiling the loop and its gradient. Here the whole graph is one function: numbers
-are local variables, vectors are walked by plain loops (`graph_vectors`), loops are calls of what
-`lazy` compiles apart, and all else is a call of the function that PyTensor makes for a node. The
-graph itself stays as PyTensor's rewrites left it: this is how it is compiled, not what it is.
-
-Graphs without loops are PyTensor's own business.
+A tensor of no axes, or of one item, is a scalar of the function until something wants it in memory.
+What only looks at an array in another way (axes in another order, slices, parts) is a view made
+with a few instructions. Indices are checked like PyTensor's own code does; an index that is
+negative counts from the end. Scalar Ops are functions of kernels; nodes over arrays that have
+kernels are gathered into programs (`scanlib.backends.handler.clusters`); any other node is a call
+of the function that PyTensor's numba dispatch makes for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import singledispatchmethod
-from hashlib import sha256
-from itertools import groupby
-from math import prod
 from typing import Any
 
 import numpy as np
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.link.numba.dispatch.basic import (
-    numba_funcify_and_cache_key,
-    numba_njit,
-    register_funcify_and_cache_key,
-)
+from pytensor.graph.type import Type
+from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_typify
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import ScalarOp, ScalarType
-from pytensor.tensor.type import DenseTensorType
+from pytensor.scalar.basic import Add, Mul, ScalarOp, ScalarType
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
 
-from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_graph
-from scanlib._compat.numba import Dispatcher
+from scanlib._compat import thaw_graph
 from scanlib.backends.handler.clusters import Cluster, Plan
-from scanlib.backends.numba.bundles import VERSION as BUNDLES
-from scanlib.backends.numba.bundles import as_arrays, constants, digest_of, picking
-from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.dispatch import loop_call
-from scanlib.backends.numba.graph_values import GraphValues, Part, Value, is_zero_dim
-from scanlib.backends.numba.lazy import apart, tuple_text
+from scanlib.backends.handler.instructions import graph_inside
+from scanlib.backends.numba.body import constant_value
+from scanlib.backends.numba.kernel_functions import numba_intrinsic, scalar_function
 from scanlib.backends.numba.programs import call_program
-from scanlib.backends.numba.recurrences import recurrence_call
-from scanlib.backends.numba.results import RESULTS_VERSION, as_results
-from scanlib.backends.numba.source import Source, may_cache
-from scanlib.backends.numba.state_products import Products, products_of
-from scanlib.kernels.compiled import program_key
-from scanlib.ops.checked_linear import CheckedLinearScan
+from scanlib.backends.numba.source import Source
+from scanlib.backends.numba.vectors import VERSION, as_array, as_scalar, failing, shuffling
+from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.loop_clock import WHOLE, clock_of
-from scanlib.ops.reductions import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.ops.softmax import AxesSoftmax
-from scanlib.source_keys import source_key
 
-VERSION = source_key(__name__)
-FEW = 1 << 14  # items that stay in the cache
-FEW_RESULTS = 32  # so many are arrays for compiled code that calls the function
-FEW_ITEMS = 16  # of a constant that is written where it is used
-LOOPS = (Scan, ElemwiseScan, LinearScan)
-_pytensors = numba_funcify_and_cache_key.dispatch(FunctionGraph)
+MOST_TERMS = 16  # of one call
 
 
-@register_funcify_and_cache_key(FunctionGraph)
-def funcify_graph(
-    fgraph: FunctionGraph,
-    node: Apply | None = None,
-    squeeze_output: bool = False,
-    **kwargs: Any,
-) -> tuple[Callable[..., Any], str | None]:
-    """Return the compiled function of a graph."""
-    if not any(isinstance(inner.op, LOOPS) for inner in fgraph.apply_nodes):
-        return _pytensors(fgraph, node=node, squeeze_output=squeeze_output, **kwargs)
-    stored = kwargs.get("storage_map") or {}
-    for_python = bool(fgraph.outputs) and all(out in stored for out in fgraph.outputs)
-    function, key = GraphWriter(fgraph).write(squeeze_output, for_python)
-    if not may_cache(key):
-        return numba_njit(function), key  # what the linker calls then
-    call = apart(function, f"graph {key}", cache=True)
-    call.__name__ = "graph"
-    return call, key
+@dataclass
+class Value:
+    """How a variable is held: as a `scalar`, an `array`, or both, by name."""
+
+    scalar: str | None = None
+    array: str | None = None
 
 
-class GraphWriter(GraphValues):
-    """Writes the function of one graph; see the module's text."""
+def is_zero_dim(type: Type) -> bool:
+    """Whether values of this type are held as scalars."""
+    return isinstance(type, ScalarType) or (isinstance(type, TensorType) and type.ndim == 0)
+
+
+class GraphWriter:
+    """Writes the nodes of a graph, and knows how each variable is held.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+    """
 
     def __init__(self, fgraph: FunctionGraph) -> None:
-        super().__init__(Source())
-        self.fgraph = self.whole = fgraph
-        self.clock = clock_of(fgraph.profile)
-        self.products: dict[Apply, Products] = {}  # that recurrences compute with their states
+        self.fgraph = fgraph
+        self.source = source = Source()
+        self.values: dict[Variable, Value] = {}
+        source.object("as_array", as_array)
+        source.object("as_scalar", as_scalar)
 
-    def write(
-        self, squeeze_output: bool = False, for_python: bool = False
-    ) -> tuple[Callable[..., Any], str | None]:
-        """Return the Python source function of the graph and its key."""
-        arguments = [f"in{i}" for i in range(len(self.fgraph.inputs))]
-        for variable, name in zip(self.fgraph.inputs, arguments, strict=True):
-            if isinstance(variable.type, ScalarType):
-                self.bind_scalar(variable, name)
+    # How variables are held
+
+    def bind_scalar(self, variable: Variable, name: str) -> None:
+        self.values[variable] = Value(scalar=name)
+
+    def bind_array(self, variable: Variable, name: str) -> None:
+        self.values[variable] = Value(array=name)
+
+    def find(self, variable: Variable) -> Value:
+        """Return how a variable is held."""
+        if variable not in self.values:
+            if isinstance(variable, Constant):
+                self.values[variable] = self._constant(variable)
             else:
-                self.bind_array(variable, name)
-        self._mark(WHOLE)
-        self.write_nodes()
-        self._mark(WHOLE)
-        if for_python:
-            as_tuple = self.source.function(as_results, RESULTS_VERSION, "as_results")
-            few = len(self.fgraph.outputs) <= FEW_RESULTS
-            wanted = self.arguments if few else self.bundled_arguments
-            result = f"{as_tuple}({tuple_text(wanted(self.fgraph.outputs))})"
-        else:
-            results = self.arguments(self.fgraph.outputs)
-            single = squeeze_output and len(results) == 1
-            result = results[0] if single else f"({', '.join(results)},)"
-        self.source.line(f"return {result}")
-        return self.source.compile("graph", arguments, VERSION)
+                assert variable.owner is not None, variable
+                self._write_shuffle(variable.owner)
+        return self.values[variable]
+
+    def _constant(self, variable: Constant) -> Value:
+        data = variable.data
+        if is_zero_dim(variable.type):
+            dtype = np.dtype(variable.type.dtype)
+            return Value(scalar=self.source.constant(dtype.type(np.asarray(data).item())))
+        return Value(
+            array=self.source.constant(numba_typify(constant_value(data), variable=variable))
+        )
+
+    def scalar(self, variable: Variable) -> str:
+        """Return the name of a zero-dimensional variable's scalar."""
+        value = self.find(variable)
+        if value.scalar is None:
+            value.scalar = self.source.name("s")
+            self.source.line(f"{value.scalar} = as_scalar({value.array})")
+        return value.scalar
+
+    def array(self, variable: Variable) -> str:
+        """Return the name under which an Op that wants arrays finds a variable."""
+        value = self.find(variable)
+        if value.array is None:
+            value.array = name = self.source.name("a")
+            ndim = variable.type.ndim
+            if ndim:  # one item
+                self.source.line(f"{name} = new_array({self._dtype(variable)}{', 1' * ndim})")
+                self.source.line(f"{name}[{', '.join(['0'] * ndim)}] = {value.scalar}")
+            else:
+                self.source.line(f"{name} = as_array({value.scalar})")
+        return value.array
+
+    def _item(self, variable: Variable) -> str:
+        """Return the only item of a tensor that has one."""
+        value = self.find(variable)
+        if isinstance(variable, Constant) and value.scalar is None:
+            value.scalar = self.source.constant(np.asarray(variable.data).reshape(-1)[0])
+        elif value.scalar is None and variable.type.ndim:
+            array = self.array(variable)
+            value.scalar = self.source.name("s")
+            place = ", ".join(["0"] * variable.type.ndim)
+            self.source.line(f"{value.scalar} = {array}[{place}]")
+        return self.scalar(variable)
+
+    def argument(self, variable: Variable) -> str:
+        """Return a variable as PyTensor's numba functions take it."""
+        if isinstance(variable.type, ScalarType):
+            return self.scalar(variable)
+        return self.array(variable)
+
+    def _dtype(self, variable: Variable) -> str:
+        dtype = np.dtype(variable.type.dtype)
+        return self.source.object(f"np_{dtype.name}", dtype.type)
+
+    # Checks
+
+    def _fail_if(self, error: type[Exception], message: str, condition: str) -> None:
+        """Write a check that raises where a condition holds."""
+        kind = f"{VERSION} {error.__module__}.{error.__qualname__}"
+        name = self.source.function(failing(error, message), f"{kind} {message}", "fail_if")
+        self.source.line(f"{name}({condition})")
+
+    # Nodes
 
     def write_nodes(self) -> None:
         """Write the nodes of the graph: those over arrays together, the others one by one."""
-        self.products = products_of(self.fgraph)
-        written = {found.product for found in self.products.values()}
-        early = {node: [found.other] for node, found in self.products.items()}
-        for item in Plan(self.fgraph, set(written), early).order():
+        for item in Plan(self.fgraph).order():
             if isinstance(item, Cluster):
-                self._write_cluster(item)
-            elif item not in written:
+                name = self.source.function(*call_program(item.program), "arrays")
+                self._bind_results(name, self._for_kernels(item.inputs), item.outputs)
+            else:
                 self.emit(item)
 
-    def _write_cluster(self, cluster: Cluster) -> None:
-        program = cluster.program
-        key = f"program {program_key(program)}"
-        name = self.source.function(call_program(program, key), key, "arrays")
-        arguments = tuple_text(self.arguments_of(cluster.inputs, self.for_loop))
-        self._bind_results(cluster.outputs, f"{name}({arguments})", len(program.outputs) > 1)
-
-    def _bind_results(self, outputs: Sequence[Variable], call: str, bundled: bool) -> None:
-        """Write a call, and bind what it returns: arrays, or a bundle of them."""
-        if not bundled:
-            results = [self.source.name("v") for _ in outputs]
-            self.source.line(f"{', '.join(results)} = {call}")
-            for out, result in zip(outputs, results, strict=True):
-                self.bind_array(out, result)
-            return
-        whole = self.source.name("b")
-        self.source.line(f"{whole} = {call}")
-        for place, out in enumerate(outputs):
-            self.values[out] = Value(part=Part(whole, (place, None, None)))
-
     def emit(self, node: Apply) -> None:
-        inside = _graph_inside(node.op)
+        """Write the statements that compute a node; axes are reordered where they are read."""
+        inside = graph_inside(node.op)
         if inside is not None:
             self._write_inside(inside, node)
-        elif self.clock is None or self.fgraph is not self.whole or not isinstance(node.op, LOOPS):
-            super().emit(node)
-        else:
-            number = self.clock.number(node)
-            self._mark(number)
-            super().emit(node)
-            self._mark(number)
-
-    def _mark(self, number: int) -> None:
-        """Write a call of the clock, where the function is profiled."""
-        if self.clock is not None:
-            self.source.cacheable = False
-            self.source.object("mark", self.clock.mark)
-            self.source.line(f"mark({number})")
+        elif not isinstance(node.op, DimShuffle):
+            self._emit(node.op, node)
 
     def _write_inside(self, inside: FunctionGraph, node: Apply) -> None:
         """Write a graph in the place of a node."""
         held = [self.find(inp) for inp in node.inputs]
-        outside = self.fgraph, self.values, self.products
-        # Equal nodes may share the variables of their graphs.
-        inside = thaw_graph(inside)
-        self.fgraph, self.values = inside, {}
-        self.values.update(zip(inside.inputs, held, strict=True))
+        outside = self.fgraph, self.values
+        inside = thaw_graph(inside)  # equal nodes may share the variables of their graphs
+        self.fgraph, self.values = inside, dict(zip(inside.inputs, held, strict=True))
         self.write_nodes()
         results = [self.find(own) for own in inside.outputs]
-        self.fgraph, self.values, self.products = outside
+        self.fgraph, self.values = outside
         self.values.update(zip(node.outputs, results, strict=True))
 
-    # Nodes
+    def _for_kernels(self, variables: Sequence[Variable]) -> list[str]:
+        """Return variables as kernels take them: numbers need no memory."""
+        return [self.scalar(v) if is_zero_dim(v.type) else self.array(v) for v in variables]
+
+    def _bind_results(self, name: str, given: list[str], outputs: Sequence[Variable]) -> None:
+        """Write a call, and bind what it returns."""
+        results = [self.source.name("v") for _ in outputs]
+        self.source.line(f"{', '.join(results)} = {name}({', '.join(given)})")
+        for out, result in zip(outputs, results, strict=True):
+            if isinstance(out.type, ScalarType):
+                self.bind_scalar(out, result)
+            else:
+                self.bind_array(out, result)
 
     @singledispatchmethod
     def _emit(self, op: Op, node: Apply) -> None:
-        super()._emit(op, node)
+        self._call(op, node)
+
+    def _call(self, op: Op, node: Apply) -> None:
+        """Call the function that PyTensor's numba dispatch makes for a node."""
+        given = [self.argument(inp) for inp in node.inputs]
+        self._bind_results(self._function(op, node), given, node.outputs)
 
     @_emit.register(Scan)
     @_emit.register(ElemwiseScan)
+    @_emit.register(LinearScan)
     def _loop(self, op: Op, node: Apply) -> None:
-        known = loop_call(node)
-        if known is None:
-            self._call(op, node)
-            return
-        name = self.source.function(known.function, known.key, "loop")
-        arguments = tuple_text(self.arguments_of(node.inputs, self.for_loop))
-        self._bind_results(node.outputs, f"{name}({arguments})", known.bundled)
-
-    def bundled_arguments(self, variables: Sequence[Variable]) -> list[str]:
-        """Return variables as `arguments` does, those of a bundle as one."""
-        return self.arguments_of(variables, self.arguments)
-
-    def arguments(self, variables: Sequence[Variable]) -> list[str]:
-        """Return variables as PyTensor's numba functions take them."""
-        return [self.argument(variable) for variable in variables]
-
-    def arguments_of(
-        self,
-        variables: Sequence[Variable],
-        others: Callable[[Sequence[Variable]], list[str]],
-    ) -> list[str]:
-        """Return variables as arguments; those that stand side by side in a bundle are one."""
-        values = [None if isinstance(v, Constant) else self.find(v) for v in variables]
-        free = [v.part if v and v.array is None and v.scalar is None else None for v in values]
-        names: list[str] = []
-        for bundle, run in groupby(
-            zip(variables, free, strict=True), lambda both: both[1] and both[1].bundle
-        ):
-            if bundle is None:
-                names += others([variable for variable, _ in run])
-                continue
-            rows = tuple(part.rows for _, part in run if part is not None)
-            words = sha256(str(rows).encode()).hexdigest()
-            picked = self.source.function(picking(rows), f"{BUNDLES} picked {words}", "picked")
-            names.append(self.source.name("b"))
-            self.source.line(f"{names[-1]} = {picked}({bundle})")
-        return names
-
-    def for_loop(self, variables: Sequence[Variable]) -> list[str]:
-        """Return variables as loops take them: numbers need no memory, small constants no name."""
-        names = []
-        for small, run in groupby(variables, _is_small_array):
-            if small:
-                values = [np.asarray(variable.data) for variable in run]
-                given = self.source.function(
-                    constants(values), f"{BUNDLES} {digest_of(values)}", "given"
-                )
-                names.append(f"{given}()")
-                continue
-            names += [
-                self.scalar(variable) if is_zero_dim(variable.type) else self.array(variable)
-                for variable in run
-            ]
-        return names
-
-    @_emit.register
-    def _matrix_recurrence(self, op: LinearScan, node: Apply) -> None:
-        if isinstance(op, CheckedLinearScan):
-            self._kernel(op, node)
-            return
-        found = self.products.get(node)
-        if found is None:
-            name = self.source.function(*recurrence_call(node), "loop")
-            arguments = tuple_text(self.arguments_of(node.inputs, self.for_loop))
-            self._view(node.outputs[0], f"{name}({arguments})")
-            return
-        product, other, outer = found.product, found.other, found.outer
-        name = self.source.function(*recurrence_call(node, outer), "loop")
-        history, products = self.source.name("v"), self.source.name("v")
-        self.source.object("as_arrays", as_arrays)
-        arguments = tuple_text(self.arguments_of([*node.inputs, other], self.for_loop))
-        self.source.line(f"{history}, {products} = as_arrays({name}({arguments}))")
-        self.bind_array(node.outputs[0], history)
-        self._check_sizes(product)
-        self.bind_array(product.outputs[0], products)
-
-    def _apart(self, function: Dispatcher, key: str, node: Apply) -> str:
-        """Return the name of a kernel that is compiled apart from this function."""
-        function.enable_caching()  # its own options are kept, unlike those of its Python function
-        sealed(function)
-        key = f"kernel {key}{[inp.type for inp in node.inputs]}"
-        return self.source.function(apart(function, key, cache=True), key, "kernel")
-
-    @_emit.register(StepProducts)
-    @_emit.register(AxesSoftmax)
-    def _kernel(self, op: Op, node: Apply) -> None:
-        """Write a call of what is compiled apart, and not once more with this function."""
-        function, key = numba_funcify_and_cache_key(op, node=node)
-        if not isinstance(function, Dispatcher) or not may_cache(key):
-            self._call(op, node)
-            return
-        call = self._apart(function, key, node)
-        self._view(node.outputs[0], f"{call}({', '.join(map(self.argument, node.inputs))})")
+        name = self._function(op, node)
+        self._bind_results(name, self._for_kernels(node.inputs), node.outputs)
 
     @_emit.register
     def _check(self, op: CheckAndRaise, node: Apply) -> None:
         checked, *conditions = node.inputs
         for condition in conditions:
             self._fail_if(op.exc_type, op.msg, f"not {self.scalar(condition)}")
-        value = self.find(checked)
-        self.values[node.outputs[0]] = replace(value)
+        self.values[node.outputs[0]] = replace(self.find(checked))
 
     @_emit.register
     def _number(self, op: ScalarOp, node: Apply) -> None:
@@ -301,31 +224,141 @@ class GraphWriter(GraphValues):
         for out, result in zip(node.outputs, results, strict=True):
             self.bind_scalar(out, result)
 
+    def _function(self, op: Op, node: Apply) -> str:
+        """Register the function of a node and return its name.
 
-def _graph_inside(op: Op) -> FunctionGraph | None:
-    """Return the graph that may be written in the place of a node, if there is one."""
-    if isinstance(op, NUMBERS_INSIDE):
-        return op.fgraph
-    if isinstance(op, FUSED_ELEMWISE):
-        indexed = any(op.indexed_inputs) or any(op.indexed_outputs)
-        # One walk there is several here, and what is between them has memory.
-        return None if indexed and not _is_small(op.fgraph) else op.fgraph
-    finds = numba_funcify_and_cache_key.dispatch
-    ready = isinstance(op, READY_GRAPHS) and finds(type(op)) is finds(OpFromGraph)
-    return op.fgraph if ready else None
+        It is that of PyTensor's numba dispatch, which may use the number and the static types of
+        inputs; its own keys leave those out.
+        """
+        function, key = numba_funcify_ensure_cache(op, node=node)
+        if key is not None:
+            key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
+        return self.source.function(function, key)
+
+    # Numbers
+
+    def _scalar_op(self, node: Apply, items: list[str]) -> list[str]:
+        """Write a scalar node and return the names of the results."""
+        while isinstance(node.op, Add | Mul) and len(items) > MOST_TERMS:
+            # From the left: a call of hundreds of arguments takes numba long.
+            first = node.op.make_node(*(inp.type() for inp in node.inputs[:MOST_TERMS]))
+            if first.outputs[0].type != node.outputs[0].type:
+                break
+            items = [*self._scalar_op(first, items[:MOST_TERMS]), *items[MOST_TERMS:]]
+            rest = [node.outputs[0], *node.inputs[MOST_TERMS:]]
+            node = node.op.make_node(*(variable.type() for variable in rest))
+        results = [self.source.name("s") for _ in node.outputs]
+        try:
+            name = self.source.function(*numba_intrinsic(scalar_function(node)), "scalar")
+        except NoKernelError:
+            name = self._function(node.op, node)
+        given = ", ".join(items)
+        if len(results) == 1:
+            kind = self._dtype(node.outputs[0])
+            self.source.line(f"{results[0]} = {kind}({name}({given}))")
+        else:
+            self.source.line(f"{', '.join(results)} = {name}({given})")
+        return results
+
+    def write_items(self, op: Elemwise, node: Apply) -> None:
+        """Write an elementwise operation on tensors of one item."""
+        inner = op.make_scalar_node(*node.inputs)
+        items = [self._item(inp) for inp in node.inputs]
+        for out, result in zip(node.outputs, self._scalar_op(inner, items), strict=True):
+            self.bind_scalar(out, result)
+
+    @_emit.register
+    def _elemwise(self, op: Elemwise, node: Apply) -> None:
+        if all(map(is_item, node.outputs)):
+            self.write_items(op, node)
+        else:
+            self._call(op, node)
+
+    @_emit.register(TensorFromScalar)
+    @_emit.register(ScalarFromTensor)
+    def _same_number(self, op: Op, node: Apply) -> None:
+        self.bind_scalar(node.outputs[0], self.scalar(node.inputs[0]))
+
+    @_emit.register
+    def _shape_i(self, op: Shape_i, node: Apply) -> None:
+        name = self.source.name("s")
+        self.source.line(f"{name} = np.int64({self.array(node.inputs[0])}.shape[{op.i}])")
+        self.bind_scalar(node.outputs[0], name)
+
+    # Views
+
+    def _write_shuffle(self, node: Apply) -> None:
+        (x,), (out,) = node.inputs, node.outputs
+        if out.type.ndim == 0 and x.type.ndim == 0:
+            self.values[out] = self.find(x)
+            return
+        if is_item(x) and is_item(out):
+            self.bind_scalar(out, self._item(x))
+            return
+        op = node.op
+        if not isinstance(op, DimShuffle) or any(x.type.shape[axis] != 1 for axis in op.drop):
+            self._call(op, node)
+            return
+        order = tuple(None if axis == "x" else int(axis) for axis in op.new_order)
+        shuffled = self.source.function(
+            shuffling(order, x.type.shape), f"{VERSION} {order} {x.type.shape}", "shuffled"
+        )
+        self._view(out, f"{shuffled}({self.array(x)})")
+
+    def _view(self, out: Variable, text: str) -> str:
+        name = self.source.name("a")
+        self.source.line(f"{name} = {text}")
+        self.bind_array(out, name)
+        return name
+
+    # Indices
+
+    @_emit.register
+    def _index(self, op: Subtensor, node: Apply) -> None:
+        indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        x, out = node.inputs[0], node.outputs[0]
+        if not all(isinstance(index, slice | int | Variable) for index in indices):
+            self._call(op, node)
+            return
+        text = self._indexed(self.array(x), indices)
+        if out.type.ndim:
+            self._view(out, text)
+        else:
+            name = self.source.name("s")
+            self.source.line(f"{name} = {text}")
+            self.bind_scalar(out, name)
+
+    def _indexed(self, array: str, indices: Sequence[Any]) -> str:
+        """Return the text of an array with basic indices, which are checked."""
+        inside = []
+        for axis, index in enumerate(indices):
+            if isinstance(index, slice):
+                texts = [self._end(end) for end in (index.start, index.stop, index.step)]
+                inside.append(":".join(texts if texts[2] else texts[:2]))
+            else:
+                inside.append(self._checked(self._end(index), f"{array}.shape[{axis}]"))
+        return f"{array}[{', '.join(inside)}]"
+
+    def _checked(self, text: str, size: str) -> str:
+        """Write the check of an index, and return the place that it means."""
+        place = self.source.name("i")
+        if text[0] == "-":  # no choice, which numba would write as blocks of code
+            self.source.line(f"{place} = {size} + {text}")
+        else:
+            self.source.line(f"{place} = {text}")
+            if not text.isdigit():
+                self.source.line(f"{place} += {size} if {place} < 0 else 0")
+        self._fail_if(IndexError, "index out of bounds", f"({place} < 0) | ({place} >= {size})")
+        return place
+
+    def _end(self, end: Any) -> str:
+        """Return the text of an index, or of an end of a slice: nothing where it has none."""
+        if isinstance(end, Variable) and not isinstance(end, Constant):
+            return f"np.int64({self.scalar(end)})"
+        number = end.data if isinstance(end, Constant) else end
+        return "" if number is None else str(int(number))
 
 
-def _is_small_array(variable: Variable) -> bool:
-    """Whether a variable is a constant with axes, but few items."""
-    if not isinstance(variable, Constant) or not isinstance(variable.type, DenseTensorType):
-        return False
-    return variable.type.ndim > 0 and np.asarray(variable.data).size <= FEW_ITEMS
-
-
-def _is_small(fgraph: FunctionGraph) -> bool:
-    """Whether all that is computed in a graph surely has few items."""
-    return all(
-        None not in out.type.shape and prod(out.type.shape) <= FEW
-        for node in fgraph.apply_nodes
-        for out in node.outputs
-    )
+def is_item(variable: Variable) -> bool:
+    """Whether a tensor is a number, or surely an array of one."""
+    return all(variable.type.broadcastable)

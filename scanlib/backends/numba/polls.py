@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scanlib._compat.numba import RETCODE_EXC, cgutils
-from scanlib.backends.numba.lazy import address_of, register_address
+from scanlib.backends.numba.addresses import address_of, register_address
 from scanlib.kernels.python_driver import poll_address
 
 register_address("scanlib poll", poll_address)

@@ -7,9 +7,9 @@ are compiled, or loaded from disk, when the loop first runs, and asked for by th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -19,9 +19,13 @@ from numba.extending import intrinsic
 
 from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
 from scanlib.backends.handler.functions import function_address
-from scanlib.backends.numba.bundles import WORDS, Bundle, Group, each, new_bundle
-from scanlib.backends.numba.lazy import address_of, flat_parts, register_address
-from scanlib.backends.numba.memory import ask_for_large_pages
+from scanlib.backends.handler.programs import registered
+from scanlib.backends.numba.addresses import (
+    address_of,
+    bytes_object,
+    call_python,
+    register_address,
+)
 from scanlib.backends.numba.polls import poll_pointer
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
@@ -37,32 +41,20 @@ _programs: dict[str, LoopProgram] = {}
 _codes: dict[str, Any] = {}
 
 
-class Call(NamedTuple):
-    """A function of a tuple of a loop's inputs, its key, and whether results are a bundle."""
-
-    function: Callable[..., Any]
-    key: str | None
-    bundled: bool = False
-
-
 def call_program(
-    program: LoopProgram, key: str, otherwise: Callable[..., Any] | None = None
-) -> Any:
-    """Return a function, for compiled code, that takes a tuple of a loop's inputs.
+    program: LoopProgram, otherwise: Callable[..., Any] | None = None
+) -> tuple[Any, str]:
+    """Return a function for compiled code, from the inputs of a loop to its outputs, and its key.
 
-    The tuple may hold them in groups, as `lazy.tuple_text` writes it, and in bundles. Several
-    results are a bundle.
+    Each process that runs code which calls it has to make it like this.
 
     Parameters
     ----------
     program : LoopProgram
-    key : str
-        What identifies it between processes; each that runs code which calls it must register it
-        like this.
     otherwise : callable, optional
-        For a program that may be unfit: runs the loop another way, with the same tuple, and returns
-        arrays.
+        For a program that may be unfit: runs the loop another way, with the same inputs.
     """
+    key = registered(program)
     _programs[key] = program
     for name in ("prepare_entry", "start_entry", "run_parts", ASKING):
         register_address(f"{key} {name}", partial(_entry, key, name))
@@ -72,27 +64,27 @@ def call_program(
         types.Array(numba.from_dtype(np.dtype(o.type.dtype)), o.type.ndim, "C")
         for o in program.outputs
     ]
-    returned = results[0] if len(results) == 1 else Bundle(results)
+    returned = results[0] if len(results) == 1 else types.Tuple(results)
 
     @intrinsic
-    def call(typingctx: Any, arguments: Any) -> Any:
+    def call(typingctx: Any, *arguments: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            call = _Call(context, builder, program, key, returned)
+            call = _Call(context, builder, program, key, results)
+            given = cgutils.unpack_tuple(builder, values[0])
             if otherwise is not None:
-                kind = results[0] if len(results) == 1 else types.Tuple(results)
                 call.otherwise = lambda: context.compile_internal(
-                    builder, _calling(otherwise), kind(arguments), values
+                    builder, _calling(otherwise), returned(*arguments), given
                 )
-            whole = call.write(flat_parts(builder, arguments, values[0]))
+            whole = call.write(arguments, given)
             return impl_ret_new_ref(context, builder, returned, whole)
 
-        return returned(arguments), codegen
+        return returned(types.StarArgTuple.from_types(arguments)), codegen
 
-    return call
+    return call, f"program {key}"
 
 
 def _calling(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda arguments: function(arguments)
+    return lambda *arguments: function(*arguments)
 
 
 def _entry(key: str, name: str) -> int:
@@ -111,20 +103,23 @@ class _Call:
     """Writes the call of one program."""
 
     def __init__(
-        self, context: Any, builder: Any, program: LoopProgram, key: str, returned: Any
+        self, context: Any, builder: Any, program: LoopProgram, key: str, results: list[Any]
     ) -> None:
         self.context, self.builder = context, builder
-        self.program, self.key, self.returned = program, key, returned
-        self.results = returned.kinds if isinstance(returned, Bundle) else [returned]
+        self.program, self.key, self.results = program, key, results
         self.words = program.words
         self.table = cgutils.alloca_once(builder, ir.ArrayType(_INT, self.words.size))
         self.frame = cgutils.alloca_once(builder, ir.ArrayType(_INT, FRAME))
+        self.places = [
+            cgutils.alloca_once(builder, context.get_value_type(kind)) for kind in results
+        ]
         self.otherwise: Callable[[], Any] | None = None
 
-    def write(self, parts: Iterable[tuple[Any, Any]]) -> Any:
-        """Write everything; return the result, or a bundle of several."""
+    def write(self, kinds: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Write everything; return the result, or a tuple of several."""
         builder, words = self.builder, self.words
-        self.write_inputs(parts)
+        for place, kind, value in zip(words.inputs, kinds, values, strict=True):
+            self.write_input(place, kind, value)
         for place in range(len(self.program.functions)):
             self.write_word(words.functions + place, self.address(str(place)))
         told = self.program.progress
@@ -133,33 +128,33 @@ class _Call:
         code = self.call("prepare_entry")
         if self.otherwise is None:
             self.fail_if(code)
-            return self.write_run()
-        unfit = builder.icmp_signed("==", code, ir.Constant(_INT, self.program.unfit))
-        place = cgutils.alloca_once(builder, self.context.get_value_type(self.returned))
-        with builder.if_else(unfit, likely=False) as (other, own):
-            with other:
-                builder.store(self.gathered(self.otherwise()), place)
-            with own:
-                self.fail_if(code)
-                builder.store(self.write_run(), place)
-        return builder.load(place)
+            self.write_run()
+        else:
+            unfit = builder.icmp_signed("==", code, ir.Constant(_INT, self.program.unfit))
+            with builder.if_else(unfit, likely=False) as (other, own):
+                with other:
+                    self.keep(self.otherwise())
+                with own:
+                    self.fail_if(code)
+                    self.write_run()
+        return self.gathered()
 
-    def gathered(self, value: Any) -> Any:
-        """Write the arrays of a tuple as the result."""
-        bundle = self.make_places()
-        if bundle is None:
-            return value
-        offsets = self.returned.offsets
-        for array, kind, offset in zip(
-            cgutils.unpack_tuple(self.builder, value), self.results, offsets, strict=False
-        ):
-            self.builder.store(array, self.result_at(kind, ir.Constant(_INT, offset)))
-        return bundle
+    def keep(self, value: Any) -> None:
+        """Write the results of another way into their places."""
+        several = len(self.results) > 1
+        values = cgutils.unpack_tuple(self.builder, value) if several else [value]
+        for place, item in zip(self.places, values, strict=True):
+            self.builder.store(item, place)
 
-    def write_run(self) -> Any:
-        """Write what follows the checks; return the result, or a bundle of several."""
+    def gathered(self) -> Any:
+        values = [self.builder.load(place) for place in self.places]
+        if len(values) == 1:
+            return values[0]
+        return self.context.make_tuple(self.builder, types.Tuple(self.results), values)
+
+    def write_run(self) -> None:
+        """Write what follows the checks."""
         builder, words = self.builder, self.words
-        bundle = self.make_places()
         self.allocate(range(len(self.results)))
         space = types.Array(types.uint8, 1, "C")
         if self.program.has_workspace:
@@ -172,44 +167,9 @@ class _Call:
             code = self.run_until_done(code)
         if self.program.has_workspace:
             self.context.nrt.decref(builder, space, workspace._getvalue())
-        self.fail_if(code, self.only_result() if bundle is None else bundle)
+        self.fail_if(code, made=True)
         if self.program.may_stop:
             self.cut_results()
-        return self.only_result() if bundle is None else bundle
-
-    def make_places(self) -> Any:
-        """Write where results are kept: a bundle, which is returned, or a place on the stack."""
-        if isinstance(self.returned, Bundle):
-            bundle, self.memory = new_bundle(self.context, self.builder, self.returned)
-            return bundle
-        memory = cgutils.alloca_once(self.builder, self.context.get_value_type(self.returned))
-        self.memory = self.builder.bitcast(memory, WORDS)
-        return None
-
-    def only_result(self) -> Any:
-        return self.builder.load(self.result_at(self.returned, ir.Constant(_INT, 0)))
-
-    def result_at(self, kind: Any, offset: Any) -> Any:
-        """Write the address of a result."""
-        pointer = self.context.get_value_type(kind).as_pointer()
-        return self.builder.bitcast(self.builder.gep(self.memory, [offset]), pointer)
-
-    def each_result(self, numbers: Iterable[int]) -> Iterator[tuple[Any, list[Any]]]:
-        """Write code for each of some results: of all of one type it is the same code.
-
-        It gets the type and, as words, where the result is in the table and in memory, how many
-        rows it has before the first step, and where the table says which rows it has.
-        """
-        offsets = self.returned.offsets if isinstance(self.returned, Bundle) else [0]
-        alike: dict[Any, list[list[int]]] = {}
-        for number in numbers:
-            output, row = self.program.outputs[number], [self.words.outputs[number]]
-            row += [offsets[number], output.extra]
-            row.append(self.words.first_row(number) if self.program.may_stop else 0)
-            alike.setdefault(self.results[number], []).append(row)
-        for kind, rows in alike.items():
-            with each(self.builder, rows) as row:
-                yield kind, row
 
     # The table
 
@@ -221,27 +181,6 @@ class _Call:
 
     def write_word(self, place: int, value: Any) -> None:
         self.builder.store(value, self.field(self.table, place))
-
-    def place_at(self, place: Any, number: int = 0) -> Any:
-        """Write the address of a word of the table, some words behind a computed place."""
-        place = self.builder.add(place, ir.Constant(_INT, number))
-        return self.builder.gep(self.table, [ir.Constant(_INT, 0), place])
-
-    def word_at(self, place: Any, number: int = 0) -> Any:
-        return self.builder.load(self.place_at(place, number))
-
-    def write_inputs(self, parts: Iterable[tuple[Any, Any]]) -> None:
-        """Write all inputs, as they come in a tuple."""
-        places = list(self.words.inputs)
-        table = self.builder.bitcast(self.table, WORDS)
-        for kind, value in parts:
-            if isinstance(kind, Group):
-                count = len(kind.own_types)
-                kind.write_words(self.context, self.builder, value, table, places[:count])
-                del places[:count]
-            else:
-                self.write_input(places.pop(0), kind, value)
-        assert not places
 
     def write_input(self, place: int, kind: Any, value: Any) -> None:
         """Write the address, the shape and the strides of an input."""
@@ -272,13 +211,13 @@ class _Call:
         places = [builder.bitcast(place, _BYTES) for place in (self.table, self.frame)]
         return builder.call(target, places)
 
-    def fail_if(self, code: Any, held: Any = None) -> None:
+    def fail_if(self, code: Any, made: bool = False) -> None:
         """Write that results are given up and an error is raised where a code is not zero."""
         builder, context = self.builder, self.context
         wrong = builder.icmp_signed("!=", code, ir.Constant(_INT, 0))
         with cgutils.if_unlikely(builder, wrong):
-            if held is not None:
-                context.nrt.decref(builder, self.returned, held)
+            for kind, place in zip(self.results, self.places if made else (), strict=False):
+                context.nrt.decref(builder, kind, builder.load(place))
             # An interruption has set its exception already, but for one that Python was told.
             failed = builder.icmp_signed(">", code, ir.Constant(_INT, 0))
             if self.program.progress:
@@ -292,38 +231,27 @@ class _Call:
         builder, context = self.builder, self.context
         python = context.get_python_api(builder)
         lock = python.gil_ensure()
-        module = python.import_module(context.insert_const_string(builder.module, __name__))
-        function = python.object_getattr_string(module, fail.__name__)
-        text = self.key.encode()
-        key = python.bytes_from_string_and_size(
-            context.insert_const_bytes(builder.module, text), ir.Constant(_INT, len(text))
-        )
         values = builder.bitcast(self.field(self.frame, NUMBERS), _BYTES)
         size = ir.Constant(_INT, (FRAME - NUMBERS) * WORD)
         items = [
-            key,
+            bytes_object(context, builder, self.key.encode()),
             python.long_from_longlong(code),
             python.bytes_from_string_and_size(values, size),
         ]
-        python.call_function_objargs(function, items)
-        for item in (*items, function, module):
-            python.decref(item)
+        call_python(context, builder, fail, items)
         python.gil_release(lock)
 
     # Outputs
 
     def allocate(self, numbers: Iterable[int]) -> None:
         """Write new outputs with the dimensions in the table, which gets their addresses."""
-        for kind, (place, offset, *_) in self.each_result(numbers):
-            self.allocate_one(kind, place, offset)
-
-    def allocate_one(self, kind: Any, place: Any, offset: Any) -> None:
         builder = self.builder
-        shape = [self.word_at(place, 1 + axis) for axis in range(kind.ndim)]
-        array = fresh_array(self.context, builder, kind, shape)
-        ask_for_large_pages(builder, array)
-        builder.store(builder.ptrtoint(array.data, _INT), self.place_at(place))
-        builder.store(array._getvalue(), self.result_at(kind, offset))
+        for number in numbers:
+            kind, place = self.results[number], self.words.outputs[number]
+            shape = [self.read_word(place + 1 + axis) for axis in range(kind.ndim)]
+            array = fresh_array(self.context, builder, kind, shape)
+            self.write_word(place, builder.ptrtoint(array.data, _INT))
+            builder.store(array._getvalue(), self.places[number])
 
     def run_until_done(self, code: Any) -> Any:
         """Write that outputs grow, and the loop goes on, as long as they are full."""
@@ -356,26 +284,27 @@ class _Call:
         less = builder.icmp_signed("<", twice, steps)
         capacity = builder.select(less, twice, steps)
         self.write_word(words.capacity, capacity)
-        for kind, (place, offset, extra, _) in self.each_result(self.growing):
-            old = self.array_at(kind, offset)
-            builder.store(builder.add(capacity, extra), self.place_at(place, 1))
-            self.allocate_one(kind, place, offset)
-            new = self.array_at(kind, offset)
+        for number in self.growing:
+            old = self.array(number)
+            extra = ir.Constant(_INT, self.program.outputs[number].extra)
+            self.write_word(words.outputs[number] + 1, builder.add(capacity, extra))
+            self.allocate([number])
+            new = self.array(number)
             count = builder.mul(old.nitems, old.itemsize)
             pointers = [builder.bitcast(array.data, _BYTES) for array in (new, old)]
             cgutils.raw_memcpy(builder, *pointers, count, 1)
-            self.context.nrt.decref(builder, kind, old._getvalue())
+            self.context.nrt.decref(builder, self.results[number], old._getvalue())
 
-    def array_at(self, kind: Any, offset: Any) -> Any:
-        value = self.builder.load(self.result_at(kind, offset))
-        return self.context.make_array(kind)(self.context, self.builder, value)
+    def array(self, number: int) -> Any:
+        value = self.builder.load(self.places[number])
+        return self.context.make_array(self.results[number])(self.context, self.builder, value)
 
     def cut_results(self) -> None:
         """Write that outputs have the rows that are the result, where the loop may have stopped."""
         builder = self.builder
-        for kind, (_, offset, _, place) in self.each_result(self.growing):
-            array = self.array_at(kind, offset)
-            first, rows = self.word_at(place), self.word_at(place, 1)
+        for number in self.growing:
+            array, place = self.array(number), self.words.first_row(number)
+            first, rows = self.read_word(place), self.read_word(place + 1)
             shape = cgutils.unpack_tuple(builder, array.shape)
             strides = cgutils.unpack_tuple(builder, array.strides)
             start = builder.mul(first, strides[0])
@@ -386,4 +315,4 @@ class _Call:
             for size in shape[1:]:
                 items = builder.mul(items, size)
             array.nitems = items
-            builder.store(array._getvalue(), self.result_at(kind, offset))
+            builder.store(array._getvalue(), self.places[number])

@@ -17,8 +17,9 @@ from pytensor.scalar.math import Softplus
 
 from scanlib._compat import IfElse
 from scanlib.backends.torch.portable import torch_dtype
+from scanlib.ops.checked_convergence import CheckedConvergence
 from scanlib.ops.checked_rows import CheckedRows
-from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
 
@@ -113,6 +114,20 @@ def funcify_if_else(op: IfElse, node: Apply, **kwargs: Any) -> Callable[..., Any
         return chosen[0] if n == 1 else chosen
 
     return if_else
+
+
+@pytorch_funcify.register(CheckedConvergence)
+def funcify_checked_convergence(
+    op: CheckedConvergence, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return the check that iterations have converged."""
+
+    def checked_convergence(rows: Any, failed: Any, *numbers: Any) -> Any:
+        if failed:
+            raise ConvergenceError(op.message, *(number.item() for number in numbers))
+        return rows
+
+    return checked_convergence
 
 
 @pytorch_funcify.register(CheckedRows)

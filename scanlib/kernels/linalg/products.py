@@ -6,7 +6,8 @@ Products of known sizes up to `TINIEST` are unrolled, a row of `B` and of `C` in
 are one function for each dtype, wherever they lie in memory and whatever their sizes:
 
 =====================================  ==========================================================
-rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` times `VECTORS` vectors, in registers
+rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` times `VECTORS` vectors, in registers:
+                                       small ones if a row of `C` does not fill a large one
 of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile
 `A`'s rows and `B`'s columns are       sums over vectors of both, for a few rows of `C`
 columns of `C` are                     ``Cᵀ = Bᵀ Aᵀ`` in one of these ways
@@ -50,6 +51,7 @@ FEW = 4  # rows of `C` from which on it is computed in tiles of copies
 MANY = 32  # rows of both factors from which on `B` is copied in any case
 ROWS, VECTORS = 4, 2  # of a tile
 CHAINS = 4  # of sums of which there are few
+SMALL_REGISTER = 16  # bytes
 SHIFT = 7
 PIECE = 1 << SHIFT  # rows of `B` that are copied at once
 
@@ -208,8 +210,14 @@ def _product(dtype: str, form: str) -> Function:
     def write(w: Writer, *values: Value) -> tuple[Value, ...]:
         if form == "any":
             _write_choice(w, dtype, *values)
+        elif form == "tiles":
+            _write_tiles(w, dtype, *values)
+        elif form == "narrow":
+            _Product(w, dtype, SMALL_REGISTER, *values).tiles()
+        elif form == "wide":
+            _Product(w, dtype, register_bytes(), *values).tiles()
         else:
-            getattr(_Product(w, dtype, *values), form)()
+            getattr(_Product(w, dtype, register_bytes(), *values), form)()
         return ()
 
     types = [*MATRIX * 3, INT64, INT64, INT64, BOOL]
@@ -273,12 +281,21 @@ def _write_choice(w: Writer, dtype: str, *values: Value) -> None:
 _TURNED = (3, 5, 4, 0, 2, 1, 6, 8, 7, 11, 10, 9)
 
 
-class _Product:
-    """Writes a product in one form."""
+def _write_tiles(w: Writer, dtype: str, *values: Value) -> None:
+    """Write the choice between tiles of large vectors and of small ones."""
+    n, item = values[11], Type(dtype).itemsize
+    with w.when((n >= SMALL_REGISTER // item) & (n < register_bytes() // item)) as choice:
+        w.call(_product(dtype, "narrow"), *values)
+    with w.otherwise(choice):
+        w.call(_product(dtype, "wide"), *values)
 
-    def __init__(self, w: Writer, dtype: str, *values: Value) -> None:
+
+class _Product:
+    """Writes a product in one form, with vectors of some bytes."""
+
+    def __init__(self, w: Writer, dtype: str, register: int, *values: Value) -> None:
         self.w, self.dtype, self.item = w, dtype, Type(dtype).itemsize
-        self.vector = Type(dtype, register_bytes() // self.item)
+        self.vector = Type(dtype, register // self.item)
         self.width = VECTORS * self.vector.lanes
         self.a, self.a_row, self.a_column, self.b, self.b_row, self.b_column = values[:6]
         self.c, self.c_row, self.c_column, self.m, self.depth, self.n, self.more = values[6:]

@@ -21,7 +21,7 @@ output of one channel, in the output, else in a buffer. Its own value is a numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -43,14 +43,15 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.recurrences import lanes
-from scanlib.kernels.recurrences.affine import AffineSteps, scan_affine
-from scanlib.kernels.recurrences.clamp import ClampSteps, scan_clamp
+from scanlib.kernels.recurrences.affine_scan import AffineSteps, scan_affine
+from scanlib.kernels.recurrences.clamp_scan import ClampSteps, scan_clamp
 from scanlib.kernels.recurrences.coupled import History, scan_coupled
-from scanlib.kernels.recurrences.extremes import scan_extremes
+from scanlib.kernels.recurrences.extremes_scan import scan_extremes
 from scanlib.kernels.recurrences.logs import LogSteps, scan_logs
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.kernels.schedules.shared_values import StepGraph, shared_values
 from scanlib.kernels.schedules.turns import turns
 from scanlib.kernels.spans import (
     LINE,
@@ -133,6 +134,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.elements: dict[tuple[int, int], Items] = {}
         self.kept: dict[int, list[Local]] = {}
         self.element_graphs = [self.elements_of(k) for k in range(len(loop.op.recurrences))]
+        *self.shared_in_elements, self.shared_in_map = shared_values(
+            [*map(self.graph_of_elements, range(len(loop.op.recurrences))), self.graph_of_map()]
+        )
 
     # What is where
 
@@ -181,6 +185,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             if loop.layout.ndim
             else []
         )
+        self.shared: dict[int, Span] = {}
+        for own in (*self.shared_in_elements, self.shared_in_map):
+            for value, number in own.items():
+                if number not in self.shared:
+                    self.shared[number] = buffers.span(value.type.dtype, size)
         self.varying: dict[tuple[int, int], Span] = {}
         for number, recurrence in enumerate(loop.op.recurrences):
             inputs, outputs, _ = self.element_graphs[number]
@@ -282,6 +291,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.write_views()
         self.block = lanes.Block(w, self.n, self.reverse, self.ahead())
         self.late: dict[int, Value] = {}
+        self.write_shared()
         for number, recurrence in enumerate(self.loop.op.recurrences):
             self.write_recurrence(number, recurrence)
             if self.block.ahead:  # the first scan asks for all
@@ -315,7 +325,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                         value = self.converted(self.scalars.number(out), dtype)
                         self.elements[number, k] = Same(self.w, value)
 
-    def bind_same(self, inputs: list[Variable]) -> None:
+    def bind_same(self, inputs: Sequence[Variable]) -> None:
         """Bind the non-sequences of a copy of the body's inputs."""
         for mine, other in zip(self.loop.graph.inputs, inputs, strict=True):
             if mine in self.inner.non_sequences:
@@ -454,6 +464,43 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 row = self.rows[self.inner.rows.index(own)]
                 self.scalars.bind(variable, row.load(j, count))
 
+    # What is computed once for the elements and for what depends on the states
+
+    def graph_of_elements(self, number: int) -> StepGraph:
+        inputs, outputs, scanned = self.element_graphs[number]
+        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+        computed = [out for out in outputs if out not in copies]
+        return StepGraph(computed, *self.inputs_of_graph(copies), scanned)
+
+    def graph_of_map(self) -> StepGraph:
+        own = {inp: inp for inp in self.loop.graph.inputs}
+        wanted = [*self.addends().values(), *self.mapped_outputs().values()]
+        computed = [*self.scanned_variables(), *(found.total for found in self.sums_first.values())]
+        return StepGraph(wanted, *self.inputs_of_graph(own), computed)
+
+    def inputs_of_graph(
+        self, copies: dict[Variable, Variable]
+    ) -> tuple[dict[Variable, Variable], dict[Variable, Variable]]:
+        rows, whole = set(self.inner.rows), set(self.inner.non_sequences)
+        return (
+            {mine: own for mine, own in copies.items() if own in rows},
+            {mine: own for mine, own in copies.items() if own in whole},
+        )
+
+    def write_shared(self) -> None:
+        """Write what elements and map, or several recurrences, compute alike."""
+        left = set(self.shared)
+        for number, own in enumerate((*self.shared_in_elements, self.shared_in_map)):
+            computed = {k: value for value, k in own.items() if k in left}
+            left -= set(computed)
+            inputs = self.loop.graph.inputs
+            if number < len(self.element_graphs):
+                inputs = self.element_graphs[number][0]
+            self.write_values(inputs, computed, self.shared, {})
+
+    def shared_readers(self, own: dict[Variable, int]) -> dict[Variable, Reader]:
+        return {value: self.shared[number].load for value, number in own.items()}
+
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
         inputs, outputs, scanned = self.element_graphs[number]
@@ -468,11 +515,24 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             else:
                 computed[k] = out
                 self.elements[number, k] = own
-        if not computed:
-            return
         known: dict[Variable, Reader] = {
             value: self.reader(part) for value, part in scanned.items()
         }
+        known |= self.shared_readers(self.shared_in_elements[number])
+        spans = {k: self.varying[number, k] for k in computed}
+        self.write_values(inputs, computed, spans, known)
+
+    def write_values(
+        self,
+        inputs: Sequence[Variable],
+        computed: dict[int, Variable],
+        spans: dict[int, Span],
+        known: dict[Variable, Reader],
+    ) -> None:
+        """Write some values of a graph for all steps of the block; `inputs` are the graph's."""
+        if not computed:
+            return
+        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
         wanted = list(computed.values())
 
         def write(j: Value) -> None:
@@ -480,7 +540,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             self.bind_read(wanted, known, copies, j)
             self.scalars.emit(wanted)
             for k, out in computed.items():
-                own = self.varying[number, k]
+                own = spans[k]
                 value = self.scalars._spread(self.scalars.number(out))
                 own.store(j, self.converted(value, own.dtype))
 
@@ -646,13 +706,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_map(self) -> None:
         """Write the sums and outputs for all steps of the block."""
         w = self.w
-        scanned = {self.output_of_sums(part) for part in self.sums_first}
-        outputs = {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
-        addends = {i: self.result.carries[i] for i in self.sums}
+        outputs, addends = self.mapped_outputs(), self.addends()
         wanted = [*addends.values(), *outputs.values()]
         if not wanted:
             return
-        known = self.scanned_values()
+        known = self.scanned_values() | self.shared_readers(self.shared_in_map)
         counts = {1, self.steps_at_once(wanted)}
         sums = {i: _Total(w, self.inner.carries[i].type.dtype, counts) for i in addends}
 
@@ -673,15 +731,28 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             old = load_number(w, self.inner.carries[i].type.dtype, *place)
             store_number(w, *place, total.after(old))
 
+    def mapped_outputs(self) -> dict[int, Variable]:
+        """Return the outputs that no scan writes."""
+        scanned = {self.output_of_sums(part) for part in self.sums_first}
+        return {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
+
+    def addends(self) -> dict[int, Variable]:
+        return {i: self.result.carries[i] for i in self.sums}
+
+    def scanned_variables(self) -> dict[Variable, int]:
+        """Return the next values that have been scanned, and whose they are."""
+        return {
+            value: part
+            for part, value in self.nexts.items()
+            if value.owner is not None and part not in self.sums_first
+        }
+
     def scanned_values(self) -> dict[Variable, Reader]:
         """Return what reads the values that have been scanned."""
         known: dict[Variable, Reader] = {
             found.total: self.totals[part].load for part, found in self.sums_first.items()
         }
-        for part, value in self.nexts.items():
-            if value.owner is not None and part not in self.sums_first:
-                known[value] = self.reader(part)
-        return known
+        return known | {v: self.reader(part) for v, part in self.scanned_variables().items()}
 
     def move_on(self) -> None:
         """Write what the block leaves: histories and outputs of channels, the latest values."""

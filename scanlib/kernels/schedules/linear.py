@@ -34,6 +34,8 @@ from scanlib.kernels.schedules.linear_table import Recurrence, States, Table
 from scanlib.ops import linear_loop
 from scanlib.ops.linear_scan import LinearScan
 
+MISMATCH = "rows that are multiplied with states have an incompatible shape in axis 0"
+
 
 def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     """Return the kernels of a matrix recurrence.
@@ -45,8 +47,8 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
         Its inputs have the types of those of the kernels.
     outer : {"", "after", "before"}
         Whether the program has one more input, rows `x_t`, and one more output, the products
-        ``h_i x_j`` of each state and row, or ``x_i h_j``. There are none (the output has no rows)
-        where there are not as many rows as states.
+        ``h_i x_j`` of each state and row, or ``x_i h_j``. It refuses another number of
+        rows than of states.
 
     Raises
     ------
@@ -116,8 +118,8 @@ class Prepare(Table):
         if loop.outer:
             others, length = self.dim("other", 0), self.dim("other", 1)
             sizes = [dims[1], length] if loop.outer == "after" else [length, dims[1]]
-            fits = others.equals(history)
-            self.write_output(1, [w.select(fits, history, 0), *sizes])
+            self.refuse(others.differs(history), "ValueError", MISMATCH)
+            self.write_output(1, [history, *sizes])
         return self.out.kernel()
 
     def write_output(self, number: int, dims: list[Value]) -> None:

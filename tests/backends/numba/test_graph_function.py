@@ -1,16 +1,19 @@
-"""Graphs with loops are one numba function: the same values and errors, from far less code."""
+"""Functions that hold loops are one native call: the same values and errors, compiled faster."""
+
+import pickle
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
 from numba.core import event
-from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
+from pytensor.compile.builders import OpFromGraph
 from pytensor.raise_op import Assert
 
 import scanlib
 from benchmarks.loops import LOOPS
-from scanlib.backends.numba import graph
+from scanlib.backends.handler import graph_runner
+from scanlib.backends.numba import linker
 
 X = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
 
@@ -126,6 +129,24 @@ def test_strided_inputs(functions):
         np.testing.assert_allclose(mine, other, rtol=1e-6 if mine.dtype == "f4" else 1e-12)
 
 
+@pytest.mark.slow
+def test_loops_in_graphs_that_numba_compiles():
+    """In the graph of an Op, and in a loop of PyTensor's."""
+    x = pt.dvector("x")
+    op = OpFromGraph([x], [accumulated(x), (accumulated(x) ** 2).sum()])
+    trace, total = op(x)
+    totals = pytensor.scan(
+        lambda k: accumulated(x * k).sum(),
+        sequences=[pt.constant([0.5, 2.0])],
+        return_updates=False,
+    )
+    found = pytensor.function([x], [trace, total, totals], mode="NUMBA")(X)
+    wanted = pytensor.function([x], [accumulated(x), accumulated(2 * x), accumulated(x / 2)])(X)
+    np.testing.assert_allclose(found[0], wanted[0])
+    np.testing.assert_allclose(found[1], (wanted[0] ** 2).sum())
+    np.testing.assert_allclose(found[2], [wanted[2].sum(), wanted[1].sum()])
+
+
 def test_graph_without_inputs():
     function = pytensor.function([], accumulated(pt.constant(X)).sum(), mode="NUMBA")
     h, total = 0.5, 0.0
@@ -158,24 +179,12 @@ def test_shared_variables_are_updated():
 
 
 def test_graph_without_loops_is_pytensors_business(monkeypatch):
-    def never(self, fgraph):
-        raise AssertionError("a graph without loops was written here")
+    def never(*arguments):
+        raise AssertionError("a graph without loops was run here")
 
-    monkeypatch.setattr(graph.GraphWriter, "__init__", never)
+    monkeypatch.setattr(linker.Instructions, "__init__", never)
     x = pt.dvector("x")
     assert pytensor.function([x], x.sum() + 1, mode="NUMBA")(X) == pytest.approx(X.sum() + 1)
-
-
-def test_graph_is_found_by_its_text():
-    """The key under which a graph is kept on disk is that of its code and its constants."""
-    x = pt.dvector("x")
-
-    def key(factor):
-        outputs = [accumulated(x).sum() * factor]
-        function = pytensor.function([x], outputs, mode="NUMBA")
-        return numba_funcify_and_cache_key(function.maker.fgraph)[1]
-
-    assert key(2.0) == key(2.0) != key(3.0)
 
 
 class Compiled(event.Listener):
@@ -192,20 +201,60 @@ class Compiled(event.Listener):
 
 
 @pytest.mark.parametrize("name", ["garch", "ar2", "discounted"])
-def test_scalar_loop_with_gradient_is_few_functions(name):
+def test_numba_compiles_nothing_for_loops_with_kernels(name):
     compiled = Compiled()
-    function = LOOPS[name].build(scanlib).compile(True)
-    with pytensor.config.change_flags(numba__cache=False):
-        uncached = LOOPS[name].build(scanlib).compile(True)
-        with event.install_listener("numba:compile", compiled):
-            uncached(*LOOPS[name].pass_data(True))
-    assert len(compiled.names) <= 20, compiled.names
-    for one, other in zip(
-        function(*LOOPS[name].pass_data(True)),
-        uncached(*LOOPS[name].pass_data(True)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    with event.install_listener("numba:compile", compiled):
+        function = LOOPS[name].build(scanlib).compile(True)
+        function(*LOOPS[name].pass_data(True))
+    assert not compiled.names
+
+
+def test_functions_are_copied_and_pickled():
+    x, w = pt.dvector("x"), pytensor.shared(np.float64(2.0), "w")
+    function = pytensor.function([x], accumulated(x) * w, updates={w: w + 1}, mode="NUMBA")
+    expected = function(X)
+    for other in (function.copy(), pickle.loads(pickle.dumps(function))):
+        w.set_value(2.0)
+        for container in other.input_storage[1:]:
+            container.value = np.array(2.0)
+        np.testing.assert_array_equal(other(X), expected)
+
+
+def test_a_profile_counts_calls():
+    x = pt.dvector("x")
+    function = pytensor.function([x], accumulated(x), mode="NUMBA", profile=True)
+    function(X)
+    function(X)
+    assert function.profile.fct_callcount == 2
+
+
+def test_errors_name_the_node_that_raised():
+    x, k = pt.dvector("x"), pt.lscalar("k")
+    with pytensor.config.change_flags(exception_verbosity="medium"):
+        function = pytensor.function([x, k], accumulated(x)[k], mode="NUMBA")
+        with pytest.raises(IndexError, match=r"index out of bounds[^$]*Subtensor\{i\}"):
+            function(X, 7)
+
+
+def test_without_a_compiler_python_runs_the_instructions(functions, monkeypatch):
+    """As C++ does, with the same results and errors."""
+    values = around_values()
+    inputs = functions[0].maker.fgraph.inputs[: len(values)]
+    fgraph = functions[0].maker.fgraph
+    whole = linker.Instructions(fgraph, linker.node_function, linker.constant_value)
+    cells = [[None] for _ in inputs], [[None] for _ in fgraph.outputs]
+    monkeypatch.setattr(graph_runner, "library", lambda: None)
+    run = graph_runner.GraphRunner(whole, *cells)
+    monkeypatch.undo()
+    for mine, expected in zip(run.values(*values), functions[0](*values), strict=False):
+        np.testing.assert_array_equal(mine, expected)
+    for cell, value in zip(cells[0], values, strict=True):
+        cell[0] = value
+    for mine, expected in zip(run.stored(), functions[0](*values), strict=False):
+        np.testing.assert_array_equal(mine, expected)
+    values[2] = np.array(0)
+    with pytest.raises(AssertionError, match="k is positive"):
+        run.values(*values)
 
 
 def test_gradient_of_a_step_that_rolls_an_array():

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.numba import graph
+from scanlib.backends.handler import instructions
 from tests.modes import MODES
 
 rng = np.random.default_rng(8)
@@ -17,12 +17,12 @@ def fused(monkeypatch):
     """The places of the states in the products that were computed with the steps."""
     found = []
 
-    def write(node, outer=""):
-        found.extend([outer] if outer else [])
-        return recurrence_call(node, outer)
+    def write(op, node, outer=""):
+        found.append(outer)
+        return linear_program(op, node, outer)
 
-    recurrence_call = graph.recurrence_call
-    monkeypatch.setattr(graph, "recurrence_call", write)
+    linear_program = instructions.linear_program
+    monkeypatch.setattr(instructions, "linear_program", write)
     return found
 
 

@@ -1,0 +1,200 @@
+"""Functions that hold loops, in numba mode: one call of a list of instructions.
+
+PyTensor's numba linker types and lowers a function of the whole graph, which takes longer than
+compiling the kernels of its loops. Here the graph becomes `Instructions`, whose programs are
+compiled already; numba compiles the nodes that have no kernel, one by one. Compiled code may call
+such a function as well, ``function.vm.jit_fn``: then PyTensor's linker makes the function.
+
+Graphs without loops are PyTensor's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numba.extending import typeof_impl
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.link.numba.dispatch.basic import (
+    numba_funcify_and_cache_key,
+    numba_funcify_ensure_cache,
+    numba_njit,
+    numba_typify,
+    register_funcify_and_cache_key,
+)
+from pytensor.tensor.type import DenseTensorType
+
+from scanlib._compat import features, thaw_graph
+from scanlib._compat.numba import (
+    Container,
+    NumbaLinker,
+    map_storage,
+    raise_with_op,
+    route_graphs,
+)
+from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.graph_runner import GraphRunner
+from scanlib.backends.handler.instructions import LOOPS, Instructions, graph_inside
+from scanlib.backends.numba.disk import sealed
+from scanlib.backends.numba.dispatch import compile_for_perform
+from scanlib.backends.numba.recurrences import compile_for_perform as compile_recurrence
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.linker_features import CompilesStepProducts
+
+
+def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
+    """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
+    if any(mark.has_loops for mark in features(fgraph, CompilesStepProducts)):
+        return True
+    for node in fgraph.apply_nodes:
+        inside = graph_inside(node.op)
+        if isinstance(node.op, LOOPS) or (inside is not None and holds_loops(inside)):
+            return True
+    return False
+
+
+@route_graphs(holds_loops)
+def make_all(
+    linker: NumbaLinker,
+    input_storage: Sequence[list[Any]] | None = None,
+    output_storage: Sequence[list[Any]] | None = None,
+    storage_map: dict[Variable, list[Any]] | None = None,
+) -> tuple[Any, ...]:
+    """Return what runs a graph; see `pytensor.link.basic.LocalLinker.make_all`."""
+    fgraph = linker.fgraph
+    nodes = linker.schedule(fgraph)
+    stored = map_storage(fgraph, nodes, input_storage, output_storage, storage_map)
+    whole = Instructions(fgraph, node_function, constant_value)
+    run = GraphFunction(linker, whole, *stored)
+    inputs, outputs = (
+        [
+            Container(variable, cell, readonly=readonly)
+            for variable, cell in zip(some, cells, strict=True)
+        ]
+        for some, cells, readonly in zip(
+            (fgraph.inputs, fgraph.outputs), stored, (False, True), strict=False
+        )
+    )
+    return run, inputs, outputs, [run], nodes[:1]
+
+
+class GraphFunction:
+    """A thunk of a whole graph; what PyTensor's functions call, and know the attributes of."""
+
+    lazy = False
+
+    def __init__(
+        self,
+        linker: NumbaLinker,
+        whole: Instructions,
+        inputs: Sequence[list[Any]],
+        outputs: Sequence[list[Any]],
+        storage_map: dict[Variable, list[Any]],
+    ) -> None:
+        self.inputs, self.outputs, self.storage_map = list(inputs), list(outputs), storage_map
+        self.allow_gc = linker.allow_gc
+        self._fgraph, self._nodes = linker.fgraph, [own.node for own in whole.code]
+        timed = bool(linker.fgraph.profile)
+        self._runner = GraphRunner(whole, self.inputs, self.outputs, timed)
+        self._run = self._runner.stored
+        self.jit_fn = CompiledGraph(linker, self._runner.values)
+
+    def __call__(self) -> list[Any]:
+        try:
+            return self._run()
+        except Exception:
+            raise_with_op(self._fgraph, self._nodes[self._runner.where[0]], self)
+            raise
+
+    def update_profile(self, profile: Any) -> None:
+        """Add the times of the last call to PyTensor's profile; it calls this after each."""
+        seconds = self._runner.seconds
+        for number, node in enumerate(self._nodes):
+            profile.apply_time[self._fgraph, node] += seconds[number]
+            profile.apply_callcount[self._fgraph, node] += 1
+            profile.apply_cimpl[node] = True
+            seconds[number] = 0.0
+
+
+class CompiledGraph:
+    """The function of a graph, for Python and for code that numba compiles."""
+
+    def __init__(self, linker: NumbaLinker, values: Callable[..., list[Any]]) -> None:
+        self._linker, self._values = linker, values
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        return tuple(self._values(*values))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dispatcher, name)
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """The function as numba compiles it, when compiled code first asks for it."""
+        linker = self._linker
+        return linker.jit_compile(linker.fgraph_convert(linker.fgraph))
+
+
+@typeof_impl.register(CompiledGraph)
+def _type_of_graph(value: CompiledGraph, context: Any) -> Any:
+    return typeof_impl(value.dispatcher, context)
+
+
+_funcify = numba_funcify_and_cache_key.dispatch(FunctionGraph)
+
+
+@register_funcify_and_cache_key(FrozenFunctionGraph)
+@register_funcify_and_cache_key(FunctionGraph)
+def funcify_graph(
+    fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any
+) -> tuple[Callable[..., Any], str | None]:
+    """Return the function of a graph for code that numba compiles: PyTensor's, of few nodes."""
+    if holds_loops(fgraph):
+        if isinstance(fgraph, FrozenFunctionGraph):
+            fgraph = thaw_graph(fgraph)
+        else:
+            fgraph, _ = fgraph.clone_get_equiv(attach_feature=True)
+        gather(fgraph)
+    return _funcify(fgraph, **kwargs)
+
+
+def node_function(node: Apply) -> Callable[..., Any]:
+    """Return the function of a node that has no kernel."""
+    op = node.op
+    if isinstance(op, LOOPS):
+        if isinstance(op, LinearScan):
+            return compile_recurrence(op, node)
+        run = compile_for_perform(op, node)
+        return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
+    if type(op).__module__.startswith("scanlib."):
+        return _performed(node)
+    function, key = numba_funcify_ensure_cache(op, node=node)
+    whole = numba_njit(function.py_func, final_function=True, cache=key is not None)
+    return sealed(whole)
+
+
+def _performed(node: Apply) -> Callable[..., Any]:
+    """Return a function that lets an Op compute its results in Python."""
+    count = len(node.outputs)
+
+    def perform(*inputs: Any) -> Any:
+        cells: list[list[Any]] = [[None] for _ in range(count)]
+        node.op.perform(node, list(inputs), cells)
+        found = [
+            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
+            for cell, out in zip(cells, node.outputs, strict=True)
+        ]
+        return found[0] if count == 1 else found
+
+    return perform
+
+
+def constant_value(constant: Constant) -> Any:
+    """Return the value of a constant as numba's functions take it."""
+    value = numba_typify(constant.data, variable=constant)
+    return np.asarray(value) if isinstance(value, np.generic) else value

@@ -1,0 +1,1 @@
+"""Loops that are solved by Newton's method, written as loops of affine loops."""

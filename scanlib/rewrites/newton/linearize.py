@@ -1,0 +1,335 @@
+r"""A loop linearized around a trajectory, and the affine recurrence that corrects it.
+
+With the trajectory `g` of the states, ``t = 0 … T-1``, the residuals and the correction are::
+
+    r_t = f_t(g_{t-1} …) - g_t
+    δ_t = r_t + Σ_k κ J_{t,k} δ_{t-k},      δ = 0 before the first step
+
+with ``J_{t,k}`` the Jacobian of step `t` by the rows `k` steps back, or what stands for it, and `κ`
+one minus the damping. Axes of the states that are independent of one another are axes of a batch:
+`J` is then a batch of blocks, or of numbers where no axis is left (`elementwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.type import TensorType
+
+from scanlib.analysis.independent_axes import independent_axes
+from scanlib.ops.gradient.pushforward import step_tangents
+from scanlib.ops.graph import conform, substitute
+from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.loop import Loop, Output, State
+from scanlib.ops.loop import Sequence as SequencePart
+
+# A state whose next value depends on another state, and how many steps back.
+Coupling = tuple[int, int, int]
+
+
+def along(loop: Loop, histories: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
+    """Return what all steps of a loop compute where its states have known histories."""
+    taps = [
+        SequencePart(history[state.depth + offset : offset], tap)
+        for state, history in zip(loop.states, histories, strict=True)
+        for offset, tap in state.taps.items()
+    ]
+    steps = Loop(
+        n_steps=loop.n_steps,
+        sequences=[*loop.sequences, *taps],
+        non_sequences=loop.non_sequences,
+        outputs=[Output(value) for value in values],
+        name=f"{loop.name or 'loop'}_steps",
+    )
+    return steps.apply().outputs
+
+
+@dataclass
+class Linearization:
+    """How the steps of a loop are linearized.
+
+    Attributes
+    ----------
+    loop : Loop
+    axes : list of int
+        The axes of the states that are axes of a batch: its members converge each by itself.
+    jacobians : dict of Coupling to Variable
+        Expressions in the body. For each member a matrix, its rows items of the next value, or,
+        with `elementwise`, what multiplies the state item by item.
+    elementwise : bool
+        Whether every item of a state is multiplied by a number of its own.
+    """
+
+    loop: Loop
+    axes: list[int]
+    jacobians: dict[Coupling, Variable]
+    elementwise: bool
+
+    def at(self, histories: Sequence[Variable]) -> tuple[list[Variable], dict[Coupling, Variable]]:
+        """Return the residuals of all steps, and their Jacobians."""
+        loop, couplings = self.loop, list(self.jacobians)
+        nexts = [state.next for state in loop.states]
+        found = along(loop, histories, [*nexts, *self.jacobians.values()])
+        residuals = self._minus(found[: len(nexts)], histories)
+        return residuals, dict(zip(couplings, found[len(nexts) :], strict=True))
+
+    def residuals(self, histories: Sequence[Variable]) -> list[Variable]:
+        """Return the residuals of all steps alone."""
+        nexts = along(self.loop, histories, [state.next for state in self.loop.states])
+        return self._minus(nexts, histories)
+
+    def _minus(self, nexts: Sequence[Variable], histories: Sequence[Variable]) -> list[Variable]:
+        states = zip(self.loop.states, nexts, histories, strict=True)
+        return [after - history[state.depth :] for state, after, history in states]
+
+    def correction(
+        self,
+        residuals: Sequence[Variable],
+        jacobians: dict[Coupling, Variable],
+        kept: Variable | None,
+    ) -> list[Variable]:
+        """Return the corrections of all states at all steps.
+
+        Parameters
+        ----------
+        residuals, jacobians
+            As `at` returns them.
+        kept : Variable or None
+            The share `κ` of the Jacobians that is kept, for each member; None for all of it.
+        """
+        if kept is not None:
+            jacobians = {key: self._share(kept, jac) * jac for key, jac in jacobians.items()}
+        return (self._of_numbers if self.elementwise else self._of_matrices)(residuals, jacobians)
+
+    def _share(self, kept: Variable, jacobian: Variable) -> Variable:
+        if self.elementwise:
+            return self.over_row(kept, jacobian.type.ndim - 1)
+        return pt.expand_dims(kept, (-2, -1))
+
+    def _of_numbers(
+        self, residuals: Sequence[Variable], jacobians: dict[Coupling, Variable]
+    ) -> list[Variable]:
+        """Solve a recurrence that is elementwise: coupled where states or taps are several."""
+        loop = Loop(name=self.name)
+
+        def row_of(rows: Variable) -> Variable:
+            row = pt.TensorType(rows.type.dtype, shape=rows.type.shape[1:])()
+            loop.sequences.append(SequencePart(rows, row))
+            return row
+
+        for state, rows in zip(self.loop.states, residuals, strict=True):
+            kind = next(iter(state.taps.values())).type
+            taps = {offset: kind() for offset in state.taps}
+            loop.states.append(State(pt.zeros_like(state.initial), taps, row_of(rows)))
+        for (to, source, offset), rows in jacobians.items():
+            state = loop.states[to]
+            state.next = state.next + row_of(rows) * loop.states[source].taps[offset]
+        histories = loop.apply().histories
+        return [h[s.depth :] for h, s in zip(histories, loop.states, strict=True)]
+
+    def _of_matrices(
+        self, residuals: Sequence[Variable], jacobians: dict[Coupling, Variable]
+    ) -> list[Variable]:
+        """Solve a recurrence of one vector: all states at all their taps, the latest first."""
+        states = self.loop.states
+        flat = [self.as_vectors(rows) for rows in residuals]
+        sizes = [rows.shape[-1] for rows in flat]
+        places = [(i, -k) for i, state in enumerate(states) for k in range(1, state.depth + 1)]
+        batch = list(flat[0].shape)[:-1]
+        dtype = pt.concatenate([pt.zeros((0,), dtype=rows.type.dtype) for rows in flat]).type.dtype
+
+        def block(to: tuple[int, int], source: tuple[int, int]) -> Variable:
+            """Return what the part `to` of the vector owes to the part `source` before it."""
+            (i, k), (j, offset) = to, source
+            if k == -1 and (i, j, offset) in jacobians:
+                return pt.cast(jacobians[i, j, offset], dtype)
+            if (i, k) == (j, offset - 1):
+                identity = pt.eye(sizes[i], dtype=dtype)
+                return pt.broadcast_to(identity, [*batch, sizes[i], sizes[i]])
+            return pt.zeros([*batch, sizes[i], sizes[j]], dtype=dtype)
+
+        if len(places) == 1:
+            matrix = block(places[0], places[0])
+        else:
+            rows_of = [pt.concatenate([block(a, b) for b in places], axis=-1) for a in places]
+            matrix = pt.concatenate(rows_of, axis=-2)
+        parts = [
+            pt.cast(flat[i], dtype) if k == -1 else pt.zeros([*batch, sizes[i]], dtype=dtype)
+            for i, k in places
+        ]
+        offset = parts[0] if len(parts) == 1 else pt.concatenate(parts, axis=-1)
+        initial = pt.zeros([1, *list(offset.shape)[1:]], dtype=dtype)
+        solved = LinearScan.of(name=self.name)(matrix, offset, initial)[1:]
+        corrections, first = [], 0
+        for i, k in places:
+            if k == -1:
+                part = solved if len(places) == 1 else solved[..., first : first + sizes[i]]
+                corrections.append(self.as_rows(part, residuals[i]))
+            first = first + sizes[i]
+        return corrections
+
+    @property
+    def name(self) -> str:
+        return f"{self.loop.name or 'loop'}_correction"
+
+    # Rows as vectors, one for each member
+
+    def rest(self, ndim: int) -> list[int]:
+        """Return the axes of a row that are not those of the batch."""
+        return [axis for axis in range(ndim) if axis not in self.axes]
+
+    def as_vectors(self, rows: Variable) -> Variable:
+        """Return rows over time as vectors, of shape (T, *batch, size)."""
+        rest = self.rest(rows.type.ndim - 1)
+        moved = rows.dimshuffle(0, *(axis + 1 for axis in [*self.axes, *rest]))
+        if len(rest) == 1:
+            return moved
+        sizes = list(moved.shape)[: 1 + len(self.axes)]
+        return moved.reshape((*sizes, product(rows.shape[axis + 1] for axis in rest)))
+
+    def as_rows(self, vectors: Variable, like: Variable) -> Variable:
+        """Return vectors as rows over time again."""
+        rest = self.rest(like.type.ndim - 1)
+        order = [0, *(axis + 1 for axis in [*self.axes, *rest])]
+        if len(rest) != 1:
+            vectors = vectors.reshape([like.shape[axis] for axis in order], ndim=len(order))
+        return pt.cast(vectors.transpose([order.index(k) for k in range(len(order))]), like.dtype)
+
+    def over_row(self, members: Variable, ndim: int) -> Variable:
+        """Return one number for each member as what broadcasts against a row."""
+        places = [self.axes.index(axis) if axis in self.axes else "x" for axis in range(ndim)]
+        return members.dimshuffle(*places)
+
+
+def product(sizes: Iterable[Variable]) -> Variable:
+    """Return a product of sizes."""
+    total = pt.constant(1, dtype="int64")
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def linearize(loop: Loop, jacobian: str) -> Linearization:
+    """Return how the steps of a loop are linearized, with the Jacobian that is asked for.
+
+    Parameters
+    ----------
+    loop : Loop
+    jacobian : {"auto", "full", "block", "diagonal"}
+        See `scanlib.ops.newton_scan.Newton`.
+    """
+    states = loop.states
+    taps = [list(state.taps.values()) for state in states]
+    found = independent_axes(taps, [state.next for state in states])
+    couplings = _couplings(loop)
+    ndims = {each[0].type.ndim for each in taps}
+    if jacobian == "full" or not _have_equal_sizes(taps, found, couplings):
+        found = []
+    axes, exact = found, ndims == {len(found)}
+    couplings = {key: value for key, value in couplings.items() if _counts(loop, key, jacobian)}
+    result = Linearization(loop, axes, {}, elementwise=exact and jacobian != "full")
+    if result.elementwise:
+        result.jacobians = {
+            coupling: conform(
+                _for_ones(tangent, moved, _tap(loop, coupling)), _like(states[coupling[0]])
+            )
+            for coupling, (tangent, moved) in couplings.items()
+        }
+        return result
+    matrices = {
+        coupling: matrix
+        for coupling, (tangents, moved) in couplings.items()
+        if (matrix := _matrix(result, loop, coupling, tangents, moved)) is not None
+    }
+    if jacobian in ("auto", "full"):
+        result.jacobians = matrices
+        return result
+    result.elementwise = True
+    for (to, source, offset), matrix in matrices.items():
+        like = next(iter(states[to].taps.values()))
+        diagonal = pt.diagonal(matrix, axis1=-2, axis2=-1)
+        rows = result.as_rows(pt.expand_dims(diagonal, 0), pt.expand_dims(like, 0))[0]
+        result.jacobians[to, source, offset] = rows
+    return result
+
+
+def _for_ones(tangent: Variable, moved: Variable, tap: Variable) -> Variable:
+    """Return the tangent where every item moves by one."""
+    return substitute([tangent], {moved: pt.ones_like(tap)})[0]
+
+
+def _like(state: State) -> TensorType:
+    """Return the type of a state's rows."""
+    return next(iter(state.taps.values())).type
+
+
+def _tap(loop: Loop, coupling: Coupling) -> Variable:
+    """Return the body variable that a coupling is the derivative by."""
+    _, source, offset = coupling
+    return loop.states[source].taps[offset]
+
+
+def _have_equal_sizes(
+    taps: Sequence[Sequence[Variable]], axes: Sequence[int], couplings: Iterable[Coupling]
+) -> bool:
+    """Whether all states are known to have as many members: their steps would differ otherwise."""
+    shapes = {tuple(each[0].type.shape[axis] for axis in axes) for each in taps}
+    if len(shapes) == 1 and None not in shapes.pop():
+        return True
+    groups = [{i} for i in range(len(taps))]
+    for to, source, _ in couplings:
+        joined = [group for group in groups if group & {to, source}]
+        groups = [group for group in groups if group not in joined] + [set().union(*joined)]
+    return len(groups) == 1
+
+
+def _counts(loop: Loop, coupling: Coupling, jacobian: str) -> bool:
+    """Whether the Jacobian that is asked for has a coupling."""
+    to, source, offset = coupling
+    if jacobian == "block":
+        return _like(loop.states[to]).shape == _like(loop.states[source]).shape
+    return jacobian != "diagonal" or (to == source and offset == -1)
+
+
+def _couplings(loop: Loop) -> dict[Coupling, tuple[Variable, Variable]]:
+    """Return, for each coupling, the tangent of the next value, and the tangent that moves it."""
+    found: dict[Coupling, tuple[Variable, Variable]] = {}
+    nexts = [state.next for state in loop.states]
+    for source, state in enumerate(loop.states):
+        for offset, tap in state.taps.items():
+            moved = tap.type()
+            for to, tangent in enumerate(step_tangents(nexts, [(tap, moved)])):
+                if moved in graph_inputs([tangent]):
+                    found[to, source, offset] = tangent, moved
+    return found
+
+
+def _matrix(
+    structure: Linearization, loop: Loop, coupling: Coupling, tangent: Variable, moved: Variable
+) -> Variable | None:
+    """Return the Jacobian of one coupling: for each member, one matrix."""
+    tap = _tap(loop, coupling)
+    to, *_ = coupling
+    like = next(iter(loop.states[to].taps.values()))
+    rest = structure.rest(tap.type.ndim)
+    size = product(tap.shape[axis] for axis in rest)
+    units = pt.eye(size, dtype=tap.type.dtype)
+    if len(rest) != tap.type.ndim or len(rest) != 1:
+        one = pt.constant(1, dtype="int64")
+        shape = [tap.shape[k] if k in rest else one for k in range(tap.type.ndim)]
+        units = pt.broadcast_to(units.reshape((size, *shape)), [size, *list(tap.shape)])
+    kind = TensorType(units.type.dtype, shape=(None, *moved.type.shape))
+    (columns,) = vectorize_graph([tangent], {moved: conform(units, kind)})
+    if columns.type.ndim == tangent.type.ndim:  # nothing moves it
+        return None
+    own = structure.rest(like.type.ndim)
+    matrix = columns.dimshuffle(*(axis + 1 for axis in [*structure.axes, *own]), 0)
+    if len(own) != 1:
+        sizes = [like.shape[axis] for axis in structure.axes]
+        matrix = matrix.reshape((*sizes, product(like.shape[axis] for axis in own), size))
+    return matrix
