@@ -142,7 +142,7 @@ def report(steps: int, channels: int, devices: int, tile: int | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description="One affine loop over several devices.")
     parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--devices", type=int, default=4)

@@ -44,7 +44,7 @@ from scanlib.backends.jax.time_pieces import (
 )
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.reductions import StepProducts
+from scanlib.ops.step_products import StepProducts
 
 Rule = Callable[[Apply, list[Any]], Any]
 RULES: dict[type, Rule] = {}
