@@ -32,7 +32,7 @@ def collectives(function: Any, arguments: Any) -> tuple[int, int]:
 
     text = jax.jit(function).lower(*arguments).compile().as_text()
     sizes = []
-    for line in text.splitlines():
+    for line in (text or "").splitlines():
         match = re.search(rf"= (.*?) (?:{KINDS})(?:-start)?\(", line)
         if match:
             shapes = re.findall(r"[a-z]+\d+\[([\d,]*)\]", match[1])
