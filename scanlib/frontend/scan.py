@@ -128,7 +128,8 @@ def scan(
     sequence is shorter than `n_steps`, a state has too few initial rows, `n_steps` is
     negative, or a value changes its shape between steps.
 
-    The interface is that of `pytensor.scan`, which goes back to Theano (Bergstra et al.,
+    `loop` builds the same loops from a step over trees; this is the compatible interface. It is
+    that of `pytensor.scan`, which goes back to Theano (Bergstra et al.,
     "Theano: a CPU and GPU math expression compiler", SciPy 2010).
 
     Examples
