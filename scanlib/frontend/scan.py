@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytensor.tensor as pt
@@ -52,6 +54,18 @@ from scanlib.ops.newton_scan import Newton
 
 MAX_TRACES = 8
 
+_function: ContextVar[str] = ContextVar("function", default="scan")
+
+
+@contextmanager
+def called_as(function: str) -> Iterator[None]:
+    """Have messages begin with another function than `scan`, which the user has called."""
+    token = _function.set(function)
+    try:
+        yield
+    finally:
+        _function.reset(token)
+
 
 class _Builder:
     """Collects the arguments of one `scan` call and builds its loop."""
@@ -75,7 +89,7 @@ class _Builder:
         self.go_backwards = go_backwards
         self.strict = strict
         self.name = name
-        self.title = loop_title(name)
+        self.title = loop_title(name, _function.get())
 
     def state_title(self, i: int) -> str:
         name = self.outputs[i].name
@@ -366,7 +380,7 @@ def scan(
     """
     del profile, allow_gc
     check_flags()
-    title = loop_title(read_name(name))
+    title = loop_title(read_name(name), _function.get())
     with errors_of(title):
         check_mode(mode)
         go_backwards = read_flag(title, "go_backwards", go_backwards)
@@ -389,7 +403,8 @@ def scan(
         schedule = read_checkpoint(checkpoint)
         newton = read_method(method)
     builder = _Builder(fn, walked, described, given, steps, go_backwards, strict, name)
-    outputs, updates = builder.build(truncation, schedule, newton)
+    with called_as("scan"):  # by steps that hold loops
+        outputs, updates = builder.build(truncation, schedule, newton)
     result: Any = outputs
     if not outputs:
         result = None

@@ -23,7 +23,8 @@ class TestSignatures:
     def test_scan(self):
         classic = parameters(pytensor.scan)
         assert parameters(scanlib.scan)[: len(classic)] == classic
-        assert [name for name, *_ in parameters(scanlib.scan)[len(classic) :]] == ["checkpoint"]
+        added = [name for name, *_ in parameters(scanlib.scan)[len(classic) :]]
+        assert added == ["checkpoint", "method"]
 
     @pytest.mark.parametrize("name", ["map", "reduce", "foldl", "foldr"])
     def test_helpers(self, name):
