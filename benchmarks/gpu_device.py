@@ -13,7 +13,7 @@ from pytensor.compile.mode import Mode
 from scanlib.backends.cuda.driver import PROCESSORS, Driver
 from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
-from scanlib.ops import elemwise_scan
+from scanlib.ops import execution
 from scanlib.ops.elemwise_scan import ElemwiseScan
 
 POISON = 0xA5  # every byte of what a kernel will write
@@ -263,16 +263,19 @@ def on_device(device: Device) -> Iterator[tuple[Mode, list[ElemwiseScan]]]:
     """Run elementwise loops on the device; give a mode, and the loops that ran."""
     ran: list[ElemwiseScan] = []
 
-    def runner(op: ElemwiseScan, node: Any) -> DeviceLoop:
+    usual = execution.runner_for
+
+    def runner(op: Any, node: Any) -> Any:
+        if not isinstance(op, ElemwiseScan):
+            return usual(op, node)
         ran.append(op)
         return DeviceLoop(device, op)
 
-    usual = elemwise_scan.runner_for
-    elemwise_scan.runner_for = runner
+    execution.runner_for = runner
     try:
         yield Mode(linker="py", optimizer="fast_run"), ran
     finally:
-        elemwise_scan.runner_for = usual
+        execution.runner_for = usual
 
 
 def kernels_of(inputs: list[Any], output: Any) -> KernelLoop:

@@ -109,7 +109,6 @@ def loop_operations(function: Any) -> str:
         type(node.op).__name__
         for node in function.maker.fgraph.toposort()
         if type(node.op).__module__.startswith("scanlib")
-        and type(node.op).__module__ != "scanlib.ops.initial"  # arrays that loops start from
     )
     return ", ".join(f"{count} {name}" if count > 1 else name for name, count in names.items())
 

@@ -104,18 +104,17 @@ def speed_table(measurements: Sequence[Measurement]) -> str:
     return "\n".join([draw(SPEED_HEADINGS, lines, left=3), "", LEGEND, *notes])
 
 
-PAGE_HEADINGS = ("loop", "pass", "by", "scanlib / hand", "goal", *(f"/ {base}" for base in BASES))
+PAGE_HEADINGS = ("loop", "pass", "by", "scanlib / hand", *(f"/ {base}" for base in BASES))
 
 
 def speed_page(measurements: Sequence[Measurement]) -> str:
     """The ratios as a table in Markdown, with fewer columns."""
     rows = [row for measurement in measurements for row in speed_rows(measurement)]
     columns = [SPEED_HEADINGS.index(name) for name in ("loop", "pass", "by", "scanlib / hand")]
-    goal, bases = SPEED_HEADINGS.index("goal"), SPEED_HEADINGS.index("met") + 1
+    bases = SPEED_HEADINGS.index("met") + 1
     lines = [PAGE_HEADINGS, ["---"] * len(PAGE_HEADINGS)]
     for row in rows:
-        met = f"{row[goal]}: {row[goal + 1]}" if row[goal] else ""
-        lines.append([*(row[k] for k in columns), met, *row[bases : bases + len(BASES)]])
+        lines.append([*(row[k] for k in columns), *row[bases : bases + len(BASES)]])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -108,7 +108,7 @@ config.add(
 )
 config.add(
     "scanlib__cuda_look_back",
-    "Whether CUDA kernels walk few channels of many steps in one pass, in which blocks look back "
+    "Whether CUDA kernels read few channels of many steps in one pass, in which blocks look back "
     "at what the blocks before them have found. Without, the inputs are read twice.",
     BoolParam(True),
     in_c_key=False,

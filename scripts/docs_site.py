@@ -98,15 +98,36 @@ def listing(path: str) -> str:
 
 
 def docstrings() -> str:
-    """Return the page of all public docstrings, in the order of ``scanlib.__all__``."""
+    """Return the page of all public docstrings, in the order of ``scanlib.__all__``.
+
+    Functions are named by where they are defined: some have the name of a module beside them.
+    """
     tree = ast.parse((ROOT / "scanlib" / "__init__.py").read_text(encoding="utf-8"))
     names = next(
         ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
-    parts = [f"::: scanlib.{name}" for name in names if not name.startswith("_")]
+    places = imported("scanlib/__init__.py")
+    parts = [
+        f"## `scanlib.{name}`\n\n::: {places[name]}\n    options:\n"
+        "      show_root_heading: false\n      show_root_toc_entry: false"
+        for name in names
+        if not name.startswith("_")
+    ]
     return "\n\n".join(["# Docstrings", *parts]) + "\n"
+
+
+def imported(path: str) -> dict[str, str]:
+    """Return where the names are defined that a module imports from the package."""
+    found: dict[str, str] = {}
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scanlib."):
+            package = ROOT / str(node.module).replace(".", "/") / "__init__.py"
+            inner = imported(str(package.relative_to(ROOT))) if package.exists() else {}
+            for alias in node.names:
+                found[alias.name] = inner.get(alias.name, f"{node.module}.{alias.name}")
+    return found
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

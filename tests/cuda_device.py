@@ -25,8 +25,9 @@ from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_
 from scanlib.backends.cuda.launch import KernelLoop, Kernels, LoopUnit
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
-from scanlib.ops import elemwise_scan
+from scanlib.ops import execution
 from scanlib.ops.c_code import NoCCodeError
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from tests.families import both
 
 DRIVER = r"""
@@ -256,8 +257,11 @@ def emulated(choose=None, processors: int = 2, flags: tuple[str, ...] = ()):
     """Run elementwise loops on the emulated device; yield a mode, and the Ops that ran."""
     driver = emulated_driver()
     ran = []
+    usual = execution.runner_for
 
     def runner(op, node):
+        if not isinstance(op, ElemwiseScan):
+            return usual(op, node)
         try:
             loop = EmulatedLoop(op, driver, processors)
         except NoCCodeError as error:
@@ -266,7 +270,7 @@ def emulated(choose=None, processors: int = 2, flags: tuple[str, ...] = ()):
         return loop
 
     patches = [
-        mock.patch.object(elemwise_scan, "runner_for", runner),
+        mock.patch.object(execution, "runner_for", runner),
         mock.patch.object(launching, "compile_kernels", compile_for_host(*flags)),
     ]
     if choose is not None:

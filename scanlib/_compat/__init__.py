@@ -1,6 +1,6 @@
 """The door to what scanlib takes from outside beyond public names, each with the reason.
 
-The names here are PyTensor's; `numba`, `jax` and `torch` have theirs in a module of their own,
+The names here are PyTensor's; `xtensor`, `numba`, `jax` and `torch` have a module of their own,
 which imports the package it is about.
 """
 
@@ -30,7 +30,6 @@ from scanlib._compat.pytensor import (
     inline_ofg_node,
     is_legacy_scan,
     join_of,
-    sort_axis,
     split_of,
     thaw_graph,
     vectorize_rule,

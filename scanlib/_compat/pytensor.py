@@ -228,11 +228,6 @@ def split_of(node: Apply) -> tuple[Variable, int | None, Variable]:
     return whole, None if axis is None else axis % whole.type.ndim, sizes
 
 
-def sort_axis(node: Apply) -> int | None:
-    """Return the axis along which a `SortOp` or `ArgSortOp` sorts, None if it is not known."""
-    return _known_axis(getattr(node.op, "axis", None) if len(node.inputs) == 1 else node.inputs[1])
-
-
 def _known_axis(axis: Any) -> int | None:
     if isinstance(axis, int):
         return axis

@@ -15,9 +15,9 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.associative_tree import CombinesInTrees
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import (
+    CombinesInTrees,
     CompilesStepProducts,
     NeedsKnownLengths,
     holds_scanlib_ops,

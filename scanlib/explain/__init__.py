@@ -52,7 +52,7 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
         can do. `details()` is a longer text; in a notebook it shows as HTML. Its `loops` hold the
         same as data, one entry per loop in the order of computation, with nested loops in
         `inner`; `to_dict()` returns all of it in a form that `json.dumps` takes. Loops of a
-        function compiled with ``profile=True`` have the time they took in its last call.
+        function compiled with ``profile=True`` have the time they take in a call.
 
     Raises
     ------

@@ -122,7 +122,7 @@ class LoopExplanation:
     before, after : Picture or None
         One step as it was written, and as it is computed.
     seconds, share : float or None
-        Time of the last call and its part of the whole call, if the function was compiled with
+        Time per call and its part of the whole call, if the function was compiled with
         ``profile=True`` and has been called.
     """
 

@@ -8,6 +8,7 @@ from scanlib.frontend.associative import (
 )
 from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
 from scanlib.frontend.filtering import lfilter
+from scanlib.frontend.lags import lags
 from scanlib.frontend.linear_recurrences import (
     discounted_cumsum,
     discounted_cumsum_left,
@@ -15,6 +16,7 @@ from scanlib.frontend.linear_recurrences import (
     linear_scan,
     pscan,
 )
+from scanlib.frontend.loop import loop
 from scanlib.frontend.newton import newton_iterations
 from scanlib.frontend.scan import scan
 from scanlib.frontend.step import until
@@ -38,8 +40,10 @@ __all__ = [
     "filter",
     "foldl",
     "foldr",
+    "lags",
     "lfilter",
     "linear_scan",
+    "loop",
     "map",
     "newton_iterations",
     "prefix_scan",

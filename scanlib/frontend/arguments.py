@@ -141,7 +141,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
                 )
             if given.get("input") is None:
                 raise ValueError(
-                    f"{argument} is a dict without the key 'input', the variable to walk over"
+                    f"{argument} is a dict without the key 'input', the variable to iterate over"
                 )
             if given.get("taps") is not None:
                 taps = _tap_list(given["taps"], argument)
@@ -160,24 +160,31 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
 def read_outputs_info(outputs_info: Any, inputs: Sequence[Variable]) -> list[OutputArgument]:
     """Return what the user told about each output; `inputs` are the loop's other arguments."""
     entries = [x if isinstance(x, dict) else {"initial": x} for x in as_list(outputs_info)]
+    return read_initials(entries, [f"outputs_info[{i}]" for i in range(len(entries))], inputs)
+
+
+def read_initials(
+    entries: Sequence[dict[str, Any]], arguments: Sequence[str], inputs: Sequence[Any]
+) -> list[OutputArgument]:
+    """Return what is told about outputs in dictionaries; `arguments` say what these are called."""
     initials = []
-    for i, entry in enumerate(entries):
+    for entry, argument in zip(entries, arguments, strict=True):
         initial = entry.get("initial")
         # A Python number has no dtype of its own. PyTensor takes the smallest one that holds it:
         # a counter would overflow after 127 steps, and 1.0 would mean single precision.
         if type(initial) is int:
             initial = pt.constant(initial, dtype="int64")
         elif initial is not None and type(initial) is not float:
-            initial = as_variable(initial, f"the initial value of outputs_info[{i}]")
+            initial = as_variable(initial, f"the initial value of {argument}")
         initials.append(initial)
     float_dtype = _float_dtype([*inputs, *initials])
     result = []
-    for i, (entry, initial) in enumerate(zip(entries, initials, strict=True)):
+    for entry, initial, argument in zip(entries, initials, arguments, strict=True):
         if isinstance(initial, float):
             initial = pt.constant(initial, dtype=float_dtype)
-        argument = _read_output({**entry, "initial": initial}, f"outputs_info[{i}]")
-        argument.is_weak = is_plain_integer(entry.get("initial"))
-        result.append(argument)
+        output = _read_output({**entry, "initial": initial}, argument)
+        output.is_weak = is_plain_integer(entry.get("initial"))
+        result.append(output)
     return result
 
 
@@ -255,7 +262,7 @@ def _check_carry(initial: Variable, taps: list[int], argument: str) -> None:
         )
 
 
-def read_n_steps(n_steps: Any) -> Variable | None:
+def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
     """Return the number of steps as an int64 scalar, or None where the sequences give it."""
     if n_steps is None:
         return None
@@ -265,16 +272,16 @@ def read_n_steps(n_steps: Any) -> Variable | None:
         number = None
     if number is None or isinstance(n_steps, bool):
         raise TypeError(
-            f"n_steps must be an integer, got {brief(n_steps)} of type {type(n_steps).__name__}"
+            f"{argument} must be an integer, got {brief(n_steps)} of type {type(n_steps).__name__}"
         )
     variable = pt.as_tensor_variable(number)
     if variable.type.dtype not in integer_dtypes:
-        raise TypeError(f"n_steps must be an integer, got dtype {variable.type.dtype}")
+        raise TypeError(f"{argument} must be an integer, got dtype {variable.type.dtype}")
     if variable.type.ndim != 0:
-        raise TypeError(f"n_steps must be a scalar, got {variable.type}")
+        raise TypeError(f"{argument} must be a scalar, got {variable.type}")
     known = constant_integer(variable)
     if known is not None and known < 0:
-        raise ValueError(f"n_steps must not be negative, got {known}")
+        raise ValueError(f"{argument} must not be negative, got {known}")
     return pt.constant(known, dtype="int64") if known is not None else pt.cast(variable, "int64")
 
 
@@ -300,7 +307,7 @@ def check_mode(mode: Any) -> None:
 
 
 def read_truncation(truncate_gradient: Any) -> int:
-    """Return the number of steps a gradient walks back, -1 for all of them."""
+    """Return the number of steps a gradient goes back, -1 for all of them."""
     if isinstance(truncate_gradient, bool) or not isinstance(truncate_gradient, int | np.integer):
         raise TypeError(f"truncate_gradient must be an integer, got {truncate_gradient!r}")
     if truncate_gradient < -1:

@@ -115,8 +115,14 @@ def associative_reduce(
 
     Parameters
     ----------
-    fn, elems, axis, reverse
-        As in `associative_scan`.
+    fn : callable
+        Takes two elements, the earlier one first, and returns their combination.
+    elems : tensor, array_like, or tuple or list of these
+        The elements, stacked along `axis`.
+    axis : int, optional
+        The axis to combine along; 0 by default.
+    reverse : bool, optional
+        Whether to combine from the last element to the first.
 
     Returns
     -------
@@ -156,7 +162,7 @@ def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: An
         As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
     dim : int
         The axis to scan along.
-    pad_value : optional
+    pad_value : float, optional
         Accepted, without a meaning: any length is scanned as it is, nothing is padded.
 
     Returns

@@ -284,7 +284,7 @@ def recurrence(
     axis : int
         Where the time axis stands in the result.
     reverse : bool
-        Whether to walk from the last row to the first.
+        Whether to go from the last row to the first.
     """
     loop = Loop(name=name, reverse=reverse)
     rows = [add_argument(loop, argument) for argument in arguments]

@@ -37,9 +37,9 @@ def cummax(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     x : tensor_like
         Numbers or truth values; not complex.
     axis : int, optional
-        The axis to walk along.
+        The axis to accumulate along.
     reverse : bool, optional
-        Walk from the last row to the first: ``y[t]`` is the maximum of ``x[t], x[t+1], …``.
+        Accumulate from the last row to the first: ``y[t]`` is the maximum of ``x[t], x[t+1], …``.
 
     Returns
     -------
@@ -79,9 +79,9 @@ def cummin(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     x : tensor_like
         Numbers or truth values; not complex.
     axis : int, optional
-        The axis to walk along.
+        The axis to accumulate along.
     reverse : bool, optional
-        Walk from the last row to the first: ``y[t]`` is the minimum of ``x[t], x[t+1], …``.
+        Accumulate from the last row to the first: ``y[t]`` is the minimum of ``x[t], x[t+1], …``.
 
     Returns
     -------
@@ -117,9 +117,9 @@ def cumlogsumexp(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     x : tensor_like
         Real numbers; integers are cast to `floatX`.
     axis : int, optional
-        The axis to walk along.
+        The axis to accumulate along.
     reverse : bool, optional
-        Walk from the last row to the first.
+        Accumulate from the last row to the first.
 
     Returns
     -------

@@ -23,7 +23,7 @@ def check_generators(
     values: Sequence[Variable],
     trace: Trace,
     updates: Mapping[SharedVariable, Variable],
-    non_sequences: Sequence[Variable],
+    places: Mapping[Variable, str],
     title: str,
 ) -> None:
     """Raise if a step draws from a generator that is the same at the next step.
@@ -34,8 +34,10 @@ def check_generators(
     ----------
     values : sequence of Variable
         What the step returns, updates included.
-    trace, updates, non_sequences
-        The call of the step, and what it was given.
+    trace, updates
+        The call of the step, and the shared variables that it changes.
+    places : mapping
+        What the user calls the variables that the step is given.
     title : str
         Of the loop.
 
@@ -46,8 +48,6 @@ def check_generators(
     """
     assert trace.result is not None
     after = {part.value: part.next for part in trace.carries.values()} | dict(updates)
-    places = {value: f"non_sequences[{i}]" for i, value in enumerate(non_sequences)}
-    places |= {part.value: f"outputs_info[{i}]" for i, part in trace.carries.items()}
     first = trace.result.first
     for node in dict.fromkeys(value.owner for value in ancestors(values)):
         if node is None or not _draws(node, first):
@@ -56,7 +56,8 @@ def check_generators(
             is_outside = given.owner is None or variable_number(given) < first
             stays = isinstance(given.type, RandomType) and after.get(given, given) is given
             if is_outside and stays:
-                raise ValueError(f"{title}: {_same_numbers(given, places)}")
+                place, is_carried = places.get(given), given in after
+                raise ValueError(f"{title}: {_same_numbers(given, place, is_carried, title)}")
 
 
 def mark_written(node: Apply) -> None:
@@ -72,21 +73,23 @@ def _draws(node: Apply, first: int) -> bool:
     return is_written and variable_number(node.outputs[0]) >= first
 
 
-def _same_numbers(generator: Variable, places: Mapping[Variable, str]) -> str:
+def _same_numbers(generator: Variable, place: str | None, is_carried: bool, title: str) -> str:
     name = (generator.name or "rng").removesuffix("[t-1]")
-    place = places.get(generator)
     label = " ".join(filter(None, [generator.name and f"`{name}`", place and f"({place})"]))
-    lines = [f"    next_rng, draw = {name}.normal(...)"]
-    if isinstance(generator, SharedVariable) and place is None:
+    what, done = f"the generator {label or 'without a name'}", "does not return the next one"
+    after, is_scan = "return ..., next_rng", title.startswith("scan")
+    if not is_scan:
+        after = "return (..., next_rng), y"
+    if is_carried:
+        done = "returns it as it was"
+    elif isinstance(generator, SharedVariable) and place is None:
         unnamed = "without a name (that of a draw without rng=, or of a loop in the step)"
-        what, done = f"the shared generator {label or unnamed}", "does not return its update"
-        lines.append(f"    return ..., {{{name}: next_rng}}")
-    elif place is not None and place.startswith("outputs_info"):
-        what, done = f"the generator {label}", "returns it as it was"
-        lines.append("    return ..., next_rng")
-    else:
-        what, done = f"the generator {label or 'without a name'}", "does not return the next one"
-        lines.append(f"    return ..., next_rng  # with {name} in outputs_info")
+        what = f"the shared generator {label or unnamed}"
+        if is_scan:
+            done, after = "does not return its update", f"return ..., {{{name}: next_rng}}"
+    if not is_carried and "{" not in after:
+        after += f"  # with {name} in {'outputs_info' if is_scan else 'init'}"
+    lines = [f"    next_rng, draw = {name}.normal(...)", f"    {after}"]
     return (
         f"the step draws from {what} and {done}, so every step would draw the same numbers; write\n"
         + "\n".join(lines)

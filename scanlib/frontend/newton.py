@@ -87,7 +87,7 @@ def newton_iterations(result: Variable) -> Variable:
     Returns
     -------
     TensorVariable
-        The number of iterations, a scalar of dtype int64: those of the member of a batch that took
+        The number of iterations, a scalar of dtype int64: those of the entry of a batch that took
         most.
 
     Raises
@@ -102,7 +102,7 @@ def newton_iterations(result: Variable) -> Variable:
     >>> x = pt.vector("x")
     >>> h, _ = scanlib.scan(lambda x, h: pt.tanh(x + h), x, pt.constant(0.0), method="newton")
     >>> print(pytensor.function([x], scanlib.newton_iterations(h))([0.0, 0.5, 1.0]))
-    4
+    3
     """
     nodes = {v.owner for v in ancestors([result]) if v.owner and isinstance(v.owner.op, NewtonScan)}
     if len(nodes) != 1:

@@ -1,4 +1,4 @@
-"""`scan`: from a step function to a canonical loop."""
+"""`scan`: the interface of `pytensor.scan`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.config import check_flags
 from scanlib.frontend.arguments import (
-    OutputArgument,
-    SequenceArgument,
     as_list,
     check_lengths,
     check_mode,
@@ -24,35 +21,13 @@ from scanlib.frontend.arguments import (
     read_sequences,
     read_truncation,
 )
-from scanlib.frontend.checkpoints import check_checkpoint, read_checkpoint
-from scanlib.frontend.generators import check_generators, mark_written
-from scanlib.frontend.newton import read_method, solve
-from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
-from scanlib.frontend.step import (
-    StepResult,
-    call_step,
-    captured_variables,
-    check_strict,
-    errors_of,
-    read_updates,
-)
-from scanlib.frontend.trace import (
-    Trace,
-    check_count,
-    describe_row,
-    describe_state,
-    describe_whole,
-    name_result,
-    tap_name,
-)
+from scanlib.frontend.builder import LoopBuilder
+from scanlib.frontend.checkpoints import read_checkpoint
+from scanlib.frontend.newton import read_method
+from scanlib.frontend.step import StepResult, call_step, errors_of
+from scanlib.frontend.trace import check_count, describe_whole
 from scanlib.frontend.values import as_variable, read_flag
-from scanlib.ops.checkpoint_schedules import Schedule
-from scanlib.ops.graph import depends_on, is_tensor, row_type
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.messages import loop_title
-from scanlib.ops.newton_scan import Newton
-
-MAX_TRACES = 8
 
 _function: ContextVar[str] = ContextVar("function", default="scan")
 
@@ -65,201 +40,6 @@ def called_as(function: str) -> Iterator[None]:
         yield
     finally:
         _function.reset(token)
-
-
-class _Builder:
-    """Collects the arguments of one `scan` call and builds its loop."""
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        sequences: list[SequenceArgument],
-        outputs: list[OutputArgument],
-        non_sequences: list[Variable],
-        n_steps: Variable | None,
-        go_backwards: bool,
-        strict: bool,
-        name: str | None,
-    ) -> None:
-        self.fn = fn
-        self.sequences = sequences
-        self.outputs = outputs
-        self.non_sequences = non_sequences
-        self.n_steps = n_steps
-        self.go_backwards = go_backwards
-        self.strict = strict
-        self.name = name
-        self.title = loop_title(name, _function.get())
-
-    def state_title(self, i: int) -> str:
-        name = self.outputs[i].name
-        label = f"state `{name}`" if name else f"the state of {self.outputs[i].argument}"
-        return f"{self.title}: {label}"
-
-    def trace(self) -> Trace:
-        """Call the step function until the types of all states are stable."""
-        for _ in range(MAX_TRACES):
-            trace = self.trace_once()
-            if not self.adapt_states(trace):
-                return trace
-        raise TypeError(
-            f"{self.title}: the step returns a state of another type each time it is called with "
-            "what it returned before; return values of one dtype and shape"
-        )
-
-    def trace_once(self) -> Trace:
-        trace = Trace()
-        arguments: list[tuple[Variable, str]] = []
-        for argument, tap, outer in read_rows(self.sequences, self.n_steps, self.go_backwards):
-            row = row_type(outer)(name=tap_name(argument.name, tap))
-            trace.rows.append(Sequence(outer, row, argument.name))
-            arguments.append((row, describe_row(argument, tap)))
-        for i, output in enumerate(self.outputs):
-            if output.initial is None:
-                continue
-            if output.is_carry:
-                value = output.initial.type(name=tap_name(output.name, -1))
-                trace.carries[i] = Carry(output.initial, value, value, output.name)
-                arguments.append((value, describe_state(output, -1)))
-                continue
-            tap_type = output.tap_type or row_type(output.initial)
-            taps = {tap: tap_type(name=tap_name(output.name, tap)) for tap in output.taps}
-            first = next(iter(taps.values()))
-            trace.states[i] = State(output.initial, taps, first, name=output.name)
-            arguments += [(value, describe_state(output, tap)) for tap, value in taps.items()]
-        arguments += [
-            (value, describe_whole(value.name, f"non_sequences[{i}]"))
-            for i, value in enumerate(self.non_sequences)
-        ]
-        trace.result = call_step(self.fn, arguments, self.title)
-        check_count(self.fn, trace.result, self.outputs, self.title)
-        for i, state in trace.states.items():
-            state.next = trace.result.outputs[i]
-        for i, carry in trace.carries.items():
-            carry.next = trace.result.outputs[i]
-            self.check_carry(i, carry)
-        return trace
-
-    def check_carry(self, i: int, carry: Carry) -> None:
-        if not carry.value.type.is_super(carry.next.type):
-            raise TypeError(
-                f"{self.state_title(i)} starts as {type_text(carry.value.type)}, the step returns "
-                f"{type_text(carry.next.type)}; return the next value of what it is given"
-            )
-
-    def adapt_states(self, trace: Trace, weak_integers: bool = False) -> bool:
-        """Widen initial values where the step returned something wider; say whether any was.
-
-        Weak integers come last: other states may yet make floats of them.
-        """
-        changed = False
-        for i, state in trace.states.items():
-            tap_type = next(iter(state.taps.values())).type
-            is_weak, title = self.outputs[i].is_weak, self.state_title(i)
-            wanted = wanted_type(tap_type, state.next, title, is_weak, weak_integers)
-            if wanted == tap_type:
-                continue
-            changed = True
-            grown = wanted.shape != tap_type.shape
-            sizes = self.sizes(trace, state.next) if grown else [None] * wanted.ndim
-            adapt_initial(self.outputs[i], wanted, sizes, self.state_title(i))
-        return changed or (not weak_integers and self.adapt_states(trace, True))
-
-    def sizes(self, trace: Trace, value: Variable) -> list[Variable | None]:
-        placeholders = trace.placeholders()
-        captured = captured_variables([value], placeholders)
-        return value_sizes(value, placeholders, trace.row_shapes(), captured)
-
-    def build(
-        self, truncate_gradient: int, checkpoint: Schedule | None, newton: Newton | None = None
-    ) -> tuple[list[Variable], dict[Any, Variable]]:
-        trace = self.trace()
-        result = trace.result
-        assert result is not None
-        stacked = [
-            i
-            for i in range(len(result.outputs))
-            if i not in trace.states and i not in trace.carries
-        ]
-        for i in stacked:
-            if not is_tensor(result.outputs[i]):
-                raise TypeError(
-                    f"{self.title}: output {i} has type {result.outputs[i].type}; "
-                    "only tensors can be stacked over time"
-                )
-        loop = Loop(
-            n_steps=self.n_steps,
-            sequences=trace.rows,
-            states=list(trace.states.values()),
-            carries=list(trace.carries.values()),
-            outputs=[Output(result.outputs[i], self.result_name(i, result)) for i in stacked],
-            stop=None
-            if result.stop is None
-            else pt.neq(result.stop, 0)
-            if result.stop.type.dtype != "bool"
-            else result.stop,
-            truncate_gradient=truncate_gradient,
-            name=self.name,
-            checkpoint=checkpoint,
-        )
-        if loop.n_steps is None and not loop.sequences:
-            raise ValueError(
-                f"{self.title}: nothing says how many steps to take; give n_steps or a sequence"
-            )
-        self.add_updates(loop, trace)
-        self.add_captured(loop)
-        check_checkpoint(loop, self.title)
-        results = loop.apply() if newton is None else solve(loop, newton, self.title)
-        mark_written(results.node)
-        values: dict[int, Variable] = {}
-        for history, state, i in zip(results.histories, loop.states, trace.states, strict=True):
-            values[i] = history[state.depth :]
-        values.update(zip(trace.carries, results.carries, strict=False))
-        values.update(zip(stacked, results.outputs, strict=True))
-        for i, value in values.items():
-            name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
-            name_result(value, self.result_name(i, result) or name)
-        updates = dict(zip(trace.shared, results.carries[len(trace.carries) :], strict=True))
-        return [values[i] for i in range(len(result.outputs))], updates
-
-    def result_name(self, i: int, result: StepResult) -> str | None:
-        """Return what an output is called: by the user, or in the step."""
-        return (self.outputs[i].name if self.outputs else None) or result.outputs[i].name
-
-    def add_updates(self, loop: Loop, trace: Trace) -> None:
-        """Turn the shared variables that change from step to step into carries."""
-        assert trace.result is not None
-        with errors_of(self.title):
-            updates = read_updates(trace.result, loop.body_outputs())
-        values = [*loop.body_outputs(), *updates.values()]
-        check_generators(values, trace, updates, self.non_sequences, self.title)
-        for shared, update in updates.items():
-            carry = Carry(shared, shared.type(), update, shared.name)
-            trace.shared[shared] = carry
-            loop.carries.append(carry)
-        replacements: dict[Variable, Variable] = {}
-        for outer in dict.fromkeys(self.non_sequences):
-            # What was given whole is the same at every step, also if it was computed from them.
-            if outer not in updates and outer in depends_on([outer], updates):
-                replacements[outer] = inner = outer.type(name=outer.name)
-                loop.non_sequences.append(NonSequence(outer, inner, outer.name))
-        replacements.update({shared: carry.value for shared, carry in trace.shared.items()})
-        loop.substitute(replacements)
-
-    def add_captured(self, loop: Loop) -> None:
-        """Make what the step reads from outside an input of the loop."""
-        captured = captured_variables(loop.body_outputs(), loop.body_inputs())
-        if self.strict:
-            with errors_of(self.title):
-                check_strict(captured, self.non_sequences)
-        given = {variable: i for i, variable in enumerate(self.non_sequences)}
-        captured.sort(key=lambda variable: given.get(variable, len(given)))
-        replacements = {}
-        for outer in captured:
-            inner = outer.type(name=outer.name)
-            loop.non_sequences.append(NonSequence(outer, inner, outer.name))
-            replacements[outer] = inner
-        loop.substitute(replacements)
 
 
 def scan(
@@ -292,7 +72,7 @@ def scan(
         followed by `until`. It may be called again where the type of a state turns out wider
         than that of its initial value.
     sequences : variable, array_like, dict, or list of these, optional
-        What the loop walks over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
+        What the loop iterates over, along axis 0. ``dict(input=x, taps=[-1, 0, 2])`` passes
         ``x[t-1], x[t], x[t+2]``; the lowest negative tap is read from row 0. Without
         `n_steps` the shortest sequence sets the number of steps; if known lengths differ, there
         is a warning.
@@ -310,9 +90,9 @@ def scan(
     n_steps : int or integer scalar variable, optional
         The number of steps; with `until` the greatest number. May be 0.
     truncate_gradient : int, optional
-        How many steps a derivative walks back from the last one; -1 walks all of them.
+        How many steps a derivative goes back from the last one; -1 for all of them.
     go_backwards : bool, optional
-        Walk the sequences from their last row to their first. Results are in the order in
+        Read the sequences from their last row to their first. Results are in the order in
         which the steps ran.
     name : str, optional
         Name of the loop, for printing and messages.
@@ -393,18 +173,32 @@ def scan(
             as_variable(value, f"non_sequences[{i}]")
             for i, value in enumerate(as_list(non_sequences))
         ]
-        walked = read_sequences(sequences)
+        iterated = read_sequences(sequences)
         described = read_outputs_info(
-            outputs_info, [*(argument.variable for argument in walked), *given]
+            outputs_info, [*(argument.variable for argument in iterated), *given]
         )
         steps = read_n_steps(n_steps)
-        check_lengths(title, walked, steps, go_backwards, strict)
+        if steps is None and not iterated:
+            raise ValueError("nothing says how many steps to take; give n_steps or a sequence")
+        check_lengths(title, iterated, steps, go_backwards, strict)
         truncation = read_truncation(truncate_gradient)
         schedule = read_checkpoint(checkpoint)
         newton = read_method(method)
-    builder = _Builder(fn, walked, described, given, steps, go_backwards, strict, name)
+
+    def call(arguments: list[tuple[Variable, str]]) -> StepResult:
+        whole = [
+            (value, describe_whole(value.name, f"non_sequences[{i}]"))
+            for i, value in enumerate(given)
+        ]
+        result = call_step(fn, [*arguments, *whole], title)
+        check_count(fn, result, described, title)
+        return result
+
+    rows = read_rows(iterated, steps, go_backwards)
+    builder = LoopBuilder(title, call, rows, described, name, steps, given, strict)
     with called_as("scan"):  # by steps that hold loops
-        outputs, updates = builder.build(truncation, schedule, newton)
+        built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
+    outputs, updates = built.values, built.shared
     result: Any = outputs
     if not outputs:
         result = None
@@ -415,6 +209,6 @@ def scan(
     if updates:
         raise ValueError(
             f"{title}: return_updates=False, but the loop updates {list(updates)}; pass "
-            "return_updates=True, or carry these values through outputs_info"
+            "return_updates=True, or pass these values through outputs_info"
         )
     return result

@@ -54,9 +54,14 @@ class until:  # noqa: N801
     """
 
     def __init__(self, condition: Any) -> None:
-        self.condition = as_variable(condition, "the condition of `until`")
-        if not is_tensor(self.condition) or self.condition.type.ndim != 0:
-            raise TypeError(f"the condition of `until` must be a scalar, got {self.condition.type}")
+        self.condition = read_condition(as_variable(condition, "the condition of `until`"))
+
+
+def read_condition(condition: Variable) -> Variable:
+    """Return the condition that ends a loop."""
+    if not is_tensor(condition) or condition.type.ndim != 0:
+        raise TypeError(f"the condition of `until` must be a scalar, got {condition.type}")
+    return condition
 
 
 @dataclass
@@ -251,7 +256,7 @@ def read_updates(result: StepResult, values: Iterable[Variable]) -> dict[SharedV
         if not isinstance(shared, SharedVariable):
             raise TypeError(
                 f"the step function returned an update for {shared!r}, which is not a shared "
-                "variable; use outputs_info for values that are carried from step to step"
+                "variable; use outputs_info for values that are passed from step to step"
             )
         updates[shared] = _check_update(shared, value)
     used = set(ancestors([*values, *updates.values()]))

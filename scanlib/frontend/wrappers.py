@@ -32,8 +32,20 @@ def map(
     ----------
     fn : callable
         Takes one row of each sequence (all its taps), then the non-sequences.
-    sequences, non_sequences, truncate_gradient, go_backwards, mode, name, return_updates
+    sequences : variable, array_like, dict, or list of these
         As in `scan`.
+    non_sequences : variable, array_like, or list of these, optional
+        As in `scan`.
+    truncate_gradient : int, optional
+        How many steps a derivative goes back from the last one; -1 for all of them.
+    go_backwards : bool, optional
+        Read the sequences from their last row to their first.
+    mode : str or Mode, optional
+        Accepted for compatibility, as in `scan`.
+    name : str, optional
+        Name of the loop, for printing and messages.
+    return_updates : bool, optional
+        Return ``(outputs, updates)``, the default; False returns the outputs alone.
 
     Returns
     -------
@@ -82,8 +94,20 @@ def reduce(
     fn : callable
         Takes one row of each sequence, then the values of the step before, then the
         non-sequences.
-    sequences, outputs_info, non_sequences, go_backwards, mode, name, return_updates
+    sequences : variable, array_like, dict, or list of these
         As in `scan`.
+    outputs_info : variable, array_like, dict, None, or list of these
+        Initial values, as in `scan`.
+    non_sequences : variable, array_like, or list of these, optional
+        As in `scan`.
+    go_backwards : bool, optional
+        Read the sequences from their last row to their first.
+    mode : str or Mode, optional
+        Accepted for compatibility, as in `scan`.
+    name : str, optional
+        Name of the loop, for printing and messages.
+    return_updates : bool, optional
+        Return ``(outputs, updates)``, the default; False returns the outputs alone.
 
     Returns
     -------
@@ -151,6 +175,36 @@ def foldl(
 ) -> Any:
     """Reduce from the first row to the last; see `reduce`.
 
+    Parameters
+    ----------
+    fn : callable
+        Takes one row of each sequence, then the values of the step before, then the
+        non-sequences.
+    sequences : variable, array_like, dict, or list of these
+        As in `scan`.
+    outputs_info : variable, array_like, dict, None, or list of these
+        Initial values, as in `scan`.
+    non_sequences : variable, array_like, or list of these, optional
+        As in `scan`.
+    mode : str or Mode, optional
+        Accepted for compatibility, as in `scan`.
+    name : str, optional
+        Name of the loop, for printing and messages.
+    return_updates : bool, optional
+        Return ``(outputs, updates)``, the default; False returns the outputs alone.
+
+    Returns
+    -------
+    outputs : variable or list of variable
+        The values after the last step.
+    updates : dict
+        As in `scan`; not returned with ``return_updates=False``.
+
+    Raises
+    ------
+    IndexError
+        When it runs, if there are no steps.
+
     Examples
     --------
     >>> import pytensor, scanlib
@@ -174,6 +228,36 @@ def foldr(
     return_updates: bool = True,
 ) -> Any:
     """Reduce from the last row to the first; see `reduce`.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes one row of each sequence, then the values of the step before, then the
+        non-sequences.
+    sequences : variable, array_like, dict, or list of these
+        As in `scan`.
+    outputs_info : variable, array_like, dict, None, or list of these
+        Initial values, as in `scan`.
+    non_sequences : variable, array_like, or list of these, optional
+        As in `scan`.
+    mode : str or Mode, optional
+        Accepted for compatibility, as in `scan`.
+    name : str, optional
+        Name of the loop, for printing and messages.
+    return_updates : bool, optional
+        Return ``(outputs, updates)``, the default; False returns the outputs alone.
+
+    Returns
+    -------
+    outputs : variable or list of variable
+        The values after the last step.
+    updates : dict
+        As in `scan`; not returned with ``return_updates=False``.
+
+    Raises
+    ------
+    IndexError
+        When it runs, if there are no steps.
 
     Examples
     --------
@@ -203,9 +287,17 @@ def filter(
     fn : callable
         Takes one row of each sequence, then the non-sequences, and returns one boolean for
         all sequences, or a list with one for each.
-    sequences, non_sequences, go_backwards, mode, name
-        As in `scan`. With `go_backwards` the kept rows come in the order of the steps, from
-        the last to the first.
+    sequences : variable, array_like, dict, or list of these
+        As in `scan`.
+    non_sequences : variable, array_like, or list of these, optional
+        As in `scan`.
+    go_backwards : bool, optional
+        Read the sequences from their last row to their first. The kept rows
+        come in the order of the steps.
+    mode : str or Mode, optional
+        Accepted for compatibility, as in `scan`.
+    name : str, optional
+        Name of the loop, for printing and messages.
 
     Returns
     -------
@@ -292,8 +384,20 @@ def scan_checkpoints(
 
     Parameters
     ----------
-    fn, sequences, outputs_info, non_sequences, name, n_steps, return_updates
+    fn : callable
+        One step, as in `scan`.
+    sequences : variable, array_like, dict, or list of these, optional
         As in `scan`.
+    outputs_info : variable, array_like, dict, None, or list of these, optional
+        Initial values, as in `scan`.
+    non_sequences : variable, array_like, or list of these, optional
+        As in `scan`.
+    name : str, optional
+        Name of the loop, for printing and messages.
+    n_steps : int or integer scalar variable, optional
+        The number of steps.
+    return_updates : bool, optional
+        Return ``(outputs, updates)``, the default; False returns the outputs alone.
     save_every_N : int, optional
         The number of steps in a segment.
     padding : bool, optional

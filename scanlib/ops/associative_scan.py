@@ -11,9 +11,9 @@ both in `x` and in `y`; the body combines single rows::
 
     (*earlier, *later, *non_sequences) -> combined
 
-The promise is all that this Op adds to a loop. Backends with many processors may combine the
-rows in a tree of logarithmic depth (`scanlib.ops.associative_tree`): G. E. Blelloch, "Prefix
-sums and their applications", CMU-CS-90-190, 1990. One processor does the least work by walking:
+The promise is all that this Op adds to a loop. Linkers for many processors may combine the
+rows in a tree of logarithmic depth, as JAX does: G. E. Blelloch, "Prefix sums and their
+applications", CMU-CS-90-190, 1990. One processor does the least work by walking:
 `as_loop` is that walk as a canonical loop. Derivatives are those of the walk, so they hold even
 where the promise does not.
 """

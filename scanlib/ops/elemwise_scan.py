@@ -32,7 +32,7 @@ from scanlib.lengths.steps import Steps
 from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.derivatives import Variables
-from scanlib.ops.execution import runner_for
+from scanlib.ops.execution import PerformsLoop
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
@@ -187,7 +187,7 @@ def static_width(op: ElemwiseScan) -> int | None:
     return prod(sizes.values()) if len(sizes) == op.layout.ndim else None
 
 
-class ElemwiseScan(HasFrozenBody, PrintedOp):
+class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 
     Parameters
@@ -303,16 +303,6 @@ class ElemwiseScan(HasFrozenBody, PrintedOp):
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
         return self.scan.infer_shape(*arguments)
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        from pytensor.configdefaults import config
-
-        key = config.scanlib__perform
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._runners[key] = runner_for(self, node)
-        for storage, value in zip(output_storage, runner(*inputs), strict=True):
-            storage[0] = value
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return self.scan.connection_pattern(node)

@@ -63,7 +63,7 @@ def compiled_body(op: Scan) -> FunctionGraph:
     return _preparers[0](op).fgraph
 
 
-def runner_for(op: Scan, node: Apply) -> Runner:
+def runner_for(op: Any, node: Apply) -> Runner:
     """Return the function that runs the loop `op` on values.
 
     The flag ``scanlib__perform`` decides: ``auto`` falls back to Python, ``numba`` insists on
@@ -80,6 +80,26 @@ def runner_for(op: Scan, node: Apply) -> Runner:
 def python_loop(op: Any) -> Runner:
     """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
     return PythonLoop(getattr(op, "scan", op))
+
+
+class PerformsLoop:
+    """`perform` of an Op that is a loop. Comes before `Op` among the bases.
+
+    Attributes
+    ----------
+    _runners : dict
+        The functions that run it, by the flag ``scanlib__perform``.
+    """
+
+    _runners: dict[str, Runner]
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        choice = config.scanlib__perform
+        if choice not in self._runners:
+            self._runners[choice] = runner_for(self, node)
+        results = self._runners[choice](*inputs)
+        for storage, value in zip(output_storage, results, strict=True):
+            storage[0] = value
 
 
 class CompiledOrPython:

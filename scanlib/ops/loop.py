@@ -243,6 +243,16 @@ class Loop:
         )
         return self.signature().join_inputs(groups)
 
+    def replace_outer(self, replacements: Mapping[Variable, Variable]) -> None:
+        """Give the loop other inputs."""
+        self.n_steps = None if self.n_steps is None else replacements[self.n_steps]
+        recurrent: list[State | Carry] = [*self.states, *self.carries]
+        for part in recurrent:
+            part.initial = replacements[part.initial]
+        given: list[Sequence | NonSequence] = [*self.sequences, *self.non_sequences]
+        for one in given:
+            one.outer = replacements[one.outer]
+
     def length(self) -> Variable:
         """Return the greatest number of steps the loop can take, as an int64 scalar."""
         if self.n_steps is not None:

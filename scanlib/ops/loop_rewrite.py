@@ -119,6 +119,20 @@ class LoopRewrite(GraphRewriter):
             _logger.warning("%s (PyTensor's flag on_opt_error=raise shows where)", failure)
 
 
+class LowersLoops(LoopRewrite):
+    """Rewrites that replace loops one by one; subclasses write `lower`."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        for node in [node for node in fgraph.toposort() if isinstance(node.op, Scan)]:
+            with self.attempt(fgraph, node):
+                self.lower(fgraph, node)
+
+    @staticmethod
+    def lower(fgraph: FunctionGraph, node: Apply) -> bool:
+        """Replace one loop; return whether it could be."""
+        raise NotImplementedError
+
+
 class WhereLoopsAre(LoopRewrite):
     """Rewrites of single nodes, in graphs with loops or in all.
 

@@ -93,7 +93,7 @@ class Newton:
     ...     method=scanlib.Newton(max_iterations=20),
     ... )
     >>> print(pytensor.function([x], h)([1.0, 0.0, -1.0]).round(4))
-    [ 0.7616  0.3634 -0.674 ]
+    [ 0.7616  0.3634 -0.6741]
     """
 
     tolerance: float | None = None

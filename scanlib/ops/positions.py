@@ -20,6 +20,7 @@ from typing import Any
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import walk
 
 Hidden = frozenset[int]
 
@@ -117,24 +118,22 @@ def inputs_read(outputs: Iterable[Variable]) -> dict[Variable, set[Hidden | None
         length and reads nothing.
     """
     found: dict[Variable, set[Hidden | None]] = {}
-    seen: set[Variable] = set()
-    pending = list(outputs)
-    while pending:
-        variable = pending.pop()
-        if variable in seen:
-            continue
-        seen.add(variable)
+
+    def inputs_of(variable: Variable) -> list[Variable]:
         node = variable.owner
         if node is None:
             found.setdefault(variable, set()).add(None)
-        elif isinstance(node.op, PositionalOp):
-            pending += node.inputs[1:]
-            if node.inputs:
-                reads = found.setdefault(node.inputs[0], set())
-                if isinstance(node.op, Item):
-                    reads.add(node.op.hidden)
-        else:
-            pending += node.inputs
+            return []
+        if not isinstance(node.op, PositionalOp):
+            return node.inputs
+        if node.inputs:
+            reads = found.setdefault(node.inputs[0], set())
+            if isinstance(node.op, Item):
+                reads.add(node.op.hidden)
+        return node.inputs[1:]
+
+    for _ in walk(outputs, inputs_of):
+        pass
     return found
 
 
@@ -193,14 +192,7 @@ def only_place(value: Variable, kept: Variable | int | None, axis: int) -> Varia
 
 def has_positions(outputs: Iterable[Variable]) -> bool:
     """Whether scalars are computed with any `PositionalOp`."""
-    seen: set[Variable] = set()
-    pending = list(outputs)
-    while pending:
-        variable = pending.pop()
-        if variable in seen or variable.owner is None:
-            continue
-        seen.add(variable)
-        if isinstance(variable.owner.op, PositionalOp):
-            return True
-        pending += variable.owner.inputs
-    return False
+    return any(
+        variable.owner is not None and isinstance(variable.owner.op, PositionalOp)
+        for variable in walk(outputs, lambda v: None if v.owner is None else v.owner.inputs)
+    )

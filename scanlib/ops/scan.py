@@ -29,13 +29,13 @@ from scanlib.ops.c_code import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives
-from scanlib.ops.execution import load_backends, runner_for
+from scanlib.ops.execution import PerformsLoop, load_backends
 from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
-class Scan(HasFrozenBody, HasDerivatives, PrintedOp):
+class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
     """A symbolic loop in canonical form.
 
     Parameters
@@ -204,18 +204,6 @@ class Scan(HasFrozenBody, HasDerivatives, PrintedOp):
             dims = [Shape_i(i + 1)(out) if dim is None else dim for i, dim in enumerate(row)]
             result.append((rows(out, 0), *dims))
         return result
-
-    # Values
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        from pytensor.configdefaults import config
-
-        key = config.scanlib__perform
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._runners[key] = runner_for(self, node)
-        for storage, value in zip(output_storage, runner(*inputs), strict=True):
-            storage[0] = value
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         if self._pattern is None:  # PyTensor asks once for each result

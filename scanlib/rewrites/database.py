@@ -44,13 +44,13 @@ from pytensor.compile.mode import optdb
 
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt.adopt import AdoptLoops
-from scanlib.rewrites.compile_time import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.long_sums import FlattenLongSums
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.newton.iterate import SolveByNewton
+from scanlib.rewrites.numba_products import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.padding import pad_rows_of_loops
 from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch

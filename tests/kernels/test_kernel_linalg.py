@@ -14,7 +14,7 @@ from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.program import Routine
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.verifier import verify
-from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted
+from tests.kernel_runs import by_llvm, interpreted
 
 WAYS = {"llvm": by_llvm, "interpreted": interpreted}
 LAYOUTS = ("rows", "columns", "apart", "backwards", "apart columns")
@@ -373,16 +373,3 @@ def test_batches():
     spare = np.empty(factorizations.spare_items(3))
     assert by_llvm(kernel, [a, b, spare, out])[0] == 0
     np.testing.assert_allclose(out, np.linalg.solve(a, b + np.zeros_like(out)), rtol=1e-12)
-
-
-@pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
-def test_c_computes_the_same():
-    rng = np.random.default_rng(5)
-    a, b = rng.normal(size=(6, 6)), rng.normal(size=(6, 11))
-    results = []
-    for way in (by_llvm, by_c):
-        first, second = np.empty((6, 11)), np.empty((6, 11))
-        product(way, a, b, first, library=["dgemm"])
-        computed(way, "solve", [a, b], second)
-        results.append((first, second))
-    np.testing.assert_array_equal(*results)

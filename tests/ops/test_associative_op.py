@@ -13,15 +13,12 @@ from pytensor.link.vm import VMLinker
 
 import scanlib
 from scanlib.ops import AssociativeScan, Scan
-from scanlib.ops.associative_scan import as_loop
-from scanlib.ops.associative_tree import associative_tree
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.one_row import OneRow
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.combine import affine, argmax, data, running, running_one, variables
 from tests.derivatives import directional_derivative, random_directions
-from tests.modes import MODES
 
 
 class TestDerivatives:
@@ -181,39 +178,6 @@ def _has_op(variable, kind):
         node is not None and isinstance(node.op, kind)
         for node in [variable.owner, *(v.owner for v in variable.owner.inputs)]
     )
-
-
-class TestTree:
-    @pytest.mark.all_forms
-    @pytest.mark.parametrize("reverse", [False, True])
-    @pytest.mark.parametrize("length", range(18))
-    def test_equals_the_walk(self, length, reverse):
-        values = [data(length, 2, 2), data(length, 2, seed=1), data(2, seed=2)]
-        a, b = variables(values[:2], static=True)
-        w = pt.dvector("w")
-
-        def fn(first, then):
-            return (then[0] * w) @ first[0], (then[0] * w) @ first[1] + then[1]
-
-        node = scanlib.associative_scan(fn, (a, b), reverse=reverse)[0].owner
-        tree = associative_tree(node.op, node.inputs)
-        assert [v.type.shape for v in tree] == [v.type.shape for v in node.outputs]
-        walk = as_loop(node.op, node.inputs).apply().histories if length else node.outputs
-        f = pytensor.function([a, b, w], [*tree, *walk], mode=Mode("py", None))
-        results = f(*values)
-        assert_same(results[:2], results[2:])
-
-    def test_needs_a_length(self):
-        node = scanlib.associative_scan(pt.add, pt.vector("x")).owner
-        with pytest.raises(ValueError, match="needs the number of rows"):
-            associative_tree(node.op, node.inputs)
-
-    def test_captured_values_alone_fill_the_rows(self):
-        x, w = pt.tensor("x", dtype="float64", shape=(3, 2)), pt.dvector("w")
-        node = scanlib.associative_scan(lambda a, b: w, x).owner
-        values = {x: data(3, 2), w: np.ones(2)}
-        tree = evaluate(associative_tree(node.op, node.inputs), values, MODES["py"])
-        assert_same(tree, [np.vstack([values[x][:1], np.ones((2, 2))])])
 
 
 class TestOp:

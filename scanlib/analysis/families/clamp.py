@@ -20,9 +20,8 @@ from scanlib.analysis.families.form import (
     Component,
     Elements,
     NotInFamilyError,
-    common_dtype,
+    form_of_one,
     free_inputs,
-    only_part,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
 
@@ -58,11 +57,9 @@ def recognize(component: Component) -> Recurrence:
         If it is none. Integers are left alone: where a shift wraps around, the order of the
         operations matters.
     """
-    part = only_part(component)
-    dtype = common_dtype(component)
+    part, dtype, form = form_of_one(component, ClampForm(), _step)
     if np.dtype(dtype).kind != "f":
         raise NotInFamilyError("shifts of integers may wrap around between the bounds")
-    form = component.propagate(lambda part, tap: ClampForm(), _step)[part]
     if form is None or (form.low is None and form.high is None):
         raise NotInFamilyError("nothing is clamped")
     elements = Elements(dtype)

@@ -16,8 +16,7 @@ from scanlib.analysis.families.form import (
     Component,
     Elements,
     NotInFamilyError,
-    common_dtype,
-    only_part,
+    form_of_one,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
 
@@ -40,11 +39,9 @@ def recognize(component: Component) -> Recurrence:
     NotInFamilyError
         If it is none.
     """
-    part = only_part(component)
-    dtype = common_dtype(component)
+    part, dtype, form = form_of_one(component, ExtremeForm(None, None), _step)
     if dtype.startswith("complex"):
         raise NotInFamilyError("complex numbers have no order")
-    form = component.propagate(lambda part, tap: ExtremeForm(None, None), _step)[part]
     if form is None or form.extreme is None:
         raise NotInFamilyError("no extreme is taken")
     elements = Elements(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import toposort
 
 from scanlib._compat import freeze_graph
 from scanlib.ops.elemwise_scan import Recurrence, Term
@@ -18,6 +18,9 @@ from scanlib.ops.positions import Position
 
 class NotInFamilyError(Exception):
     """A next value is not in a family; the message names what stands in the way."""
+
+
+Step = Callable[[Apply, list[Any]], list[Any]]  # from the forms of a node's inputs to its outputs'
 
 
 @dataclass
@@ -43,9 +46,7 @@ class Component:
         """Return which part and tap each past value is."""
         return {v: (part, tap) for part, taps in self.taps.items() for tap, v in taps.items()}
 
-    def propagate(
-        self, start: Callable[[int, int], Any], step: Callable[[Apply, list[Any]], list[Any]]
-    ) -> dict[int, Any]:
+    def propagate(self, start: Callable[[int, int], Any], step: Step) -> dict[int, Any]:
         """Return the form of each next value.
 
         `start` gives the form of a past value; `step` the forms of a node's outputs from those
@@ -121,6 +122,20 @@ def only_part(component: Component) -> int:
     return part
 
 
+def form_of_one(component: Component, start: Any, step: Step) -> tuple[int, str, Any]:
+    """Return the only part of a component, its dtype, and the form of its next value.
+
+    `start` is the form of its past value.
+
+    Raises
+    ------
+    NotInFamilyError
+        If there are several states, taps or dtypes, or `step` finds no form.
+    """
+    part, dtype = only_part(component), common_dtype(component)
+    return part, dtype, component.propagate(lambda *_: start, step)[part]
+
+
 def common_dtype(component: Component) -> str:
     """Return the dtype of a component's parts.
 
@@ -159,8 +174,3 @@ def _converted(value: Variable, dtype: str) -> Variable:
 def kind(variable: Variable) -> str:
     """Return the kind of a variable's dtype, as NumPy's letter."""
     return np.dtype(variable.type.dtype).kind
-
-
-def reads(value: Variable, variables: set[Variable]) -> bool:
-    """Whether a value depends on one of `variables`."""
-    return not variables.isdisjoint(ancestors([value]))

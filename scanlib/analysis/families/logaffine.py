@@ -16,9 +16,8 @@ from scanlib.analysis.families.form import (
     Component,
     Elements,
     NotInFamilyError,
-    common_dtype,
+    form_of_one,
     free_inputs,
-    only_part,
 )
 from scanlib.ops.elemwise_scan import Recurrence, Term
 from scanlib.ops.logaddexp import LogAddExp
@@ -40,9 +39,7 @@ def recognize(component: Component) -> Recurrence:
     NotInFamilyError
         If it is none.
     """
-    part = only_part(component)
-    dtype = common_dtype(component)
-    form = component.propagate(lambda part, tap: LogAffineForm(None, None), _step)[part]
+    part, dtype, form = form_of_one(component, LogAffineForm(None, None), _step)
     if form is None or form.bound is None:
         raise NotInFamilyError("no logarithm of a sum is taken")
     elements = Elements(dtype)

@@ -20,7 +20,6 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from scanlib.kernels.schedules.linear import has_products
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.reductions import AxesSum
 
 _LAST, _MIDDLE = (0, 1, "x"), (0, "x", 1)
 
@@ -88,7 +87,7 @@ def _descendants(fgraph: FunctionGraph, variable: Variable) -> list[Variable]:
 
 def _is_summed(fgraph: FunctionGraph, variable: Variable) -> bool:
     clients = fgraph.clients[variable]
-    return len(clients) == 1 and isinstance(clients[0][0].op, CAReduce | AxesSum)
+    return len(clients) == 1 and isinstance(clients[0][0].op, CAReduce)
 
 
 def _is_shuffle(node: Apply) -> bool:

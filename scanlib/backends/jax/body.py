@@ -22,14 +22,9 @@ from scanlib.ops.linker_features import NeedsKnownLengths
 from scanlib.ops.scan import Scan
 
 
-def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
-    """Return the JAX function of a graph, after PyTensor's JAX rewrites; the graph is copied."""
-    return _converted(FunctionGraph(list(inputs), list(outputs), clone=True))
-
-
 def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
     """Return the JAX function of a body, after PyTensor's JAX rewrites."""
-    return _converted(thaw_graph(body))
+    return jax_funcify(_rewritten(thaw_graph(body)))
 
 
 def step_function(op: Scan, node: Apply) -> Callable[..., tuple]:
@@ -54,10 +49,6 @@ def _is_known(variable: Variable) -> bool:
     if variable.owner is None:
         return isinstance(variable, Constant)
     return isinstance(variable.owner.op, JAXShapeTuple | Shape_i)
-
-
-def _converted(fgraph: FunctionGraph) -> Callable[..., tuple]:
-    return jax_funcify(_rewritten(fgraph))
 
 
 def _rewritten(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> FunctionGraph:

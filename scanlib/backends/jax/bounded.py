@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # Where an array comes from, and what to do about it where JAX has to know its length.
-RANGE, SELECTED = "a range up to a number that is computed", "what a mask selects"
+RANGE = "a range up to a number that is computed"
 MASKED = (
     "Keep all rows and let the mask say what counts: pt.where(mask, x, 0) in place of x[mask], "
     "pt.where(mask[:, None], A, 0) in place of the rows A[mask], and in a matrix that is inverted "
@@ -27,7 +27,6 @@ MASKED = (
 )
 ADVICE = {
     RANGE: "Make a range of the greatest length, and let pt.where(range < n, …, 0) choose",
-    SELECTED: MASKED,
 }
 SQUARE = (
     "JAX does not know when it compiles how many rows and columns a matrix has; the function "
@@ -35,7 +34,7 @@ SQUARE = (
 )
 STEPS = (
     "Those of a loop are as many as it takes steps. Return it from the function, read rows of it, "
-    "or reduce, accumulate or sort it along time. For anything else give the loop `n_steps` and no "
+    "or reduce or accumulate it along time. For anything else give the loop `n_steps` and no "
     "`until`, or let it run over all steps and say by a mask, pt.where(mask, x, 0), which of them "
     'count, or compile with mode="NUMBA"'
 )

@@ -1,7 +1,7 @@
-"""Arrays of unknown length that are sliced, joined, and read or written at places.
+"""Arrays of unknown length that are sliced and joined, and rows of them that are read and written.
 
 An index by slices and integers treats every axis by itself. So the axis of unknown length is moved
-to the front, read or written there, and moved back. Places are arrays of integers.
+to the front, read or written there, and moved back.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _written(node: Apply, target: Any, rows: Any, own: Any, others: list[Any], l
     return jnp.where(chosen.reshape((-1, *(1 for _ in target.shape[1:]))), changed, target)
 
 
-def _changed(node: Apply, at: Any, values: Any, **options: Any) -> Any:
-    return (at.set if node.op.set_instead_of_inc else at.add)(values, **options)
+def _changed(node: Apply, at: Any, values: Any) -> Any:
+    return (at.set if node.op.set_instead_of_inc else at.add)(values)
 
 
 # Parts behind one another
@@ -185,112 +185,10 @@ def split(array: Any, sizes: Sequence[Any]) -> list[Any]:
     return parts
 
 
-# Arrays of places
-
-
-def read(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Items at arrays of places: ``x[places]``, where either may be of unknown length."""
-    value, places = inputs[0], _places(node, inputs, 1)
-    time = _time_after(value, places)
-    if time is not None:
-        return value.like(value.rows[tuple(places)], time)
-    found = _buffer(value)[tuple(_from_start(value, places))]
-    sized, axis = _unknown_place(places)
-    return found if sized is None else sized.like(found, axis)
-
-
-def write(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Items added to, or set at, arrays of places."""
-    (target, values), places = inputs[:2], _places(node, inputs, 2)
-    whole, rows = (jnp.asarray(_buffer(each)) for each in (target, values))
-    axis = _time_after(target, places)
-    index = list(places) if axis is not None else _from_start(target, places)
-    region = jax.eval_shape(lambda: whole[tuple(index)])
-    sized, own = (None, None) if axis is not None else _unknown_place(places)
-    if sized is not None:  # what stands at places that do not count goes nowhere
-        first = _first_array(places)
-        index[first] = jnp.where(sized.valid(), index[first], whole.shape[first])
-        axis = own
-    elif axis is None and isinstance(values, Bounded):
-        axis = values.time + region.ndim - rows.ndim
-    if axis is not None and axis >= region.ndim - rows.ndim:
-        rows = _fitted(rows, region.shape[axis], axis - region.ndim + rows.ndim)
-    changed = _changed(node, whole.at[tuple(index)], rows.astype(whole.dtype), mode="drop")
-    return target.like(changed) if isinstance(target, Bounded) else changed
-
-
-def _buffer(array: Any) -> Any:
-    return array.rows if isinstance(array, Bounded) else array
-
-
-def _time_after(array: Any, places: list[Any]) -> int | None:
-    """Return where time is in what an index takes of all rows, None if it takes some of them."""
-    if not isinstance(array, Bounded) or _unknown_place(places)[0] is not None:
-        return None
-    if array.time < len(places):
-        return array.time if isinstance(places[array.time], slice) else None
-    arrays = [part for part in places if not isinstance(part, slice)]
-    return array.time - len(arrays) + max(np.ndim(part) for part in arrays)
-
-
-def _first_array(places: list[Any]) -> int:
-    """Return which of some places is the first array."""
-    return next(k for k, part in enumerate(places) if not isinstance(part, slice))
-
-
-def _unknown_place(places: list[Any]) -> tuple[Any, int]:
-    """Return the first of some places that has an unknown length, None if none has, and where time
-    is in what is taken at them."""
-    sized = [part for part in places if isinstance(part, Bounded)]
-    if not sized:
-        return None, 0
-    if len({part.time for part in sized}) > 1:
-        sized[0].__jax_array__()
-    ndim = max(np.ndim(part) for part in places if not isinstance(part, slice))
-    return sized[0], _first_array(places) + ndim - sized[0].ndim + sized[0].time
-
-
-def _from_start(array: Any, places: list[Any]) -> list[Any]:
-    """Return places as plain arrays; those in time are counted from its start."""
-    if isinstance(array, Bounded) and (array.time >= len(places) or _first_array(places)):
-        _refuse_index()
-    index = list(places)
-    for k, (part, size) in enumerate(zip(places, array.shape, strict=False)):
-        if not isinstance(part, slice):
-            own = jnp.asarray(_buffer(part))
-            index[k] = jnp.where(own < 0, size + own, own)
-    return index
-
-
-def _fitted(rows: Any, count: int, axis: int) -> Any:
-    """Return an array with another number of rows; of those that do not count more or less."""
-    if rows.shape[axis] in (1, count):
-        return rows
-    rows = jax.lax.slice_in_dim(rows, 0, min(count, rows.shape[axis]), axis=axis)
-    missing = count - rows.shape[axis]
-    return jnp.pad(rows, [(0, missing if k == axis else 0) for k in range(rows.ndim)])
-
-
-def _places(node: Apply, inputs: tuple[Any, ...], lead: int) -> list[Any]:
-    """Return the arrays of integers and the slices that an index consists of.
-
-    Slices of an array of unknown length are full, and stand before the arrays.
-    """
-    found = list(indices_from_subtensor(list(inputs[lead:]), node.op.idx_list))
-    arrays = [k for k, part in enumerate(found) if not isinstance(part, slice)]
-    kinds = {np.dtype(getattr(found[k], "dtype", type(found[k]))).kind for k in arrays}
-    if not kinds <= set("iu") or arrays != list(range(arrays[0], arrays[-1] + 1)):
-        _refuse_index()
-    if isinstance(inputs[0], Bounded):
-        slices = [part for part in found if isinstance(part, slice)]
-        if any(part != slice(None) for part in slices) or arrays[-1] + 1 != len(found):
-            _refuse_index()
-    return found
-
-
-def _refuse_index() -> None:
+def refuse_places(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    """Items at arrays of places, where the array, what is written or the places are that long."""
     raise UnknownLengthError(
-        "JAX compiles arrays of integers as the index of an array of unknown length, and full "
-        "slices before them, nothing else; as that of other arrays, all of them side by side. Take "
-        'one index after the other, or compile with mode="NUMBA"'
+        "JAX compiles no arrays as the index of an array of unknown length, and none of unknown "
+        "length as an index. Read one row after the other in the loop, keep all rows and let "
+        'pt.where choose, or compile with mode="NUMBA"'
     )

@@ -29,7 +29,6 @@ from scanlib._compat import split_of, thaw_graph
 from scanlib.backends.jax.static import StaticRange
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.initial import Filled
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
@@ -41,7 +40,6 @@ FIRST_SIZE: dict[type, int] = {
     AllocEmpty: 0,
     ARange: 0,
     CheckedRows: 1,
-    Filled: 1,
     PaddedRows: 1,
     PlacedStarts: 1,
     Reshape: 1,

@@ -4,9 +4,9 @@ How many items there are, only the mask knows when it is there. What is written 
 such number, if it can be computed for all items at once and is used for some::
 
     x[mask] = f(y[mask], z)        where(mask, f(y, z), x)
+    sum(f(y[mask], z))             sum(where(mask, f(y, z), 0))
 
-Everything else reads and writes at the places of the items, arrays of unknown length whose room is
-the size of the mask.
+Everything else is an `UnknownLengthError` that says how a mask chooses among all items.
 """
 
 from __future__ import annotations
@@ -14,88 +14,53 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc, Nonzero
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i
-from pytensor.tensor.subtensor import inc_subtensor, indices_from_subtensor, set_subtensor
+from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
-from scanlib.backends.jax.bounded import SELECTED, Bounded
+from scanlib.backends.jax.bounded import MASKED, UnknownLengthError
+from scanlib.backends.jax.stand_in import StandIn
 
 READS, WRITES = INDEX_READS[1:], INDEX_WRITES[1:]
 REASON = "scanlib_masks"
 
 
-class MaskPlaces(Op):
-    """The places where a mask is true, as arrays of unknown length: one for each of its axes."""
-
-    __props__ = ()
-
-    def make_node(self, mask: Variable) -> Apply:
-        places = TensorType("int64", shape=(None,))
-        return Apply(self, [mask], [places() for _ in range(mask.type.ndim)])
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        for storage, places in zip(output_storage, np.nonzero(inputs[0]), strict=True):
-            storage[0] = places
+class MaskedItems(StandIn):
+    """Items that a mask selects, of which JAX does not know how many there are."""
 
 
-@jax_funcify.register(MaskPlaces)
-def funcify_mask_places(op: MaskPlaces, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function from a mask to places and how many of them count."""
-    dtype = jax.dtypes.canonicalize_dtype("int64")
+@jax_funcify.register(MaskedItems)
+def funcify_masked_items(op: MaskedItems, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return a function that says what to do instead."""
 
-    def mask_places(mask: Any) -> Any:
-        chosen = jnp.asarray(mask.filled(False) if isinstance(mask, Bounded) else mask) != 0
-        count = chosen.sum(dtype=dtype)
-        found = jnp.nonzero(chosen, size=chosen.size, fill_value=0)
-        results = [Bounded(places.astype(dtype), count, SELECTED) for places in found]
-        return results if len(results) > 1 else results[0]
+    def masked_items(*inputs: Any) -> Any:
+        raise UnknownLengthError(
+            f"JAX does not know when it compiles how many items a mask selects. {MASKED}"
+        )
 
-    return mask_places
+    return masked_items
 
 
 def replace_masks(fgraph: FunctionGraph) -> None:
-    """Have masks make choices where they can, and say places elsewhere."""
-    places: dict[Variable, Sequence[Variable]] = {}
-
-    def places_of(mask: Variable) -> Sequence[Variable]:
-        if mask not in places:
-            places[mask] = MaskPlaces().make_node(mask).outputs
-        return places[mask]
-
+    """Have masks make choices where they can, and errors elsewhere."""
     for node in fgraph.toposort():
-        if isinstance(node.op, Nonzero):
-            if not isinstance(node.inputs[0], Constant):
-                pairs = zip(node.outputs, places_of(node.inputs[0]), strict=True)
-                fgraph.replace_all(list(pairs), reason=REASON)
-        elif any(_is_mask(part) for part in _index(node)):
-            chosen = _chosen(node)
-            new = _at_places(node, places_of) if chosen is None else chosen
+        chosen = _summed(node) if isinstance(node.op, CAReduce) else _chosen(node)
+        if chosen is not None:
             out = node.outputs[0]
-            fgraph.replace(out, out.type.filter_variable(new), reason=REASON)
-    for mask, (first, *_) in places.items():
-        for client, _ in list(fgraph.clients.get(mask, ())):
-            if _counts(client):
-                (out,) = client.outputs
-                count = Shape_i(0)(first).astype(out.type.dtype)
-                fgraph.replace(out, count, reason=REASON)
-
-
-def _counts(node: Apply) -> bool:
-    """Whether a node adds all items of an array, as where PyTensor asks how many a mask selects."""
-    op = node.op
-    return isinstance(op, CAReduce) and isinstance(op.scalar_op, Add) and not node.out.type.ndim
+            fgraph.replace(out, out.type.filter_variable(chosen), reason=REASON)
+    for node in fgraph.toposort():
+        places = isinstance(node.op, Nonzero) and not isinstance(node.inputs[0], Constant)
+        if places or any(_is_mask(part) for part in _index(node)):
+            new = MaskedItems(node.op).make_node(*node.inputs).outputs
+            fgraph.replace_all(list(zip(node.outputs, new, strict=True)), reason=REASON)
 
 
 def _is_mask(part: Any) -> bool:
@@ -108,25 +73,6 @@ def _index(node: Apply) -> Sequence[Any]:
     """Return what a node reads or writes an array at, if that may be a mask."""
     has_index, lead = isinstance(node.op, READS + WRITES), 2 if isinstance(node.op, WRITES) else 1
     return indices_from_subtensor(node.inputs[lead:], node.op.idx_list) if has_index else ()
-
-
-def _at_places(node: Apply, places_of: Callable[[Variable], Sequence[Variable]]) -> Variable:
-    """Return the result of a node with the places of masks in its index."""
-    array, axis = node.inputs[0], 0
-    index: list[Any] = []
-    for part in _index(node):
-        if _is_mask(part):
-            array = _fitting(array, axis, part)
-            index += places_of(part)
-            axis += part.type.ndim
-        else:
-            index.append(part)
-            axis += 1
-    target = array[tuple(index)]
-    if isinstance(node.op, READS):
-        return target
-    write = set_subtensor if _replaces(node) else inc_subtensor
-    return write(target, node.inputs[1])
 
 
 def _replaces(node: Apply) -> bool:
@@ -146,7 +92,7 @@ def _fitting(array: Variable, axis: int, mask: Variable) -> Variable:
 def _chosen(node: Apply) -> Variable | None:
     """Return what a node writes as a choice for each item of the array, None if it is none."""
     index = _index(node)
-    if not isinstance(node.op, WRITES) or len(index) != 1:
+    if not isinstance(node.op, WRITES) or len(index) != 1 or not _is_mask(index[0]):
         return None
     array, values = node.inputs[:2]
     (mask,) = index
@@ -156,8 +102,37 @@ def _chosen(node: Apply) -> Variable | None:
         return None
     array = _fitting(array, 0, mask)
     new = new if _replaces(node) else array + new
-    chosen = mask.dimshuffle(*range(mask.type.ndim), *["x"] * rows)
-    return pt.switch(chosen, new.astype(array.type.dtype), array)
+    return pt.switch(_of_rows(mask, rows), new.astype(array.type.dtype), array)
+
+
+def _of_rows(mask: Variable, rows: int) -> Variable:
+    """Return a mask with axes of length one behind its own."""
+    return mask.dimshuffle(*range(mask.type.ndim), *["x"] * rows)
+
+
+def _summed(node: Apply) -> Variable | None:
+    """Return a sum over items that a mask selects as one over all items, None if it is none."""
+    (values,), axes = node.inputs, node.op.axis
+    mask = _mask_of(values) if isinstance(node.op.scalar_op, Add) else None
+    if mask is None or mask.type.ndim > 1 or not (axes is None or 0 in axes):
+        return None
+    rows = values.type.ndim - 1
+    new = _for_all(values, mask, rows)
+    return None if new is None else node.op(pt.switch(_of_rows(mask, rows), new, 0))
+
+
+def _mask_of(values: Variable) -> Variable | None:
+    """Return the mask that selects what values are computed from."""
+    node = values.owner
+    if node is None:
+        return None
+    if isinstance(node.op, READS):
+        index = _index(node)
+        return index[0] if len(index) == 1 and _is_mask(index[0]) else None
+    if not isinstance(node.op, Elemwise | DimShuffle):
+        return None
+    masks = map(_mask_of, node.inputs)
+    return next((mask for mask in masks if mask is not None), None)
 
 
 def _for_all(values: Variable, mask: Variable, rows: int) -> Variable | None:
@@ -179,7 +154,17 @@ def _for_all(values: Variable, mask: Variable, rows: int) -> Variable | None:
         return _fitting(node.inputs[0], 0, mask)
     if isinstance(node.op, Alloc):
         return _for_all(node.inputs[0], mask, rows)
+    if mask.type.ndim == 1 and _keeps_items(node):
+        new = _for_all(node.inputs[0], mask, node.inputs[0].type.ndim - 1)
+        return None if new is None else node.op(new)
     if isinstance(node.op, Elemwise) and len(node.outputs) == 1:
         operands = [_for_all(operand, mask, rows) for operand in node.inputs]
         return None if None in operands else node.op.make_node(*operands).outputs[0]
     return None
+
+
+def _keeps_items(node: Apply) -> bool:
+    """Whether a node works on each item, the first axis, alone."""
+    if isinstance(node.op, DimShuffle):
+        return node.op.new_order[0] == 0
+    return isinstance(node.op, CAReduce) and node.op.axis is not None and 0 not in node.op.axis

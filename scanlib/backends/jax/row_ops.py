@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
@@ -18,10 +17,9 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
-from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.reductions import StepProducts
+from scanlib.ops.step_products import StepProducts
 
 
 @jax_funcify.register(OneRow)
@@ -59,23 +57,6 @@ def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[
         return padded
 
     return padded_rows
-
-
-@jax_funcify.register(Filled)
-def funcify_filled(op: Filled, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return an array that holds one number."""
-    dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
-
-    def filled(value: Any, *sizes: Any) -> Any:
-        return jnp.full(sizes, value, dtype=dtype)
-
-    return filled
-
-
-@jax_funcify.register(AsRow)
-def funcify_as_row(op: AsRow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return a value as an array of one row."""
-    return lambda value: jnp.asarray(value)[None]
 
 
 @jax_funcify.register(StepProducts)

@@ -5,9 +5,9 @@ steps. On ordinary arrays it is that Op. On `Bounded` arrays
 
 * elementwise Ops, dimshuffles and products with a matrix work on the whole buffer; where arrays of
   different lengths meet, the result is NaN;
-* what does not count holds what does not change the result where time is reduced, summed over in a
-  product, or sorted. It stands behind what counts, so running sums need no such thing;
-* arrays are joined, sliced, and read and written at places (`scanlib.backends.jax.indexed_rows`).
+* what does not count holds what does not change the result where time is reduced, or summed over in
+  a product. It stands behind what counts, so running sums need no such thing;
+* arrays are joined and sliced, and rows of them read and written (`indexed_rows`).
 
 Any other Op raises `UnknownLengthError`.
 """
@@ -20,8 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.basic import Alloc, AllocEmpty, Eye, Join
@@ -29,11 +28,10 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import Shape_i, SpecifyShape
-from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of, sort_axis
+from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of
 from scanlib.backends.jax.bounded import (
     SQUARE,
     Bounded,
@@ -43,34 +41,14 @@ from scanlib.backends.jax.bounded import (
     number_of,
     static_int,
 )
-from scanlib.backends.jax.indexed_rows import inc_subtensor, join, read, subtensor, write
+from scanlib.backends.jax.indexed_rows import inc_subtensor, join, refuse_places, subtensor
+from scanlib.backends.jax.stand_in import StandIn
 
 Plain = Callable[..., Any]
 
 
-class OnRows(Op):
-    """An Op of PyTensor's that may meet arrays of an unknown length.
-
-    Parameters
-    ----------
-    core : Op
-        One of `KNOWN`.
-    """
-
-    __props__ = ("core",)
-
-    def __init__(self, core: Op) -> None:
-        self.core = core
-
-    def make_node(self, *inputs: Variable) -> Apply:
-        node = self.core.make_node(*inputs)
-        return Apply(self, node.inputs, [out.type() for out in node.outputs])
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        self.core.perform(self.core.make_node(*node.inputs), inputs, output_storage)
-
-    def __str__(self) -> str:
-        return f"OnRows{{{self.core}}}"
+class OnRows(StandIn):
+    """An Op of PyTensor's, one of `KNOWN`, that may meet arrays of an unknown length."""
 
 
 @jax_funcify.register(OnRows)
@@ -288,18 +266,14 @@ def _reduce(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
 
 
 def _along(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Running sums and products, `softmax`, and sorting, in which NaN comes last."""
-    value, *others = inputs
-    is_sort = isinstance(node.op, SortOp | ArgSortOp)
-    axes = sort_axis(node) if is_sort else node.op.axis
+    """Running sums and products, and `softmax`."""
+    (value,) = inputs
+    axes = node.op.axis
     if axes is None and value.ndim > 1:
         value.__jax_array__()
     if time_after(axes, value.ndim, value.time) is not None or isinstance(node.op, CumOp):
-        return value.like(plain(value.rows, *others))
-    last = -np.inf
-    if is_sort:
-        last = jnp.nan if jnp.issubdtype(value.dtype, jnp.floating) else _ends(value)[1]
-    return value.like(plain(value.filled(last), *others))
+        return value.like(plain(value.rows))
+    return value.like(plain(value.filled(-np.inf)))
 
 
 def _repeat(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
@@ -328,11 +302,10 @@ _RULES: dict[type, Plain] = {
     SpecifyShape: _specify_shape,
     Subtensor: subtensor,
     IncSubtensor: inc_subtensor,
-    **dict.fromkeys((CumOp, Softmax, LogSoftmax, SortOp, ArgSortOp), _along),
+    **dict.fromkeys((CumOp, Softmax, LogSoftmax), _along),
     Repeat: _repeat,
     ScalarOp: _elemwise,  # numbers that are computed from lengths
-    **dict.fromkeys(INDEX_READS[1:], read),
-    **dict.fromkeys(INDEX_WRITES[1:], write),
+    **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], refuse_places),
 }
 KNOWN = tuple(_RULES)
 _SIZED = (_alloc, _eye, _if_else, _specify_shape)  # that read bounds of sizes

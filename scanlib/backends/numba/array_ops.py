@@ -25,20 +25,13 @@ from scanlib.kernels.schedules.graphs import graph_program
 from scanlib.ops.checked_convergence import CheckedConvergence
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
-from scanlib.ops.initial import AsRow, Filled
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.reductions import AxesSum, SpecifiedSizes, StepProducts
 from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
-from scanlib.ops.softmax import AxesSoftmax
+from scanlib.ops.step_products import StepProducts
 
 
-@register_funcify_and_cache_key(AsRow)
-@register_funcify_and_cache_key(AxesSoftmax)
-@register_funcify_and_cache_key(AxesSum)
-@register_funcify_and_cache_key(Filled)
-@register_funcify_and_cache_key(SpecifiedSizes)
 @register_funcify_and_cache_key(StepProducts)
 def funcify_array_op(op: Op, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], str | None]:
     """Return the function of a node that is a program by itself."""

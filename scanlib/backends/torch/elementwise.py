@@ -11,7 +11,6 @@ computes; and if torch cannot, `scanlib.backends.torch.host` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import Cast, Composite, ScalarOp, Second, Switch
+from pytensor.scalar.basic import Cast, Composite, Second, Switch
 from pytensor.scalar.loop import ScalarLoop
 from pytensor.tensor.elemwise import Elemwise
 
@@ -49,13 +48,6 @@ def funcify_elemwise(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., 
     if _computes(converted, node):
         return converted
     return plain if not alike and _computes(plain, node) else on_host(op, node, **kwargs)
-
-
-@cache
-def on_items(op: ScalarOp, dtypes: tuple[str, ...]) -> Callable[..., Any]:
-    """Return the function of tensors that does what an Op for numbers does to every item."""
-    node = Elemwise(op).make_node(*(pt.scalar(dtype=dtype) for dtype in dtypes))
-    return funcify_elemwise(node.op, node)
 
 
 def _of_torch(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., Any] | None:

@@ -1,10 +1,7 @@
 """Matrix recurrences on tensors, for devices without a compiled kernel.
 
 ``h_t = A_t ⊗ h_{t-1} + b_t`` in the semirings of `scanlib.ops.linear_scan`: a walk of one batched
-product per step. Composing steps would turn a product of a matrix and a vector into products of
-matrices, `d` times the work, and ``log2 T`` times that; it pays where `d` is small and the device
-large, which is why recurrences of channels are composed (`scanlib.backends.torch.parallel`) and
-these are not.
+product per step.
 """
 
 from __future__ import annotations

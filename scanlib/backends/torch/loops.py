@@ -17,8 +17,7 @@ from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.host import beside_tensors, performed
 from scanlib.backends.torch.linear import linear_rows
 from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of
-from scanlib.backends.torch.parallel import elemwise_runner
-from scanlib.backends.torch.portable import torch_dtype
+from scanlib.backends.torch.portable import TorchLoop, torch_dtype
 from scanlib.backends.torch.result_shapes import shapes_of_loop
 from scanlib.kernels.program import CarryShapeError
 from scanlib.lengths.numbers import constant_integer
@@ -117,7 +116,8 @@ def _funcify(
 @pytorch_funcify.register(ElemwiseScan)
 def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a loop's inputs, tensors, to its results."""
-    return _funcify(op, node, elemwise_runner(op), shapes_of_loop)
+    loop = TorchLoop(op.scan if isinstance(op, ElemwiseScan) else op)
+    return _funcify(op, node, lambda inputs: loop(*inputs), shapes_of_loop)
 
 
 @pytorch_funcify.register(LinearScan)

@@ -1,9 +1,6 @@
 """Loops as functions of tensors, for devices without a compiled kernel.
 
-`TorchLoop` walks the steps of any loop; its body is PyTensor's own translation. Recurrences that
-compose are not walked: `doubled` combines rows that are 1, 2, 4 … steps apart, so that a scan of
-``T`` rows takes ``log2 T`` passes, each over all rows and channels at once (W. D. Hillis and
-G. L. Steele, "Data parallel algorithms", Communications of the ACM 29, 1986).
+`TorchLoop` walks the steps of any loop; its body is PyTensor's own translation.
 """
 
 from __future__ import annotations
@@ -76,36 +73,3 @@ class TorchLoop(PythonLoop):
     ) -> list[Any]:
         # A step may hand on one of the loop's inputs.
         return super()._finish(histories, list(map(self.copied, carries)), stacks, done, steps)
-
-
-def doubled(
-    compose: Callable[[Rows, Rows], Rows], elements: Rows, length: int, reverse: bool = False
-) -> Rows:
-    """Return all running compositions of rows of elements.
-
-    Parameters
-    ----------
-    compose : callable
-        From later and earlier elements to what does first the earlier and then the later ones.
-    elements : list of Tensor
-        Rows along the first axis.
-    length : int
-        How many rows there are.
-    reverse : bool, optional
-        Whether the last row comes first.
-    """
-    distance = 1
-    while distance < length:
-        if reverse:
-            made = compose([x[:-distance] for x in elements], [x[distance:] for x in elements])
-            elements = [
-                torch.cat([new, x[length - distance :]])
-                for new, x in zip(made, elements, strict=True)
-            ]
-        else:
-            made = compose([x[distance:] for x in elements], [x[:-distance] for x in elements])
-            elements = [
-                torch.cat([x[:distance], new]) for new, x in zip(made, elements, strict=True)
-            ]
-        distance *= 2
-    return elements

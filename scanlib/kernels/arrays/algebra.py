@@ -22,9 +22,9 @@ from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.scalars import PAIR_RULES, NoKernelError, Pair, parts_of
 from scanlib.kernels.spans import added, load_number, store_number
-from scanlib.ops import reductions
+from scanlib.ops import step_products
 from scanlib.ops.messages import shape_text
-from scanlib.ops.reductions import StepProducts
+from scanlib.ops.step_products import StepProducts
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
 CONFORM = "Dimensions of A and B do not conform: "
@@ -210,8 +210,8 @@ def write_step_products(step: Step, node: Apply) -> None:
         raise NoKernelError("products of truth values have no kernel")
     same = step.sizes.same
     if x.ndim == y.ndim == 3:
-        step.require(x.sizes[0], y.sizes[0], "ValueError", reductions.LENGTHS)
-    step.require(x.sizes[-1], y.sizes[-2], "ValueError", reductions.SIZES)
+        step.require(x.sizes[0], y.sizes[0], "ValueError", step_products.LENGTHS)
+    step.require(x.sizes[-1], y.sizes[-2], "ValueError", step_products.SIZES)
     sizes = [x.sizes[-2], y.sizes[-1]]
     is_total = node.op.total
     if not is_total and max(x.ndim, y.ndim) == 3:

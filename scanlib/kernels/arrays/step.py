@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.scalar.basic import Add, Mul, ScalarMaximum, ScalarMinimum, ScalarType, Sub
+from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -34,9 +33,6 @@ from scanlib.kernels.arrays.sizes import (
     Size,
     Sizes,
     SizeValues,
-    combined,
-    product,
-    total,
 )
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
@@ -44,15 +40,6 @@ from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops.messages import NodeMessages
 
 MOST_CONSTANTS = 1024  # numbers of one array that a kernel writes itself
-
-# What is known of sizes that are computed in these ways.
-SIZE_OPERATIONS: dict[type, Callable[..., Size]] = {
-    Add: total,
-    Mul: product,
-    Sub: partial(combined, "sub"),
-    ScalarMaximum: partial(combined, "max"),
-    ScalarMinimum: partial(combined, "min"),
-}
 
 Rule = Callable[["Step", Apply], None]
 RULES: dict[type, Rule] = {}

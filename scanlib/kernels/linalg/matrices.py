@@ -56,24 +56,6 @@ class Matrix:
         return [self.pointer, *sized(w, self.row_stride, self.column_stride)]
 
 
-def column(pointer: Value, dtype: str, size: Size, stride: Size) -> Matrix:
-    """Return a vector as a matrix of one column."""
-    return Matrix(pointer, dtype, size, 1, stride, Type(dtype).itemsize)
-
-
-def row(pointer: Value, dtype: str, size: Size, stride: Size) -> Matrix:
-    """Return a vector as a matrix of one row."""
-    return column(pointer, dtype, size, stride).turned
-
-
-def contiguous(w: Writer, pointer: Value, dtype: str, rows: Size, columns: Size) -> Matrix:
-    """Return a matrix whose rows lie one behind the other."""
-    itemsize = Type(dtype).itemsize
-    is_static = isinstance(columns, int)
-    stride: Size = columns * itemsize if is_static else w.as_value(columns, INT64) * itemsize
-    return Matrix(pointer, dtype, rows, columns, stride, itemsize)
-
-
 @contextmanager
 def each(
     w: Writer, sizes: Sequence[Size], matrices: Sequence[tuple[Matrix, Sequence[Size]]]

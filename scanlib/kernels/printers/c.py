@@ -1,7 +1,6 @@
-"""Kernels as C++ text, for g++ and clang++; functions of single numbers for CUDA's compilers, too.
+"""Kernels of plain numbers as C++ text, for g++, clang++ and CUDA's compilers.
 
-Lanes are the vectors that the first two know (`vector_size`); truth values of lanes are vectors of
-integers as wide as what was compared, zero or all ones. The two functions of a kernel are those of
+Of several lanes, LLVM knows alone. The two functions of a kernel are those of
 `scanlib.kernels.printers.llvm`. To be compiled with ``-fwrapv -ffp-contract=off -fno-fast-math``,
 or ``-fmad=false`` for CUDA.
 """
@@ -38,7 +37,6 @@ _OPERATORS = {
     "gt": ">",
     "ge": ">=",
 }
-# Functions of one number; with lanes, one after the other, which compilers put together again.
 _FUNCTIONS = {
     "fma": "scanlib_fma",
     "sqrt": "sqrt",
@@ -101,62 +99,40 @@ def print_kernels(*kernels: ir.Kernel) -> str:
     return "\n".join(module.text())
 
 
-def result_type(function: ir.Function) -> str:
-    """Return the C type of what a function returns."""
-    if len(function.results) == 1:
-        return _Types().text(function.results[0].type)
-    return f"{function.name}_results" if function.results else "void"
+def type_text(type: ir.Type) -> str:
+    """Return the text of a type.
 
-
-class _Types:
-    """The types of vectors that are needed."""
-
-    def __init__(self) -> None:
-        self.vectors: dict[tuple[str, int], None] = {}
-
-    def text(self, type: ir.Type, mask: int = 8) -> str:
-        """Return the text of a type; truth values of lanes are `mask` bytes wide."""
-        if type == ir.POINTER:
-            return "char *"
-        if type.lanes == 1:
-            return item_text(type.dtype)
-        dtype = f"int{8 * mask}" if type.dtype == "bool" else type.dtype
-        self.vectors[dtype, type.lanes] = None
-        return f"scanlib_{dtype}x{type.lanes}"
-
-    def definitions(self) -> Iterator[str]:
-        """Yield the types, each defined once in a file."""
-        for dtype, lanes in self.vectors:
-            name, item = f"scanlib_{dtype}x{lanes}", item_text(dtype)
-            size = np.dtype(dtype).itemsize * lanes
-            yield f"#ifndef {name.upper()}\n#define {name.upper()}"
-            yield f"typedef {item} {name} __attribute__((vector_size({size})));"
-            yield "#endif"
+    Raises
+    ------
+    NotImplementedError
+        If it has several lanes.
+    """
+    if type.lanes > 1:
+        raise NotImplementedError(f"C++ text has no {type}")
+    return "char *" if type == ir.POINTER else item_text(type.dtype)
 
 
 class _Module:
     def __init__(self, functions: list[ir.Function], declared: str = "static inline") -> None:
-        self.types, self.declared = _Types(), declared
+        self.declared = declared
         self.lines: list[str] = []
         for function in functions:
             self.function(function)
 
     def text(self) -> Iterator[str]:
         yield _FMA
-        yield from self.types.definitions()
         yield from self.lines
 
     def function(self, function: ir.Function) -> None:
-        body = _Body(self.types, function.body, function.parameters)
+        body = _Body(function.body, function.parameters)
         texts = [body.read(value) for value in function.results]
         if len(texts) == 1:
             body.line(f"return {texts[0]};")
-            result = self.types.text(function.results[0].type)
+            result = type_text(function.results[0].type)
         elif texts:
             result = f"{function.name}_results"
             fields = [
-                f"{self.types.text(value.type)} r{place};"
-                for place, value in enumerate(function.results)
+                f"{type_text(value.type)} r{place};" for place, value in enumerate(function.results)
             ]
             self.lines.append(f"struct {result} {{ {' '.join(fields)} }};")
             body.line(f"const {result} results = {{{', '.join(texts)}}};")
@@ -169,10 +145,10 @@ class _Module:
         self.lines += [*body.lines, "}"]
 
     def parameter(self, value: ir.Value) -> str:
-        return f"{self.types.text(value.type)} {value.name}"
+        return f"{type_text(value.type)} {value.name}"
 
     def kernel(self, kernel: ir.Kernel) -> None:
-        body = _Body(self.types, kernel.body, kernel.parameters)
+        body = _Body(kernel.body, kernel.parameters)
         given = [
             f"char *__restrict__ {value.name}"
             if value.type == ir.POINTER
@@ -182,9 +158,7 @@ class _Module:
         head = f"static int64_t {kernel.name}({', '.join([*given, 'char *frame'])})"
         self.lines += [f"__attribute__((noinline)) {head} {{", *body.lines, "  return 0;", "}"]
         slots = [
-            "table"
-            if slot == ir.TABLE
-            else f"*({self.types.text(value.type)} *)(table + {8 * slot})"
+            "table" if slot == ir.TABLE else f"*({type_text(value.type)} *)(table + {8 * slot})"
             for value, slot in zip(kernel.parameters, kernel.slots, strict=True)
         ]
         self.lines += [
@@ -197,17 +171,14 @@ class _Module:
 class _Body:
     """The statements of one function."""
 
-    def __init__(self, types: _Types, block: ir.Block, parameters: tuple[ir.Value, ...]) -> None:
-        self.types = types
+    def __init__(self, block: ir.Block, parameters: tuple[ir.Value, ...]) -> None:
         self.lines: list[str] = []
         self.depth = 1
-        # How wide truth values of lanes are, in bytes.
-        self.masks: dict[ir.Value, int] = {}
         seen: set[ir.Value] = set()
         for statement in ir.walk(block):
             if isinstance(statement, ir.Assign) and statement.local not in seen:
                 seen.add(statement.local)
-                self.line(f"{self.types.text(statement.local.type)} {statement.local};")
+                self.line(f"{type_text(statement.local.type)} {statement.local};")
         self.block(block)
 
     # Text
@@ -230,22 +201,11 @@ class _Body:
         """Return the text of an operand."""
         if not isinstance(value, ir.Constant):
             return value.name
-        dtype, items = value.type.dtype, value.by_lane
-        if value.type.lanes == 1:
-            return literal(items[0], dtype)
-        texts = [str(-int(i)) if dtype == "bool" else literal(i, dtype) for i in items]
-        return f"({self.types.text(value.type)}){{{', '.join(texts)}}}"
+        return literal(value.value, value.type.dtype)
 
     def define(self, value: ir.Value, text: str) -> None:
-        kind = self.types.text(value.type, self.masks.get(value, 8))
-        self.line(f"{'' if value.type == ir.POINTER else 'const '}{kind} {value} = {text};")
-
-    def mask(self, value: ir.Value, size: int) -> str:
-        """Return truth values of lanes, `size` bytes wide."""
-        text = self.read(value)
-        if self.masks.get(value, 8) == size:
-            return text
-        return f"__builtin_convertvector({text}, {self.types.text(value.type, size)})"
+        kind = "" if value.type == ir.POINTER else "const "
+        self.line(f"{kind}{type_text(value.type)} {value} = {text};")
 
     # Statements
 
@@ -256,21 +216,13 @@ class _Body:
     @write.register
     def _(self, statement: ir.Apply) -> None:
         result, operation, operands = statement.result, statement.operation, statement.operands
-        if result.type.lanes > 1:
-            self.lanes(result, operation, operands)
-        elif operation == "lane":
-            place = operands[1]
-            assert isinstance(place, ir.Constant)
-            text = f"{self.read(operands[0])}[{int(place.value)}]"
-            self.define(result, f"{text} != 0" if result.type.dtype == "bool" else text)
-        else:
-            self.number(result, operation, operands, [self.read(value) for value in operands])
+        self.number(result, operation, operands, [self.read(value) for value in operands])
 
     def number(
         self, result: ir.Value, operation: str, operands: tuple[ir.Value, ...], texts: list[str]
     ) -> None:
         """Write an operation on plain numbers."""
-        kind, last = self.types.text(result.type), operands[-1].type
+        kind, last = type_text(result.type), operands[-1].type
         if operation in _OPERATORS:
             if last.is_integer and operation in _WRAPPING:
                 # Integers narrower than an int would be computed as ints.
@@ -302,65 +254,12 @@ class _Body:
             source = texts[0]
             if isinstance(operands[0], ir.Constant):
                 source = f"{result}_from"
-                self.line(f"const {self.types.text(last)} {source} = {texts[0]};")
+                self.line(f"const {type_text(last)} {source} = {texts[0]};")
             self.line(f"memcpy(&{result}, &{source}, sizeof({result}));")
         elif operation == "offset":
             self.define(result, f"{texts[0]} + {texts[1]}")
         else:
             raise NotImplementedError(operation)
-
-    def lanes(self, result: ir.Value, operation: str, operands: tuple[ir.Value, ...]) -> None:
-        """Write an operation on several lanes."""
-        last, truth = operands[-1].type, result.type.dtype == "bool"
-        size = last.itemsize
-        if last.dtype == "bool" and operation not in ("splat", "cast"):
-            size = max(self.masks.get(value, 8) for value in operands)
-        self.masks[result] = size if operation not in ("splat", "cast") else 8
-        if operation == "cast" and truth:
-            self.masks[result] = size
-        truths = last.dtype == "bool"
-        texts = [self.mask(v, size) if truths else self.read(v) for v in operands]
-        if operation in _OPERATORS:
-            self.define(result, f"{texts[0]} {_OPERATORS[operation]} {texts[1]}")
-        elif operation in _FUNCTIONS:
-            self.one_by_one(result, _function(operation, last.dtype), texts)
-        elif operation in ("neg", "not", "copy"):
-            sign = {"neg": "-", "not": "~", "copy": ""}[operation]
-            self.define(result, f"{sign}{texts[0]}")
-        elif operation == "select":
-            chosen = self.mask(operands[0], size)
-            self.define(result, f"{chosen} ? {texts[1]} : {texts[2]}")
-        elif operation == "cast" and truths:
-            # All ones are minus one as an integer.
-            wide = ir.Type(f"int{8 * result.type.itemsize}", result.type.lanes)
-            text = f"-{self.mask(operands[0], wide.itemsize)}"
-            target = self.types.text(result.type)
-            self.define(result, f"__builtin_convertvector({text}, {target})")
-        elif operation == "cast" and truth:
-            self.define(result, f"{texts[0]} != {self.read(ir.Constant(last, 0))}")
-        elif operation == "cast":
-            self.define(
-                result, f"__builtin_convertvector({texts[0]}, {self.types.text(result.type)})"
-            )
-        elif operation == "bitcast":
-            self.define(result, f"({self.types.text(result.type)}){texts[0]}")
-        elif operation == "splat":
-            item = f"-(int64_t){self.read(operands[0])}" if truth else self.read(operands[0])
-            kind = self.types.text(result.type)
-            self.define(result, f"({kind}){{{', '.join([item] * result.type.lanes)}}}")
-        else:
-            raise NotImplementedError(operation)
-
-    def one_by_one(self, result: ir.Value, function: str, texts: list[str]) -> None:
-        names = []
-        for place, text in enumerate(texts):
-            names.append(f"{result}_{place}")
-            self.line(f"const {self.types.text(result.type)} {names[-1]} = {text};")
-        items = [
-            f"{function}({', '.join(f'{name}[{lane}]' for name in names)})"
-            for lane in range(result.type.lanes)
-        ]
-        self.define(result, f"{{{', '.join(items)}}}")
 
     @write.register
     def _(self, statement: ir.Load) -> None:
@@ -368,16 +267,9 @@ class _Body:
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
         if type == ir.POINTER:
             self.line(f"char *{result} = *(char **)({place});")
-        elif type.lanes == 1:
-            text = f"*(const {item_text(type.dtype)} *)({place})"
-            self.define(result, f"{text} != 0" if type.dtype == "bool" else text)
-        elif type.dtype == "bool":
-            item = "((const uint8_t *)({}))[{}]".format(place, "{}")
-            items = [f"-(int64_t)({item.format(lane)} != 0)" for lane in range(type.lanes)]
-            self.define(result, f"{{{', '.join(items)}}}")
         else:
-            self.line(f"{self.types.text(type)} {result};")
-            self.line(f"memcpy(&{result}, {place}, sizeof({result}));")
+            text = f"*(const {type_text(type)} *)({place})"
+            self.define(result, f"{text} != 0" if type.dtype == "bool" else text)
 
     @write.register
     def _(self, statement: ir.Store) -> None:
@@ -385,34 +277,13 @@ class _Body:
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
         if type == ir.POINTER:
             self.line(f"*(char **)({place}) = {text};")
-        elif type.lanes == 1:
-            self.line(f"*({item_text(type.dtype)} *)({place}) = {text};")
-        elif type.dtype == "bool":
-            for lane in range(type.lanes):
-                self.line(f"((uint8_t *)({place}))[{lane}] = {text}[{lane}] != 0;")
         else:
-            kind = self.types.text(type)
-            self.line(f"{{ const {kind} item = {text}; memcpy({place}, &item, sizeof(item)); }}")
+            self.line(f"*({type_text(type)} *)({place}) = {text};")
 
     @write.register
     def _(self, statement: ir.Prefetch) -> None:
         place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
         self.line(f"__builtin_prefetch({place}, 0, 3);")
-
-    @write.register
-    def _(self, statement: ir.Shuffle) -> None:
-        result, lanes = statement.result, statement.first.type.lanes
-        size = 8
-        if result.type.dtype == "bool":
-            size = max(self.masks.get(v, 8) for v in (statement.first, statement.second))
-            self.masks[result] = size
-        names = []
-        for place, value in enumerate((statement.first, statement.second)):
-            names.append(f"{result}_{place}")
-            text = self.mask(value, size) if value.type.dtype == "bool" else self.read(value)
-            self.line(f"const {self.types.text(value.type, size)} {names[-1]} = {text};")
-        items = [f"{names[place // lanes]}[{place % lanes}]" for place in statement.places]
-        self.define(result, f"{{{', '.join(items)}}}")
 
     @write.register
     def _(self, statement: ir.Scratch) -> None:
@@ -422,10 +293,7 @@ class _Body:
 
     @write.register
     def _(self, statement: ir.Assign) -> None:
-        text = self.read(statement.value)
-        if statement.local.type.dtype == "bool" and statement.local.type.lanes > 1:
-            text = self.mask(statement.value, 8)
-        self.line(f"{statement.local} = {text};")
+        self.line(f"{statement.local} = {self.read(statement.value)};")
 
     @write.register
     def _(self, statement: ir.For) -> None:
@@ -471,9 +339,9 @@ class _Body:
 
     @write.register
     def _(self, statement: ir.CallPointer) -> None:
-        kinds = ", ".join(self.types.text(value.type) for value in statement.operands)
+        kinds = ", ".join(type_text(value.type) for value in statement.operands)
         result = statement.result
-        kind = "void" if result is None else self.types.text(result.type)
+        kind = "void" if result is None else type_text(result.type)
         given = ", ".join(self.read(value) for value in statement.operands)
         call = f"(({kind} (*)({kinds})){self.read(statement.pointer)})({given})"
         if result is None:
@@ -495,7 +363,7 @@ class _Body:
     def frame_words(self, first: int, values: Sequence[ir.Value]) -> None:
         """Write values into words of the frame."""
         for place, value in enumerate(values, first):
-            kind = self.types.text(value.type)
+            kind = type_text(value.type)
             self.line(f"*({kind} *)(frame + {8 * place}) = {self.read(value)};")
 
     @write.register

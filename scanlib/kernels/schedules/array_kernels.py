@@ -15,7 +15,6 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.math import Sum
 
 from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
@@ -31,14 +30,6 @@ from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combine
 from scanlib.kernels.arrays.step import RULES, Step, core_op
 from scanlib.kernels.language import Block, Type, Value
 from scanlib.kernels.schedules.elementwise import Array, TableReader
-from scanlib.ops.initial import AsRow, Filled
-from scanlib.ops.reductions import AxesSum, SpecifiedSizes
-from scanlib.ops.softmax import AxesSoftmax
-
-
-def _softmax(op: AxesSoftmax, x: Variable) -> Variable:
-    e = pt.exp(x - pt.max(x, axis=op.axes, keepdims=True))
-    return e / pt.sum(e, axis=op.axes, keepdims=True)
 
 
 def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
@@ -51,26 +42,18 @@ def _is_constant(variable: Variable, number: int) -> bool:
     return isinstance(variable, Constant) and bool(np.all(variable.data == number))
 
 
-# Ops that stand for others where PyTensor's compile slowly, and products of the C linker's.
+# Products of the C linker's.
 _MEANINGS: dict[Any, Callable[..., Variable]] = {
     GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
     Dot22: lambda op, x, y: pt.dot(x, y),
     Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
     Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
-    AxesSum: lambda op, x: Sum(axis=op.axes, dtype=op.dtype, acc_dtype=op.acc_dtype)(x),
-    AxesSoftmax: _softmax,
-    Filled: lambda op, value, *sizes: pt.alloc(value, *sizes),
-    AsRow: lambda op, value: pt.expand_dims(value, 0),
-    SpecifiedSizes: lambda op, x: pt.specify_shape(x, op.sizes),
 }
 
 
 def inline(graph: FunctionGraph) -> None:
-    """Put nodes that have rules in the place of Ops that are graphs, and of those of `scanlib.ops`.
-
-    Softmax is one of the former, `scanlib.ops.reductions.AxesSum` of the latter.
-    """
+    """Put nodes that have rules in the place of Ops that are graphs, such as softmax."""
     while True:
         found = [node for node in graph.toposort() if stands_for_others(node.op)]
         if not found:

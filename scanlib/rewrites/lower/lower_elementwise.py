@@ -15,13 +15,12 @@ from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_linear_algebra
 from scanlib.ops.loop import Loop, Results
-from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.lower.absorb import absorb_producers
 from scanlib.rewrites.lower.functions_of_sums import take_sums_apart
 from scanlib.rewrites.over_time.logsumexp import stabilize_logs
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(
@@ -32,17 +31,11 @@ _SPECIALIZED = RewriteDatabaseQuery(
 )
 
 
-class LowerElementwiseLoops(LoopRewrite):
+class LowerElementwiseLoops(LowersLoops):
     """Replace every loop whose body is elementwise; see `scanlib.ops.elemwise_scan`."""
-
-    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            with self.attempt(fgraph, node):
-                self.lower(fgraph, node)
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
-        """Replace one loop; return whether it could be."""
         if not config.scanlib__lower:
             return False
         try:

@@ -23,34 +23,22 @@ from __future__ import annotations
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
-from scanlib.lengths.arrays import Lengths
-from scanlib.ops.graph import substitute
 from scanlib.ops.linker_features import compiles_step_products
-from scanlib.ops.loop import Carry, Loop, State
-from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.loop import Loop
+from scanlib.ops.loop_rewrite import LowersLoops
+from scanlib.rewrites.detached import detach
 from scanlib.rewrites.lower.linear_choice import find_recurrence
 from scanlib.rewrites.lower.linear_lowering import LinearLowering
 from scanlib.rewrites.lower.linear_roles import NotLinearError, Roles
-from scanlib.rewrites.pytensor_rewrites import run_query
-from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 
-_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
-
-class LowerLinearLoops(LoopRewrite):
+class LowerLinearLoops(LowersLoops):
     """Replace loops around a matrix recurrence; see the module's text."""
-
-    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        for node in [node for node in fgraph.toposort() if is_loop(node)]:
-            with self.attempt(fgraph, node):
-                self.lower(fgraph, node)
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
-        """Replace one loop; return whether it could be."""
         if not config.scanlib__linear:
             return False
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
@@ -94,36 +82,11 @@ def lower_parts(
     loop: Loop, parts: Roles, read: list[bool], step_products: bool
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop around a recurrence that is read."""
-    outer = list(dict.fromkeys(loop.outer_inputs()))
-    stand_ins = [variable.type() for variable in outer]
-    places = dict(zip(outer, stand_ins, strict=True))
-    known = Lengths(sure=True)
-    lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}
-    _replace_outer(loop, places)
+    detached = detach(loop)
     try:
-        lowering = LinearLowering(loop, parts, read, lengths)
+        lowering = LinearLowering(loop, parts, read, detached.lengths)
         lowering.over_time.step_products = step_products
         results = lowering.results()
     except NotImplementedError as error:
         raise NotLinearError(f"a step cannot be evaluated as a batch: {error}") from error
-    chosen = [value for value in results if value is not None]
-    # What is new has missed the rewrites of this phase: the batches hold, for one, the naive
-    # forms of logarithms of sums.
-    graph = FunctionGraph(stand_ins, chosen, clone=False)
-    run_query(_STABLE, graph)
-    made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
-    return [None if value is None else next(made) for value in results]
-
-
-def _replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
-    def new(variable: Variable) -> Variable:
-        return replacements[variable]
-
-    loop.n_steps = None if loop.n_steps is None else new(loop.n_steps)
-    for sequence in loop.sequences:
-        sequence.outer = new(sequence.outer)
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    for part in recurrent:
-        part.initial = new(part.initial)
-    for whole in loop.non_sequences:
-        whole.outer = new(whole.outer)
+    return detached.attach(results)

@@ -14,7 +14,7 @@ from pytensor.raise_op import CheckAndRaise
 
 from scanlib._compat import features
 from scanlib.ops.associative_scan import AssociativeScan, walked
-from scanlib.ops.associative_tree import CombinesInTrees
+from scanlib.ops.linker_features import CombinesInTrees
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.simplify.last_rows import _last_row
 from scanlib.rewrites.simplify.simplify import replace

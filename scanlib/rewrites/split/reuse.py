@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
@@ -40,7 +40,7 @@ from scanlib.rewrites.over_time.split_cost import (
 )
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
-from scanlib.rewrites.split.split import keeps_loops_whole, replace_outer
+from scanlib.rewrites.split.split import keeps_loops_whole
 
 
 class ReuseForwardValues(LoopRewrite):
@@ -91,7 +91,7 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     replace(fgraph, moved, "scanlib_reuse")
     # What the reader reads by way of other nodes reads the new loop now; the rest is said here.
     new_inputs = reader.inputs if reader in fgraph.apply_nodes else target.outer_inputs()
-    replace_outer(target, dict(zip(target.outer_inputs(), new_inputs, strict=True)))
+    target.replace_outer(dict(zip(target.outer_inputs(), new_inputs, strict=True)))
     rows = {}
     for value, twin in chosen.items():
         rows[value] = value.type()
@@ -173,19 +173,19 @@ def _chosen(
     varying = [value for value in source.body_inputs() if value not in fixed]
     differing = of_differing_shapes(list(twins.values()), varying)
     chosen: dict[Variable, Variable] = {}
-    visited: set[Variable] = set()
-    pending = list(roots)
-    while pending:
-        value = pending.pop()
-        if value in visited or value.owner is None:
-            continue
-        visited.add(value)
-        twin = twins.get(value)
+
+    def inputs_of(value: Variable) -> list[Variable]:
+        node, twin = value.owner, twins.get(value)
+        if node is None:
+            return []
         is_stored = twin is not None and twin not in differing and value in costly
-        if is_stored and _is_worth_it(value.owner, costly):
+        if is_stored and _is_worth_it(node, costly):
             chosen[value] = twin
-        else:
-            pending += value.owner.inputs
+            return []
+        return node.inputs
+
+    for _ in walk(roots, inputs_of, bfs=False):
+        pass
     return chosen
 
 

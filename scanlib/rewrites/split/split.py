@@ -27,16 +27,14 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.checked_rows import CheckedRows
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import (
     compiles_step_products,
     needs_known_lengths,
@@ -44,6 +42,7 @@ from scanlib.ops.linker_features import (
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.messages import Messages
+from scanlib.rewrites.detached import detach
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.lower.linear_roles import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
@@ -51,7 +50,6 @@ from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.join_slices import join_slices
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
-from scanlib.rewrites.pytensor_rewrites import run_query
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_components import (
@@ -62,8 +60,6 @@ from scanlib.rewrites.split.split_components import (
 )
 from scanlib.rewrites.split.split_parts import SplitParts
 from scanlib.rewrites.split.split_record import SplitNote, record, record_of
-
-_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 
 class SplitLoops(LoopRewrite):
@@ -168,22 +164,12 @@ def split(
             parts.take_all_sums()
     if not (parts.before or parts.outputs or parts.taken_sums):
         return None
-    outer = list(dict.fromkeys(loop.outer_inputs()))
-    stand_ins = [variable.type() for variable in outer]
-    places = dict(zip(outer, stand_ins, strict=True))
-    known = Lengths(sure=True)
-    lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}
-    replace_outer(loop, places)
+    detached = detach(loop)
     try:
-        builder = _Split(parts, read, lengths, step_products)
+        builder = _Split(parts, read, detached.lengths, step_products)
         values = builder.values()
     except NotImplementedError:
         return None
-    chosen = [value for value in values if value is not None]
-    # What is new has missed the rewrites of this phase.
-    graph = FunctionGraph(stand_ins, chosen, clone=False)
-    run_query(_STABLE, graph)
-    made = iter(substitute(graph.outputs, dict(zip(stand_ins, outer, strict=True))))
     note = SplitNote(
         loop.name or "loop",
         before=len(parts.before),
@@ -192,7 +178,7 @@ def split(
         stored=len(parts.stored),
         loops=0 if builder.results is None else 1,
     )
-    return [None if value is None else next(made) for value in values], note
+    return detached.attach(values), note
 
 
 def _is_only_sums(parts: SplitParts) -> bool:
@@ -266,18 +252,6 @@ def remaining_loop(
     rest.substitute(rows)
     drop_unread(rest)
     return rest, stored
-
-
-def replace_outer(loop: Loop, replacements: dict[Variable, Variable]) -> None:
-    """Give a loop other inputs."""
-    loop.n_steps = None if loop.n_steps is None else replacements[loop.n_steps]
-    for sequence in loop.sequences:
-        sequence.outer = replacements[sequence.outer]
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    for part in recurrent:
-        part.initial = replacements[part.initial]
-    for whole in loop.non_sequences:
-        whole.outer = replacements[whole.outer]
 
 
 @dataclass

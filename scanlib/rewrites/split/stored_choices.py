@@ -18,7 +18,7 @@ import pytensor.scalar as ps
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError
@@ -30,7 +30,6 @@ from scanlib.rewrites.edit import Part
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.reuse import output_of, same_rows, serve_readers
-from scanlib.rewrites.split.split import replace_outer
 
 # What rounds nothing: results are one of the operands, or truth values.
 _EXACT = (
@@ -78,7 +77,7 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     except NotElementwiseError:
         return None
     _replace(fgraph, maker, parts, made)
-    replace_outer(target, dict(zip(target.outer_inputs(), reader.inputs, strict=True)))
+    target.replace_outer(dict(zip(target.outer_inputs(), reader.inputs, strict=True)))
     rows = {value: value.type() for value in chosen}
     target.substitute(rows)
     target.sequences = [part for part in target.sequences if part not in unread]
@@ -104,18 +103,14 @@ def _chosen(
     """Return truth values of the reader's body, and what they are in the maker's."""
     roots = target.body_outputs()
     own = depends_on(roots, [inp for inp in target.body_inputs() if inp not in places])
-    found: list[Variable] = []
-    visited: set[Variable] = set()
-    pending = list(roots)
-    while pending:
-        value = pending.pop()
-        if value in visited or value.owner is None:
-            continue
-        visited.add(value)
-        if value.type.dtype == "bool" and value not in own:
-            found.append(value)
-        else:
-            pending += value.owner.inputs
+
+    def is_choice(value: Variable) -> bool:
+        return value.owner is not None and value.type.dtype == "bool" and value not in own
+
+    def inputs_of(value: Variable) -> list[Variable]:
+        return [] if value.owner is None or is_choice(value) else value.owner.inputs
+
+    found = [value for value in walk(roots, inputs_of, bfs=False) if is_choice(value)]
     if not found:
         return {}
     count = len(source.body_outputs())

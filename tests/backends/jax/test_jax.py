@@ -321,7 +321,7 @@ class TestAssociative:
     @pytest.mark.parametrize("length", [0, 1, 2, 9])
     def test_tree(self, reverse, length):
         """What other devices than the CPU run."""
-        from scanlib.ops.associative_tree import CombinesInTrees
+        from scanlib.ops.linker_features import CombinesInTrees
         from scanlib.rewrites.simplify.associative_to_loop import (
             AssociativeToLoop,
         )

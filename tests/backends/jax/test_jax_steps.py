@@ -159,7 +159,7 @@ class TestUntil:
             for actual, wanted in zip(function(self.cases[0], a), (rows, rows[1:]), strict=True):
                 np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
 
-    def test_reductions(self):
+    def test_step_products(self):
         inputs, h = self.loop()
         function = compiled(
             inputs, [h.sum(), h.max(), h.min(), h.prod(), h.mean(), (h > 0).any(), (h > 0).all()]

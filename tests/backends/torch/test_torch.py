@@ -5,8 +5,6 @@ Most tests run the translated functions without `torch.compile`, which costs sec
 on a GPU: functions of tensors, here on the CPU.
 """
 
-import itertools
-import operator
 import subprocess
 import sys
 import warnings
@@ -158,37 +156,6 @@ class TestValuesAndGradients:
         start = [pt.ones(3), 2 * pt.eye(3)]
         w, p = scanlib.scan(step, x, start, return_updates=False)
         both([x], [w, p, pt.grad(w[-1].sum() + p[-1].sum(), x)], [rng.normal(size=(5, 3))])
-
-    def test_composing_does_not_overflow(self, eager):
-        """Where composed coefficients overflow, the loop is walked."""
-        a, b = np.full(20_000, 1.05), np.full(20_000, 1e-300)
-        a[15_000] = 0.0
-        x, y = pt.vector("a"), pt.vector("b")
-        h = scanlib.scan(lambda a, b, h: a * h + b, [x, y], pt.constant(0.0), return_updates=False)[
-            -3:
-        ]
-        with pytensor.config.change_flags(scanlib__perform="python"):
-            actual = pytensor.function([x, y], h, mode="PYTORCH")(a, b)
-        state = 0.0
-        for coefficient, constant in zip(a, b, strict=True):
-            state = coefficient * state + constant
-        np.testing.assert_allclose(actual[-1], state, rtol=1e-9)
-
-    @pytest.mark.parametrize("backwards", [False, True])
-    def test_composing_does_not_forget(self, eager, backwards):
-        """A state that decays, further than a product of numbers can, and grows again."""
-        a, b, h0 = pt.vector("a"), pt.vector("b"), pt.scalar("h0")
-        h = scanlib.scan(
-            lambda a, b, h: a * h + b, [a, b], h0, go_backwards=backwards, return_updates=False
-        )
-        with pytensor.config.change_flags(scanlib__perform="python"):
-            function = pytensor.function([a, b, h0], h, mode="PYTORCH")
-        factors = np.array([1e-100, 1e-100, 1e-150, 1e-200, 1e100, 1e150, 0.5])
-        for values in (factors, np.full(2000, 0.9)):
-            wanted = list(itertools.accumulate(values, operator.mul, initial=1e300))[1:]
-            values = values[::-1].copy() if backwards else values
-            found = function(values, np.zeros(len(values)), np.array(1e300))
-            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=0)
 
     def test_backward_slices(self, eager):
         x = pt.vector("x")

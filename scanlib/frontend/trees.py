@@ -1,0 +1,143 @@
+"""Trees: values in nested containers, such as the carry of a loop.
+
+A tree is a leaf, None (which holds nothing), or a tuple, list, named tuple, dict or dataclass of
+trees. `flatten` gives its leaves in order and its `Tree`, from which `Tree.build` makes a tree
+again with other leaves. Everything else is a leaf. A field of a dataclass whose metadata has
+``static=True`` is no part of the tree and stays what it is, as in JAX.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+LEAF = "*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """The structure of a tree: its kind of container, and the structures of what it holds."""
+
+    kind: type | None = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+    is_leaf: bool = False
+    static: tuple[tuple[str, Any], ...] = ()
+    example: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    def build(self, leaves: Iterator[Any]) -> Any:
+        """Return a tree of this structure with the leaves that an iterator gives."""
+        if self.is_leaf:
+            return next(leaves)
+        if self.kind is None:
+            return None
+        parts = [child.build(leaves) for child in self.children]
+        if self.kind is dict:
+            return dict(zip(self.keys, parts, strict=True))
+        if dataclasses.is_dataclass(self.kind):
+            result = copy.copy(self.example)
+            for key, part in zip(self.keys, parts, strict=True):
+                object.__setattr__(result, key, part)
+            return result
+        return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
+
+    def leaves(self, value: Any, given: Tree | None = None) -> list[Any] | None:
+        """Return the leaves of a tree of this structure, or None if its structure is another.
+
+        A dict may have another order. `given` is the structure, where it is known.
+        """
+        given = flatten(value)[1] if given is None else given
+        if self.is_leaf or given.is_leaf or self.kind is not given.kind:
+            return [value] if self.is_leaf and given.is_leaf else None
+        if self.kind is None:
+            return []
+        if set(self.keys) != set(given.keys) or self.static != given.static:
+            return None
+        parts, structures = _parts(value), dict(zip(given.keys, given.children, strict=True))
+        result: list[Any] = []
+        for key, child in zip(self.keys, self.children, strict=True):
+            found = child.leaves(parts[key], structures[key])
+            if found is None:
+                return None
+            result += found
+        return result
+
+    def paths(self, root: str) -> list[str]:
+        """Return where each leaf stands, as one would write it: ``init["level"][0]``."""
+        if self.is_leaf:
+            return [root]
+        has_names = dataclasses.is_dataclass(self.kind) or hasattr(self.kind, "_fields")
+        return [
+            path
+            for key, child in zip(self.keys, self.children, strict=True)
+            for path in child.paths(f"{root}.{key}" if has_names else f"{root}[{_quoted(key)}]")
+        ]
+
+    def lines(self, before: str = "", after: str = "") -> list[str]:
+        """Return the structure as text, a line for each leaf and each bracket."""
+        if self.is_leaf or self.kind is None:
+            return [f"{before}{LEAF if self.is_leaf else None}{after}"]
+        name = "" if self.kind in (tuple, list, dict) else self.kind.__name__
+        start, end = "{}" if self.kind is dict else "[]" if self.kind is list else "()"
+        if not self.children:
+            return [f"{before}{name}{start}{end}{after}"]
+        labels = "{!r}: " if self.kind is dict else "{}=" if name else ""
+        inner = [
+            f"    {line}"
+            for key, child in zip(self.keys, self.children, strict=True)
+            for line in child.lines(labels.format(key), ",")
+        ]
+        inner += [f"    {key}={value!r},  # static" for key, value in self.static]
+        return [f"{before}{name}{start}", *inner, f"{end}{after}"]
+
+
+def _quoted(key: Any) -> str:
+    return f'"{key}"' if isinstance(key, str) else repr(key)
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return what a container holds, by key, field or position."""
+    if isinstance(value, dict):
+        return value
+    if dataclasses.is_dataclass(value):
+        fields = [field for field in dataclasses.fields(value) if not _is_static(field)]
+        return {field.name: getattr(value, field.name) for field in fields}
+    return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+
+
+def _is_static(field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("static", False))
+
+
+def flatten(value: Any) -> tuple[list[Any], Tree]:
+    """Return the leaves of a tree, and its structure."""
+    if value is None:
+        return [], Tree()
+    is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    is_container = type(value) in (tuple, list, dict) or hasattr(value, "_fields")
+    if not is_data and not is_container:
+        return [value], Tree(is_leaf=True)
+    parts = _parts(value)
+    leaves: list[Any] = []
+    children = []
+    for part in parts.values():
+        inside, child = flatten(part)
+        leaves += inside
+        children.append(child)
+    static = tuple(
+        (field.name, getattr(value, field.name))
+        for field in (dataclasses.fields(value) if is_data else ())
+        if _is_static(field)
+    )
+    example = value if is_data else None
+    return leaves, Tree(type(value), tuple(parts), tuple(children), False, static, example)
+
+
+def difference(expected: Tree, given: Tree) -> str:
+    """Return two structures as one text: lines of the first alone have -, of the second alone +."""
+    compared = difflib.ndiff(expected.lines(), given.lines())
+    lines = [line.rstrip() for line in compared if not line.startswith("?")]
+    return "\n".join(["- expected, + given", *lines])
