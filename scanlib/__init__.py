@@ -41,6 +41,7 @@ from scanlib.frontend import (
     step_through,
     until,
 )
+from scanlib.sharding import shard
 
 __version__ = "0.1.0"
 
@@ -76,6 +77,7 @@ __all__ = [
     "reduce_scan",
     "scan",
     "scan_checkpoints",
+    "shard",
     "step_through",
     "until",
 ]

@@ -24,54 +24,33 @@ Array = np.ndarray[Any, Any]
 Coefficients = Sequence[TensorVariable]
 
 
-def taps(order: int) -> list[int]:
-    """Return the offsets of the last ``order`` values, oldest first."""
-    return list(range(-order, 0))
-
-
-def weigh(coefficients: Coefficients, past: Sequence[TensorVariable]) -> TensorVariable:
+def weigh(coefficients: Coefficients, past: Any) -> TensorVariable:
     """Return the weighted sum of past values; the first weight goes to the latest one."""
-    return sum(weight * value for weight, value in zip(coefficients, reversed(past), strict=True))
-
-
-def state(rows: TensorVariable, order: int) -> dict[str, Any]:
-    """Return a state with its initial rows; with the one tap -1 they have no axis for time."""
-    return {"initial": rows if order > 1 else rows[0], "taps": taps(order)}
+    return sum(weight * value for weight, value in zip(coefficients, past, strict=True))
 
 
 def arma_errors(y: TensorVariable, ar: Coefficients, ma: Coefficients) -> TensorVariable:
     """Errors of one-step forecasts from row ``len(ar)`` on; those before it count as zero."""
     p, q = len(ar), len(ma)
 
-    def step(*values: TensorVariable) -> TensorVariable:
-        past, now, errors = values[:p], values[p], values[p + 1 :]
-        return now - weigh(ar, past) - weigh(ma, errors)
+    def step(errors: Any, y: Any) -> Any:
+        error = y[0] - weigh(ar, y[1:]) - weigh(ma, errors)
+        return error, error
 
-    return scanlib.scan(
-        step,
-        sequences={"input": y, "taps": [*taps(p), 0]},
-        outputs_info=state(pt.zeros(q), q) if q else None,
-        return_updates=False,
-    )
+    return scanlib.loop(step, scanlib.lags(pt.zeros(q), q), scanlib.lags(y, p))[1]
 
 
 def arma_forecast(
     y: TensorVariable, errors: TensorVariable, ar: Coefficients, ma: Coefficients, steps: int
 ) -> TensorVariable:
     """Expected values after the last row of ``y``."""
-    p, q = len(ar), len(ma)
 
-    def step(*values: TensorVariable) -> list[TensorVariable]:
-        expected = weigh(ar, values[:p]) + weigh(ma, values[p:])
-        return [expected, pt.zeros(())]
+    def step(past: Any, _: None) -> Any:
+        expected = weigh(ar, past[0]) + weigh(ma, past[1])
+        return (expected, 0.0), expected
 
-    expected, _ = scanlib.scan(
-        step,
-        outputs_info=[state(y[-p:], p), state(errors[-q:], q)],
-        n_steps=steps,
-        return_updates=False,
-    )
-    return expected
+    past = scanlib.lags(y, len(ar)), scanlib.lags(errors, len(ma))
+    return scanlib.loop(step, past, length=steps)[1]
 
 
 def load_inflation() -> tuple[Any, Array]:

@@ -32,11 +32,10 @@ def garch_variances(
 ) -> TensorVariable:
     """Conditional variances of the errors, the first of which is given."""
 
-    def step(error: TensorVariable, variance: TensorVariable) -> TensorVariable:
-        return omega + (alpha + gamma * (error < 0)) * error**2 + beta * variance
+    def step(variance: TensorVariable, error: TensorVariable) -> Any:
+        return omega + (alpha + gamma * (error < 0)) * error**2 + beta * variance, variance
 
-    later = scanlib.scan(step, errors[:-1], outputs_info=first, return_updates=False)
-    return pt.concatenate([first[None], later])
+    return scanlib.loop(step, first, errors)[1]
 
 
 def log_likelihood(errors: TensorVariable, variances: TensorVariable) -> TensorVariable:

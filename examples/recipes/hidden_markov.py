@@ -30,12 +30,11 @@ def forward(
 ) -> TensorVariable:
     """Log-probability of the data up to each time, with the chain in each regime."""
 
-    def step(emission: TensorVariable, before: TensorVariable) -> TensorVariable:
-        return emission + pt.logsumexp(before[:, None] + log_move, axis=0)
+    def step(expected: TensorVariable, emission: TensorVariable) -> Any:
+        now = expected + emission
+        return pt.logsumexp(now[:, None] + log_move, axis=0), now
 
-    first = log_start + log_emission[0]
-    later = scanlib.scan(step, log_emission[1:], outputs_info=first, return_updates=False)
-    return pt.concatenate([first[None], later])
+    return scanlib.loop(step, log_start, log_emission)[1]
 
 
 def viterbi(
@@ -43,25 +42,16 @@ def viterbi(
 ) -> TensorVariable:
     """The most probable regimes."""
 
-    def step(emission: TensorVariable, best: TensorVariable) -> list[TensorVariable]:
+    def step(best: TensorVariable, emission: TensorVariable) -> Any:
         paths = best[:, None] + log_move
-        return [emission + paths.max(axis=0), paths.argmax(axis=0)]
+        return emission + paths.max(axis=0), paths.argmax(axis=0)
 
-    best, came_from = scanlib.scan(
-        step,
-        log_emission[1:],
-        outputs_info=[log_start + log_emission[0], None],
-        return_updates=False,
-    )
-    last = best[-1].argmax()
-    earlier = scanlib.scan(
-        lambda came_from, regime: came_from[regime],
-        came_from,
-        outputs_info=last,
-        go_backwards=True,
-        return_updates=False,
-    )
-    return pt.concatenate([earlier[::-1], last[None]])
+    def back(regime: TensorVariable, came_from: TensorVariable) -> Any:
+        return came_from[regime], came_from[regime]
+
+    best, came_from = scanlib.loop(step, log_start + log_emission[0], log_emission[1:])
+    _, earlier = scanlib.loop(back, best.argmax(), came_from, reverse=True)
+    return pt.concatenate([earlier, best.argmax()[None]])
 
 
 def normal_emissions(y: TensorVariable, mean: Any, log_deviation: Any) -> TensorVariable:

@@ -34,20 +34,14 @@ def holt_winters(
     """One-step forecasts, levels, trends and seasons; ``season`` has one row per month."""
     alpha, beta, gamma = rates[0], rates[1], rates[2]
 
-    def step(
-        y: TensorVariable, level: TensorVariable, trend: TensorVariable, season: TensorVariable
-    ) -> list[TensorVariable]:
+    def step(carry: Any, y: TensorVariable) -> Any:
+        level, trend, season = carry[0], carry[1], carry[2][period]
         new_level = alpha * (y - season) + (1 - alpha) * (level + trend)
         new_trend = beta * (new_level - level) + (1 - beta) * trend
-        new_season = gamma * (y - new_level) + (1 - gamma) * season
-        return [level + trend + season, new_level, new_trend, new_season]
+        new = new_level, new_trend, gamma * (y - new_level) + (1 - gamma) * season
+        return new, [level + trend + season, *new]
 
-    return scanlib.scan(
-        step,
-        sequences=y,
-        outputs_info=[None, level, trend, {"initial": season, "taps": [-period]}],
-        return_updates=False,
-    )
+    return scanlib.loop(step, (level, trend, scanlib.lags(season, period)), y)[1]
 
 
 def simulate(months: int = 144, seed: int = 5) -> Array:

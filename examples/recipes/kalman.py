@@ -42,7 +42,8 @@ def kalman_filter(
     with variance ``noise``. ``mean`` and ``spread`` are those before the first step.
     """
 
-    def step(y: TensorVariable, mean: TensorVariable, spread: TensorVariable) -> list[Any]:
+    def step(state: Any, y: TensorVariable) -> Any:
+        mean, spread = state
         expected = move @ mean
         before = move @ spread @ move.T + drift
         error = y - read @ expected
@@ -51,11 +52,9 @@ def kalman_filter(
         mean = expected + gain * error
         spread = before - pt.outer(gain, read @ before)
         density = -0.5 * (pt.log(2 * np.pi * variance) + error**2 / variance)
-        return [mean, spread, expected, before, density]
+        return (mean, spread), [mean, spread, expected, before, density]
 
-    return scanlib.scan(
-        step, y, outputs_info=[mean, spread, None, None, None], return_updates=False
-    )
+    return scanlib.loop(step, (mean, spread), y)[1]
 
 
 def kalman_smoother(
@@ -67,23 +66,17 @@ def kalman_smoother(
 ) -> list[TensorVariable]:
     """Means and covariances given all observations, from what the filter returned."""
 
-    def step(
-        mean: Any, spread: Any, expected: Any, before: Any, later: Any, wide: Any
-    ) -> list[Any]:
+    def step(later: Any, rows: Any) -> Any:
+        mean, spread, expected, before = rows
         gain = spread @ move.T @ pt.linalg.inv(before)
-        return [mean + gain @ (later - expected), spread + gain @ (wide - before) @ gain.T]
+        mean = mean + gain @ (later[0] - expected)
+        smooth = mean, spread + gain @ (later[1] - before) @ gain.T
+        return smooth, smooth
 
-    smooth, narrow = scanlib.scan(
-        step,
-        sequences=[means[:-1], spreads[:-1], expected[1:], before[1:]],
-        outputs_info=[means[-1], spreads[-1]],
-        go_backwards=True,
-        return_updates=False,
-    )
-    return [
-        pt.concatenate([smooth[::-1], means[-1:]]),
-        pt.concatenate([narrow[::-1], spreads[-1:]]),
-    ]
+    last = means[-1], spreads[-1]
+    rows = means[:-1], spreads[:-1], expected[1:], before[1:]
+    _, (smooth, narrow) = scanlib.loop(step, last, rows, reverse=True)
+    return [pt.concatenate([smooth, means[-1:]]), pt.concatenate([narrow, spreads[-1:]])]
 
 
 def load_prices() -> tuple[Any, Array]:

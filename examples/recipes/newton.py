@@ -27,13 +27,12 @@ def eccentric_anomaly(
 ) -> TensorVariable:
     """All iterates, the solution last, for one planet at one time (two scalars)."""
 
-    def step(anomaly: TensorVariable) -> Any:
+    def step(anomaly: TensorVariable, _: None) -> Any:
         error = anomaly - eccentricity * pt.sin(anomaly) - mean
         better = anomaly - error / (1 - eccentricity * pt.cos(anomaly))
-        return better, scanlib.until(pt.abs(better - anomaly) < 1e-12)
+        return better, better, pt.abs(better - anomaly) < 1e-12
 
-    start = mean + eccentricity
-    return scanlib.scan(step, outputs_info=start, n_steps=steps, return_updates=False)
+    return scanlib.loop(step, mean + eccentricity, length=steps)[1]
 
 
 def solver(**options: Any) -> Any:

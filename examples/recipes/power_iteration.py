@@ -28,14 +28,12 @@ def power_iteration(
 ) -> TensorVariable:
     """All iterates, each of sum one, until they move by less than 1e-12."""
 
-    def step(vector: TensorVariable, matrix: TensorVariable) -> Any:
+    def step(vector: TensorVariable, _: None) -> Any:
         moved = matrix @ vector
         moved = moved / moved.sum()
-        return moved, scanlib.until(pt.max(pt.abs(moved - vector)) < 1e-12)
+        return moved, moved, pt.max(pt.abs(moved - vector)) < 1e-12
 
-    return scanlib.scan(
-        step, outputs_info=start, non_sequences=matrix, n_steps=steps, return_updates=False
-    )
+    return scanlib.loop(step, start, length=steps)[1]
 
 
 def surfing(links: TensorVariable, jump: float = 0.15) -> TensorVariable:

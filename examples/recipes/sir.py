@@ -34,22 +34,14 @@ def epidemic(
 ) -> list[TensorVariable]:
     """Susceptible, infected and recovered people, and new cases, day by day."""
 
-    def step(susceptible: Any, infected: Any, recovered: Any) -> list[Any]:
-        cases = beta * susceptible * infected / people
-        recoveries = gamma * infected
-        return [
-            susceptible - cases,
-            infected + cases - recoveries,
-            recovered + recoveries,
-            cases,
-        ]
+    def step(people_in: Any, _: None) -> Any:
+        susceptible, infected, recovered = people_in
+        cases, recoveries = beta * susceptible * infected / people, gamma * infected
+        after = susceptible - cases, infected + cases - recoveries, recovered + recoveries
+        return after, [*after, cases]
 
-    return scanlib.scan(
-        step,
-        outputs_info=[people - first, first, pt.zeros_like(first), None],
-        n_steps=days,
-        return_updates=False,
-    )
+    start = people - first, first, pt.zeros_like(first)
+    return scanlib.loop(step, start, length=days)[1]
 
 
 def log_likelihood(counts: TensorVariable, cases: TensorVariable) -> TensorVariable:

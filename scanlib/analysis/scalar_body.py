@@ -343,35 +343,31 @@ class _Scalarizer:
     # Inputs that are read in several places
 
     def split_ports_of_sequences(self) -> tuple[list[Axes], list[Variable]]:
-        parts, axes, scalars = [], [], []
-        for part in self.loop.sequences:
-            ports = self.values.ports.get(part.row) or [
-                ((None,) * part.row.type.ndim, new_scalar(part.row.type.dtype))
-            ]
-            for i, (own, scalar) in enumerate(ports):
-                copy = part if i == 0 else Sequence(part.outer, part.row.type(), part.name)
-                parts.append(copy)
-                axes.append(own)
-                scalars.append(scalar)
-        self.loop.sequences = parts
-        return axes, scalars
+        found = [
+            (part if i == 0 else Sequence(part.outer, part.row.type(), part.name), *port)
+            for part in self.loop.sequences
+            for i, port in enumerate(self.values.ports.get(part.row) or [_unread(part.row)])
+        ]
+        self.loop.sequences = [part for part, _, _ in found]
+        return [axes for _, axes, _ in found], [scalar for _, _, scalar in found]
 
     def split_ports_of_non_sequences(self) -> tuple[list[Axes], list[Variable]]:
-        parts, axes, scalars = [], [], []
-        needed = set(ancestors(self.loop.body_outputs()))
-        for part in self.loop.non_sequences:
-            ports = self.values.ports.get(part.inner)
-            if not ports and (part.inner not in needed or not is_tensor(part.inner)):
-                continue
-            # The canonical body still needs what is read for its shape alone.
-            ports = ports or [((None,) * part.inner.type.ndim, new_scalar(part.inner.type.dtype))]
-            for i, (own, scalar) in enumerate(ports):
-                copy = part if i == 0 else NonSequence(part.outer, part.inner.type(), part.name)
-                parts.append(copy)
-                axes.append(own)
-                scalars.append(scalar)
-        self.loop.non_sequences = parts
-        return axes, scalars
+        # The canonical body still needs what is read for its shape alone.
+        needed = {v for v in ancestors(self.loop.body_outputs()) if is_tensor(v)}
+        ports = self.values.ports
+        kept = [w for w in self.loop.non_sequences if ports.get(w.inner) or w.inner in needed]
+        found = [
+            (part if i == 0 else NonSequence(part.outer, part.inner.type(), part.name), *port)
+            for part in kept
+            for i, port in enumerate(ports.get(part.inner) or [_unread(part.inner)])
+        ]
+        self.loop.non_sequences = [part for part, _, _ in found]
+        return [axes for _, axes, _ in found], [scalar for _, _, scalar in found]
+
+
+def _unread(variable: Variable) -> tuple[Axes, Variable]:
+    """Return how an input is read that no value needs."""
+    return (None,) * variable.type.ndim, new_scalar(variable.type.dtype)
 
 
 def check_layout(layout: Layout) -> None:

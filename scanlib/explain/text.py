@@ -58,6 +58,8 @@ def what_runs(loop: LoopExplanation, before: LoopExplanation | None = None) -> s
     """Return one sentence on a loop; `before` is the loop computed before it."""
     if loop.gradient and before is not None and loop.name == f"{before.name}_gradient":
         name = f"gradient of '{before.name}'"
+    elif loop.name == "gradient":
+        name = "gradient of a loop"
     else:
         name = f"loop '{loop.name}'" if loop.name != "loop" else "loop"
     if loop.gradient and before is not None and (loop.op, loop.work) == (before.op, before.work):

@@ -16,6 +16,7 @@ from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountE
 from scanlib.ops.signature import BodyInputs, Labels, Signature
 
 UNKNOWN = "..."  # stands for a value that has no name
+SPECIFIED_SHAPE = "SpecifyShape: axis {} has size {}, expected {}"
 DEPTH = 3  # of the expressions in messages
 MOST_OPERANDS = 4
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "true_div": "/", "pow": "**"}

@@ -2,8 +2,8 @@
 
 The matrices are ``x[t]`` of shape (m, d) and ``y[t]`` of shape (d, n), of which one may be the same
 at every step. PyTensor writes such a product as five nodes or more, for sizes and for arrays of
-other shapes; in numba mode and under JAX, the split of loops and a late rewrite write this Op
-instead. No user meets it before.
+other shapes; in numba mode and under JAX, the split of loops writes this Op instead. No user meets
+it before.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ position  rewrite                          why there
 1.665     ``scanlib_choices``              on kernels: what one compared, another one need not
 48.4      ``scanlib_padding``              after PyTensor's rewrites of indices, before in-place
                                            ones
-48.5      ``scanlib_prepare_inputs``       last of all but fusion and in-place rewrites, which would
-                                           not know the Ops it puts in
 ========  ===============================  ====================================================
 """
 
@@ -50,7 +48,6 @@ from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.newton.iterate import SolveByNewton
-from scanlib.rewrites.numba_products import PREPARATIONS, AllowStepProducts
 from scanlib.rewrites.padding import pad_rows_of_loops
 from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
@@ -58,6 +55,7 @@ from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.simplify.unused import fill_mask
+from scanlib.rewrites.split.allow_products import AllowStepProducts
 from scanlib.rewrites.split.reuse import ReuseForwardValues
 from scanlib.rewrites.split.split import SplitLoops
 from scanlib.rewrites.split.stored_choices import StoreChoices
@@ -144,7 +142,4 @@ optdb.register(
     "numba",
     "jax",
     position=48.4,
-)
-optdb.register(
-    "scanlib_prepare_inputs", WhereLoopsAre(*PREPARATIONS, always=True), "numba", position=48.5
 )

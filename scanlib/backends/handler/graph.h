@@ -5,7 +5,7 @@
  */
 #include <vector>
 
-enum Kind { RUN, CALL, SUBTENSOR, SHUFFLE, SIZE, CHECK, COPY };
+enum Kind { RUN, CALL, SUBTENSOR, SHUFFLE, SIZE, CHECK, COPY, ROWS };
 enum End { NO_END, NUMBER, REGISTER }; /* of a slice */
 
 struct Instruction {
@@ -153,6 +153,20 @@ static PyObject *check(const Instruction &own, PyObject **registers) {
   return value;
 }
 
+/* An array that has as many rows as a number says; else what the function makes of both. */
+static PyObject *rows(const Instruction &own, PyObject **registers) {
+  PyObject *value = registers[own.inputs[0]];
+  const int64_t end[] = {REGISTER, own.inputs[1]};
+  Py_ssize_t wanted = -1;
+  if (!read_end(end, registers, &wanted)) return NULL;
+  if (PyArray_Check(value) && PyArray_DIM((PyArrayObject *)value, 0) == wanted) {
+    Py_INCREF(value);
+    return value;
+  }
+  PyObject *given[] = {value, registers[own.inputs[1]]};
+  return PyObject_Vectorcall(own.function, given, 2, NULL);
+}
+
 static bool run_program(const Instruction &own, PyObject **registers) {
   std::vector<PyObject *> given(own.inputs.size());
   for (size_t k = 0; k < given.size(); k++) given[k] = registers[own.inputs[k]];
@@ -198,6 +212,7 @@ static bool run_one(const Instruction &own, PyObject **registers) {
     case SHUFFLE: result = shuffle(own, registers); break;
     case SIZE: result = size_of(own, registers); break;
     case CHECK: result = check(own, registers); break;
+    case ROWS: result = rows(own, registers); break;
     case COPY: {
       PyArrayObject *array = as_array(registers[own.inputs[0]]);
       if (array) result = PyArray_NewCopy(array, NPY_KEEPORDER);

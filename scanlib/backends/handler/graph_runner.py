@@ -14,6 +14,7 @@ from scanlib.backends.handler.instructions import (
     COPY,
     NO_END,
     REGISTER,
+    ROWS,
     RUN,
     SHUFFLE,
     SIZE,
@@ -124,7 +125,7 @@ def _several(own: Instruction) -> Callable[..., Sequence[Any]]:
         assert own.program is not None
         run = runner(own.program)
         return lambda registers, *inputs: run(*inputs)
-    if own.kind == CALL:
+    if own.kind in (CALL, ROWS):
         function = own.function
         assert function is not None
         if len(own.outputs) == 1:

@@ -25,7 +25,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType
 
@@ -35,13 +35,17 @@ from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.state_products import Products, products_of
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.schedules.linear import linear_program
+from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.messages import SPECIFIED_SHAPE
+from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FEW = 1 << 14  # items that stay in the cache
-RUN, CALL, SUBTENSOR, SHUFFLE, SIZE, CHECK, COPY = range(7)
+RUN, CALL, SUBTENSOR, SHUFFLE, SIZE, CHECK, COPY, ROWS = range(8)
 NO_END, NUMBER, REGISTER = range(3)
 
 
@@ -206,6 +210,10 @@ class Instructions:
             self._instruct(SHUFFLE, node, node.inputs, numbers=order)
         elif isinstance(op, DeepCopyOp) and isinstance(node.inputs[0].type, DenseTensorType):
             self._instruct(COPY, node, node.inputs)
+        elif isinstance(op, PaddedRows | CheckedRows):
+            self._instruct(ROWS, node, node.inputs, function=self.node_function(node))
+        elif isinstance(op, SpecifyShape):
+            self._instruct(CALL, node, node.inputs, function=_specified)
         elif isinstance(op, Subtensor) and self._add_subtensor(op, node):
             pass
         elif (inside := graph_inside(op)) is not None:
@@ -257,6 +265,14 @@ class Instructions:
 
 def _raise(kind: type[Exception], message: str) -> None:
     raise kind(message)
+
+
+def _specified(value: Any, *sizes: Any) -> Any:
+    """Return an array whose sizes are those given, None for any."""
+    for axis, size in enumerate(sizes):
+        if size is not None and value.shape[axis] != size:
+            raise SpecifiedShapeError(SPECIFIED_SHAPE.format(axis, value.shape[axis], int(size)))
+    return value
 
 
 def _on_numbers(node: Apply, function: Callable[..., Any]) -> Callable[..., Any]:

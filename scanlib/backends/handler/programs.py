@@ -22,7 +22,7 @@ from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.progress import ASKING
 from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.schedules.arrays import array_program
+from scanlib.kernels.schedules.array_loops import array_program
 from scanlib.kernels.schedules.choice import elementwise_program
 from scanlib.kernels.schedules.graphs import graph_program
 from scanlib.kernels.schedules.linear import linear_program

@@ -2,7 +2,10 @@
 #define PY_SSIZE_T_CLEAN
 #include "program.h"
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #include <numpy/arrayobject.h>
+
+#include "lines.h"
 
 /* Runs that may be so long, or write so much, leave Python's lock to other threads. */
 enum { MANY_STEPS = 10000, MANY_BYTES = 1 << 20 };
@@ -69,7 +72,7 @@ struct Arrays {
 
   PyArrayObject *fresh(int64_t k) {
     const scanlib_array &kind = program->outputs[k];
-    PyObject *array = PyArray_EMPTY((int)kind.ndim, (npy_intp *)call.dims(k), (int)kind.type, 0);
+    PyObject *array = new_array((int)kind.ndim, (npy_intp *)call.dims(k), (int)kind.type);
     if (!array && PyErr_ExceptionMatches(PyExc_ValueError)) { /* so many items have no address */
       PyErr_SetString(PyExc_MemoryError, "a result is too large");
     }

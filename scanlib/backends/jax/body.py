@@ -22,6 +22,12 @@ from scanlib.ops.linker_features import NeedsKnownLengths
 from scanlib.ops.scan import Scan
 
 
+def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
+    """Return the JAX function of a graph, after PyTensor's JAX rewrites; the graph is copied."""
+    with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
+        return jax_funcify(_rewritten(FunctionGraph(list(inputs), list(outputs), clone=True)))
+
+
 def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
     """Return the JAX function of a body, after PyTensor's JAX rewrites."""
     return jax_funcify(_rewritten(thaw_graph(body)))

@@ -32,7 +32,7 @@ from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
-from scanlib.ops.segments import PlacedStarts, SegmentStarts, SplitRows
+from scanlib.ops.segments import SplitRows
 
 # Which input is the first of those that say how large something is.
 FIRST_SIZE: dict[type, int] = {
@@ -41,9 +41,7 @@ FIRST_SIZE: dict[type, int] = {
     ARange: 0,
     CheckedRows: 1,
     PaddedRows: 1,
-    PlacedStarts: 1,
     Reshape: 1,
-    SegmentStarts: 1,
     SpecifyShape: 1,
     SplitRows: 1,
     StaticRange: 2,

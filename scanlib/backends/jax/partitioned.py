@@ -31,6 +31,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.backends.jax.mesh_axes import channels_to_cut, cut_channels
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.positions import has_positions
@@ -202,19 +203,37 @@ def _some(factors: Factors) -> bool:
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:
-    """Return a function that runs in `jax.shard_map` where inputs are cut along explicit axes.
+    """Return a function that runs in `jax.shard_map` where XLA would not cut it.
 
-    The results are cut as the inputs are; what must be whole is gathered.
+    That is where inputs are cut along explicit axes, and where `cut_channels` says so. The
+    results are cut as the inputs are; what must be whole is gathered.
     """
     if factors is None or not hasattr(jax, "shard_map"):
         return function
     types = [jax.typeof(value) for value in inputs]
     mesh = next((t.sharding.mesh for t in types if _explicit(t)), None)
-    if mesh is None:
+    shapes = [t.shape for t in types]
+    options: dict[str, Any] = {}
+    if mesh is not None:
+        specs = [t.sharding.spec for t in types]
+    elif channels_to_cut():
+        mesh = jax.sharding.get_abstract_mesh()
+        specs = [[channels_to_cut().get(size) for size in shape] for shape in shapes]
+    else:
         return function
-    specs = [t.sharding.spec for t in types]
-    found = factors.places([t.shape for t in types], specs, dict(mesh.shape))
+    found = factors.places(shapes, specs, dict(mesh.shape))
     given, wanted = (factors.specs(found, a) for a in (factors.inputs, factors.outputs))
+    if channels_to_cut():
+        if not found:
+            return function
+        options = {"axis_names": {n for names in found.values() for n in names}, "check_vma": False}
+        inner = factors.local(function, found)
+
+        def whole(*values: Any) -> list[Any]:
+            with cut_channels({}):
+                return inner(*values)
+
+        return jax.shard_map(whole, mesh=mesh, in_specs=tuple(given), out_specs=wanted, **options)
     run = jax.shard_map(
         factors.local(function, found), mesh=mesh, in_specs=tuple(given), out_specs=wanted
     )

@@ -1,4 +1,7 @@
-"""Rows cut into segments under JAX: what checkpointed loops read and write."""
+"""Rows cut into segments under JAX: what checkpointed loops read and write.
+
+Reads of the starts of segments are slices by then (`scanlib.rewrites.simplify.checkpointed_loops`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.bounded import UnknownLengthError, static_int
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
+from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
 
 
 def _known(*values: Any) -> list[int]:
@@ -58,28 +61,3 @@ def funcify_join_rows(op: JoinRows, node: Apply, **kwargs: Any) -> Callable[...,
         return jnp.concatenate([_merged(segments), tail]) if segments.size else jnp.asarray(tail)
 
     return join_rows
-
-
-@jax_funcify.register(SegmentStarts)
-def funcify_segment_starts(op: SegmentStarts, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the rows at the starts of segments."""
-
-    def segment_starts(history: Any, count: Any, length: Any) -> Any:
-        n, size = _known(count, length)
-        rows = [history[k : k + n * size + 1 : size] for k in range(op.depth)]
-        return jnp.stack(rows, axis=1)
-
-    return segment_starts
-
-
-@jax_funcify.register(PlacedStarts)
-def funcify_placed_starts(op: PlacedStarts, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return rows added into zeros, at the starts of segments."""
-
-    def placed_starts(values: Any, rows: Any, count: Any, length: Any) -> Any:
-        total, n, size = _known(rows, count, length)
-        places = jnp.arange(n + 1)[:, None] * size + jnp.arange(op.depth)
-        zeros = jnp.zeros((total, *values.shape[2:]), values.dtype)
-        return zeros.at[places].add(values)
-
-    return placed_starts

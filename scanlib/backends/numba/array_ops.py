@@ -33,7 +33,9 @@ from scanlib.ops.step_products import StepProducts
 
 
 @register_funcify_and_cache_key(StepProducts)
-def funcify_array_op(op: Op, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], str | None]:
+def funcify_step_products(
+    op: StepProducts, node: Apply, **kwargs: Any
+) -> tuple[Callable[..., Any], str | None]:
     """Return the function of a node that is a program by itself."""
     inputs = [inp.type() for inp in node.inputs]
     graph = FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False)

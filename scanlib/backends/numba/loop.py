@@ -24,7 +24,6 @@ from scanlib._compat.numba import numba_deepcopy
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.dispatch import register_writer
 from scanlib.backends.numba.graph import GraphWriter, is_zero_dim
-from scanlib.backends.numba.memory import advise
 from scanlib.backends.numba.polls import poll
 from scanlib.backends.numba.row_shapes import row_shapes
 from scanlib.backends.numba.vectors import as_array
@@ -68,7 +67,6 @@ class LoopWriter(WholeArrays):
             errors.InitialRowsError,
             errors.StepShapeError,
             numba_deepcopy,
-            advise,
             as_array,
         ):
             self.source.object(helper.__name__, helper)
@@ -166,7 +164,6 @@ class LoopWriter(WholeArrays):
         rows = f"{depth + 1}" if self.signature.untraced[i] else f"capacity + {depth}"
         ndim = self.inner.taps[i][0].type.ndim
         self.new_like(f"h{i}", initial, range(1, ndim + 1), rows)
-        line(f"advise(h{i})")
         for row in range(depth):
             # A ring holds rows in the order of iteration, the latest one last.
             flipped = self.reverse and self.signature.untraced[i]
@@ -183,7 +180,6 @@ class LoopWriter(WholeArrays):
             dtype = self.step._dtype(out)
             sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
             self.source.line(f"z{i} = new_array({', '.join([dtype, *sizes])})")
-            self.source.line(f"advise(z{i})")
 
     # One step
 

@@ -26,7 +26,6 @@ from scanlib.backends.numba.addresses import (
     call_python,
     register_address,
 )
-from scanlib.backends.numba.memory import ask_for_large_pages
 from scanlib.backends.numba.polls import poll_pointer
 from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
@@ -251,7 +250,6 @@ class _Call:
             kind, place = self.results[number], self.words.outputs[number]
             shape = [self.read_word(place + 1 + axis) for axis in range(kind.ndim)]
             array = fresh_array(self.context, builder, kind, shape)
-            ask_for_large_pages(builder, array)
             self.write_word(place, builder.ptrtoint(array.data, _INT))
             builder.store(array._getvalue(), self.places[number])
 

@@ -12,7 +12,7 @@ part of one workspace (`places`). What is left of an array in a kernel is a poin
 | `views` | transposes, slices, indices, joins: other ways to look at memory, and writes to it |
 | `gathers` | arrays as indices: items read from computed places, and written to such |
 | `orders` | cumulative sums and products, the largest item's place |
-| `batches` | Ops that are applied to each item of a batch |
+| `blockwise` | Ops that are applied to each item of a batch |
 | `algebra` | products, factorizations and solves, by `scanlib.kernels.linalg` |
 | `step` | one step: how variables are held, and which rule writes which Op |
 """

@@ -22,9 +22,8 @@ from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.scalars import PAIR_RULES, NoKernelError, Pair, parts_of
 from scanlib.kernels.spans import added, load_number, store_number
-from scanlib.ops import step_products
 from scanlib.ops.messages import shape_text
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.step_products import LENGTHS, SIZES, StepProducts
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
 CONFORM = "Dimensions of A and B do not conform: "
@@ -210,8 +209,8 @@ def write_step_products(step: Step, node: Apply) -> None:
         raise NoKernelError("products of truth values have no kernel")
     same = step.sizes.same
     if x.ndim == y.ndim == 3:
-        step.require(x.sizes[0], y.sizes[0], "ValueError", step_products.LENGTHS)
-    step.require(x.sizes[-1], y.sizes[-2], "ValueError", step_products.SIZES)
+        step.require(x.sizes[0], y.sizes[0], "ValueError", LENGTHS)
+    step.require(x.sizes[-1], y.sizes[-2], "ValueError", SIZES)
     sizes = [x.sizes[-2], y.sizes[-1]]
     is_total = node.op.total
     if not is_total and max(x.ndim, y.ndim) == 3:

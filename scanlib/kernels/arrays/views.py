@@ -48,7 +48,7 @@ from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
-from scanlib.ops.messages import out_of_bounds, shape_text
+from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
 FILLED = "could not broadcast an array to the shape of a new one: sizes {} and {}"
@@ -164,7 +164,7 @@ def write_specify_shape(step: Step, node: Apply) -> None:
     for axis, size in enumerate(wanted):
         own = place.sizes[axis]
         if isinstance(size.type, TensorType | ScalarType):
-            text = f"SpecifyShape: axis {axis} has size {{}}, expected {{}}"
+            text = SPECIFIED_SHAPE.format(axis, "{}", "{}")
             given = own, step.size_of(size)
             own = step.require(*given, "SpecifiedShapeError", text, given)
         sizes.append(own)

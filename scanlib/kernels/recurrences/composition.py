@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import FLOAT64, Local, Type, Value, Writer
-from scanlib.kernels.recurrences.extremes import extreme_of_all
+from scanlib.kernels.recurrences.extremes_scan import extreme_of_all
 from scanlib.kernels.recurrences.lanes import Block
 from scanlib.kernels.recurrences.logs import all_below_infinity
 from scanlib.kernels.recurrences.trust import above, is_nan, some

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.recurrences.affine import AffineSteps, scan_affine
-from scanlib.kernels.recurrences.extremes import picking
+from scanlib.kernels.recurrences.affine_scan import AffineSteps, scan_affine
+from scanlib.kernels.recurrences.extremes_scan import picking
 from scanlib.kernels.recurrences.lanes import Block
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.spans import Items, Same, Span

@@ -12,14 +12,15 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
-from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm, Gemv
+from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.special import Softmax
 
 from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
-    batches,
+    blockwise,
     gathers,
     orders,
     views,
@@ -30,6 +31,12 @@ from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combine
 from scanlib.kernels.arrays.step import RULES, Step, core_op
 from scanlib.kernels.language import Block, Type, Value
 from scanlib.kernels.schedules.elementwise import Array, TableReader
+from scanlib.ops.step_products import StepProducts
+
+
+def _softmax(op: Softmax, x: Variable) -> Variable:
+    e = pt.exp(x - pt.max(x, axis=op.axis, keepdims=True))
+    return e / pt.sum(e, axis=op.axis, keepdims=True)
 
 
 def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
@@ -38,22 +45,28 @@ def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
     return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
 
 
+def _same_dtype(x: Variable, y: Variable) -> bool:
+    return x.type.dtype == y.type.dtype
+
+
 def _is_constant(variable: Variable, number: int) -> bool:
     return isinstance(variable, Constant) and bool(np.all(variable.data == number))
 
 
-# Products of the C linker's.
+# Ops that stand for others where PyTensor's compile slowly, and products of the C linker's.
 _MEANINGS: dict[Any, Callable[..., Variable]] = {
     GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
     Dot22: lambda op, x, y: pt.dot(x, y),
     Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
     Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    BatchedDot: lambda op, x, y: StepProducts()(x, y) if _same_dtype(x, y) else pt.matmul(x, y),
+    Softmax: _softmax,
 }
 
 
 def inline(graph: FunctionGraph) -> None:
-    """Put nodes that have rules in the place of Ops that are graphs, such as softmax."""
+    """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
     while True:
         found = [node for node in graph.toposort() if stands_for_others(node.op)]
         if not found:

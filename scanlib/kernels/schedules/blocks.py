@@ -43,10 +43,10 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.recurrences import lanes
-from scanlib.kernels.recurrences.affine import AffineSteps, scan_affine
-from scanlib.kernels.recurrences.clamp import ClampSteps, scan_clamp
+from scanlib.kernels.recurrences.affine_scan import AffineSteps, scan_affine
+from scanlib.kernels.recurrences.clamp_scan import ClampSteps, scan_clamp
 from scanlib.kernels.recurrences.coupled import History, scan_coupled
-from scanlib.kernels.recurrences.extremes import scan_extremes
+from scanlib.kernels.recurrences.extremes_scan import scan_extremes
 from scanlib.kernels.recurrences.logs import LogSteps, scan_logs
 from scanlib.kernels.recurrences.trust import any_lane
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of

@@ -35,7 +35,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.schedules.elementwise import ElemwiseLoop, Storage
-from scanlib.kernels.schedules.steps import TakesSteps
+from scanlib.kernels.schedules.step_by_step import TakesSteps
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
 from scanlib.ops.channel_plan import Target
 from scanlib.ops.positions import Channel, Item, Position, PositionalOp, loaded, only_place

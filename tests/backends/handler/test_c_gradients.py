@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import scanlib
 from scanlib._compat import thaw_graph
-from scanlib.kernels.recurrences import affine as affine_kernels
-from scanlib.kernels.recurrences import extremes, lanes, logs, trust
+from scanlib.kernels.recurrences import affine_scan as affine_kernels
+from scanlib.kernels.recurrences import extremes_scan as extremes
+from scanlib.kernels.recurrences import lanes, logs, trust
 from scanlib.kernels.schedules import blocks
 from scanlib.ops.elemwise_scan import BLOCK
 from scanlib.ops.sums_first import sums_first

@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from numba.core import event
+from pytensor.compile.builders import OpFromGraph
 from pytensor.raise_op import Assert
 
 import scanlib
@@ -126,6 +127,24 @@ def test_strided_inputs(functions):
     strided = [np.repeat(value, 2)[::2] if value.ndim else value for value in values]
     for mine, other in zip(functions[0](*strided), expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-6 if mine.dtype == "f4" else 1e-12)
+
+
+@pytest.mark.slow
+def test_loops_in_graphs_that_numba_compiles():
+    """In the graph of an Op, and in a loop of PyTensor's."""
+    x = pt.dvector("x")
+    op = OpFromGraph([x], [accumulated(x), (accumulated(x) ** 2).sum()])
+    trace, total = op(x)
+    totals = pytensor.scan(
+        lambda k: accumulated(x * k).sum(),
+        sequences=[pt.constant([0.5, 2.0])],
+        return_updates=False,
+    )
+    found = pytensor.function([x], [trace, total, totals], mode="NUMBA")(X)
+    wanted = pytensor.function([x], [accumulated(x), accumulated(2 * x), accumulated(x / 2)])(X)
+    np.testing.assert_allclose(found[0], wanted[0])
+    np.testing.assert_allclose(found[1], (wanted[0] ** 2).sum())
+    np.testing.assert_allclose(found[2], [wanted[2].sum(), wanted[1].sum()])
 
 
 def test_graph_without_inputs():

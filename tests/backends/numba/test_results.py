@@ -67,6 +67,21 @@ def test_one_number_does_not_keep_an_array():
     np.testing.assert_array_equal(many, 2 * np.arange(1, 1001))
 
 
+def test_large_results_begin_with_a_line_of_the_cache():
+    x = pt.dvector("x")
+    function = pytensor.function([x], accumulated(x) * 2)
+    result = function(np.ones(5000) / 2)
+    assert result.ctypes.data % 64 == 0
+    assert result.flags.owndata
+    expected = np.arange(1.0, 5001)
+    np.testing.assert_array_equal(result, expected)
+    # NumPy gives it other memory, and keeps what was there.
+    result.resize(7000, refcheck=False)
+    np.testing.assert_array_equal(result[:5000], expected)
+    result.resize(3000, refcheck=False)
+    np.testing.assert_array_equal(result, expected[:3000])
+
+
 def test_results_of_two_calls_share_nothing():
     x = pt.dvector("x")
     function = pytensor.function([x], [accumulated(x)[-1], accumulated(x) * 1.0])

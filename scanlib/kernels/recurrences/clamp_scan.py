@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scanlib.kernels.language import BOOL, Value
-from scanlib.kernels.recurrences.extremes import picking
+from scanlib.kernels.recurrences.extremes_scan import picking
 from scanlib.kernels.recurrences.lanes import Block
 from scanlib.kernels.recurrences.trust import above, is_nan, some
 from scanlib.kernels.spans import Items, Same, Span

@@ -33,7 +33,7 @@ from scanlib.kernels.schedules.array_kernels import (
     write_checks,
 )
 from scanlib.kernels.schedules.elementwise import Array, Checks, Loop, Start, Storage
-from scanlib.kernels.schedules.steps import TakesSteps
+from scanlib.kernels.schedules.step_by_step import TakesSteps
 from scanlib.kernels.schedules.turns import steps_of_a_turn
 from scanlib.kernels.spans import itemsize, store_number
 from scanlib.ops.scan import Scan
