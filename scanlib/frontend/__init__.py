@@ -19,6 +19,12 @@ from scanlib.frontend.linear_recurrences import (
 from scanlib.frontend.loop import loop
 from scanlib.frontend.newton import newton_iterations
 from scanlib.frontend.scan import scan
+from scanlib.frontend.statespace import (
+    StateSpace,
+    kalman_filter,
+    kalman_sample,
+    kalman_smoother,
+)
 from scanlib.frontend.step import until
 from scanlib.frontend.stepping import step_through
 from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
@@ -29,6 +35,7 @@ __all__ = [
     "Levels",
     "Memory",
     "Newton",
+    "StateSpace",
     "associative_reduce",
     "associative_scan",
     "cumlogsumexp",
@@ -40,6 +47,9 @@ __all__ = [
     "filter",
     "foldl",
     "foldr",
+    "kalman_filter",
+    "kalman_sample",
+    "kalman_smoother",
     "lags",
     "lfilter",
     "linear_scan",

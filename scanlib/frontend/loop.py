@@ -324,15 +324,8 @@ class _Options(TypedDict, total=False):
     name: str | None
 
 
-@overload
-def loop(
-    step: Callable[[Carry, X], tuple[Carry, Y]],
-    init: Carry,
-    xs: X = ...,
-    **options: Unpack[_Options],
-) -> tuple[Carry, Y]: ...
-
-
+# What is given for `init` and `xs` may be numbers and arrays, which a step sees as variables: the
+# types of the step say what comes out.
 @overload
 def loop(
     step: Callable[[Carry, X], tuple[Carry, Y]],
@@ -360,17 +353,6 @@ def loop(
     xs: Any = ...,
     **options: Unpack[_Options],
 ) -> tuple[Carry, Y, TensorVariable]: ...
-
-
-@overload
-def loop(
-    step: Callable[..., Any],
-    init: Any,
-    xs: Any = ...,
-    *,
-    until: Any = ...,
-    **options: Unpack[_Options],
-) -> Any: ...
 
 
 def loop(
@@ -447,6 +429,9 @@ def loop(
     -----
     There are no updates: the last value of a shared variable that was carried is a part of
     `final`, and ``pytensor.function(..., updates={shared: final})`` stores it.
+
+    Type checkers infer the types of `final` and `ys` from what `step` is annotated to return; the
+    carry of a step with lags is best annotated as Any.
 
     The interface is that of `jax.lax.scan`. A loop of `loop` and one of `scan` are the same.
 

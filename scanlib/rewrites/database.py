@@ -10,9 +10,11 @@ position  rewrite                          why there
 0.047     ``scanlib_inline``               nodes that hold graphs hide them from all that follows
 0.05      ``scanlib_`` and the name of   before canonicalization, which does the same to the
           PyMC's rewrite of checks         rest of the graph
+0.054     ``scanlib_found_results``        derivatives are taken: what was found stands for itself
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.057     ``scanlib_newton``               the loops of its iterations are simplified as others are
+0.058     ``scanlib_long_sums``            before rewrites that call themselves for each term
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
@@ -39,9 +41,11 @@ position  rewrite                          why there
 
 from pytensor.compile.mode import optdb
 
+from scanlib.ops.found_results import take_found
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import write_out
+from scanlib.rewrites.long_sums import FlattenLongSums
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
@@ -93,7 +97,23 @@ optdb.register(
     position=0.055,
 )
 optdb.register(
+    "scanlib_found_results",
+    WhereLoopsAre(take_found, always=True),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.054,
+)
+optdb.register(
     "scanlib_newton", SolveByNewton(), "fast_run", "fast_compile", "scanlib", position=0.057
+)
+optdb.register(
+    "scanlib_long_sums",
+    FlattenLongSums(),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.058,
 )
 optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", position=0.06)
 optdb.register(

@@ -1,0 +1,206 @@
+r"""The Kalman filter, step by step.
+
+With the prediction ``x[t] ~ N(a, P)`` before the observation `y`, and ``C Cᵀ = Z P Zᵀ + H``::
+
+    W = C⁻¹ Z P        e = C⁻¹ (y - Z a - d)
+    filtered           a + Wᵀ e,    P - Wᵀ W
+    log density        -(eᵀe + p log 2π) / 2 - Σ log C[i, i]
+    predicted          F (a + Wᵀ e) + c,    F (P - Wᵀ W) Fᵀ + R Q Rᵀ
+
+What is missing has a row of zeros in `Z` and a one on the diagonal of `H`: it moves nothing and has
+density one. Covariances stay symmetric, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import vectorize_graph
+
+from scanlib.frontend.scan import scan
+from scanlib.frontend.statespace.model import (
+    Observations,
+    StateSpace,
+    dtype_of,
+    is_timed,
+)
+
+Step = Callable[..., list[Variable]]
+NAMES = ("transition", "observation", "observation_cov", "process_noise")
+INTERCEPTS = ("state_intercept", "observation_intercept")
+
+
+@dataclass(frozen=True, eq=False)
+class Filtered:
+    """What `kalman_filter` returns; with a batch of series, its dimensions come first.
+
+    Attributes
+    ----------
+    log_likelihood : TensorVariable, scalar
+        The sum of `log_densities`: the logarithm of the density of the observations.
+    log_densities : TensorVariable, (T,)
+        Of each step's observations, given those before.
+    mean, cov : TensorVariable, (T, m) and (T, m, m)
+        Of the state, given the observations up to its own.
+    predicted_mean, predicted_cov : TensorVariable, (T + 1, m) and (T + 1, m, m)
+        Of the state, given the observations before its own; the last is the state that follows.
+    """
+
+    log_likelihood: Variable
+    log_densities: Variable
+    mean: Variable
+    cov: Variable
+    predicted_mean: Variable
+    predicted_cov: Variable
+
+
+@dataclass
+class Parts:
+    """The matrices of a model in one dtype: those of one step, in turn, or the same for all."""
+
+    timed: dict[str, Variable]
+    fixed: dict[str, Variable]
+
+    @classmethod
+    def of(cls, model: StateSpace, dtype: str) -> Parts:
+        """Return the parts of a model."""
+        timed: dict[str, Variable] = {}
+        fixed: dict[str, Variable] = {}
+        for name in (*NAMES, *INTERCEPTS):
+            if name == "process_noise":
+                value, is_one = model.process_noise(), model.process_noise().type.ndim > 2
+            else:
+                value = getattr(model, name)
+                is_one = is_timed(name, value)
+            if value is not None:
+                (timed if is_one else fixed)[name] = pt.cast(value, dtype)
+        return cls(timed, fixed)
+
+    def at(self, rows: Any) -> dict[str, Any]:
+        """Return all parts at one step, given the rows of those that vary."""
+        found = {**self.fixed, **dict(zip(self.timed, rows, strict=True))}
+        return {**dict.fromkeys(INTERCEPTS), **found}
+
+
+def factor(covariance: Variable) -> Variable:
+    """Return the lower factor of a covariance; of one observation, a square root."""
+    if covariance.type.shape == (1, 1):
+        return pt.sqrt(covariance)
+    return pt.linalg.cholesky(covariance)
+
+
+def solve(lower: Variable, right: Variable) -> Variable:
+    """Return what a lower factor takes to a vector or to a matrix."""
+    if lower.type.shape == (1, 1):
+        return right / (lower[0] if right.type.ndim == 1 else lower)
+    return pt.linalg.solve_triangular(lower, right, lower=True, b_ndim=right.type.ndim)
+
+
+def masked(
+    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable
+) -> tuple[Variable, Variable, Variable]:
+    """Return `Z`, `H` and the error of a prediction, where what is missing tells nothing."""
+    z, noise = parts["observation"], parts["observation_cov"]
+    error = y - z @ mean
+    if parts["observation_intercept"] is not None:
+        error = error - parts["observation_intercept"]
+    if seen is None:
+        return z, noise, error
+    noise = noise * seen[:, None] * seen + pt.diag(1 - seen)
+    return z * seen[:, None], noise, error * seen
+
+
+def innovation(
+    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable, cov: Variable
+) -> tuple[Variable, Variable, Variable, Variable]:
+    """Return `W`, `e`, the log density and ``C⁻¹ Z``; see the module's text."""
+    z, noise, error = masked(parts, y, seen, mean)
+    count: Any = y.shape[0] if seen is None else pt.sum(seen)
+    spread = z @ cov
+    lower = factor(spread @ z.T + noise)
+    e, w = solve(lower, error), solve(lower, spread)
+    density = -0.5 * (pt.sum(e**2) + count * np.log(2 * np.pi))
+    density = density - pt.sum(pt.log(pt.diagonal(lower)))
+    return w, e, pt.cast(density, mean.type.dtype), solve(lower, z)
+
+
+def predict(parts: dict[str, Any], mean: Variable, cov: Variable) -> list[Variable]:
+    """Return mean and covariance of the state that follows one of these."""
+    move = parts["transition"]
+    mean = move @ mean
+    if parts["state_intercept"] is not None:
+        mean = mean + parts["state_intercept"]
+    return [mean, move @ cov @ move.T + parts["process_noise"]]
+
+
+def filter_step(parts: Parts, has_seen: bool) -> Step:
+    """Return the step: predictions as states, then `W`, `e`, density, ``C⁻¹ Z``, filtered."""
+
+    def step(y: Variable, *rest: Variable) -> list[Variable]:
+        seen = rest[0] if has_seen else None
+        *rows, mean, cov = rest[has_seen:]
+        own = parts.at(rows)
+        w, e, density, z = innovation(own, y, seen, mean, cov)
+        filtered, spread = mean + w.T @ e, cov - w.T @ w
+        return [*predict(own, filtered, spread), w, e, density, z, filtered, spread]
+
+    return step
+
+
+@dataclass
+class Walk:
+    """What the filter computes of one series."""
+
+    predicted_mean: Variable
+    predicted_cov: Variable
+    w: Variable
+    e: Variable
+    density: Variable
+    z: Variable
+    mean: Variable
+    cov: Variable
+
+    def filtered(self) -> Filtered:
+        return Filtered(
+            pt.sum(self.density),
+            self.density,
+            self.mean,
+            self.cov,
+            self.predicted_mean,
+            self.predicted_cov,
+        )
+
+
+def sequential(model: StateSpace, given: Observations) -> Walk:
+    """Return the filter's results, computed from step to step."""
+    dtype = dtype_of(given.values, model)
+    parts = Parts.of(model, dtype)
+    rows = [given.values, *([] if given.seen is None else [given.seen]), *parts.timed.values()]
+    starts = [pt.cast(model.initial_mean, dtype), pt.cast(model.initial_cov, dtype)]
+    outputs = scan(
+        filter_step(parts, given.seen is not None),
+        rows,
+        [*starts, *[None] * 6],
+        return_updates=False,
+        name="kalman_filter",
+    )
+    histories = [trace.owner.inputs[0] for trace in outputs[:2]]
+    return Walk(*histories, *outputs[2:])
+
+
+def of_batch(given: Observations, values: list[Variable]) -> list[Variable]:
+    """Return results for all series, given those of one."""
+    if not given.batch:
+        return values
+    found = vectorize_graph(values, given.batch)
+    batch = next(iter(given.batch.values()))
+    sizes = list(batch.shape)[:-2]
+    return [
+        pt.broadcast_to(new, [*sizes, *new.shape]) if new.type.ndim == old.type.ndim else new
+        for old, new in zip(values, found, strict=True)
+    ]

@@ -1,0 +1,58 @@
+"""What type checkers infer of plain uses of `loop`: mypy checks this file with the package."""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar, assert_type
+
+import scanlib
+
+T = TypeVar("T")
+
+
+class Tensor(Generic[T]):
+    """Stands for a tensor variable, which is generic; PyTensor itself is not followed here."""
+
+    def __getitem__(self, index: int) -> "Tensor[T]": ...  # type: ignore[empty-body]
+
+    def __add__(self, other: object) -> "Tensor[T]": ...  # type: ignore[empty-body]
+
+    def __gt__(self, other: object) -> "Tensor[T]": ...  # type: ignore[empty-body]
+
+
+@dataclass
+class State:
+    level: Tensor
+    slope: Tensor
+
+
+class Errors(NamedTuple):
+    value: Tensor
+
+
+def step(state: State, y: Tensor) -> tuple[State, Errors]:
+    return state, Errors(y)
+
+
+def ending(state: State, y: Tensor) -> tuple[State, Errors, Tensor]:
+    return state, Errors(y), y
+
+
+def total(total: Tensor, rows: tuple[Tensor, int]) -> tuple[Tensor, None]:
+    return total, None
+
+
+x: Tensor = Tensor()
+state = State(x[0], x[1])
+final, errors = scanlib.loop(step, state, x)
+assert_type(final, State)
+assert_type(errors, Errors)
+final, errors, done = scanlib.loop(step, state, x, until=lambda state: state.level > 1)
+assert_type(final, State)
+assert_type(errors, Errors)
+stopped = scanlib.loop(ending, state, x, name="ending")
+assert_type(stopped[0], State)
+assert_type(stopped[1], Errors)
+# An array or a number where a step sees a variable.
+assert_type(scanlib.loop(step, 0.0, [1.0], reverse=True), tuple[State, Errors])
+assert_type(scanlib.loop(total, 0.0, (x, 1))[1], None)
+scanlib.loop(lambda carry, row: (carry + row, row), 0.0, x)
+scanlib.loop(step, state, x, revrse=True)  # type: ignore[call-overload]
