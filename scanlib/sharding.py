@@ -38,8 +38,8 @@ def shard(
     mesh : jax.sharding.Mesh, optional
         Else that of `jax.set_mesh`. Axes other than `time` must be `AxisType.Auto`.
     tile : int, optional
-        Cut time into tiles of so many rows, whatever the number of devices: results are then
-        the same bits on any number of them. Summaries of all tiles are exchanged.
+        Cut time into tiles of so many rows, whatever the number of devices: loops then give the
+        same bits on any number of them. Summaries of all tiles are exchanged.
     in_turn : bool, optional
         Let devices wait for one another in loops whose steps do not compose, instead of an error.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from pytensor.graph.basic import Variable
@@ -26,6 +28,18 @@ from scanlib.frontend.step import StepResult, call_step, errors_of
 from scanlib.frontend.trace import check_count, describe_whole
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.messages import loop_title
+
+_function: ContextVar[str] = ContextVar("function", default="scan")
+
+
+@contextmanager
+def called_as(function: str) -> Iterator[None]:
+    """Have messages begin with another function than `scan`, which the user has called."""
+    token = _function.set(function)
+    try:
+        yield
+    finally:
+        _function.reset(token)
 
 
 def scan(
@@ -128,7 +142,8 @@ def scan(
     sequence is shorter than `n_steps`, a state has too few initial rows, `n_steps` is
     negative, or a value changes its shape between steps.
 
-    The interface is that of `pytensor.scan`, which goes back to Theano (Bergstra et al.,
+    `loop` builds the same loops from a step over trees; this is the compatible interface. It is
+    that of `pytensor.scan`, which goes back to Theano (Bergstra et al.,
     "Theano: a CPU and GPU math expression compiler", SciPy 2010).
 
     Examples
@@ -146,7 +161,7 @@ def scan(
     """
     del profile, allow_gc
     check_flags()
-    title = loop_title(read_name(name))
+    title = loop_title(read_name(name), _function.get())
     with errors_of(title):
         check_mode(mode)
         go_backwards = read_flag(title, "go_backwards", go_backwards)
@@ -182,7 +197,8 @@ def scan(
 
     rows = read_rows(iterated, steps, go_backwards)
     builder = LoopBuilder(title, call, rows, described, name, steps, given, strict)
-    built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
+    with called_as("scan"):  # by steps that hold loops
+        built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
     outputs, updates = built.values, built.shared
     result: Any = outputs
     if not outputs:

@@ -224,6 +224,13 @@ def _sort_returned(returned: Any) -> tuple[list[Variable], dict[Any, Any], Varia
     structured = len(items) <= 2 and any(isinstance(item, list | tuple | dict) for item in items)
     for item in items:
         if _is_updates(item):
+            named = [key for key in dict(item) if isinstance(key, str)]
+            if named:
+                raise TypeError(
+                    f"the step function returned a dict with the key {named[0]!r}, but a dict "
+                    "holds updates of shared variables; return the outputs as a list, in the "
+                    "order of outputs_info, or use scanlib.loop, whose states may be a dict"
+                )
             updates.update(dict(item))
         elif structured and isinstance(item, list | tuple):
             outputs.extend(item)

@@ -79,8 +79,9 @@ def check_count(
     """Raise if a step returns another number of outputs than `outputs_info` describes."""
     if outputs and len(result.outputs) != len(outputs):
         described = ", ".join(describe_whole(output.name, output.argument) for output in outputs)
+        number = f"{len(outputs)} output{'s' if len(outputs) > 1 else ''}"
         raise ValueError(
-            f"{title}: outputs_info describes {len(outputs)} outputs, {described}; "
+            f"{title}: outputs_info describes {number}, {described}; "
             f"{step_name(fn)} returned {len(result.outputs)}; give one entry per output, None for "
             "those that no step reads"
         )

@@ -9,7 +9,7 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
-from scanlib.frontend.scan import scan
+from scanlib.frontend.scan import called_as, scan
 from scanlib.frontend.states import type_text
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.graph import is_tensor, row_type
@@ -63,17 +63,18 @@ def map(
     >>> pytensor.function([x], squares)([1, 2, 3])
     array([1., 4., 9.])
     """
-    return scan(
-        fn,
-        sequences=sequences,
-        outputs_info=[],
-        non_sequences=non_sequences,
-        truncate_gradient=truncate_gradient,
-        go_backwards=go_backwards,
-        mode=mode,
-        name=name,
-        return_updates=return_updates,
-    )
+    with called_as("map"):
+        return scan(
+            fn,
+            sequences=sequences,
+            outputs_info=[],
+            non_sequences=non_sequences,
+            truncate_gradient=truncate_gradient,
+            go_backwards=go_backwards,
+            mode=mode,
+            name=name,
+            return_updates=return_updates,
+        )
 
 
 def reduce(
@@ -129,18 +130,25 @@ def reduce(
     >>> float(pytensor.function([x], total)([1, 2, 3]))
     6.0
     """
-    outputs, updates = scan(
-        fn,
-        sequences=sequences,
-        outputs_info=outputs_info,
-        non_sequences=non_sequences,
-        go_backwards=go_backwards,
-        mode=mode,
-        name=name,
-    )
+    options = {"go_backwards": go_backwards, "mode": mode, "name": name}
+    return _reduce("reduce", fn, sequences, outputs_info, non_sequences, options, return_updates)
+
+
+def _reduce(
+    function: str,
+    fn: Callable[..., Any],
+    sequences: Any,
+    outputs_info: Any,
+    non_sequences: Any,
+    options: dict[str, Any],
+    return_updates: bool,
+) -> Any:
+    """Return the last values of a loop, for one of the functions that do so."""
+    with called_as(function):
+        outputs, updates = scan(fn, sequences, outputs_info, non_sequences, **options)
     if not return_updates and updates:
         raise ValueError(
-            f"{loop_title(name, 'reduce')}: return_updates=False, but the loop updates "
+            f"{loop_title(options['name'], function)}: return_updates=False, but the loop updates "
             f"{list(updates)}; pass return_updates=True"
         )
     if isinstance(outputs, list):
@@ -206,16 +214,8 @@ def foldl(
     >>> float(pytensor.function([x], number)([1, 2, 3]))
     123.0
     """
-    return reduce(
-        fn,
-        sequences,
-        outputs_info,
-        non_sequences=non_sequences,
-        go_backwards=False,
-        mode=mode,
-        name=name,
-        return_updates=return_updates,
-    )
+    options = {"go_backwards": False, "mode": mode, "name": name}
+    return _reduce("foldl", fn, sequences, outputs_info, non_sequences, options, return_updates)
 
 
 def foldr(
@@ -268,16 +268,8 @@ def foldr(
     >>> float(pytensor.function([x], number)([1, 2, 3]))
     321.0
     """
-    return reduce(
-        fn,
-        sequences,
-        outputs_info,
-        non_sequences=non_sequences,
-        go_backwards=True,
-        mode=mode,
-        name=name,
-        return_updates=return_updates,
-    )
+    options = {"go_backwards": True, "mode": mode, "name": name}
+    return _reduce("foldr", fn, sequences, outputs_info, non_sequences, options, return_updates)
 
 
 def filter(
@@ -328,16 +320,17 @@ def filter(
     >>> pytensor.function([x], kept)([3, -1, 0, 2])
     array([3., 2.])
     """
-    masks, updates = scan(
-        fn,
-        sequences=sequences,
-        outputs_info=None,
-        non_sequences=non_sequences,
-        go_backwards=go_backwards,
-        mode=mode,
-        name=name,
-        return_list=True,
-    )
+    with called_as("filter"):
+        masks, updates = scan(
+            fn,
+            sequences=sequences,
+            outputs_info=None,
+            non_sequences=non_sequences,
+            go_backwards=go_backwards,
+            mode=mode,
+            name=name,
+            return_list=True,
+        )
     title = loop_title(name, "filter")
     if updates:
         raise ValueError(
@@ -451,13 +444,14 @@ def scan_checkpoints(
         raise TypeError(f"scan_checkpoints: save_every_N must be an integer, got {save_every_N!r}")
     if save_every_N < 1:
         raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
-    return scan(
-        fn,
-        sequences=sequences,
-        outputs_info=outputs_info,
-        non_sequences=non_sequences,
-        n_steps=n_steps,
-        name=name,
-        return_updates=return_updates,
-        checkpoint=save_every_N,
-    )
+    with called_as("scan_checkpoints"):
+        return scan(
+            fn,
+            sequences=sequences,
+            outputs_info=outputs_info,
+            non_sequences=non_sequences,
+            n_steps=n_steps,
+            name=name,
+            return_updates=return_updates,
+            checkpoint=save_every_N,
+        )

@@ -14,6 +14,7 @@ position  rewrite                          why there
 0.055     ``scanlib_associative_to_loop``  before all that knows loops; backends that combine in
                                            a tree leave it out
 0.057     ``scanlib_newton``               the loops of its iterations are simplified as others are
+0.058     ``scanlib_long_sums``            before rewrites that call themselves for each term
 0.06      ``scanlib_simplify``             after the first merge, before canonicalization hides
                                            what reads a history
 0.07      ``scanlib_last_rows``            before PyTensor merges two indices into one
@@ -44,6 +45,7 @@ from scanlib.ops.found_results import take_found
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import write_out
+from scanlib.rewrites.long_sums import FlattenLongSums
 from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
@@ -104,6 +106,14 @@ optdb.register(
 )
 optdb.register(
     "scanlib_newton", SolveByNewton(), "fast_run", "fast_compile", "scanlib", position=0.057
+)
+optdb.register(
+    "scanlib_long_sums",
+    FlattenLongSums(),
+    "fast_run",
+    "fast_compile",
+    "scanlib",
+    position=0.058,
 )
 optdb.register("scanlib_simplify", SimplifyLoops(), "fast_run", "scanlib", position=0.06)
 optdb.register(

@@ -12,6 +12,7 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from scanlib._compat import copy_graph, freeze_graph, thaw_graph
 from scanlib.ops.loop import Loop
+from scanlib.rewrites.long_sums import flatten_long_sums
 
 LONG = 200  # operations
 # These write each partial product of a chain as the product of all its factors, try each way to
@@ -23,6 +24,7 @@ LARGE = 1 << 16  # items of a constant that nothing should keep alive
 
 def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
     """Run the rewrites of a query, without those whose time grows faster than a long graph."""
+    flatten_long_sums(fgraph)
     optdb.query(without_quadratic(query, fgraph)).rewrite(fgraph)
 
 

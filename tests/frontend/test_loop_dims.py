@@ -8,6 +8,7 @@ import pytensor.xtensor as px
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytensor.graph.replace import clone_replace
+from pytensor.xtensor.random import shared_rng
 
 from scanlib import lags, loop
 from tests.checks import assert_derivatives, assert_same, evaluate
@@ -161,3 +162,30 @@ def test_gradients_of_generated_dims(linker, case):
     cost = clone_replace(cost, given_by_name)
     with using(linker) as mode:
         assert_derivatives(cost, tensors, reference, mode, rtol=1e-5)
+
+
+def test_generators_that_draw_by_name():
+    x = px.xtensor("x", dims=("chain", "time"))
+    generator = shared_rng(np.random.default_rng(3), name="generator")
+    after, draws = loop(lambda rng, row: rng.normal(row, 1.0), generator, x, dim="time")
+    assert draws.type.dims == ("chain", "time")
+    X = np.arange(6.0).reshape(2, 3)
+    values = evaluate([draws], {x: X}, "FAST_COMPILE", updates={generator: after})
+    assert_same(values, [X + np.random.default_rng(3).normal(size=(3, 2)).T])
+
+
+def test_last_values_of_lags_by_name():
+    x = px.xtensor("x", dims=("chain", "time"))
+    for reverse in (False, True):
+        final, _ = loop(
+            lambda y, row: (y[1] + row, None), lags(x, 2), x, dim="time", reverse=reverse
+        )
+        assert final.rows.type.dims == ("chain", "time")
+        assert final[1].type.dims == ("chain",)
+        X = np.arange(4.0).reshape(2, 2)
+        order = X[:, ::-1] if reverse else X
+        totals = order[:, 1:] + order.cumsum(axis=1)
+        rows = totals[:, ::-1] if reverse else totals
+        with using("py"):
+            values = evaluate([final.rows, final[1]], {x: X}, "FAST_COMPILE")
+        assert_same(values, [rows, totals[:, -1]])

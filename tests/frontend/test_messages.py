@@ -165,20 +165,42 @@ def test_number_of_results():
     ids=["size", "rank", "one", "dtype"],
 )
 @pytest.mark.parametrize(
-    "loop",
+    "function, loop",
     [
-        lambda step, P: scanlib.scan(step, outputs_info=P, n_steps=3, name="Riccati"),
-        lambda step, P: scanlib.reduce(lambda x, P: step(P), payment, P, name="Riccati"),
-        lambda step, P: scanlib.foldr(lambda x, P: step(P), payment, P, name="Riccati"),
-        lambda step, P: scanlib.scan_checkpoints(step, None, P, n_steps=3, name="Riccati"),
+        ("scan", lambda step, P: scanlib.scan(step, None, P, n_steps=3, name="Riccati")),
+        (
+            "reduce",
+            lambda step, P: scanlib.reduce(lambda x, P: step(P), payment, P, name="Riccati"),
+        ),
+        ("foldr", lambda step, P: scanlib.foldr(lambda x, P: step(P), payment, P, name="Riccati")),
+        (
+            "scan_checkpoints",
+            lambda step, P: scanlib.scan_checkpoints(step, None, P, n_steps=3, name="Riccati"),
+        ),
     ],
-    ids=["scan", "reduce", "foldr", "scan_checkpoints"],
 )
-def test_results_that_do_not_fit_their_state(step, came, loop):
+def test_results_that_do_not_fit_their_state(step, came, function, loop):
     P = pt.tensor("P", shape=(4, 4), dtype="float64")
-    starts = r"scan `Riccati`: state `P` starts as \(4, 4\) float64, the step returns "
+    starts = rf"{function} `Riccati`: state `P` starts as \(4, 4\) float64, the step returns "
     with pytest.raises(TypeError, match=f"^{starts}{came}"):
         loop(step, P)
+
+
+@pytest.mark.parametrize("function", ["map", "reduce", "foldl", "foldr", "filter"])
+def test_messages_begin_with_the_function_that_was_called(function):
+    initial = [0.0] if function in ("reduce", "foldl", "foldr") else []
+
+    def call(step):
+        return getattr(scanlib, function)(step, payment, *initial)
+
+    for step in (lambda *given: None, lambda: payment, "no step"):
+        with pytest.raises(TypeError, match=f"^{function}: "):
+            call(step)
+    # A loop inside of the step is another one.
+    with pytest.raises(TypeError, match=r"^scan: the step function returned None"):
+        call(lambda *given: scanlib.scan(lambda: None, n_steps=3))
+    with pytest.raises(TypeError, match=r"^scan: the step function returned None"):
+        scanlib.scan(lambda: None, n_steps=3)
 
 
 # Names

@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
 
 import scanlib
@@ -13,6 +14,7 @@ from scanlib.kernels.schedules.graphs import graph_program
 from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
+from scanlib.rewrites.long_sums import MOST_AT_ONCE, flatten_long_sums
 from tests.modes import MODES
 
 CALLS = 1000  # that Python's stack holds
@@ -241,3 +243,67 @@ def test_deep_computations_need_no_stack():
 
     with pytest.raises(ValueError, match="the last one"):
         finished(failing(10 * CALLS))
+
+
+def test_sums_deeper_than_the_stack():
+    """PyTensor's rewrites of nested sums call themselves for each term."""
+    count, x = 1500, pt.dvector("x")
+    total = x[0]
+    for k in range(1, count):
+        total = total + x[k]
+    graph = FunctionGraph([x], [total], clone=True)
+    flatten_long_sums(graph)
+    sums = [node for node in graph.apply_nodes if node.op == pt.add]
+    assert sum(len(node.inputs) - 1 for node in sums) == count - 1
+    assert max(len(node.inputs) for node in sums) == MOST_AT_ONCE
+    data = np.random.default_rng(1).normal(size=count)
+    value = pytensor.function(graph.inputs, graph.outputs, mode=Mode("py", None))(data)
+    np.testing.assert_allclose(value, [data.sum()])
+
+
+def test_sums_that_others_read_stay():
+    x = pt.dvector("x")
+    partial = total = x[0]
+    for k in range(1, 200):
+        total = total + x[k]
+        partial = total if k == 100 else partial
+    graph = FunctionGraph([x], [total, pt.exp(partial)], clone=True)
+    flatten_long_sums(graph)
+    assert len([node for node in graph.apply_nodes if node.op == pt.add]) < 20
+    assert len(graph.clients[graph.outputs[1].owner.inputs[0]]) == 2
+    data = np.linspace(-1, 1, 200)
+    values = pytensor.function(graph.inputs, graph.outputs, mode=Mode("py", None))(data)
+    np.testing.assert_allclose(values, [data.sum(), np.exp(data[:101].sum())], atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_two_thousand_operations(mode, caplog):
+    count = 2000
+    xs, a, out = loop_of_chain(count)
+    gradient = pytensor.grad(out.sum(), a)
+    function = pytensor.function([xs, a], [out, gradient], mode=MODES[mode])
+    data, step = np.array([0.3, -0.2, 0.1]), 1e-6
+    up, down = (chain_by_hand(data, 0.9 + sign * step, count).sum() for sign in (1, -1))
+    rows, slope = function(data, 0.9)
+    np.testing.assert_allclose(rows, chain_by_hand(data, 0.9, count), rtol=1e-12)
+    np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-5, atol=1e-12)
+    assert len(kernels(function)) == 2
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(150, marks=pytest.mark.slow)])
+def test_shift_register(count):
+    """A loop whose steps read and write each state: LLVM is kept from comparing all of them."""
+    weights = np.array([0.5, 0.3])
+    states = scanlib.scan(
+        lambda *hs: [*hs[1:], hs[0] * weights[0] + hs[1] * weights[1]],
+        outputs_info=[pt.constant(0.1 * k) for k in range(count)],
+        n_steps=20,
+        return_updates=False,
+    )
+    function = pytensor.function([], pt.stack([state[-1] for state in states]), mode=MODES["numba"])
+    h = 0.1 * np.arange(count)
+    for _ in range(20):
+        h = np.append(h[1:], h[:2] @ weights)
+    np.testing.assert_allclose(function(), h, rtol=1e-12)

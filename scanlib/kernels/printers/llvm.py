@@ -27,7 +27,10 @@ from scanlib.kernels import language as ir
 
 MOST_COPIES = 24  # of a function that is inlined: more would take long to compile
 
+MOST_ACCESSES = 100  # of memory, in a loop that LLVM compares with each other
+UNREAD = "%unread = alloca i8"
 _NAME = re.compile(r"%([\w.]+)")
+_ACCESS = re.compile(r"  (?:%[\w.]+ = load|store) [^%]*%(?![\w.]*\.slot\b)")
 _FLOAT = {"float32": "float", "float64": "double"}
 
 # By operation: of floats, of signed integers, of unsigned integers and truth values.
@@ -327,6 +330,20 @@ class _Body:
         for statement in block.statements:
             self.write(statement)
 
+    def body_of_loop(self, block: ir.Block) -> None:
+        """Write the body of a loop; keep LLVM from comparing all its reads with all its writes.
+
+        LLVM looks for loads of what the last pass has stored, which takes more than the square of
+        their number, and gives up at a volatile read.
+        """
+        start = len(self.lines)
+        self.block(block)
+        accesses = [line for line in self.lines[start:] if _ACCESS.match(line)]
+        if len(accesses) > MOST_ACCESSES:
+            if UNREAD not in self.slots:
+                self.slots.append(UNREAD)
+            self.line(f"{self.new()} = load volatile i8, ptr %unread")
+
     @singledispatchmethod
     def write(self, statement: ir.Statement) -> None:
         raise NotImplementedError(statement)
@@ -467,7 +484,7 @@ class _Body:
         self.line(f"{inside} = icmp slt i64 %{index}, {last}")
         self.line(f"br i1 {inside}, label %{body}, label %{end}")
         self.label(body)
-        self.block(statement.body)
+        self.body_of_loop(statement.body)
         self.line(f"br label %latch_{head}")
         self.label(f"latch_{head}")
         self.line(f"%{index}.next = add nsw i64 %{index}, {statement.step}")
@@ -482,7 +499,7 @@ class _Body:
         self.block(statement.before)
         self.line(f"br i1 {self.read(statement.condition)}, label %{body}, label %{end}")
         self.label(body)
-        self.block(statement.body)
+        self.body_of_loop(statement.body)
         self.line(f"br label %{head}")
         self.label(end)
 
