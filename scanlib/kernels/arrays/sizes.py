@@ -156,6 +156,7 @@ class Sizes:
         if isinstance(size, int):
             return size
         if size not in self._resolved:
+            self._resolved[size] = size  # a size that leads back to itself stands for itself
             self._resolved[size] = self._resolve(size)
         return self._resolved[size]
 
