@@ -38,6 +38,13 @@ def own_numbers(request):
         generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
+@pytest.fixture(autouse=True)
+def own_adoption():
+    """Leave adoption as it was: a page that switches it on does so for its own examples."""
+    with pytensor.config.change_flags(scanlib__adopt=pytensor.config.scanlib__adopt):
+        yield
+
+
 @pytest.fixture(params=list(MODES))
 def mode(request):
     """Every linker that all loops must run on; ``py`` without any compiled loop."""
