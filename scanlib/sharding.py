@@ -48,7 +48,8 @@ def shard(
     ShardedFunction
         Called with JAX or NumPy arrays, under `jax.jit` or not; `jax.grad` of it works. Outputs
         with a time axis stay cut along it if their length divides by the number of devices. Its
-        method `describe` says how each loop was spread.
+        method `describe` says how each loop was cut at the last call, and so does
+        `scanlib.explain`.
 
     Raises
     ------
@@ -59,11 +60,6 @@ def shard(
         work on pieces of the time axis.
     ImportError
         Without JAX.
-
-    See Also
-    --------
-    The page `Many devices
-    <https://scanlib.readthedocs.io/many-devices>`_: what is exchanged, and what it costs.
 
     Examples
     --------

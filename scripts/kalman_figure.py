@@ -17,7 +17,7 @@ import pytensor
 import pytensor.tensor as pt
 from matplotlib import pyplot as plt
 from scipy.optimize import minimize
-from statsmodels.datasets import nile  # type: ignore[import-untyped]
+from statsmodels.datasets import nile
 
 import scanlib
 

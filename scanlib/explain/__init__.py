@@ -39,9 +39,9 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     Parameters
     ----------
     f : compiled function, variable, or sequence of variable
-        What `pytensor.function` returned, or the outputs of a graph. A graph is copied and
-        rewritten as `pytensor.function` would do with these outputs; nothing is compiled, and
-        the graph itself stays as it is.
+        What `pytensor.function` or `scanlib.shard` returned, or the outputs of a graph. A graph is
+        copied and rewritten as `pytensor.function` would do with these outputs; nothing is
+        compiled, and the graph itself stays as it is.
     mode : str or Mode, optional
         For a graph, the mode whose rewrites are run; PyTensor's default mode if not given.
 
@@ -80,6 +80,8 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     >>> print(loop.op, "|", loop.schedule, "|", loop.part("state 0").recurrence)
     ElemwiseScan | blocks of steps | affine
     """
+    if hasattr(f, "describe") and hasattr(f, "function"):  # of `shard`, whose module needs JAX
+        return replace(explain(f.function, mode), devices=tuple(f.describe().splitlines()))
     fgraph = getattr(getattr(f, "maker", None), "fgraph", None)
     if isinstance(fgraph, FunctionGraph):
         if mode is not None:

@@ -29,6 +29,9 @@ class Explanation:
         The name of every loop that was taken apart, and what left it.
     failures : list of str
         Errors in scanlib's rewrites, and what was left as it was for them.
+    devices : tuple of str
+        For a function of `scanlib.shard`, how each loop was cut over devices at the last call:
+        pieces, rounds of exchange, bytes.
     """
 
     loops: list[LoopExplanation] = field(default_factory=list)
@@ -37,6 +40,7 @@ class Explanation:
     adoption: tuple[AdoptedLoop, ...] = ()
     splits: list[tuple[str, str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    devices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return summary(self)

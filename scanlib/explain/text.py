@@ -95,6 +95,7 @@ def notes(explanation: Explanation) -> list[str]:
     left = [loop for loop in explanation.adoption if loop.reason is not None]
     lines += [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
     lines += [f"computed outside '{name}': {what}" for name, what in explanation.splits]
+    lines += [f"over devices: {line}" for line in explanation.devices]
     return lines + list(explanation.failures)
 
 

@@ -44,7 +44,8 @@ class StateSpace:
 
     ``y[t] = observation @ x[t] + observation_intercept + noise``, of covariance `observation_cov`;
     ``x[t+1] = transition @ x[t] + state_intercept + selection @ disturbance``, of covariance
-    `state_cov`; ``x[0]`` has mean `initial_mean` and covariance `initial_cov`.
+    `state_cov`; ``x[0]`` has mean `initial_mean` and covariance `initial_cov`. All arguments but
+    the two initial ones may have a time axis in front; integers count as floats.
 
     Parameters
     ----------
@@ -61,8 +62,6 @@ class StateSpace:
     observation_intercept : tensor_like, (p,), optional
     selection : tensor_like, (m, r), optional
         The identity if it is left out; then `r` is `m`.
-
-    All but the two initial ones may have a time axis in front. Integers count as floats.
 
     Raises
     ------

@@ -143,6 +143,8 @@ def check_meshes():
         part = data[0][:steps], data[1]
         assert_same(jax.jit(cut)(*part), plain(*part))
     assert "devices in turn, 3 rounds" in cut.describe()
+    explained = " ".join(str(scanlib.explain(cut)).split())
+    assert all(f"over devices: {line}" in explained for line in cut.describe().splitlines())
 
     scanlib.enable()  # a loop of PyTensor's, whose gradient turns sequences around
     h = pytensor.scan(lambda x, h, a: a * h + x, [x], [pt.zeros(6)], [a], return_updates=False)
