@@ -471,7 +471,7 @@ def loop(
     leaves = [leaf for _, leaf in started]
     call = _Step(step, title, tree, x_tree, leaves, x_leaves, outputs, until)
     rows = [(x, tap, x.tap(tap)) for x in walked for tap in x.taps]
-    builder = LoopBuilder(title, call, rows, outputs, name, steps)
+    builder = LoopBuilder("loop", call, rows, outputs, name, steps)
     built = builder.build(newton, True, reverse=reverse and not walk.flips, checkpoint=schedule)
     if built.shared:
         raise ValueError(
