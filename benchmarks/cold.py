@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from time import process_time
 
 ROOT = Path(__file__).parent.parent
 _FIRST = """
@@ -36,6 +37,12 @@ def _bytecode() -> str:
             check=True,
         )
     return folder.name
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of those that it has started and awaited."""
+    times = os.times()
+    return process_time() + times.children_user + times.children_system
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # they go when the process ends

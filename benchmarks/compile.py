@@ -17,7 +17,6 @@ loop.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,14 +24,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from benchmarks.cold import run
+from benchmarks.cold import processor_seconds, run
 from benchmarks.compile_loops import COMPILED, MANY
 from benchmarks.machine import environment
 from benchmarks.model import OURS, THEIRS, as_list, load_library
@@ -91,8 +90,7 @@ def _timed(compiled: Callable[[], Callable[..., Any]], data: Sequence[Any]) -> l
 
 
 def _now() -> Part:
-    times = os.times()
-    return process_time() + times.children_user + times.children_system, perf_counter()
+    return processor_seconds(), perf_counter()
 
 
 def time_processes(

@@ -47,7 +47,7 @@ from scanlib.frontend import (
 )
 from scanlib.sharding import shard
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "Levels",

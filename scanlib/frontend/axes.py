@@ -286,7 +286,7 @@ def recurrence(
     reverse : bool
         Whether to go from the last row to the first.
     """
-    loop = Loop(name=name, reverse=reverse)
+    loop = Loop(name=name, function=name, reverse=reverse)
     rows = [add_argument(loop, argument) for argument in arguments]
     state = TensorType(dtype, shape=tuple(size for size, _ in sizes))(name="h[t-1]")
     first = first_rows(initial, sizes, dtype)

@@ -26,6 +26,7 @@ from scanlib.frontend.step import (
 from scanlib.frontend.trace import Trace, describe_row, describe_state, name_result, tap_name
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, Sequence, State
+from scanlib.ops.messages import loop_title
 from scanlib.ops.newton_scan import Newton
 
 MAX_TRACES = 8
@@ -56,8 +57,8 @@ class LoopBuilder:
 
     Parameters
     ----------
-    title : str
-        Of the loop, for messages.
+    function : str
+        What the user called for the loop; messages begin with it.
     call : callable
         Calls the user's step with variables (each with a text for messages): rows, then past values
         of the states and carries. Returns the next values of `outputs`, then more outputs.
@@ -71,7 +72,7 @@ class LoopBuilder:
         What was given whole; with `strict`, all that the step may read from outside.
     """
 
-    title: str
+    function: str
     call: Callable[[list[tuple[Variable, str]]], StepResult]
     rows: list[tuple[SequenceArgument, int, Variable]]
     outputs: list[OutputArgument]
@@ -79,6 +80,11 @@ class LoopBuilder:
     n_steps: Variable | None = None
     non_sequences: list[Variable] = field(default_factory=list)
     strict: bool = False
+
+    @property
+    def title(self) -> str:
+        """What messages call the loop."""
+        return loop_title(self.name, self.function)
 
     def state_title(self, i: int) -> str:
         name = self.outputs[i].name
@@ -185,6 +191,7 @@ class LoopBuilder:
             outputs=[Output(result.outputs[i], self.result_name(i, result)) for i in stacked],
             stop=pt.neq(stop, 0) if stop is not None and stop.type.dtype != "bool" else stop,
             name=self.name,
+            function=self.function,
             **options,
         )
         self.add_updates(loop, trace)

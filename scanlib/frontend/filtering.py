@@ -170,7 +170,7 @@ def _filter_by_scalars(
 ) -> tuple[Variable, Variable]:
     """Filter with one carry for every delay; return the signals and the last delays."""
     sizes = signal.row_shape()
-    loop = Loop(name="lfilter")
+    loop = Loop(name="lfilter", function="lfilter")
     x = add_argument(loop, signal)
     weights = _scalars(loop, "b", b, 0)
     feedback = _scalars(loop, "a", a, 1)
@@ -217,7 +217,7 @@ def _filter_by_vector(
     n = pt.maximum(a.shape[0], b.shape[0]) if order is None else order + 1
     known = None if order is None else order + 1
     row_ndim = len(sizes)
-    loop = Loop(name="lfilter")
+    loop = Loop(name="lfilter", function="lfilter")
     x = add_argument(loop, signal)
     b0 = add_argument(loop, Argument("b0", b[0], timed=False))
     columns = []

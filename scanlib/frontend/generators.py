@@ -77,18 +77,21 @@ def _same_numbers(generator: Variable, place: str | None, is_carried: bool, titl
     name = (generator.name or "rng").removesuffix("[t-1]")
     label = " ".join(filter(None, [generator.name and f"`{name}`", place and f"({place})"]))
     what, done = f"the generator {label or 'without a name'}", "does not return the next one"
-    after, is_scan = "return ..., next_rng", title.startswith("scan")
-    if not is_scan:
-        after = "return (..., next_rng), y"
+    function = title.partition(" ")[0]
+    after, where = "return ..., next_rng", "outputs_info"
+    if function == "loop":
+        after, where = "return (..., next_rng), y", "init"
+    elif function in ("map", "filter"):  # they have none
+        where = "outputs_info of scanlib.scan"
     if is_carried:
         done = "returns it as it was"
     elif isinstance(generator, SharedVariable) and place is None:
         unnamed = "without a name (that of a draw without rng=, or of a loop in the step)"
         what = f"the shared generator {label or unnamed}"
-        if is_scan:
+        if function not in ("loop", "filter"):
             done, after = "does not return its update", f"return ..., {{{name}: next_rng}}"
     if not is_carried and "{" not in after:
-        after += f"  # with {name} in {'outputs_info' if is_scan else 'init'}"
+        after += f"  # with {name} in {where}"
     lines = [f"    next_rng, draw = {name}.normal(...)", f"    {after}"]
     return (
         f"the step draws from {what} and {done}, so every step would draw the same numbers; write\n"

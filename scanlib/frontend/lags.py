@@ -57,8 +57,8 @@ def lags(x: Any, n: int) -> Lags[Any]:
     Parameters
     ----------
     x : variable or array_like
-        In `xs`, an array to walk over: the step gets ``x[0]``, the row of this step, and ``x[1]``
-        to ``x[n]``, the rows one to `n` steps back. The walk starts where all of them exist, so
+        In `xs`, an array to iterate over: a step gets ``x[0]``, the row of this step, and ``x[1]``
+        to ``x[n]``, the rows one to `n` steps back. The loop starts where all of them exist, so
         the loop takes `n` steps fewer than `x` has rows. In `init`, the `n` rows that adjoin the
         first step, in the order of time: the step gets ``x[1]`` to ``x[n]`` and returns one new
         value.

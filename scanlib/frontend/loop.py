@@ -77,7 +77,7 @@ class _Walk:
             if self.dim is None or self.dim not in dims:
                 asked = "no dim is given" if self.dim is None else f"got dim={self.dim!r}"
                 raise ValueError(
-                    f"{path} has the dims {dims}; give the one to walk along, as in "
+                    f"{path} has the dims {dims}; give the one to iterate over, as in "
                     f"dim={(dims or ('time',))[0]!r}; {asked}"
                 )
             tensor, rest = unnamed(variable, self.dim)
@@ -85,7 +85,7 @@ class _Walk:
             variable = as_tensor(value, path)
             if variable.type.ndim == 0:
                 raise ValueError(
-                    f"{path} is a scalar; it needs an axis to walk along. What every step sees "
+                    f"{path} is a scalar; it needs an axis to iterate over. What every step sees "
                     "whole is used in the step without being passed, and an array is given as one, "
                     "such as np.array([1.0, 2.0]): a list is a tree of its items"
                 )
@@ -386,19 +386,19 @@ def loop(
         and broadcast. A random generator is carried like any other value. A shared variable gives
         its value. With `lags`, a step reads several steps back.
     xs : tree of variables or array_like, optional
-        What the loop walks over, all of the same length. A step gets one row of each; with `lags`
+        What the loop iterates over, all of one length. A step gets one row of each; with `lags`
         those before it, too. Without `xs` it gets None.
     length : int or integer scalar variable, optional
         The number of steps, the greatest one where a condition may end the loop. May be 0.
     until : callable, optional
         Takes the new carry and returns a scalar; the loop ends after the step for which it is true.
     reverse : bool, optional
-        Walk from the last row to the first. ``ys[t]`` still belongs to ``xs[t]``.
+        Iterate from the last row to the first. ``ys[t]`` still belongs to ``xs[t]``.
     axis : int, optional
         The axis of each array of `xs` that is time, and of each array of `ys`; of one with fewer
         dimensions the last.
     dim : str, optional
-        For xtensor variables, the dimension to walk along. A step gets variables without it, and
+        For xtensor variables, the dimension to iterate over. A step gets variables without it, and
         those that come out have it behind the dimensions that it follows in the first of `xs`.
     checkpoint : int, sequence of int, "sqrt", Levels or Memory, optional
         How a gradient saves memory by computing steps again, as in `scan`.
@@ -471,7 +471,7 @@ def loop(
     leaves = [leaf for _, leaf in started]
     call = _Step(step, title, tree, x_tree, leaves, x_leaves, outputs, until)
     rows = [(x, tap, x.tap(tap)) for x in walked for tap in x.taps]
-    builder = LoopBuilder(title, call, rows, outputs, name, steps)
+    builder = LoopBuilder("loop", call, rows, outputs, name, steps)
     built = builder.build(newton, True, reverse=reverse and not walk.flips, checkpoint=schedule)
     if built.shared:
         raise ValueError(

@@ -196,7 +196,7 @@ def scan(
         return result
 
     rows = read_rows(iterated, steps, go_backwards)
-    builder = LoopBuilder(title, call, rows, described, name, steps, given, strict)
+    builder = LoopBuilder(_function.get(), call, rows, described, name, steps, given, strict)
     with called_as("scan"):  # by steps that hold loops
         built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
     outputs, updates = built.values, built.shared

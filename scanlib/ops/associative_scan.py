@@ -286,7 +286,7 @@ def as_loop(op: AssociativeScan, inputs: Sequence[Variable]) -> Loop:
     elems, rest = list(inputs[: op.n_elems]), inputs[op.n_elems :]
     body = thaw_graph(op.body)
     inner = op.split_body_inputs(body.inputs)
-    loop = Loop(name=op.name, reverse=op.reverse)
+    loop = Loop(name=op.name, function="associative_scan", reverse=op.reverse)
     for i, elem in enumerate(elems):
         start, others = _split_rows(elem, op.reverse)
         if not _has_rows(elem.type.shape[0]):

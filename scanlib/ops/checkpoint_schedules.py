@@ -176,9 +176,9 @@ class Memory(Schedule):
         lengths = _balanced(float(start), float(step), steps, free)
         if lengths is None:
             raise ValueError(
-                f"{loop_title(loop.name)}: checkpoint=Memory({self.bytes}) is too little for "
-                f"{steps} steps that store {step} bytes each, from starts of {start} bytes; give "
-                "more bytes"
+                f"{loop_title(loop.name, loop.function)}: checkpoint=Memory({self.bytes}) is too "
+                f"little for {steps} steps that store {step} bytes each, from starts of {start} "
+                "bytes; give more bytes"
             )
         return _length(lengths[0]), Lengths(lengths[1:]) if lengths[1:] else None
 
@@ -190,9 +190,9 @@ class Memory(Schedule):
         start, step = _sizes_in_bytes(loop, least=True)
         if start and self.bytes <= _WORKING_ROWS * step:
             raise ValueError(
-                f"{loop_title(loop.name)}: checkpoint=Memory({self.bytes}) is too little: a "
-                f"gradient holds {_WORKING_ROWS} steps of at least {step} bytes each; give more "
-                "bytes"
+                f"{loop_title(loop.name, loop.function)}: checkpoint=Memory({self.bytes}) is too "
+                f"little: a gradient holds {_WORKING_ROWS} steps of at least {step} bytes each; "
+                "give more bytes"
             )
 
 

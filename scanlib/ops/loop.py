@@ -20,6 +20,7 @@ from scanlib._compat import copy_graph, freeze_graph
 from scanlib.lengths.steps import Source
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import conform, substitute
+from scanlib.ops.messages import Messages
 from scanlib.ops.scan import RandomScan, Scan
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
@@ -111,6 +112,7 @@ class Loop:
     truncate_gradient: int = -1
     required_steps: int = 0
     name: str | None = None
+    function: str = "scan"
     checkpoint: Schedule | None = None
     recompute: bool = False
 
@@ -156,6 +158,7 @@ class Loop:
             truncate_gradient=op.truncate_gradient,
             required_steps=signature.required_steps,
             name=op.name,
+            function=labels.function,
             checkpoint=op.checkpoint,
             recompute=op.recompute,
         )
@@ -188,7 +191,12 @@ class Loop:
             tuple(part.name for part in self.carries),
             tuple(part.name for part in self.non_sequences),
             tuple(part.name for part in self.outputs),
+            self.function,
         )
+
+    def messages(self) -> Messages:
+        """Return the texts of the errors that the loop may raise when it runs."""
+        return Messages(self.signature(), self.labels(), self.name)
 
     def body_inputs(self) -> list[Variable]:
         """Return the inputs of one step in the signature's order."""

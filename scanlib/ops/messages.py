@@ -24,16 +24,17 @@ SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "true_div": "/", "pow": "**"}
 
 def loop_title(name: str | None, function: str = "scan") -> str:
     """Return what messages call a loop: the function that builds it, and its name if it has one."""
-    return f"{function} `{name}`" if name else function
+    return f"{function} `{name}`" if name and name != function else function
 
 
-def not_converged(name: str | None) -> str:
+def not_converged(name: str | None, function: str) -> str:
     """Numbers: iterations, step with the largest residual, residual."""
     return (
-        f"{_escaped(loop_title(name))}: Newton's method has not converged after {{}} iterations; "
-        "the residual is largest at step {}, {:.3g}. Damp it (damping='adaptive'), allow for more "
-        "max_iterations, or run the loop step by step then (otherwise='sequential'): where small "
-        "differences grow from step to step, no method of this kind converges"
+        f"{_escaped(loop_title(name, function))}: Newton's method has not converged after {{}} "
+        "iterations; the residual is largest at step {}, {:.3g}. Damp it (damping='adaptive'), "
+        "allow for more max_iterations, or run the loop step by step then "
+        "(otherwise='sequential'): where small differences grow from step to step, no method of "
+        "this kind converges"
     )
 
 
@@ -52,7 +53,7 @@ class Messages:
     def __init__(self, signature: Signature, labels: Labels, name: str | None) -> None:
         self.signature = signature
         self.labels = labels
-        self.title = f"{loop_title(name)}: "
+        self.title = f"{loop_title(name, labels.function)}: "
         self.prefix = _escaped(self.title)
 
     def count_steps(
@@ -157,9 +158,9 @@ class Messages:
         known = {variable: name for variable, name in names.items() if name}
         return NodeMessages(self.prefix, " at step {}", known)
 
-    def missing_steps(self) -> str:
-        """A constant text, for `IndexError`."""
-        steps = self.signature.required_steps
+    def missing_steps(self, steps: int | None = None) -> str:
+        """A constant text, for `IndexError`; the loop as a whole needs `required_steps`."""
+        steps = self.signature.required_steps if steps is None else steps
         return (
             f"{self.title}a row was read that the loop did not write: "
             f"it took fewer than {steps} step(s)"

@@ -111,8 +111,8 @@ class _Outer:
     ) -> None:
         self.loop, self.cut, self.traced, self.stacked = loop, cut, traced, stacked
         name = f"{loop.name}_segments" if loop.name else "segments"
-        self.outer = Loop(name=name, recompute=True)
-        self.inner = Loop(name=loop.name, checkpoint=inside)
+        self.outer = Loop(name=name, function=loop.function, recompute=True)
+        self.inner = Loop(name=loop.name, function=loop.function, checkpoint=inside)
         # Which state of the inner loop, if any, is a state of the loop.
         self.position: dict[int, int] = {}
 

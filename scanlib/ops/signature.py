@@ -59,13 +59,17 @@ class BodyOutputs(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Names of a loop's parts, for messages only. They do not take part in equality."""
+    """Names of a loop's parts, for messages only. They do not take part in equality.
+
+    `function` is the one that the user called for the loop.
+    """
 
     sequences: tuple[str | None, ...] = ()
     states: tuple[str | None, ...] = ()
     carries: tuple[str | None, ...] = ()
     non_sequences: tuple[str | None, ...] = ()
     outputs: tuple[str | None, ...] = ()
+    function: str = "scan"
 
 
 def _split(flat: Sequence, *sizes: int) -> list[list]:

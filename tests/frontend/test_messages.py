@@ -203,6 +203,51 @@ def test_messages_begin_with_the_function_that_was_called(function):
         scanlib.scan(lambda: None, n_steps=3)
 
 
+def wave(i, h):
+    return pt.tanh(h) + amounts[i]
+
+
+U = {"return_updates": False, "name": "walk"}
+places = pt.lvector("places")
+CALLED_AS = {
+    "scan": lambda: scanlib.scan(wave, places, balance, **U),
+    "map": lambda: scanlib.map(lambda i: amounts[i], places, **U),
+    "reduce": lambda: scanlib.reduce(wave, places, balance, **U),
+    "foldl": lambda: scanlib.foldl(wave, places, balance, **U),
+    "foldr": lambda: scanlib.foldr(wave, places, balance, **U),
+    "filter": lambda: scanlib.filter(lambda i: amounts[i] > 0, places, name="walk"),
+    "scan_checkpoints": lambda: scanlib.scan_checkpoints(wave, places, balance, **U),
+    "loop": lambda: scanlib.loop(lambda h, i: (wave(i, h), None), balance, places, name="walk")[0],
+}
+
+
+@pytest.mark.parametrize("function", CALLED_AS)
+def test_messages_of_running_loops_begin_with_it_too(function):
+    run = pytensor.function(
+        [places, amounts, balance], CALLED_AS[function](), mode="FAST_COMPILE",
+        on_unused_input="ignore",
+    )  # fmt: skip
+    with pytest.raises(IndexError, match=rf"^{function} `walk`: .* at step 1: index 7 is out of"):
+        run([1, 7, 2], [1.0, 2.0, 3.0], 0.5)
+
+
+@pytest.mark.parametrize("function", ["reduce", "foldl", "foldr"])
+def test_last_rows_of_no_steps(function):
+    last = getattr(scanlib, function)(lambda p, b: p + pt.tanh(b), payment, balance, **U)
+    run = pytensor.function([payment, balance], last, mode="FAST_COMPILE")
+    with pytest.raises(IndexError, match=rf"^{function} `walk`: a row was read .* fewer than 1 "):
+        run([], 0.5)
+
+
+def test_the_function_that_was_called_does_not_count():
+    """Equal loops are one, with the words of one of them."""
+    outputs = [CALLED_AS["foldl"](), CALLED_AS["scan"](), CALLED_AS["reduce"]()]
+    function = pytensor.function([places, amounts, balance], outputs, mode="FAST_COMPILE")
+    (loop,) = [node.op for node in function.maker.fgraph.toposort() if isinstance(node.op, Scan)]
+    assert loop.labels.function in ("foldl", "scan", "reduce")
+    assert pickle.loads(pickle.dumps(loop)).labels == loop.labels
+
+
 # Names
 
 

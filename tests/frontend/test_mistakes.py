@@ -73,6 +73,29 @@ class TestGenerators:
             outputs_info=0.0,
         )
 
+    @pytest.mark.parametrize(
+        "function, line",
+        [
+            ("map", "return ..., next_rng  # with rng in outputs_info of scanlib.scan"),
+            ("filter", "return ..., next_rng  # with rng in outputs_info of scanlib.scan"),
+            ("reduce", "return ..., next_rng  # with rng in outputs_info"),
+            ("loop", "return (..., next_rng), y  # with rng in init"),
+        ],
+    )
+    def test_lines_for_other_loops(self, function, line):
+        """`map` and `filter` have no state that hands a generator on."""
+        rng = pt.random.rng("rng")
+        steps = {
+            "map": lambda x: x + rng.normal()[1],
+            "filter": lambda x: x > rng.normal()[1],
+            "reduce": lambda x, h: h + x + rng.normal()[1],
+            "loop": lambda h, x: (h + x + rng.normal()[1], None),
+        }
+        given = {"reduce": (X, 0.0), "loop": (0.0, X)}.get(function, (X,))
+        with pytest.raises(ValueError, match="draw the same numbers") as error:
+            getattr(scanlib, function)(steps[function], *given)
+        assert f"    next_rng, draw = rng.normal(...)\n    {line}\n" in str(error.value)
+
     @pytest.mark.filterwarnings("ignore:Calling a RandomVariable", "ignore:RandomVariable Ops")
     def test_none_given(self):
         self.same_numbers(
@@ -204,8 +227,11 @@ class TestKnownLengths:
 
     @pytest.mark.filterwarnings("error")
     def test_under_strict(self):
-        with pytest.raises(ValueError, match=r"scan `s`: the sequences have different lengths"):
-            scanlib.scan(first, [self.three, self.five], strict=True, name="s")
+        for checkpoint in (None, 2, scanlib.Memory(1000)):
+            options = {"strict": True, "name": "s", "checkpoint": checkpoint}
+            with pytest.raises(ValueError, match=r"scan `s`: the sequences have different lengths"):
+                scanlib.scan(first, [self.three, self.five], **options)
+            scanlib.scan(first, [self.three, self.five], n_steps=3, **options)
 
     def test_taps(self):
         """A sequence as long as another is left over by the other's taps."""

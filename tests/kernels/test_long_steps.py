@@ -113,6 +113,28 @@ def test_horner(mode, caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_gradient_of_horner(mode, caplog):
+    coefficients = np.random.default_rng(1).normal(size=80)
+    start, steps = pt.dscalar("start"), 3
+
+    def value(y):
+        total = 0.0 * y
+        for c in coefficients:
+            total = total * y + c
+        return total * 0.05
+
+    out = scanlib.scan(value, None, start, n_steps=steps, return_updates=False)
+    gradient = pytensor.grad(out[-1], start)
+    h, slope = 0.5, 1.0
+    polynomial = np.polynomial.Polynomial(0.05 * coefficients[::-1])
+    for _ in range(steps):
+        h, slope = polynomial(h), slope * polynomial.deriv()(h)
+    found = pytensor.function([start], [out[-1], gradient], mode=MODES[mode])(0.5)
+    np.testing.assert_allclose(found, [h, slope], rtol=1e-9)
+    assert not caplog.records
+
+
 def many_states(count, initials=None):
     """Return loops of `count` states that do not meet, and the sum of their last rows."""
     xs = pt.dvector("xs")
@@ -125,8 +147,8 @@ def many_states(count, initials=None):
     return xs, states, sum(state[-1] for state in states)
 
 
-def test_many_states(caplog):
-    count = 20
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
+def test_many_states(count, caplog):
     xs, _, total = many_states(count)
     function = pytensor.function([xs], total, mode=MODES["numba"])
     data = np.array([0.3, -0.2, 0.1])

@@ -43,7 +43,7 @@ from scanlib.backends.jax.unknown_steps import run_unknown
 from scanlib.ops.errors import (
     StepShapeError,
 )
-from scanlib.ops.messages import Messages
+from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
 
@@ -209,7 +209,8 @@ class JAXLoop:
     # For messages
 
     def title(self) -> str:
-        return f"scan `{self.op.name}`" if self.op.name else "a scan"
+        title = loop_title(self.op.name, self.op.labels.function)
+        return title if self.op.name else f"a {title}"
 
     def refuse_unbounded(self) -> None:
         raise UnknownLengthError(

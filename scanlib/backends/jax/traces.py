@@ -20,7 +20,7 @@ from scanlib.lengths.numbers import constant_index
 from scanlib.ops.channel_plan import ChannelPlan
 from scanlib.ops.elemwise_scan import ElemwiseScan, Layout
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import Labels, Signature
+from scanlib.ops.signature import Signature
 
 REASON = "scanlib_stack_traces"
 
@@ -96,13 +96,7 @@ def with_stacked(op: ElemwiseScan, chosen: list[int]) -> ElemwiseScan:
         _with_outputs(old, op.scan.body, chosen),
         truncate_gradient=op.scan.truncate_gradient,
         name=op.scan.name,
-        labels=Labels(
-            labels.sequences,
-            labels.states,
-            labels.carries,
-            labels.non_sequences,
-            labels.outputs + tuple(labels.states[i] for i in chosen),
-        ),
+        labels=labels._replace(outputs=labels.outputs + tuple(labels.states[i] for i in chosen)),
     )
     layout = replace(
         op.layout,

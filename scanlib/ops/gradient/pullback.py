@@ -111,7 +111,12 @@ class _Backward:
     def build(self) -> None:
         source = self.forward.loop
         name = f"{source.name}_gradient" if source.name else "gradient"
-        self.loop = Loop(reverse=not source.reverse, name=name, recompute=source.recompute)
+        self.loop = Loop(
+            reverse=not source.reverse,
+            name=name,
+            function=source.function,
+            recompute=source.recompute,
+        )
         for i, state in enumerate(source.states):
             if is_usable(self.given.histories[i]):
                 cotangent = as_dtype(self.given.histories[i], state.initial)

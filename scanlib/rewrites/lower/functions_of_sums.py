@@ -86,6 +86,7 @@ def _rest(loop: Loop, parts: list[Carry | Output]) -> Loop:
         outputs=[part for part in parts if isinstance(part, Output)],
         reverse=loop.reverse,
         name=loop.name,
+        function=loop.function,
     )
 
 

@@ -92,6 +92,7 @@ class BesideLoop:
             reverse=loop.reverse,
             required_steps=op.required_steps,
             name=loop.name,
+            function=loop.function,
         )
         exact = alone.apply().node
         factors = [self.over_time.value(factor)[0] for factor in self.parts.factors]

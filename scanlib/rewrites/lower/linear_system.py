@@ -284,6 +284,7 @@ class _Joining:
             reverse=loop.reverse,
             required_steps=loop.required_steps,
             name=loop.name,
+            function=loop.function,
         )
         carries = [Carry(c.initial, c.value, c.next, c.name) for c, _ in self.sums]
         joined.states = [state] if isinstance(state, State) else []

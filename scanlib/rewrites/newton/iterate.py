@@ -54,7 +54,7 @@ def solution(node: Apply) -> list[Variable]:
     if op.options.otherwise == "sequential":
         histories = _run_if(failed, loop, histories)
     else:
-        check = CheckedConvergence(not_converged(op.scan.name))
+        check = CheckedConvergence(not_converged(op.scan.name, op.scan.labels.function))
         numbers = [solved.count, _flat(solved.step, 0)[worst], _flat(solved.residual, 0.0)[worst]]
         histories = [check(rows, failed, *numbers) for rows in histories]
     outputs = along(loop, histories, [out.value for out in loop.outputs]) if loop.outputs else []

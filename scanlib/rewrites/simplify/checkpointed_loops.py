@@ -156,7 +156,7 @@ class _Nest:
         known = constant_integer(self.loop.length())
         if not read.needs_step or (known is not None and known >= read.back):
             return row
-        message = f"index -{read.back} is out of bounds: the loop took fewer steps"
+        message = self.loop.messages().missing_steps(read.back)
         return CheckAndRaise(IndexError, message)(row, pt.ge(self.loop.length(), read.back))
 
 

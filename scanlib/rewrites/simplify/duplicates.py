@@ -20,7 +20,6 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.ops.messages import Messages
 from scanlib.rewrites.edit import Lookup, LoopEdit
 
 
@@ -90,7 +89,7 @@ def _whole(loop: Loop, position: int) -> Variable:
     steps = constant_integer(loop.n_steps)
     if steps is not None and steps == outer.type.shape[0]:
         return outer
-    messages = Messages(loop.signature(), loop.labels(), loop.name)
+    messages = loop.messages()
     return CheckedRows(messages.sequence_length(position))(outer, loop.length())
 
 

@@ -193,7 +193,7 @@ def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
                 continue
             row = history[(-read.back, *read.rest)]
             steps = history.shape[0] - state.depth
-            message = f"index -{read.back} is out of bounds: the loop took fewer steps"
+            message = loop.messages().missing_steps(read.back)
             replacements[read.old] = CheckAndRaise(IndexError, message)(
                 row, pt.ge(steps, read.back)
             )

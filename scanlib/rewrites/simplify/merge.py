@@ -61,6 +61,7 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
     a, b = Loop.from_node(first), Loop.from_node(second)
     if a.stop is not None and not _same_stop(a, b):
         return None
+    named = b if b.name and not a.name else a
     merged = Loop(
         n_steps=a.n_steps if a.n_steps is not None else b.n_steps,
         sequences=[*a.sequences, *b.sequences],
@@ -72,7 +73,8 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
         reverse=a.reverse,
         truncate_gradient=a.truncate_gradient,
         required_steps=max(a.required_steps, b.required_steps),
-        name=a.name or b.name,
+        name=named.name,
+        function=named.function,
         checkpoint=a.checkpoint,
         recompute=a.recompute,
     )

@@ -41,7 +41,6 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.messages import Messages
 from scanlib.rewrites.detached import detach
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.lower.linear_roles import canonical_loop
@@ -241,6 +240,7 @@ def remaining_loop(
         truncate_gradient=loop.truncate_gradient,
         required_steps=loop.required_steps,
         name=loop.name,
+        function=loop.function,
     )
     rest.outputs += stored.values()
     if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
@@ -306,8 +306,7 @@ class _Split:
         last = conform(part.initial[0] + total, part.taps[-1].type)[None]
         required = self.loop.required_steps
         if self.results is None and required:
-            loop = self.loop
-            message = Messages(loop.signature(), loop.labels(), loop.name).missing_steps()
+            message = self.loop.messages().missing_steps()
             last = CheckAndRaise(IndexError, message)(last, pt.ge(self.loop.length(), required))
         return last
 
@@ -350,7 +349,7 @@ class _Split:
             checked = [part.outer for part in rest.sequences]
         else:
             checked = [] if loop.n_steps is not None else [loop.sequences[0].outer]
-        messages = Messages(loop.signature(), loop.labels(), loop.name)
+        messages = loop.messages()
         for position, part in enumerate(loop.sequences):
             if any(self._same_length(part.outer, other) for other in checked):
                 continue
