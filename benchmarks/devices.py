@@ -1,10 +1,11 @@
 """One affine loop over several devices, against JAX's own scans on the same mesh.
 
 ``python -m benchmarks.devices`` prints, for T steps of C channels whose time axis is cut over D
-devices that a CPU stands for: the collective operations of the forward pass and of value and
-gradient, how many numbers the largest of them moves, and times. ``--tile ROWS`` compares with fixed
-tiles. ``--scaling`` prints the times of scanlib's loop on 1 and on 2 devices: each is one thread
-then, so that two cores show what two devices do.
+devices that a CPU stands for: the rows of time that the arrays of one device have, the collective
+operations of the forward pass and of value and gradient, how many numbers the largest of them
+moves, and times. ``--tile ROWS`` compares with fixed tiles. ``--scaling`` does so for scanlib's
+loop on 1, 2, 4 and 8 devices: each is one thread, so that as many cores show what as many devices
+do.
 
 Times are medians of calls that take turns in one process.
 """
@@ -26,13 +27,23 @@ CALLS = 15
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 
 
-def collectives(function: Any, arguments: Any) -> tuple[int, int]:
-    """Return how many collective operations a function has, and the most numbers that one moves."""
+def device_program(function: Any, arguments: Any) -> str:
+    """Return what XLA runs on each device."""
     import jax
 
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+    return jax.jit(function).lower(*arguments).compile().as_text() or ""
+
+
+def rows(text: str, channels: int) -> int:
+    """Return the most rows that an array of rows of all channels has on a device."""
+    found = re.findall(rf"f64\[(\d+),{channels}\]", text)
+    return max(map(int, found), default=0)
+
+
+def collectives(text: str) -> tuple[int, int]:
+    """Return how many collective operations a program has, and the most numbers that one moves."""
     sizes = []
-    for line in (text or "").splitlines():
+    for line in text.splitlines():
         match = re.search(rf"= (.*?) (?:{KINDS})(?:-start)?\(", line)
         if match:
             shapes = re.findall(r"[a-z]+\d+\[([\d,]*)\]", match[1])
@@ -53,7 +64,7 @@ def timed(functions: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
     return {name: median(values) for name, values in samples.items()}
 
 
-def variants(steps: int, channels: int, devices: int, tile: int | None) -> Any:
+def variants(steps: int, channels: int, devices: int, tile: int | None, alone: bool) -> Any:
     """Return functions of value and of value and gradient, by name, and their arguments."""
     import jax
     import jax.numpy as jnp
@@ -109,17 +120,17 @@ def variants(steps: int, channels: int, devices: int, tile: int | None) -> Any:
         )
         for name, chosen in ours.items()
     }
-    if not tile and devices > 2:
+    if not tile and not alone:
         found["lax.associative_scan"] = tree, with_gradient(tree)
         found["lax.scan"] = walk, with_gradient(walk)
     return found, arguments
 
 
-def report(steps: int, channels: int, devices: int, tile: int | None) -> None:
+def report(steps: int, channels: int, devices: int, tile: int | None, alone: bool) -> None:
     """Print a table, as Markdown."""
     import jax
 
-    found, arguments = variants(steps, channels, devices, tile)
+    found, arguments = variants(steps, channels, devices, tile, alone)
 
     def run(function: Any) -> Any:
         return jax.block_until_ready(function(*arguments))
@@ -131,12 +142,14 @@ def report(steps: int, channels: int, devices: int, tile: int | None) -> None:
             runs[name, k] = partial(run, compiled)
     times = timed(runs)
     print(f"T = {steps}, C = {channels}, D = {devices}\n")
-    print("| | collectives | largest, numbers | ms | with gradient | largest | ms |")
-    print("|---|---|---|---|---|---|---|")
+    heads = ["rows a device", *("collectives", "largest, numbers", "ms") * 2]
+    print("| |", " | ".join(heads), "|")
+    print("|---|---|---|---|---|---|---|---|")
     for name, pair in found.items():
-        cells = [name]
-        for k, function in enumerate(pair):
-            count, largest = collectives(function, arguments)
+        texts = [device_program(function, arguments) for function in pair]
+        cells = [name, f"{max(rows(text, channels) for text in texts):,}"]
+        for k, text in enumerate(texts):
+            count, largest = collectives(text)
             cells += [str(count), f"{largest:,}", f"{1e3 * times[name, k]:.2f}"]
         print(f"| {' | '.join(cells)} |")
 
@@ -147,18 +160,20 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--tile", type=int, help="compare with tiles of so many rows")
-    parser.add_argument("--scaling", action="store_true", help="1 and 2 devices, one thread each")
+    parser.add_argument("--scaling", action="store_true", help="1 to 8 devices, one thread each")
+    parser.add_argument("--alone", action="store_true", help="without JAX's own scans")
     given = parser.parse_args()
     if given.scaling:
-        for devices in (1, 2):
-            command = [sys.executable, "-m", "benchmarks.devices", f"--devices={devices}"]
+        for devices in (1, 2, 4, 8):
+            command = [sys.executable, "-m", "benchmarks.devices", "--alone"]
+            command += [f"--devices={devices}"]
             command += [f"--steps={given.steps}", f"--channels={given.channels}"]
             subprocess.run(command, check=True)
         return
     import jax
 
     jax.config.update("jax_num_cpu_devices", given.devices)
-    report(given.steps, given.channels, given.devices, given.tile)
+    report(given.steps, given.channels, given.devices, given.tile, given.alone)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from scanlib.ops.linear_scan import LinearScan, Parts
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
+from scanlib.ops.messages import loop_title
 from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 
@@ -162,8 +163,8 @@ def _once(node: Apply, key: Any, build: Callable[[], Any]) -> Any:
 
 def title(node: Apply) -> str:
     """Return what messages call a loop."""
-    name = getattr(node.op, "scan", node.op).name
-    return f"scan `{name}`" if name else "scan"
+    op = getattr(node.op, "scan", node.op)
+    return loop_title(op.name, getattr(getattr(op, "labels", None), "function", "scan"))
 
 
 def run_loop(node: Apply, inputs: Sequence[Any], in_turn: bool, report: list[Spread]) -> list[Any]:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from hashlib import sha256
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -202,14 +201,17 @@ def test_a_process_with_damaged_files(tmp_path, mode):
     environment = os.environ | {"PYTENSOR_FLAGS": f"base_compiledir={tmp_path}"}
 
     def own_files():
-        """Return scanlib's files; numba's own have an index beside them."""
-        found = [*tmp_path.rglob("scanlib_xla/*.so"), *tmp_path.rglob("numba/*.nbc")]
-        return sorted(p for p in found if not Path(f"{p}".rsplit(".", 2)[0] + ".nbi").exists())
+        """Return the kernels and the libraries that call them."""
+        return sorted(
+            [*tmp_path.rglob("scanlib_kernels/*.o"), *tmp_path.rglob("scanlib_libraries/*.so")]
+        )
 
     def run():
         subprocess.run([sys.executable, "-c", SCRIPT, mode], check=True, env=environment)
-        assert own_files()
-        assert all(map(is_intact, own_files()))
+        assert {path.suffix for path in own_files()} == {".o", ".so"}
+        # A library that is compiled again need not be the same to the byte, and has another name.
+        intact = filter(is_intact, own_files())
+        assert set(map(name_of, own_files())) == set(map(name_of, intact))
 
     run()
     kinds = list(DAMAGES.values())
@@ -219,7 +221,11 @@ def test_a_process_with_damaged_files(tmp_path, mode):
     run()
 
 
+def name_of(path):
+    return path.name.rpartition("-")[0] if path.suffix == ".so" else path.name
+
+
 def is_intact(path):
-    if path.suffix == ".nbc":
+    if path.suffix == ".o":
         return read_sealed(path) is not None
     return sha256(path.read_bytes()).hexdigest().startswith(path.stem.rsplit("-")[1])
