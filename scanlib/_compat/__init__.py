@@ -7,6 +7,7 @@ which imports the package it is about.
 from scanlib._compat.pytensor import (
     ANGLE,
     DEG2RAD,
+    DERIVATIVE_GRAPHS,
     FUSED_ELEMWISE,
     GER,
     INDEX_READS,

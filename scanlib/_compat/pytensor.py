@@ -57,6 +57,10 @@ else:
 LOG_ADD_EXP = getattr(special, "LogAddExp", None)
 LOG_SUM_EXP = getattr(special, "LogSumExp", None)
 
+# The types of nodes that hold a derivative as a graph and are nothing else. Releases from 3.3.8 on
+# have one of their own for derivatives of their composite functions.
+DERIVATIVE_GRAPHS = {OpFromGraph, getattr(ofg, "FusibleSymbolicOpDerivative", OpFromGraph)}
+
 # The graph of an `OpFromGraph` over the inputs of a node; defined elsewhere in later releases.
 inline_ofg_node = ofg.inline_ofg_node
 

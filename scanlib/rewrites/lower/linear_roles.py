@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.compile.builders import OpFromGraph
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -20,7 +19,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from pytensor.tensor.special import softmax
 
-from scanlib._compat import LOG_SUM_EXP
+from scanlib._compat import DERIVATIVE_GRAPHS, LOG_SUM_EXP
 from scanlib.analysis.matrix_affine import NotAffineError
 from scanlib.analysis.matrix_factors import factors_of
 from scanlib.analysis.matrix_recurrence import MatrixRecurrence, recognize
@@ -91,7 +90,7 @@ def _derivative_of_op(node: Apply) -> Variable | None:
 
     Later releases keep it in an Op of its own, in which no structure can be seen.
     """
-    if LOG_SUM_EXP is None or type(node.op) is not OpFromGraph or len(node.inputs) != 3:
+    if LOG_SUM_EXP is None or type(node.op) not in DERIVATIVE_GRAPHS or len(node.inputs) != 3:
         return None
     terms, _, cotangent = node.inputs
     if any(not is_tensor(inp) for inp in node.inputs):

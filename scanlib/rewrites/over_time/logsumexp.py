@@ -22,14 +22,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytensor.tensor as pt
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib._compat import LOG_ADD_EXP, LOG_SUM_EXP
+from scanlib._compat import DERIVATIVE_GRAPHS, LOG_ADD_EXP, LOG_SUM_EXP
 from scanlib.ops.logaddexp import logaddexp
 from scanlib.rewrites.over_time.stacked_scalars import stack_items, stack_size, take_apart_stacks
 
@@ -231,7 +230,7 @@ def _derivative_of_op(node: Apply) -> list[Variable] | None:
     if (
         LOG_ADD_EXP is None
         or LOG_SUM_EXP is None
-        or type(node.op) is not OpFromGraph
+        or type(node.op) not in DERIVATIVE_GRAPHS
         or len(node.inputs) != n + 2
     ):
         return None
