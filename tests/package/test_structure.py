@@ -20,12 +20,14 @@ EVERYWHERE = {"_compat", "config", "kept_files", "source_keys"}
 FLOORS: dict[str, set[str]] = {
     "lengths": set(),
     "ops": {"lengths"},
-    "analysis": {"lengths", "ops"},
+    "kernels": {"ops"},
+    "recurrences": {"ops", "kernels"},
+    "schedules": {"ops", "kernels", "recurrences"},
+    "analysis": {"lengths", "ops", "recurrences"},
     "rewrites": {"lengths", "ops", "analysis"},
     "frontend": {"lengths", "ops"},
-    "kernels": {"ops"},
-    "backends": {"lengths", "ops", "kernels"},
-    "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "backends"},
+    "backends": {"lengths", "ops", "kernels", "recurrences", "schedules"},
+    "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "schedules", "backends"},
 }
 # Backends of packages that need not be installed, imported where a function asks for them.
 OPTIONAL = ("scanlib.backends.jax", "scanlib.backends.torch", "scanlib.backends.cuda")

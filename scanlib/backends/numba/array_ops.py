@@ -21,7 +21,6 @@ from pytensor.link.numba.dispatch.basic import (
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.numba.programs import call_program
-from scanlib.kernels.schedules.graphs import graph_program
 from scanlib.ops.checked_convergence import CheckedConvergence
 from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
@@ -30,6 +29,7 @@ from scanlib.ops.one_row import OneRow
 from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
 from scanlib.ops.step_products import StepProducts
+from scanlib.schedules.graphs import graph_program
 
 
 @register_funcify_and_cache_key(StepProducts)
