@@ -18,7 +18,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.ops.elemwise_scan import Recurrence, Term
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
 from scanlib.recurrences.form import (
     Component,

@@ -23,7 +23,7 @@ A block is scanned while the memory waits: the elements before and the results a
 faster than they are read and written. So the scan asks for what the next block reads and writes
 (`Block.ahead`): a million steps of a gradient take half the time then, and short loops no longer.
 
-Where the sum comes first, ``s = h + b``, ``h ← a s`` (`scanlib.ops.sums_first`), the sums are
+Where the sum comes first, ``s = h + b``, ``h ← a s`` (`ops.lowered.sums_first`), the sums are
 written, and lane `i` is to hold the sum before its own coefficient acts: it is composed with the
 coefficient of the lane before.
 """

@@ -16,7 +16,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 
-from scanlib.ops.elemwise_scan import Recurrence, Term
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.form import (
     Component,
     Elements,

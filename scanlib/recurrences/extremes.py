@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.ops.elemwise_scan import Recurrence, Term
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.form import (
     Component,
     Elements,

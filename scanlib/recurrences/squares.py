@@ -12,8 +12,8 @@ import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.ops.elemwise_scan import Recurrence
 from scanlib.ops.graph import substitute
+from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
 from scanlib.recurrences.form import (
     Component,

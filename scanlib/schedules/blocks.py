@@ -15,7 +15,7 @@ stored; other parts have a buffer with the values before the block in front (beh
 walks backwards). Between blocks, the values before the next one are in the output that is the
 part's result: so the blocks of several channels can take turns.
 
-Of a part whose sum comes first (`scanlib.ops.sums_first`), the sums are scanned: where they are an
+Of a part whose sum comes first (`ops.lowered.sums_first`), the sums are scanned: where they are an
 output of one channel, in the output, else in a buffer. Its own value is a number.
 """
 
@@ -54,8 +54,8 @@ from scanlib.kernels.spans import (
     store_number,
     sum_of_lanes,
 )
-from scanlib.ops.elemwise_scan import BLOCK, Recurrence
-from scanlib.ops.sums_first import elements_with_addend, sums_first
+from scanlib.ops.lowered.elemwise_scan import BLOCK, Recurrence
+from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import lanes
 from scanlib.recurrences.affine_scan import AffineSteps, scan_affine
 from scanlib.recurrences.clamp_scan import ClampSteps, scan_clamp

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
-from scanlib.ops.thread_splits import chunks_by
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.lowered.thread_splits import chunks_by
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
 from scanlib.schedules.chunks import ChunksRun, Then

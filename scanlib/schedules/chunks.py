@@ -5,7 +5,7 @@ the value from which it runs the chunk as one thread would. A chunk whose value 
 run after the one before it. So is one whose value turns out not to be what counts, once the chunk
 before it has been run. How the steps are cut depends on the flags and their number alone, and what
 is run again on the values: results are the same, bit by bit, at every run. There are two ways to
-compose (`scanlib.ops.thread_splits.chunks_by`).
+compose (`scanlib.ops.lowered.thread_splits.chunks_by`).
 
 **Decay**, for affine recurrences whose elements depend on no state. A thread composes the steps
 before its chunk, the last one first, until their map is a constant: that is the value before its
@@ -42,8 +42,8 @@ from scanlib.kernels.language import FLOAT64, INT64, POINTER, Kernel, Local, Typ
 from scanlib.kernels.program import AGAIN, TableKernel
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Items, Span, added, load_number, store_number
-from scanlib.ops.elemwise_scan import Recurrence
-from scanlib.ops.thread_splits import BLOCKS_OF_A_CHUNK, composing_cost, simple_family
+from scanlib.ops.lowered.elemwise_scan import Recurrence
+from scanlib.ops.lowered.thread_splits import BLOCKS_OF_A_CHUNK, composing_cost, simple_family
 from scanlib.recurrences import lanes
 from scanlib.recurrences.composition import (
     SMALL,

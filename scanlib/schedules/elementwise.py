@@ -23,12 +23,12 @@ from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKe
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.channel_plan import ChannelPlan, Place, Target
-from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
+from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
+from scanlib.ops.lowered.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
+from scanlib.ops.lowered.thread_splits import can_slice, least_row
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
-from scanlib.ops.thread_splits import can_slice, least_row
 from scanlib.schedules.turns import steps_of_a_turn
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
@@ -122,7 +122,7 @@ class ElemwiseLoop(Loop):
     ----------
     op : ElemwiseScan
     schedule : str
-        How its steps are taken, see `scanlib.ops.elemwise_scan.schedule`.
+        How its steps are taken, see `scanlib.ops.lowered.elemwise_scan.schedule`.
     """
 
     def __init__(self, op: ElemwiseScan, schedule: str) -> None:

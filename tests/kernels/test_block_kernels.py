@@ -10,7 +10,7 @@ from scanlib.kernels.compiled import program_text
 from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.recurrences import affine_scan as affine
 from scanlib.recurrences import clamp_scan as clamp
 from scanlib.recurrences import extremes_scan as extremes

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import scanlib
 from scanlib._compat import thaw_graph
-from scanlib.ops.elemwise_scan import BLOCK
-from scanlib.ops.sums_first import sums_first
+from scanlib.ops.lowered.elemwise_scan import BLOCK
+from scanlib.ops.lowered.sums_first import sums_first
 from scanlib.recurrences import affine_scan as affine_kernels
 from scanlib.recurrences import extremes_scan as extremes
 from scanlib.recurrences import lanes, logs, trust

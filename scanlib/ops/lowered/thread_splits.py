@@ -10,8 +10,8 @@ from pytensor.configdefaults import config
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
-from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence, schedule
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence, schedule
+from scanlib.ops.lowered.positions import has_positions
 
 # How many channels a slice has at least: threads that work on neighbouring pieces of short rows
 # wait for one another in every step. Where steps do little but read and write, they share the
