@@ -1,8 +1,9 @@
 """Associative scans as loops: what a single processor does fastest.
 
 Every `AssociativeScan` becomes its walk (`scanlib.ops.lowered.associative_scan.as_loop`), early, so
-that everything known about loops applies to it. For backends that combine rows in
-parallel, the graph carries the feature `CombinesInTrees`, and this rewrite does nothing.
+that everything known about loops applies to it. For backends that combine rows in parallel, the
+graph carries the feature `CombinesInTrees`; there scans stay as they are, and what is computed at
+all steps at once (`scanlib.ops.lowered.found_results`) becomes batches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scanlib._compat import features
 from scanlib.ops.linker_features import CombinesInTrees
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.associative_scan import AssociativeScan, walked
+from scanlib.ops.lowered.found_results import as_batches, computes_all_steps
 from scanlib.rewrites.simplify.last_rows import _last_row
 from scanlib.rewrites.simplify.simplify import replace
 
@@ -26,10 +28,13 @@ class AssociativeToLoop(LoopRewrite):
     """Replace associative scans by canonical loops."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        if features(fgraph, CombinesInTrees):
-            return
+        in_trees = features(fgraph, CombinesInTrees)
         for node in fgraph.toposort():
-            if isinstance(node.op, AssociativeScan):
+            if in_trees and computes_all_steps(node):
+                with self.attempt(fgraph, node):
+                    found = dict(zip(node.outputs, as_batches(node), strict=True))
+                    replace(fgraph, found, "scanlib_all_steps")
+            elif isinstance(node.op, AssociativeScan) and not in_trees:
                 with self.attempt(fgraph, node):
                     replace(fgraph, _replacements(fgraph, node), "scanlib_associative_to_loop")
 

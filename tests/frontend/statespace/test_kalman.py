@@ -7,6 +7,8 @@ import pytest
 
 import scanlib
 from scanlib import StateSpace, kalman_filter, kalman_sample, kalman_smoother
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, assert_same, evaluate
 
 rng = np.random.default_rng(1)
@@ -243,6 +245,63 @@ def test_single_precision(fast_mode):
         total = kalman_filter(y.astype("float32"), model, True, method).log_likelihood
         assert total.dtype == "float32"
         np.testing.assert_allclose(evaluate(total, {}, fast_mode), expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+def test_smoother_in_single_precision(fast_mode):
+    """Smoothed moments by factors; the plain covariances of de Jong's smoother lose them here."""
+    move = np.array([[1.0, 1.0], [0.0, 1.0]])
+    given = {
+        "transition": move,
+        "observation": np.array([[1.0, 0.0]]),
+        "state_cov": np.diag([1e-4, 1e-5]),
+        "observation_cov": np.array([[1e-3]]),
+        "initial_mean": np.zeros(2),
+        "initial_cov": 1e4 * np.eye(2),
+    }
+    y = np.cumsum(rng.normal(size=(300, 1)), axis=0)
+    y[100:110] = np.nan
+    mean, cov = textbook(y, given)[-2:]
+    model = StateSpace(**{name: value.astype("float32") for name, value in given.items()})
+    errors = {}
+    for method in ("square-root", "parallel"):
+        smooth = kalman_smoother(y.astype("float32"), model, method=method)
+        found = evaluate([smooth.mean, smooth.cov], {}, fast_mode)
+        assert [v.dtype for v in found] == ["float32"] * 2
+        scale = np.sqrt(np.einsum("tii->ti", cov))
+        errors[method] = [
+            (np.abs(found[0] - mean) / scale).max(),
+            (np.abs(found[1] - cov) / (scale[:, :, None] * scale[:, None])).max(),
+        ]
+    assert max(errors["square-root"]) < 0.02
+    assert max(errors["parallel"]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["parallel", "square-root"])
+def test_values_and_gradients_are_parallel_in_time(method, monkeypatch):
+    """Where JAX combines rows in trees, no loop is left: not in the likelihood, the smoother, the
+    gradient, or the second derivative."""
+    backend = pytest.importorskip("scanlib.backends.jax")
+    monkeypatch.setattr(backend, "combines_in_trees", lambda: True)
+    given = parts("varying")
+    y = pt.constant(observations("missing"))
+    names = ["transition", "observation", "state_cov", "initial_mean"]
+    symbols = {pt.TensorType("float64", given[n].shape)(n): given[n] for n in names}
+    model = StateSpace(**given | dict(zip(names, symbols, strict=True)))
+    found = []
+    for kind, mode in ((method, "JAX"), ("sequential", "FAST_RUN")):
+        smooth = kalman_smoother(y, model, method=kind)
+        cost = smooth.filtered.log_likelihood + (smooth.mean**2).sum() + (smooth.cov**2).sum()
+        gradient = pytensor.grad(cost, list(symbols))
+        second = pytensor.grad((gradient[0] ** 2).sum(), list(symbols)[0])
+        function = pytensor.function(list(symbols), [cost, *gradient, second], mode=mode)
+        if mode == "JAX":
+            nodes = function.maker.fgraph.apply_nodes
+            assert not any(isinstance(node.op, Scan | LinearScan) for node in nodes)
+        cost, move, look, cov, *rest = function(*symbols.values())
+        found.append([cost, move, look, cov + cov.T, *rest])
+    assert_same(*found, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
