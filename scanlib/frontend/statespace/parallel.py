@@ -216,9 +216,7 @@ def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> 
     return Walk(*op.make_node(*loop.inputs, *before, mean, cov, *rest).outputs)
 
 
-def owed_to_predictions(
-    loop: Loop, results: Results, cotangents: list[Variable]
-) -> list[Variable]:
+def owed_to_predictions(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
     """Return the cotangents of all predictions; see the module's text."""
     walk = Walk(*results.histories, *results.outputs)
     direct, spread = cotangents
@@ -263,5 +261,7 @@ def _turned(matrices: Variable) -> Variable:
 def _map(step: Callable[..., list[Variable]], name: str, *rows: Variable | None) -> list[Variable]:
     """Return what a function makes of all rows; None stays None."""
     own = [None if v is None else pt.TensorType(v.dtype, v.type.shape[1:])() for v in rows]
-    pairs = [(v, row) for v, row in zip(rows, own, strict=True) if v is not None and row is not None]
+    pairs = [
+        (v, row) for v, row in zip(rows, own, strict=True) if v is not None and row is not None
+    ]
     return at_all_steps(pairs, step(*own), name)

@@ -109,9 +109,7 @@ def at_all_steps(rows: Sequence[Pair], values: Sequence[Variable], name: str) ->
     name : str
     """
     own = [row for _, row in rows]
-    loop = Loop(
-        sequences=[SequencePart(*pair) for pair in rows], name=name, function=AT_ALL_STEPS
-    )
+    loop = Loop(sequences=[SequencePart(*pair) for pair in rows], name=name, function=AT_ALL_STEPS)
     captured = [
         v for v in graph_inputs(values, own) if v not in own and not isinstance(v, Constant)
     ]
@@ -189,10 +187,8 @@ def pullback_found(
     if loop.states:
         nothing = [pg.disconnected_type() for _ in loop.states]
         _, read, _ = _pull_back(loop, results.histories, [*nothing, *given.outputs])
-        direct = [
-            _added(history, *parts, loop.reverse)
-            for history, *parts in zip(results.histories, given.histories, read, strict=True)
-        ]
+        parts = zip(results.histories, given.histories, read, strict=True)
+        direct = [_added(history, own_g, g, loop.reverse) for history, own_g, g in parts]
         assert op.adjoint is not None
         totals = op.adjoint(loop, results, direct)
     after = [total[:-1] if loop.reverse else total[1:] for total in totals]
