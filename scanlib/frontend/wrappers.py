@@ -333,5 +333,6 @@ def scan_checkpoints(
     if save_every_N < 1:
         raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
     with called_as("scan_checkpoints"):
-        options = {"name": name, "return_updates": return_updates, "checkpoint": save_every_N}
+        options: dict[str, Any] = {"name": name, "return_updates": return_updates}
+        options["checkpoint"] = save_every_N
         return scan(fn, sequences, outputs_info, non_sequences, n_steps, **options)

@@ -221,7 +221,8 @@ def remaining_loop(
     taken = {id(carry) for carry, _ in parts.taken_sums}
     gone = {id(part) for part in parts.outputs}
     stored = {id(value): Output(value) for value in parts.stored}
-    kept = [part for part in (*loop.states, *loop.carries) if id(part) not in taken]
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    kept = [part for part in recurrent if id(part) not in taken]
     rest = sub_loop(loop, kept, [p for p in loop.outputs if id(p) not in gone])
     rest.outputs += stored.values()
     if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
