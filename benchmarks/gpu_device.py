@@ -15,7 +15,7 @@ from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_
 from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.ops import execution
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 POISON = 0xA5  # every byte of what a kernel will write
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from scanlib.ops.elemwise_scan import Axes
+from scanlib.ops.lowered.elemwise_scan import Axes
 
 COUNTS = ("steps", "channels", "lanes", "lane_bits", "chunk", "chunks")
 
