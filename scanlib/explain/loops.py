@@ -30,7 +30,7 @@ from scanlib.explain.threads import threads_of
 from scanlib.explain.verdicts import of_elementwise, of_general, of_legacy, of_linear, of_newton
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import compiled_body
 from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linker_features import data_in
@@ -38,6 +38,7 @@ from scanlib.ops.loop import Loop
 from scanlib.ops.newton_scan import is_newton
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt import legacy_name
+from scanlib.schedules.selection import schedule
 
 # The order in which an elementwise loop is computed, by what `schedule` says.
 SCHEDULES = {
