@@ -22,7 +22,7 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
-from scanlib.explain.loops import explain_nodes
+from scanlib.explain.loop_reports import explain_nodes
 from scanlib.explain.pictures import step_picture
 from scanlib.ops.loop_clock import loop_times
 from scanlib.ops.loop_rewrite import failures_of

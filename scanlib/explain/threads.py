@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytensor.configdefaults import config
 
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.selection import can_chunk, can_slice, least_row
 
 

@@ -1,6 +1,6 @@
 """The functions users call: they turn a step function and its arguments into a loop."""
 
-from scanlib.frontend.associative import (
+from scanlib.frontend.associative_functions import (
     associative_reduce,
     associative_scan,
     prefix_scan,
@@ -16,20 +16,20 @@ from scanlib.frontend.linear_recurrences import (
     linear_scan,
     pscan,
 )
-from scanlib.frontend.loop import loop
+from scanlib.frontend.loop_function import loop
 from scanlib.frontend.newton import newton_iterations
-from scanlib.frontend.scan import scan
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace import (
     StateSpace,
     kalman_filter,
     kalman_sample,
     kalman_smoother,
 )
-from scanlib.frontend.step import until
+from scanlib.frontend.step_function import until
 from scanlib.frontend.stepping import step_through
 from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
 from scanlib.ops.checkpoint_schedules import Levels, Memory
-from scanlib.ops.newton_scan import Newton
+from scanlib.ops.lowered.newton_scan import Newton
 
 __all__ = [
     "Levels",

@@ -9,7 +9,7 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
-from scanlib.frontend.scan import called_as, scan
+from scanlib.frontend.scan_function import called_as, scan
 from scanlib.frontend.states import type_text
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.graph import is_tensor, row_type

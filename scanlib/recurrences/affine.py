@@ -10,15 +10,15 @@ functions is affine:
 
 G. Blelloch, "Prefix sums and their applications", 1990.
 
-The steps of one state are composed in vector registers or by four (`scanlib.recurrences.scan`).
-With one coefficient for all steps, its powers are computed once, and the state between vectors is
-kept in double precision: single precision is rounded in sums of a few terms only, which leaves a
-fraction of the error of rounding at every step, and powers that are rounded would change the
-coefficient.
+The steps of one state are composed in vector registers or by four
+(`scanlib.recurrences.block_scans`). With one coefficient for all steps, its powers are computed
+once, and the state between vectors is kept in double precision: single precision is rounded in sums
+of a few terms only, which leaves a fraction of the error of rounding at every step, and powers that
+are rounded would change the coefficient.
 
-Where the sum comes first, ``s = h + b``, ``h ← a s`` (`scanlib.ops.sums_first`), the sums are
-written: ``s ← a s + b`` with the coefficient of the step before, and one for the first step, before
-which there is no sum but the state itself.
+Where the sum comes first, ``s = h + b``, ``h ← a s`` (`scanlib.ops.lowered.sums_first`), the sums
+are written: ``s ← a s + b`` with the coefficient of the step before, and one for the first step,
+before which there is no sum but the state itself.
 """
 
 from __future__ import annotations
@@ -32,17 +32,8 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.kernels.language import Type, Value
 from scanlib.kernels.spans import Same
-from scanlib.ops.elemwise_scan import Recurrence, Term
-from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
-from scanlib.recurrences.form import (
-    Component,
-    Elements,
-    NotInFamilyError,
-    common_dtype,
-    kind,
-)
-from scanlib.recurrences.lanes import Block, Lanes, halves
-from scanlib.recurrences.scan import (
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
+from scanlib.recurrences.block_scans import (
     GROUP,
     Arithmetic,
     Bounds,
@@ -53,6 +44,15 @@ from scanlib.recurrences.scan import (
     Steps,
     prefers_four_steps,
 )
+from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
+from scanlib.recurrences.form import (
+    Component,
+    Elements,
+    NotInFamilyError,
+    common_dtype,
+    kind,
+)
+from scanlib.recurrences.lanes import Block, Lanes, halves
 from scanlib.recurrences.trust import MODERATE, extreme, is_extreme
 
 _WITH_DOUBLES = 4  # vectors side by side, where the state between them is in double precision

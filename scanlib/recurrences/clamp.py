@@ -23,16 +23,8 @@ from pytensor.graph.basic import Apply, Constant, Variable
 
 from scanlib.kernels.language import Type, Value
 from scanlib.kernels.spans import Same
-from scanlib.ops.elemwise_scan import Recurrence, Term
-from scanlib.recurrences.form import (
-    Component,
-    Elements,
-    NotInFamilyError,
-    form_of_one,
-    free_inputs,
-)
-from scanlib.recurrences.lanes import Block
-from scanlib.recurrences.scan import (
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
+from scanlib.recurrences.block_scans import (
     GROUP,
     Bounds,
     Formulas,
@@ -42,6 +34,14 @@ from scanlib.recurrences.scan import (
     Steps,
     prefers_four_steps,
 )
+from scanlib.recurrences.form import (
+    Component,
+    Elements,
+    NotInFamilyError,
+    form_of_one,
+    free_inputs,
+)
+from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import above
 
 _LARGE = {"float64": 2.0**1000, "float32": 2.0**120}  # of shifts: sums of a few do not overflow

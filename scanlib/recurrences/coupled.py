@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from scanlib.kernels.language import BOOL, Local, Type, Value
 from scanlib.kernels.scalars import Number, Pair, pair_product
 from scanlib.kernels.spans import Items, Same, Span
-from scanlib.ops.elemwise_scan import Recurrence
+from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import (
     MODERATE,

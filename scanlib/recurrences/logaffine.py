@@ -35,9 +35,10 @@ from pytensor.graph.basic import Apply, Variable
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import Value
 from scanlib.kernels.spans import Span
-from scanlib.ops.elemwise_scan import Recurrence, Term
 from scanlib.ops.logaddexp import LogAddExp
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences import affine
+from scanlib.recurrences.block_scans import Arithmetic, Bounds, Formulas, LaneScan, Steps
 from scanlib.recurrences.clamp import MAXIMUM
 from scanlib.recurrences.form import (
     Component,
@@ -47,7 +48,6 @@ from scanlib.recurrences.form import (
     free_inputs,
 )
 from scanlib.recurrences.lanes import Block
-from scanlib.recurrences.scan import Arithmetic, Bounds, Formulas, LaneScan, Steps
 from scanlib.recurrences.trust import not_below_infinity, some
 
 # Recognition

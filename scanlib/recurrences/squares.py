@@ -16,9 +16,10 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import Type, Value
 from scanlib.kernels.processor import register_bytes
-from scanlib.ops.elemwise_scan import Recurrence
 from scanlib.ops.graph import substitute
+from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
+from scanlib.recurrences.block_scans import Steps
 from scanlib.recurrences.form import (
     Component,
     NotInFamilyError,
@@ -27,7 +28,6 @@ from scanlib.recurrences.form import (
     only_part,
 )
 from scanlib.recurrences.lanes import Block
-from scanlib.recurrences.scan import Steps
 from scanlib.recurrences.trust import any_lane
 
 FAMILY = "affine in squares"

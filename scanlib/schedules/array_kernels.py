@@ -25,12 +25,12 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     orders,
     views,
 )
+from scanlib.kernels.arrays.array_step import RULES, Step, core_op
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product, total
-from scanlib.kernels.arrays.step import RULES, Step, core_op
 from scanlib.kernels.language import Block, Type, Value
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.schedules.elementwise import Array, TableReader
 
 

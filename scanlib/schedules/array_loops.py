@@ -17,10 +17,10 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
+from scanlib.kernels.arrays.array_step import Destination, Step
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, product
-from scanlib.kernels.arrays.step import Destination, Step
 from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Value
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import Number, Scalars

@@ -15,8 +15,8 @@ stored; other parts have a buffer with the values before the block in front (beh
 walks backwards). Between blocks, the values before the next one are in the output that is the
 part's result: so the blocks of several channels can take turns.
 
-Of a part whose sum comes first (`scanlib.ops.sums_first`), the sums are scanned: where they are an
-output of one channel, in the output, else in a buffer. Its own value is a number.
+Of a part whose sum comes first (`scanlib.ops.lowered.sums_first`), the sums are scanned: where they
+are an output of one channel, in the output, else in a buffer. Its own value is a number.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from scanlib.kernels.spans import (
     store_number,
     sum_of_lanes,
 )
-from scanlib.ops.elemwise_scan import Recurrence
-from scanlib.ops.sums_first import elements_with_addend, sums_first
+from scanlib.ops.lowered.elemwise_scan import Recurrence
+from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine, lanes
+from scanlib.recurrences.block_scans import Steps
 from scanlib.recurrences.coupled import History, scan_coupled
-from scanlib.recurrences.scan import Steps
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
 from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values

@@ -1,6 +1,6 @@
 r"""Time outside, channels inside: one pass over memory, no temporaries.
 
-For an elementwise loop (`scanlib.ops.elemwise_scan`) with steps `t` and channels `c`,
+For an elementwise loop (`scanlib.ops.lowered.elemwise_scan`) with steps `t` and channels `c`,
 
     for t:
         for c:  y[t, c] = f(x[t, c], y[t-1, c] …, w[c])
@@ -8,7 +8,7 @@ For an elementwise loop (`scanlib.ops.elemwise_scan`) with steps `t` and channel
 a step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the rows before and written to their own, carries are
 updated where they are. Results that share no array have loops of their own
-(`scanlib.ops.channel_plan`). What has no channels lives in local variables; a loop without channels
+(`ops.lowered.channel_plan`). What has no channels lives in local variables; a loop without channels
 is this schedule with no loops inside.
 
 * **Lanes.** The innermost loop takes as many channels at once as fill a vector register, and the
@@ -35,8 +35,8 @@ from pytensor.graph.traversal import ancestors, toposort
 from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
-from scanlib.ops.channel_plan import Target
-from scanlib.ops.positions import Channel, Item, Position, PositionalOp, loaded, only_place
+from scanlib.ops.lowered.channel_plan import Target
+from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp, loaded, only_place
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage
 from scanlib.schedules.step_by_step import TakesSteps
 

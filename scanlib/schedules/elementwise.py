@@ -23,8 +23,8 @@ from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKe
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.channel_plan import ChannelPlan, Place, Target
-from scanlib.ops.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs

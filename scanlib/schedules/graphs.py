@@ -11,10 +11,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.subtensor import Subtensor
 
+from scanlib.kernels.arrays.array_step import Destination, Step
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes
-from scanlib.kernels.arrays.step import Destination, Step
 from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, TableKernel, Words
 from scanlib.kernels.scalars import Scalars

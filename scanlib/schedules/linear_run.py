@@ -1,4 +1,4 @@
-"""The steps of a matrix recurrence; `scanlib.schedules.linear` says what there is."""
+"""The steps of a matrix recurrence; `scanlib.schedules.linear_steps` says what there is."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pytensor.graph.basic import Apply
 from scanlib.kernels.language import INT64, POINTER, Value
 from scanlib.kernels.program import ArrayType, Failure, Output, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_logs import padded
 
 WIDEST = 8  # columns longer than this do not fit the registers

@@ -160,7 +160,7 @@ class FixedSteps(_Small):
 class MatrixSteps(_Small):
     """Writes all steps with a matrix for each, and the products of states and other rows.
 
-    `outer` is that of `scanlib.schedules.linear.linear_program`.
+    `outer` is that of `scanlib.schedules.linear_steps.linear_program`.
     """
 
     def __init__(self, run: Run, size: int, outer: str) -> None:

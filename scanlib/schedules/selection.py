@@ -13,8 +13,8 @@ from pytensor.configdefaults import config
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
-from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.recurrences import CLASSES
 
 # Steps of a block: a few buffers fit the first-level cache, and a block is worth starting. Scans

@@ -6,8 +6,8 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.selection import BLOCK
 from tests.checks import assert_derivatives
 from tests.families import kernels

@@ -10,9 +10,9 @@ from scanlib.kernels.compiled import program_text
 from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.recurrences import affine, clamp, lanes, scan, trust
-from scanlib.recurrences.scan import Steps
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.recurrences import affine, block_scans, clamp, lanes, trust
+from scanlib.recurrences.block_scans import Steps
 from scanlib.schedules.choice import elementwise_program
 from tests.kernel_runs import by_llvm, interpreted
 from tests.modes import MODES
@@ -20,7 +20,7 @@ from tests.modes import MODES
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
 # Which of them look at the length of registers.
-SCANS = (lanes, scan, trust)
+SCANS = (lanes, block_scans, trust)
 
 
 def numbers(dtype, n):

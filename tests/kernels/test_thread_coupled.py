@@ -7,7 +7,7 @@ import pytest
 
 import scanlib
 from scanlib.kernels.thread_parts import system_has_threads
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.selection import can_chunk
 from tests.c_loops import trace
 from tests.checks import assert_same

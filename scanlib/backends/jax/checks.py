@@ -11,9 +11,9 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.backends.jax.bounded import static_int
-from scanlib.ops.checked_convergence import CheckedConvergence
-from scanlib.ops.checked_rows import CheckedPlaces, CheckedRows
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows
 
 
 class StaticCheck(CheckAndRaise):

@@ -42,9 +42,9 @@ from scanlib.backends.jax.time_pieces import (
     split,
     together,
 )
-from scanlib.ops.one_row import OneRow
-from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.step_products import StepProducts
 
 Rule = Callable[[Apply, list[Any]], Any]
 RULES: dict[type, Rule] = {}

@@ -20,7 +20,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.kernels import is_compiled
 from scanlib.backends.jax.rows import OnRows, funcify_on_rows
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 REASON = "scanlib_read_in_place"

@@ -37,7 +37,7 @@ from scanlib._compat import (
 )
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.batched_indices import (
     all_zeros,
     gathered,

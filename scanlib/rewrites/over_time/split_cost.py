@@ -81,8 +81,8 @@ from pytensor.tensor.subtensor import (
 )
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_linear_algebra, is_tensor
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.over_time.batched_indices import varying_index
 

@@ -13,7 +13,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
-from scanlib.ops.triangular import true_shapes
+from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query

@@ -33,7 +33,6 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.known import countable_scalars
-from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import (
     compiles_step_products,
@@ -41,6 +40,7 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.rewrites.detached import detach
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.lower.linear_roles import canonical_loop

@@ -38,8 +38,8 @@ from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.source import Source
 from scanlib.backends.numba.vectors import VERSION, as_array, as_scalar, failing, shuffling
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 MOST_TERMS = 16  # of one call

@@ -2,7 +2,7 @@
 
 Random draws, decompositions of LAPACK's, loops inside loops, carries that change their shapes: each
 step calls PyTensor's numba functions for those, and kernels for all else
-(`scanlib.backends.numba.graph`).
+(`scanlib.backends.numba.step_graph`).
 
 * A scalar state of small depth lives in local variables, one per row; its history is written
   once and never read. Other states are read from their history, as rows that are views.
@@ -23,9 +23,9 @@ from pytensor.graph.basic import Variable
 from scanlib._compat.numba import numba_deepcopy
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.dispatch import register_writer
-from scanlib.backends.numba.graph import GraphWriter, is_zero_dim
 from scanlib.backends.numba.polls import poll
 from scanlib.backends.numba.row_shapes import row_shapes
+from scanlib.backends.numba.step_graph import GraphWriter, is_zero_dim
 from scanlib.backends.numba.vectors import as_array
 from scanlib.backends.numba.whole_arrays import WholeArrays
 from scanlib.ops import errors

@@ -14,8 +14,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
 
 from scanlib._compat import freeze_graph, thaw_graph, vectorize_rule
-from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import conform, is_tensor
+from scanlib.ops.lowered.associative_scan import AssociativeScan
 
 
 @vectorize_rule.register(AssociativeScan)

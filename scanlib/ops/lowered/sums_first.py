@@ -22,7 +22,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 
 
 @dataclass(frozen=True)

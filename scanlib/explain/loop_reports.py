@@ -29,13 +29,13 @@ from scanlib.explain.reasons import listed, obstacles_of
 from scanlib.explain.threads import threads_of
 from scanlib.explain.verdicts import of_elementwise, of_general, of_legacy, of_linear, of_newton
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import compiled_body
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Loop
-from scanlib.ops.newton_scan import is_newton
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.lowered.newton_scan import is_newton
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt import legacy_name
 from scanlib.schedules.selection import schedule

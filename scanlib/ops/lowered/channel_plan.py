@@ -1,6 +1,6 @@
 """Which results of a step share which loops over channels, and how long these are.
 
-The channels of an elementwise loop (see `scanlib.ops.elemwise_scan`) have axes, and a result is
+The channels of an elementwise loop (see `ops.lowered.elemwise_scan`) have axes, and a result is
 computed for all indices into those it depends on. Results that read some array along the same axis
 have as many channels there, and are computed in one loop; results that share nothing may differ in
 size and get loops of their own. All backends write what a `ChannelPlan` says.
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import toposort
 
-from scanlib.ops.positions import Hidden, inputs_read, node_level
+from scanlib.ops.lowered.positions import Hidden, inputs_read, node_level
 from scanlib.ops.signature import BodyInputs, BodyOutputs, Signature
 
 if TYPE_CHECKING:
-    from scanlib.ops.elemwise_scan import Axes, Layout
+    from scanlib.ops.lowered.elemwise_scan import Axes, Layout
 
 
 def depth_of(axes: Axes) -> int:

@@ -40,7 +40,7 @@ from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.graph import is_differentiable
 from scanlib.ops.loop import Loop, NonSequence, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
-from scanlib.ops.one_row import OneRow
+from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.scan import stacked
 
 

@@ -24,7 +24,7 @@ from scanlib.frontend.arguments import (
 from scanlib.frontend.builder import LoopBuilder
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.newton import read_method
-from scanlib.frontend.step import StepResult, call_step, errors_of
+from scanlib.frontend.step_function import StepResult, call_step, errors_of
 from scanlib.frontend.trace import check_count, describe_whole
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.messages import loop_title

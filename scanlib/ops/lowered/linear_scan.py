@@ -34,7 +34,7 @@ Shapes, with any number of batch dimensions ``*batch``:
   `untraced` it is the last row alone.
 
 The adjoint of the real recurrence is a recurrence of the same kind in the other direction (see
-`scanlib.ops.linear_gradient`): nothing is flipped in memory. Matrix
+`scanlib.ops.lowered.linear_gradient`): nothing is flipped in memory. Matrix
 recurrences as prefix scans: G. Blelloch, "Prefix sums and their applications", 1990; the
 log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 """
@@ -51,10 +51,10 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.steps import Rows, Steps
-from scanlib.ops.c_code import PrintedOp
+from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import NotCompilableError, load_backends
-from scanlib.ops.linear_loop import run_in_python
+from scanlib.ops.lowered.linear_loop import run_in_python
 
 SEMIRINGS = ("real", "log", "max", "min")
 
@@ -162,7 +162,7 @@ class LinearScan(HasDerivatives, PrintedOp):
     Examples
     --------
     >>> import numpy as np, pytensor, pytensor.tensor as pt
-    >>> from scanlib.ops.linear_scan import LinearScan
+    >>> from scanlib.ops.lowered.linear_scan import LinearScan
     >>> A, b, h = pt.dmatrix("A"), pt.dmatrix("b"), pt.dmatrix("h")
     >>> f = pytensor.function([A, b, h], LinearScan.of(coefficient="fixed")(A, b, h))
     >>> print(f([[0.0, 1.0], [1.0, 1.0]], np.zeros((4, 2)), [[0.0, 1.0]])[:, 0])

@@ -21,7 +21,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import vectorize_rule
 from scanlib.ops.derivatives import Variables
-from scanlib.ops.linear_op import LinearOp
+from scanlib.ops.row_ops.linear_op import LinearOp
 
 
 class OneRow(LinearOp):

@@ -36,7 +36,7 @@ from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
 from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
 from scanlib.frontend.newton import read_method
-from scanlib.frontend.step import (
+from scanlib.frontend.step_function import (
     StepResult,
     call_function,
     errors_of,

@@ -6,7 +6,7 @@ For rows ``x_0 … x_{T-1}`` and an associative function ∘,
     associative_reduce:   y_{T-1}
 
 with the rows taken from the end under `reverse`. The function is called once, with symbolic
-single rows; see `scanlib.ops.associative_scan` for the Op that comes of it.
+single rows; see `scanlib.ops.lowered.associative_scan` for the Op that comes of it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import freeze_graph
-from scanlib.frontend.step import call_function, captured_variables
+from scanlib.frontend.step_function import call_function, captured_variables
 from scanlib.frontend.values import as_tensor, read_flag
-from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.graph import conform, is_tensor, row_type, substitute
+from scanlib.ops.lowered.associative_scan import AssociativeScan
 
 
 class _Names(NamedTuple):

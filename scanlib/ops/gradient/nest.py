@@ -23,11 +23,11 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checkpoint_schedules import Schedule
-from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.graph import is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
-from scanlib.ops.segments import SplitRows
+from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
+from scanlib.ops.row_ops.row_segments import SplitRows
 
 
 @dataclass(frozen=True)

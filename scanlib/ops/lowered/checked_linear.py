@@ -15,8 +15,8 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 
 from scanlib.ops.derivatives import Variables
-from scanlib.ops.linear_loop import run_in_python
-from scanlib.ops.linear_scan import LinearOptions, LinearScan, Parts, Runner
+from scanlib.ops.lowered.linear_loop import run_in_python
+from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, Runner
 from scanlib.ops.scan import Scan
 
 # By the bits of a real number: products of four factors with such a state are normal numbers.

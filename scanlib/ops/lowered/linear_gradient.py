@@ -30,7 +30,7 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Variable
 
 from scanlib.ops.derivatives import Variables, pullback_rule, pushforward_rule
-from scanlib.ops.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 
 def _conj(variable: Variable) -> Variable:

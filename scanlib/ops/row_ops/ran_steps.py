@@ -17,7 +17,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.linear_op import LinearOp
+from scanlib.ops.row_ops.linear_op import LinearOp
 
 
 class RanSteps(LinearOp):

@@ -1,6 +1,6 @@
 r"""Matrix recurrences: one product a step.
 
-The recurrences are those of `scanlib.ops.linear_scan`, ``h_t = A_t ⊗ h_{t-1} + b_t``. How a step is
+The recurrences are those of `ops.lowered.linear_scan`, ``h_t = A_t ⊗ h_{t-1} + b_t``. How a step is
 computed:
 
 * a real recurrence of vectors of at most `WIDEST` numbers, without a batch: in registers, with a
@@ -29,8 +29,8 @@ from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, Kernel, Type, Value
 from scanlib.kernels.program import Kernels, LoopProgram
-from scanlib.ops import linear_loop
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered import linear_loop
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_run import Run
 from scanlib.schedules.linear_table import Recurrence, States, Table
 

@@ -27,11 +27,11 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.lengths.steps import Steps
-from scanlib.ops.c_code import PrintedOp
-from scanlib.ops.channel_plan import ChannelPlan
+from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.derivatives import Variables
 from scanlib.ops.execution import PerformsLoop
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
+from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 

@@ -1,6 +1,6 @@
 """The plain NumPy loop of a `LinearScan`: what every kernel is held against.
 
-It knows the recurrence of `scanlib.ops.linear_scan` and nothing of how to make it fast.
+It knows the recurrence of `scanlib.ops.lowered.linear_scan` and nothing of how to make it fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
 
 if TYPE_CHECKING:
-    from scanlib.ops.linear_scan import LinearScan, Parts
+    from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 # Texts shared with the compiled kernels, where the numbers travel beside them.
 NEGATIVE_STEPS = "linear scan: n_steps must not be negative, got {}"

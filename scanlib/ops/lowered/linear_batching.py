@@ -14,7 +14,7 @@ from pytensor.graph.basic import Apply, Variable
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import steps_of_batch
 from scanlib.ops.batching import one_number_of_steps
-from scanlib.ops.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 
 @vectorize_rule.register(LinearScan)

@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType, random_generator_type
 from pytensor.tensor.type import lvector
 
-from scanlib.ops.linear_op import LinearOp
+from scanlib.ops.row_ops.linear_op import LinearOp
 
 _KINDS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _HALF = 1 << 64

@@ -28,7 +28,7 @@ from scanlib.lengths.batches import common
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.linear_op import LinearOp
+from scanlib.ops.row_ops.linear_op import LinearOp
 
 
 def _integer(value: Any) -> Variable:
