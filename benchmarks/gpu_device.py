@@ -14,7 +14,7 @@ from scanlib.backends.cuda.driver import PROCESSORS, Driver
 from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
 from scanlib.ops import execution
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 POISON = 0xA5  # every byte of what a kernel will write
 

@@ -26,8 +26,8 @@ from scanlib.backends.cuda.launch import KernelLoop, Kernels, LoopUnit
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import execution
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.families import both
 
 DRIVER = r"""

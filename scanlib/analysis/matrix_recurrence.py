@@ -1,4 +1,4 @@
-"""The matrix recurrences that `scanlib.ops.linear_scan` runs, found in the body of a loop.
+"""The matrix recurrences that `scanlib.ops.lowered.linear_scan` runs, found in the body of a loop.
 
 In the real semiring the next value is a matrix times the state plus something, which
 `scanlib.analysis.matrix_affine` finds out. In the log and tropical semirings it is

@@ -24,10 +24,10 @@ from scanlib._compat import freeze_graph
 from scanlib.analysis.channel_sums import is_sum_of_converted, terms_of_sum
 from scanlib.analysis.indexed_values import IndexedValues, check_order
 from scanlib.analysis.scalar_values import NotElementwiseError, describe, new_scalar
-from scanlib.ops.elemwise_scan import Axes, Layout
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import Axes, Layout
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.recursion import Task, finished
 
 __all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]

@@ -11,10 +11,10 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.verdicts import Elsewhere
-from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pytensor.configdefaults import config
 
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.thread_splits import can_slice, chunks_by, least_row
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.thread_splits import can_slice, chunks_by, least_row
 
 # How a thread finds the value before its steps.
 _HOW = {
@@ -18,7 +18,7 @@ _HOW = {
 def threads_of(op: ElemwiseScan, chosen: str) -> tuple[int, str | None]:
     """Return how many threads a loop may use, and the share of each where there are several.
 
-    `chosen` is the schedule of the compiled code; see `scanlib.ops.elemwise_scan.schedule`.
+    `chosen` is the schedule of the compiled code; see `scanlib.ops.lowered.elemwise_scan.schedule`.
     """
     threads = wanted_threads()
     if threads == 1:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from scanlib.explain.data import FUSED, IN_ORDER, NOTHING, PARALLEL, Obstacle
 from scanlib.explain.reasons import DRAWS, listed
-from scanlib.ops.elemwise_scan import COMPOSED, MANY_STEPS, ElemwiseScan, few_channels
+from scanlib.ops.lowered.elemwise_scan import COMPOSED, MANY_STEPS, ElemwiseScan, few_channels
 
 Verdict = dict[str, Any]
 

@@ -41,8 +41,8 @@ position  rewrite                          why there
 
 from pytensor.compile.mode import optdb
 
-from scanlib.ops.found_results import take_found
 from scanlib.ops.loop_rewrite import WhereLoopsAre
+from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import write_out
 from scanlib.rewrites.long_sums import FlattenLongSums

@@ -6,8 +6,8 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.ops.elemwise_scan import BLOCK, ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
+from scanlib.ops.lowered.elemwise_scan import BLOCK, ElemwiseScan
 from tests.checks import assert_derivatives
 from tests.families import kernels
 from tests.modes import MODES

@@ -8,8 +8,8 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from tests.modes import MODES
 from tests.reference import reference_scan

@@ -5,7 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_derivatives
 from tests.modes import MODES
 

@@ -8,16 +8,16 @@ import pytest
 import scanlib
 from scanlib.kernels.compiled import program_text
 from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
-from scanlib.kernels.recurrences import affine_scan as affine
-from scanlib.kernels.recurrences import clamp_scan as clamp
-from scanlib.kernels.recurrences import extremes_scan as extremes
-from scanlib.kernels.recurrences import lanes, logs, trust
-from scanlib.kernels.recurrences.affine_scan import AffineSteps, scan_affine
-from scanlib.kernels.recurrences.extremes_scan import scan_extremes
-from scanlib.kernels.schedules.choice import elementwise_program
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.recurrences import affine_scan as affine
+from scanlib.recurrences import clamp_scan as clamp
+from scanlib.recurrences import extremes_scan as extremes
+from scanlib.recurrences import lanes, logs, trust
+from scanlib.recurrences.affine_scan import AffineSteps, scan_affine
+from scanlib.recurrences.extremes_scan import scan_extremes
+from scanlib.schedules.choice import elementwise_program
 from tests.kernel_runs import by_llvm, interpreted
 from tests.modes import MODES
 

@@ -8,7 +8,7 @@ import pytest
 import scanlib
 from scanlib.kernels.interpreter import call
 from scanlib.kernels.language import INT64, write_function
-from scanlib.kernels.schedules.channels import LEAST_BYTES, rows_ahead
+from scanlib.schedules.channels import LEAST_BYTES, rows_ahead
 
 MODES = ("NUMBA", "CVM")
 

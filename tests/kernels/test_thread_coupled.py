@@ -7,8 +7,8 @@ import pytest
 
 import scanlib
 from scanlib.kernels.thread_parts import system_has_threads
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.thread_splits import chunks_by
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.thread_splits import chunks_by
 from tests.c_loops import trace
 from tests.checks import assert_same
 from tests.kernels.test_threads import SMALL, STEPS, assert_repeats, compiled, in_forked_process

@@ -21,7 +21,7 @@ from scanlib.backends.numba.kernel_functions import numba_intrinsic
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import functions_of
 from scanlib.kernels.printers.c import ARGUMENTS, print_functions
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.modes import MODES
 
 COMPILER = config.cxx.split() or [""]

@@ -10,7 +10,7 @@ from pytensor.graph.replace import vectorize_graph
 
 import scanlib
 from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_derivatives, evaluate
 from tests.modes import MODES
 

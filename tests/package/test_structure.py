@@ -20,12 +20,14 @@ EVERYWHERE = {"_compat", "config", "kept_files", "source_keys"}
 FLOORS: dict[str, set[str]] = {
     "lengths": set(),
     "ops": {"lengths"},
-    "analysis": {"lengths", "ops"},
+    "kernels": {"ops"},
+    "recurrences": {"ops", "kernels"},
+    "schedules": {"ops", "kernels", "recurrences"},
+    "analysis": {"lengths", "ops", "recurrences"},
     "rewrites": {"lengths", "ops", "analysis"},
     "frontend": {"lengths", "ops"},
-    "kernels": {"ops"},
-    "backends": {"lengths", "ops", "kernels"},
-    "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "backends"},
+    "backends": {"lengths", "ops", "kernels", "recurrences", "schedules"},
+    "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "schedules", "backends"},
 }
 # Backends of packages that need not be installed, imported where a function asks for them.
 OPTIONAL = ("scanlib.backends.jax", "scanlib.backends.torch", "scanlib.backends.cuda")
@@ -86,9 +88,9 @@ def test_no_circle_of_modules_or_packages():
 
 # The signatures of `pytensor.scan` and `scan_checkpoints`, and the options of `loop`.
 LONG = {
-    "scanlib.frontend.scan.scan",
+    "scanlib.frontend.scan_function.scan",
     "scanlib.frontend.wrappers.scan_checkpoints",
-    "scanlib.frontend.loop.loop",
+    "scanlib.frontend.loop_function.loop",
 }
 
 
@@ -124,3 +126,16 @@ def test_tests_mirror_the_rooms():
         for path in (ROOT / "tests").rglob("test_*.py")
     }
     assert found <= rooms
+
+
+def test_modules_share_a_name_only_where_each_linker_has_one():
+    homes = defaultdict(set)
+    for module, path in MODULES.items():
+        if path.stem != "__init__":
+            homes[path.stem].add(module.rpartition(".")[0])
+    shared = {stem: rooms for stem, rooms in homes.items() if len(rooms) > 1}
+    assert not [
+        stem
+        for stem, rooms in shared.items()
+        if not all(room.startswith("scanlib.backends.") for room in rooms)
+    ]

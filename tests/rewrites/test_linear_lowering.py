@@ -10,8 +10,8 @@ import pytest
 from pytensor.graph.basic import Variable
 
 import scanlib
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.modes import MODES

@@ -1,4 +1,4 @@
-"""Rows read at computed places: the device code of `scanlib.ops.positions`.
+"""Rows read at computed places: the device code of `scanlib.ops.lowered.positions`.
 
 A thread reads any item of sequences and non-sequences, which no thread writes, but of states those
 of its own channel only. An index outside of its array is noted with its step, the first one of each
@@ -16,9 +16,9 @@ from pytensor.graph.traversal import toposort
 from scanlib.backends.cuda.scalar_code import HALF, Code
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import Channel, Item, Position, PositionalOp
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp
 
 if TYPE_CHECKING:
     from scanlib.backends.cuda.printer import LoopWriter

@@ -34,7 +34,7 @@ from scanlib.backends.cuda.scalar_code import computed
 from scanlib.kernels.elementary import FORMATS, vector_function
 from scanlib.kernels.language import Value, Writer
 from scanlib.kernels.scalars import PAIR_RULES, RULES, Number, Pair, pair_product, parts_of
-from scanlib.ops.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 
 Numbers = tuple[Any, ...]  # each real or complex
 # Below these no product of a few numbers overflows.

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from scanlib.backends.cuda.printer import LoopWriter
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channel_plan import Place
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import (
     StepIndexError,
     StepShapeError,
 )
+from scanlib.ops.lowered.channel_plan import Place
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import Messages
-from scanlib.ops.positions import has_positions
 from scanlib.ops.signature import Signature
 
 Shape = tuple[int, ...]

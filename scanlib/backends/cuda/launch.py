@@ -18,7 +18,7 @@ from scanlib.backends.cuda.geometry import Geometry
 from scanlib.backends.cuda.parameters import Parameters
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 FEW_TERMS = 64  # of a sum that one thread adds up
 RESETS = 256  # threads of a block that clears flags

@@ -13,8 +13,8 @@ import numpy as np
 from scanlib.backends.cuda.launch import Call, Kernels, Launch
 from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
 from scanlib.backends.cuda.linear_writer import LinearWriter, item_bytes
-from scanlib.ops.linear_loop import check_shapes, count_steps
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 Shape = tuple[int, ...]
 FULL = 1024  # vectors per multiprocessor, from which on blocks may be large

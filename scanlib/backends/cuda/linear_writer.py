@@ -1,6 +1,6 @@
 r"""Writes a matrix recurrence for its CUDA templates: where the items of vectors are.
 
-``h_t = A_t ⊗ h_{t-1} + b_t`` in the forms of `scanlib.ops.linear_scan`. A matrix at the right is
+``h_t = A_t ⊗ h_{t-1} + b_t`` in the forms of `ops.lowered.linear_scan`. A matrix at the right is
 its transpose at the left of the transposed state, so that each column of the state, for each item
 of the batch, is one vector ``x`` of `size` items, and ``x_t = A_t x_{t-1} + b_t``. Numbers of a
 kernel (see `parameters`) are named by array and axis:
@@ -33,9 +33,9 @@ from scanlib.backends.cuda.printer import SHARED, template
 from scanlib.backends.cuda.scalar_code import computed, item_type, memory_type
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.printers.c import print_functions
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import Axes
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import Axes
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 REGISTERS = 8  # items of a vector
 REGISTER_BYTES = 512  # of a matrix that one thread keeps

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from scanlib.ops.elemwise_scan import Axes
+from scanlib.ops.lowered.elemwise_scan import Axes
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ from scanlib.backends.cuda.summary import SummaryWriter
 from scanlib.backends.cuda.sums import SumWriter
 from scanlib.backends.cuda.support import check_supported
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channel_plan import ChannelPlan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import has_positions, loaded
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.channel_plan import ChannelPlan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import has_positions, loaded
 
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 ROWS = 256  # bytes of the rows that a thread keeps, in registers

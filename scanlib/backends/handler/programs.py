@@ -22,14 +22,14 @@ from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.progress import ASKING
 from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.schedules.array_loops import array_program
-from scanlib.kernels.schedules.choice import elementwise_program
-from scanlib.kernels.schedules.graphs import graph_program
-from scanlib.kernels.schedules.linear import linear_program
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.kernel_graph import KernelGraph
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
+from scanlib.schedules.array_loops import array_program
+from scanlib.schedules.choice import elementwise_program
+from scanlib.schedules.graphs import graph_program
+from scanlib.schedules.linear_steps import linear_program
 
 _WORDS = ("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size", "functions")
 _ENTRIES = ("prepare_entry", "start_entry", "run_parts")

@@ -17,9 +17,9 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
-from scanlib.kernels.schedules.linear import has_products
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.schedules.linear_steps import has_products
 
 _LAST, _MIDDLE = (0, 1, "x"), (0, "x", 1)
 
@@ -35,7 +35,7 @@ class Products:
     other : Variable
         Where the other rows are; it has to be computed before the recurrence.
     outer : {"after", "before"}
-        The place of the states, see `scanlib.kernels.schedules.linear.linear_program`.
+        The place of the states, see `scanlib.schedules.linear_steps.linear_program`.
     """
 
     product: Apply

@@ -10,9 +10,9 @@ from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.bounded import static_int
-from scanlib.ops.checked_convergence import CheckedConvergence
-from scanlib.ops.checked_rows import CheckedPlaces, CheckedRows
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows
 
 
 @jax_funcify.register(CheckedPlaces)

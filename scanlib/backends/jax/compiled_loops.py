@@ -38,7 +38,7 @@ from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import count_steps
 from scanlib.backends.jax.until import run_until
 from scanlib.backends.jax.windows import Window, windows
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 

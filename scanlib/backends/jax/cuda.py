@@ -33,9 +33,9 @@ from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.narrow import kept_dtype, narrowed
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it

@@ -25,9 +25,9 @@ from scanlib.backends.jax.mesh_axes import cut_channels
 from scanlib.backends.jax.time_loops import Spread, plain, run_loop, title
 from scanlib.backends.jax.time_ops import plain_function, run_op
 from scanlib.backends.jax.time_pieces import FEW, TILES, Grid, Timed, TimeShardingError
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 EXPLICIT = AxisType.Explicit

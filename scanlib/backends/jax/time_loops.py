@@ -46,13 +46,13 @@ from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.linear import product
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.time_pieces import Grid, Timed, TimeShardingError, together
-from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
-from scanlib.ops.linear_scan import LinearScan, Parts
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import loop_title
-from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
 
 Summary = list[Any]

@@ -31,7 +31,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 
 from scanlib._compat import join_of, split_of
 from scanlib.backends.jax.bounded import static_int
-from scanlib.backends.jax.graphs import funcify_node
+from scanlib.backends.jax.graph_functions import funcify_node
 from scanlib.backends.jax.time_pieces import (
     Timed,
     TimeShardingError,
@@ -40,9 +40,9 @@ from scanlib.backends.jax.time_pieces import (
     split,
     together,
 )
-from scanlib.ops.one_row import OneRow
-from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.step_products import StepProducts
 
 Rule = Callable[[Apply, list[Any]], Any]
 RULES: dict[type, Rule] = {}

@@ -38,7 +38,7 @@ from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import count_steps
 from scanlib.backends.jax.unknown_steps import marked, origins_of, rolled
 from scanlib.backends.jax.windows import Window
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 WHOLE = np.zeros((0, 2), np.int64)  # all rows of all sequences are read

@@ -18,7 +18,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.kernels import is_compiled
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 

@@ -19,8 +19,8 @@ from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.source import may_cache
 from scanlib.kernels.program import CarryShapeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 _writers: list[Callable[[Scan], tuple[Callable[..., Any], str | None]]] = []

@@ -41,8 +41,8 @@ from scanlib.backends.handler.instructions import LOOPS, Instructions, graph_ins
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import compile_for_perform
 from scanlib.backends.numba.recurrences import compile_for_perform as compile_recurrence
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linker_features import CompilesStepProducts
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 
 def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:

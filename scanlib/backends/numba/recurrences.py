@@ -1,7 +1,7 @@
 """Matrix recurrences in numba mode and in `perform`: calls of their kernels.
 
-The kernels are those of `scanlib.kernels.schedules.linear`. What stands for a loop that it may not
-be (`scanlib.ops.checked_linear`) is checked here, and the loop called where it has to be; code that
+The kernels are those of `scanlib.schedules.linear_steps`. What stands for a loop that it may not
+be (`ops.lowered.checked_linear`) is checked here, and the loop called where it has to be; code that
 numba compiles always has the loop.
 """
 
@@ -21,10 +21,10 @@ from pytensor.link.numba.dispatch.basic import (
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.programs import call_program
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.schedules.linear import linear_program
-from scanlib.ops.checked_linear import CheckedLinearScan, limits
 from scanlib.ops.execution import NotCompilableError
-from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan, limits
+from scanlib.ops.lowered.linear_scan import LinearScan, register_linear_compiler
+from scanlib.schedules.linear_steps import linear_program
 
 
 @register_funcify_and_cache_key(LinearScan)

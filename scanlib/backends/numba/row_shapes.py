@@ -10,7 +10,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.numba.graph import GraphWriter
+from scanlib.backends.numba.step_graph import GraphWriter
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 

@@ -21,10 +21,10 @@ from scanlib.backends.torch.portable import TorchLoop, torch_dtype
 from scanlib.backends.torch.result_shapes import shapes_of_loop
 from scanlib.kernels.program import CarryShapeError
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_numeric
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 

@@ -12,10 +12,10 @@ from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Size, product, total
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
@@ -23,7 +23,7 @@ from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.scalars import PAIR_RULES, NoKernelError, Pair, parts_of
 from scanlib.kernels.spans import added, load_number, store_number
 from scanlib.ops.messages import shape_text
-from scanlib.ops.step_products import LENGTHS, SIZES, StepProducts
+from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
 CONFORM = "Dimensions of A and B do not conform: "

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.blockwise import Blockwise
 
+from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.nests import Walk, move, walked, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
-from scanlib.kernels.arrays.step import Destination, Step, rule
 from scanlib.kernels.language import INT64, Block, Value
 from scanlib.kernels.spans import store_number
 

@@ -9,10 +9,10 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import Walk, move, walked, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.arrays.views import (
     broadcast,
     copied_base,

@@ -18,9 +18,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, get_scalar_type
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
+from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
-from scanlib.kernels.arrays.step import Step, rule
 from scanlib.kernels.language import INT64, Local, Value
 from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
 from scanlib.kernels.spans import added, itemsize, load_number, store_number

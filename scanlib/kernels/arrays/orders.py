@@ -8,6 +8,7 @@ from pytensor.graph.basic import Apply
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Argmax
 
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import (
     Walk,
     collapse,
@@ -18,7 +19,6 @@ from scanlib.kernels.arrays.nests import (
     write_copy,
 )
 from scanlib.kernels.arrays.sizes import Size, product
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, Number, parts_of
 from scanlib.kernels.spans import added

@@ -32,7 +32,7 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.triangular import returns_other_shapes
+from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.rewrites.adopt.adopt_buffers import flipped, initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt.adopt_steps import step_of

@@ -2,7 +2,7 @@
 
 Such a loop is given a mask among its sequences, `RanSteps` of a result of the loop with `until`.
 Nothing reads it and rewrites drop it, but in a batch every member ends by itself, while the number
-of steps is one for all. See `scanlib.ops.ran_steps`.
+of steps is one for all. See `scanlib.ops.row_ops.ran_steps`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scanlib.lengths.arrays import Lengths, View
 from scanlib.lengths.forms import LengthForm, minimum, number
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.gradient.cotangents import split_history, split_output
-from scanlib.ops.ran_steps import RanSteps, is_mask
+from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_buffers import placements
 

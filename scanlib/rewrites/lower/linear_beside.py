@@ -1,4 +1,4 @@
-"""Matrix recurrences with the loops that they stand for: see `scanlib.ops.checked_linear`."""
+"""Matrix recurrences with the loops that they stand for: see `ops.lowered.checked_linear`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.graph import substitute
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop, Sequence, State
+from scanlib.ops.lowered.checked_linear import CheckedLinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.rewrites.lower.linear_roles import Roles, value_of
 from scanlib.rewrites.over_time.peel import OverTime
 

@@ -15,8 +15,8 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform
-from scanlib.ops.linear_scan import LinearScan, Parts
 from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 from scanlib.rewrites.lower.linear_beside import BesideLoop
 from scanlib.rewrites.lower.linear_roles import NotLinearError, Roles, value_of
 from scanlib.rewrites.over_time.peel import OverTime

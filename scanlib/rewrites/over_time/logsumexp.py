@@ -10,7 +10,7 @@ A body has them in the forms
     logaddexp(x, logaddexp(y, …)),    g sigmoid(x - logaddexp(y, …))
 
 which are right for all numbers, and the first of which is known to be closed under composition:
-see `scanlib.ops.logaddexp` and `scanlib.analysis.families.logaffine`. The second derivative has
+see `scanlib.ops.logaddexp` and `scanlib.recurrences.logaffine`. The second derivative has
 products of shares in sums that PyTensor factors, ``exp x (c - (c exp x + d exp y) / s) / s``;
 these are multiplied out first. So that ``logsumexp([x, y])`` is one of them too, vectors that
 a step makes of a few numbers are taken apart (`stacked_scalars`). Later releases of PyTensor have

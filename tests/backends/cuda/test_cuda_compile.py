@@ -21,8 +21,8 @@ from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear_launch import LinearKernels
 from scanlib.backends.cuda.schedule import choose
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.backends.cuda.test_cuda_kernels import channels
 from tests.backends.cuda.test_cuda_places import regimes, rows, until_accepted
 from tests.backends.cuda.test_cuda_until import scalars, vectors

@@ -11,9 +11,9 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels
 from tests.families import both
 from tests.modes import MODES

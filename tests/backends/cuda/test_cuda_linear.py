@@ -13,10 +13,10 @@ from scanlib.backends.cuda import linear_launch
 from scanlib.backends.cuda.linear_launch import LinearKernels
 from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
 from scanlib.backends.cuda.linear_writer import check_linear
-from scanlib.ops.c_code import NoCCodeError
+from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError, SequenceLengthError
-from scanlib.ops.linear_loop import run_in_python
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_loop import run_in_python
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import compile_for_host, launches
 from tests.cuda_linear import cut, kernels_of, run, run_in_chunks
 from tests.modes import MODES

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import scanlib
 from scanlib._compat import thaw_graph
-from scanlib.kernels.recurrences import affine_scan as affine_kernels
-from scanlib.kernels.recurrences import extremes_scan as extremes
-from scanlib.kernels.recurrences import lanes, logs, trust
-from scanlib.kernels.schedules import blocks
-from scanlib.ops.elemwise_scan import BLOCK
-from scanlib.ops.sums_first import sums_first
+from scanlib.ops.lowered.elemwise_scan import BLOCK
+from scanlib.ops.lowered.sums_first import sums_first
+from scanlib.recurrences import affine_scan as affine_kernels
+from scanlib.recurrences import extremes_scan as extremes
+from scanlib.recurrences import lanes, logs, trust
+from scanlib.schedules import blocks
 from tests.analysis.test_extreme_values import COEFFICIENTS, TINY, VALUES, assert_same_kind
 from tests.c_loops import compiled, trace, uniform
 from tests.checks import assert_derivatives

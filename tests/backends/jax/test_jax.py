@@ -6,9 +6,9 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_derivatives
 from tests.families import FAMILIES
 from tests.jax_loops import compiled, loop_ops, run_python
@@ -248,8 +248,8 @@ class TestMatrices:
     @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
     @pytest.mark.parametrize("reverse", [False, True])
     def test_semirings(self, perform, semiring, reverse):
-        from scanlib.ops.linear_loop import run_in_python
-        from scanlib.ops.linear_scan import Parts
+        from scanlib.ops.lowered.linear_loop import run_in_python
+        from scanlib.ops.lowered.linear_scan import Parts
 
         op = LinearScan.of(semiring=semiring, reverse=reverse, side="right")
         A, b, h = pt.dtensor3("A"), pt.dmatrix("b"), pt.dmatrix("h")

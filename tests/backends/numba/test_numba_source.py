@@ -8,7 +8,7 @@ from pytensor.configdefaults import config
 
 import scanlib
 from scanlib.backends.numba.source import Source
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_same
 from tests.modes import MODES
 

@@ -1,0 +1,290 @@
+r"""Several steps at once of coupled affine recurrences, as straight code.
+
+With ``s`` the values before a group of steps, the value of part `p` after step `u` of the group is
+
+    y_p[u] = Σ_s P_{pus} · s + F_pu
+
+where the coefficients `P` and the constants `F` follow the recurrence itself, and so do not wait
+for `s`. Only values that lie fewer steps back than the group is long are composed in this way; the
+far taps of a season are read as they are and belong to `F`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from scanlib.kernels.language import BOOL, Local, Type, Value
+from scanlib.kernels.scalars import Number, Pair, pair_product
+from scanlib.kernels.spans import Items, Same, Span
+from scanlib.ops.lowered.elemwise_scan import Recurrence
+from scanlib.recurrences.lanes import Block
+from scanlib.recurrences.trust import (
+    MODERATE,
+    above,
+    is_extreme,
+    is_moderate,
+    outside,
+    some,
+    some_one_by_one,
+)
+
+GROUP = 4
+
+Symbol = tuple[int, int]  # a part, and how many steps before the group
+_Product = tuple[Number | None, Number | None]  # None is one
+
+
+@dataclass(frozen=True)
+class History:
+    """The values of a part, in the order of memory.
+
+    Those before the block, as many as `depth`, are in front, or behind where the loop walks
+    backwards.
+    """
+
+    values: Span
+    depth: int
+    reverse: bool
+
+    def place(self, j: Value, step: int) -> Value:
+        """Return the index of the value `step` steps after that of step `j` of the block."""
+        by = -step if self.reverse else self.depth + step
+        return j + by if by else j
+
+
+@dataclass
+class _Form:
+    """Coefficients of values before the group (None is one), and the constant."""
+
+    coefficients: dict[Symbol, Number | None]
+    constant: Number | None
+
+
+def scan_coupled(
+    block: Block,
+    recurrence: Recurrence,
+    elements: Mapping[int, Items],
+    histories: Mapping[int, History],
+) -> Value:
+    """Write the scan of one block; return whether all values can be trusted.
+
+    Parameters
+    ----------
+    block : Block
+    recurrence : Recurrence
+        Affine, of any number of parts and taps.
+    elements : mapping of int to Items
+        By their number in the recurrence.
+    histories : mapping of int to History
+        By part.
+    """
+    w = block.writer
+    dtype = histories[recurrence.parts[0]].values.dtype
+    trusted = w.local(True, BOOL)
+    inexact = dtype[0] in "fc"
+    if inexact:
+        used = {term.coefficient for terms in recurrence.terms for term in terms}
+        for k in sorted(k for k in used if k is not None):
+            w.assign(trusted, w.copy(trusted) & ~_some_extreme(block, elements[k]))
+    good = w.copy(trusted)
+    with w.when(good):
+        done: Value = w.constant(0, Type("int64"))
+        for steps in (GROUP, 1):
+            done = _Groups(block, recurrence, elements, histories, steps).write(done)
+        for part in recurrence.parts if inexact else ():
+            own = histories[part]
+            count = block.size + own.depth
+            if dtype in MODERATE:
+                bad = some(w, own.values, count, above(MODERATE[dtype], dtype))
+            else:
+                bad = some_one_by_one(w, own.values, count, lambda v: ~is_moderate(w, v))
+            w.assign(trusted, w.copy(trusted) & ~bad)
+    return w.copy(trusted)
+
+
+def _some_extreme(block: Block, items: Items) -> Value:
+    w = block.writer
+    if isinstance(items, Same):
+        return is_extreme(w, items.value)
+    if items.dtype in MODERATE:
+        return some(w, items, block.size, outside(items.dtype))
+    return some_one_by_one(w, items, block.size, lambda value: is_extreme(w, value))
+
+
+class _Groups:
+    """Writes the loop over groups of some steps."""
+
+    def __init__(
+        self,
+        block: Block,
+        recurrence: Recurrence,
+        elements: Mapping[int, Items],
+        histories: Mapping[int, History],
+        steps: int,
+    ) -> None:
+        self.block, self.w, self.recurrence = block, block.writer, recurrence
+        self.elements, self.histories, self.steps = elements, histories, steps
+        self.dtype = histories[recurrence.parts[0]].values.dtype
+        self.kept: dict[Symbol, list[Local]] = {}
+
+    def write(self, begin: Value) -> Value:
+        """Write the groups from a step on; return the step after them."""
+        w, n = self.w, self.block.size
+        end = begin + ((n - begin) & -self.steps) if self.steps > 1 else n
+        first = self.block.step(begin)
+        for symbol in self.symbols():
+            # The group computes it for the next one: it never needs to be read again. Where there
+            # is no group, what is read here is memory of the history all the same.
+            part, back = symbol
+            if back <= self.steps:
+                value = self.histories[part].values.load(self.histories[part].place(first, -back))
+                self.kept[symbol] = [w.local(v) for v in _parts(value)]
+        with w.loop(begin, end, self.steps) as k:
+            self.write_group(self.block.step(k))
+        return end
+
+    def symbols(self) -> list[Symbol]:
+        """Return the values before a group that it reads as such."""
+        found: dict[Symbol, None] = {}
+        for u in range(self.steps):
+            for terms in self.recurrence.terms:
+                for term in terms:
+                    back = -term.tap - u
+                    if back > 0:
+                        found[term.part, back] = None
+        return list(found)
+
+    def write_group(self, j: Value) -> None:
+        forms: list[dict[int, _Form]] = []
+        read: dict[Symbol, Number] = {}
+        values: dict[Symbol, Number] = {}
+        for u in range(self.steps):
+            at = self.at(j, u)
+            item = self.items(at)
+            current: dict[int, _Form] = {}
+            rows = zip(
+                self.recurrence.parts,
+                self.recurrence.terms,
+                self.recurrence.constants,
+                strict=True,
+            )
+            for part, terms, constant in rows:
+                sums: dict[Symbol, list[_Product]] = {}
+                free: list[_Product] = [] if constant is None else [(None, item(constant))]
+                for term in terms:
+                    factor = None if term.coefficient is None else item(term.coefficient)
+                    back = -term.tap
+                    if back > u and back >= self.steps:
+                        free.append((factor, self.past(term.part, back - u, j, read)))
+                    elif back > u:
+                        sums.setdefault((term.part, back - u), []).append((factor, None))
+                    else:
+                        form = forms[u - back][term.part]
+                        for symbol, coefficient in form.coefficients.items():
+                            sums.setdefault(symbol, []).append((factor, coefficient))
+                        if form.constant is not None:
+                            free.append((factor, form.constant))
+                current[part] = self.collected(sums, free)
+            forms.append(current)
+        stored = []
+        for u, current in enumerate(forms):
+            for part, form in current.items():
+                total = form.constant if form.constant is not None else self.number(0)
+                # The newest values come last: they are what the next group waits for.
+                for symbol in sorted(form.coefficients, key=lambda s: -s[1]):
+                    factor = form.coefficients[symbol]
+                    value = self.past(*symbol, j, read)
+                    total = self.fused(
+                        factor if factor is not None else self.number(1), value, total
+                    )
+                stored.append((part, u, total))
+                values[part, self.steps - u] = total
+        for part, u, total in stored:
+            own = self.histories[part]
+            own.values.store(own.place(j, u), total)
+        for symbol, locals in self.kept.items():
+            for local, value in zip(locals, _parts(values[symbol]), strict=True):
+                self.w.assign(local, value)
+
+    def at(self, j: Value, u: int) -> Value:
+        """Return the place of a step of the group in the order of memory."""
+        if not u:
+            return j
+        return j - u if self.block.reverse else j + u
+
+    def items(self, at: Value) -> Callable[[int], Number]:
+        """Return a function that gives a step's elements, each read once."""
+        names: dict[int, Number] = {}
+
+        def item(k: int) -> Number:
+            if k not in names:
+                names[k] = self.elements[k].load(at)
+            return names[k]
+
+        return item
+
+    def past(self, part: int, back: int, j: Value, read: dict[Symbol, Number]) -> Number:
+        """Return the value of a part `back` steps before the group."""
+        if (part, back) not in read:
+            if (part, back) in self.kept:
+                values = [self.w.copy(local) for local in self.kept[part, back]]
+                read[part, back] = values[0] if len(values) == 1 else Pair(*values)
+            else:
+                own = self.histories[part]
+                read[part, back] = own.values.load(own.place(j, -back))
+        return read[part, back]
+
+    def collected(self, sums: dict[Symbol, list[_Product]], free: list[_Product]) -> _Form:
+        coefficients = {
+            symbol: None if products == [(None, None)] else self.sum_of(products)
+            for symbol, products in sums.items()
+        }
+        return _Form(coefficients, self.sum_of(free) if free else None)
+
+    # Numbers of any dtype
+
+    def number(self, value: int) -> Number:
+        kind = {"complex64": "float32", "complex128": "float64"}.get(self.dtype)
+        if kind is None:
+            return self.w.constant(value, Type(self.dtype))
+        return Pair(self.w.constant(value, Type(kind)), self.w.constant(0, Type(kind)))
+
+    def times(self, x: Number, y: Number) -> Number:
+        if isinstance(x, Pair) and isinstance(y, Pair):
+            return pair_product(self.w, x, y)
+        assert isinstance(x, Value)
+        assert isinstance(y, Value)
+        return x * y
+
+    def plus(self, x: Number, y: Number) -> Number:
+        if isinstance(x, Pair) and isinstance(y, Pair):
+            return Pair(x.real + y.real, x.imag + y.imag)
+        assert isinstance(x, Value)
+        assert isinstance(y, Value)
+        return x + y
+
+    def sum_of(self, products: list[_Product]) -> Number:
+        """Return a sum of products, whose factors are one where they are None."""
+        total: Number | None = None
+        for x, y in products:
+            if total is not None and x is not None and y is not None:
+                total = self.fused(x, y, total)
+                continue
+            one = x if y is None else y
+            value = self.number(1) if one is None else one
+            if x is not None and y is not None:
+                value = self.times(x, y)
+            total = value if total is None else self.plus(total, value)
+        assert total is not None
+        return total
+
+    def fused(self, x: Number, y: Number, z: Number) -> Number:
+        """Return ``x y + z``, of real numbers rounded once."""
+        if isinstance(x, Value) and isinstance(y, Value) and x.type.is_float:
+            return self.w.fma(x, y, z)
+        return self.plus(self.times(x, y), z)
+
+
+def _parts(value: Number) -> list[Value]:
+    return [value.real, value.imag] if isinstance(value, Pair) else [value]

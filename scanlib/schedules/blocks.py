@@ -1,0 +1,805 @@
+"""Blocks of steps of one channel: elements, scan, map.
+
+A loop of one channel, or of a few, whose parts all belong to recurrence classes is run in blocks of
+steps. The channels of a block take turns:
+
+1. the elements of a recurrence are computed for all steps of the block, several at once;
+2. a kernel scans them from the state before the block (`scanlib.recurrences`); where
+   composing steps is not safe, the block is run step by step instead;
+3. what depends on the states (histories, outputs, sums) is computed for all steps of the block,
+   again several at once. A sum over the steps has a total in each lane.
+
+Buffers hold one block, so that they stay in the first-level cache; nothing but what the loop
+returns is stored for all steps. A traced state of one channel is scanned where its history is
+stored; other parts have a buffer with the values before the block in front (behind, where the loop
+walks backwards). Between blocks, the values before the next one are in the output that is the
+part's result: so the blocks of several channels can take turns.
+
+Of a part whose sum comes first (`ops.lowered.sums_first`), the sums are scanned: where they are an
+output of one channel, in the output, else in a buffer. Its own value is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
+
+from scanlib.kernels.language import (
+    BOOL,
+    INT64,
+    POINTER,
+    Apply,
+    Block,
+    Kernel,
+    Local,
+    Scratch,
+    Type,
+    Value,
+    Writer,
+)
+from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.spans import (
+    LINE,
+    Items,
+    Same,
+    Span,
+    added,
+    itemsize,
+    load_number,
+    store_number,
+    sum_of_lanes,
+)
+from scanlib.ops.lowered.elemwise_scan import BLOCK, Recurrence
+from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
+from scanlib.recurrences import lanes
+from scanlib.recurrences.affine_scan import AffineSteps, scan_affine
+from scanlib.recurrences.clamp_scan import ClampSteps, scan_clamp
+from scanlib.recurrences.coupled import History, scan_coupled
+from scanlib.recurrences.extremes_scan import scan_extremes
+from scanlib.recurrences.logs import LogSteps, scan_logs
+from scanlib.recurrences.trust import any_lane
+from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.schedules.shared_values import StepGraph, shared_values
+from scanlib.schedules.turns import turns
+
+BLOCKS_OF_A_TURN = 8  # after so many, a loop can be interrupted
+MOST_ON_STACK = 1 << 16  # bytes of buffers
+REALS = ("float32", "float64")
+
+# Reads a variable at a step, or at several side by side, of the block.
+Reader = Callable[[Value, int], Number]
+
+
+class Buffers:
+    """Memory for one block: on the stack, or, if there is much of it, in the workspace."""
+
+    def __init__(self, w: Writer) -> None:
+        self.w = w
+        self.pointer = Value(POINTER, w.name("m"), w)
+        self.size = 0
+        self.block, self.place = w.block, len(w.block.statements)
+
+    def span(self, dtype: str, items: int) -> Span:
+        """Return memory for so many numbers."""
+        span = Span(self.w, dtype, self.pointer, self.size)
+        # Not a multiple of 4096 bytes apart, where processors take one place for another.
+        self.size += -(-items * itemsize(dtype) // LINE) * LINE + 3 * LINE
+        return span
+
+    def define(self, workspace: Callable[[], tuple[Value, Value]]) -> int:
+        """Write where the memory is; return how much of it is in the workspace.
+
+        `workspace` writes an address and how many bytes after it this part's memory starts.
+        """
+        before, fits = Block(), self.size <= MOST_ON_STACK
+        with self.w.inside(before):
+            if fits:
+                before.statements.append(Scratch(self.pointer, "uint8", max(self.size, 1)))
+            else:
+                before.statements.append(Apply(self.pointer, "offset", workspace()))
+        self.block.statements[self.place : self.place] = before.statements
+        return 0 if fits else self.size
+
+
+class BlocksRun(TableReader[ElemwiseLoop]):
+    """Writes the kernel that takes the steps in blocks."""
+
+    def __init__(self, loop: ElemwiseLoop) -> None:
+        super().__init__(loop, "blocks")
+        self.scalars = Scalars(self.w, self.call_outside)
+        self.reverse, n = loop.reverse, loop.signature.n_states
+        self.inner, self.result = loop.inner, loop.result
+        recurrent = [part for r in loop.op.recurrences for part in r.parts]
+        self.nexts: dict[int, Variable] = {
+            part: self.result.states[part] if part < n else self.result.carries[part - n]
+            for part in recurrent
+        }
+        self.taps: dict[Variable, tuple[int, int]] = {}
+        for i, taps in enumerate(self.inner.taps):
+            for offset, tap in zip(loop.signature.taps[i], taps, strict=True):
+                self.taps[tap] = (i, offset)
+        for i, carry in enumerate(self.inner.carries):
+            if n + i in self.nexts:
+                self.taps[carry] = (n + i, -1)
+        self.depths = {part: loop.signature.depths[part] if part < n else 1 for part in recurrent}
+        self.size = max([BLOCK, *self.depths.values()])
+        self.sums_first = sums_first(loop.op, loop.graph)
+        self.sums = [i for i, is_sum in enumerate(loop.layout.sums) if is_sum]
+        self.indices: list[Value] = []
+        self.elements: dict[tuple[int, int], Items] = {}
+        self.kept: dict[int, list[Local]] = {}
+        self.element_graphs = [self.elements_of(k) for k in range(len(loop.op.recurrences))]
+        *self.shared_in_elements, self.shared_in_map = shared_values(
+            [*map(self.graph_of_elements, range(len(loop.op.recurrences))), self.graph_of_map()]
+        )
+
+    # What is where
+
+    def is_direct(self, part: int) -> bool:
+        """Whether a part is scanned in its history; others are in a buffer of one block."""
+        signature = self.loop.signature
+        traced = part < signature.n_states and not signature.untraced[part]
+        return traced and not self.loop.layout.ndim
+
+    def output_of_sums(self, part: int) -> int | None:
+        """Return the output that is the sums of a part, if these can be scanned there."""
+        total = self.sums_first[part].total
+        outputs = self.result.outputs if not self.loop.layout.ndim else []
+        return next((k for k, value in enumerate(outputs) if value is total), None)
+
+    def dtype_of(self, part: int) -> str:
+        n = self.loop.signature.n_states
+        state = self.inner.taps[part][0] if part < n else self.inner.carries[part - n]
+        return str(state.type.dtype)
+
+    def elements_of(
+        self, number: int
+    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
+        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
+        op = self.loop.op
+        first = op.recurrences[number].parts[0] in self.sums_first
+        return elements_with_addend(op, number) if first else op.elements_of(number)
+
+    def prepare_buffers(self) -> None:
+        """Reserve the memory of one block."""
+        self.buffers = buffers = Buffers(self.w)
+        loop, size = self.loop, self.size
+        self.row_buffers = [buffers.span(row.type.dtype, size) for row in self.inner.rows]
+        self.values = {
+            part: buffers.span(self.dtype_of(part), size + depth)
+            for part, depth in self.depths.items()
+            if not self.is_direct(part) and part not in self.sums_first
+        }
+        self.totals = {
+            part: buffers.span(self.dtype_of(part), size)
+            for part in self.sums_first
+            if self.output_of_sums(part) is None
+        }
+        self.output_buffers = (
+            [buffers.span(value.type.dtype, size) for value in self.result.outputs]
+            if loop.layout.ndim
+            else []
+        )
+        self.shared: dict[int, Span] = {}
+        for own in (*self.shared_in_elements, self.shared_in_map):
+            for value, number in own.items():
+                if number not in self.shared:
+                    self.shared[number] = buffers.span(value.type.dtype, size)
+        self.varying: dict[tuple[int, int], Span] = {}
+        for number, recurrence in enumerate(loop.op.recurrences):
+            inputs, outputs, _ = self.element_graphs[number]
+            whole = set(inputs[len(inputs) - loop.signature.n_non_sequences :])
+            for k, out in enumerate(outputs):
+                read = {v for v in ancestors([out]) if v.owner is None}
+                if any(not isinstance(v, Constant) and v not in whole for v in read):
+                    dtype = self.dtype_of(recurrence.parts[0])
+                    self.varying[number, k] = buffers.span(dtype, size)
+
+    def workspace(self) -> tuple[Value, Value]:
+        """Write where the workspace is, and how far into it this part's memory begins."""
+        address = self.out.word(self.words.workspace, POINTER, "workspace")
+        part = self.out.number(self.words.part, "part")
+        return address, part * self.buffers.size + self.storage.end_of_spaces
+
+    def offset(self, name: str, lead: int) -> Value | int:
+        """Return where the item of the channel is in a row of an array."""
+        place: Value | int = 0
+        for own, axis in enumerate(self.loop.arrays[name].axes):
+            if axis is not None and axis < len(self.indices):
+                place = self.indices[axis] * self.storage.stride(name, own + lead) + place
+        return place
+
+    def number_of(self, name: str) -> Number:
+        """Return the item of the channel of an array without rows."""
+        dtype = self.loop.arrays[name].dtype
+        return load_number(self.w, dtype, self.data(name), self.offset(name, 0))
+
+    def place_of_value(self, part: int, row: Value | int) -> tuple[Value, Value | int]:
+        """Return where a part's values outside of the block are: those before it, and after.
+
+        `row` is a row of its history, or of its latest values where there is none.
+        """
+        n = self.loop.signature.n_states
+        if part >= n:
+            return self.data(f"c{part - n}"), self.offset(f"c{part - n}", 0)
+        at = self.w.as_value(row, INT64) * self.storage.stride(f"h{part}", 0)
+        return self.data(f"h{part}"), at + self.offset(f"h{part}", 1)
+
+    # The kernel
+
+    def kernel(self) -> Kernel:
+        w = self.w
+        self.storage = Storage(self)
+        self.steps = self.out.number(self.words.steps, "steps")
+        self.prepare_buffers()
+        if not self.loop.layout.ndim:
+            self.write_constants()
+        self.write_blocks(w.constant(0, INT64), self.steps)
+        write_result(self, self.steps, self.steps)
+        return self.finished()
+
+    def finished(self) -> Kernel:
+        """Return the kernel that was written."""
+        self.loop.block_bytes = self.buffers.define(self.workspace)
+        return self.out.kernel(register_bytes())
+
+    def write_blocks(self, first: Value, last: Value) -> None:
+        """Write the loop over the blocks of some steps."""
+        w, done = self.w, self.w.local(first)
+        turn = BLOCKS_OF_A_TURN * self.size
+        with turns(w, done, last, turn) as (start, end), w.loop(start, end, self.size) as i:
+            self.write_steps(i, last)
+
+    def write_steps(self, i: Value, last: Value) -> None:
+        """Write the block that begins with a step."""
+        w, loop = self.w, self.loop
+        self.i, left = i, last - i
+        self.n = w.select(left < self.size, left, self.size)
+        self.low = self.steps - i - self.n if self.reverse else i
+        with ExitStack() as stack:
+            for axis in range(loop.layout.ndim):
+                stack.enter_context(self.channels(axis))
+            with self.scalars.scope():
+                if loop.layout.ndim:
+                    self.write_constants()
+                self.write_block()
+        self.indices = []
+
+    @contextmanager
+    def channels(self, axis: int) -> Iterator[None]:
+        """Write a loop over channels."""
+        loop = self.loop
+        target = loop.plan.targets[0]
+        size: Value = self.w.constant(1, INT64)
+        number = loop.loops.get((id(target), axis))
+        if number is not None:
+            group = loop.groups_of_loops[number]
+            size = self.length(loop.plan.group_places(group, axis)[0], axis)
+        with self.w.loop(0, size) as index:
+            self.indices.append(index)
+            yield
+
+    def write_block(self) -> None:
+        """Write one block of one channel."""
+        w = self.w
+        self.safe = w.local(True, BOOL)
+        self.write_views()
+        self.block = lanes.Block(w, self.n, self.reverse, self.ahead())
+        self.late: dict[int, Value] = {}
+        self.write_shared()
+        for number, recurrence in enumerate(self.loop.op.recurrences):
+            self.write_recurrence(number, recurrence)
+            if self.block.ahead:  # the first scan asks for all
+                self.block = lanes.Block(w, self.n, self.reverse)
+        with w.when(w.copy(self.safe)) as choice:
+            for part, value in self.late.items():
+                w.assign(self.kept[part][0], value)
+        with w.otherwise(choice):
+            self.write_one_by_one()
+        self.write_map()
+        self.move_on()
+
+    def trust(self, fine: Value) -> None:
+        self.w.assign(self.safe, self.w.copy(self.safe) & fine)
+
+    # Views
+
+    def write_constants(self) -> None:
+        """Read what a channel keeps for all steps, and compute its elements that never change."""
+        loop = self.loop
+        for variable, name in zip(self.inner.non_sequences, loop.outer.non_sequences, strict=True):
+            self.scalars.bind(variable, self.number_of(name))
+        for number in range(len(loop.op.recurrences)):
+            inputs, outputs, _ = self.element_graphs[number]
+            with self.scalars.scope():
+                self.bind_same(inputs)
+                for k, out in enumerate(outputs):
+                    if (number, k) not in self.varying:
+                        self.scalars.emit([out])
+                        dtype = self.dtype_of(loop.op.recurrences[number].parts[0])
+                        value = self.converted(self.scalars.number(out), dtype)
+                        self.elements[number, k] = Same(self.w, value)
+
+    def bind_same(self, inputs: Sequence[Variable]) -> None:
+        """Bind the non-sequences of a copy of the body's inputs."""
+        for mine, other in zip(self.loop.graph.inputs, inputs, strict=True):
+            if mine in self.inner.non_sequences:
+                self.scalars.bind(other, self.scalars.number(mine))
+
+    def converted(self, value: Number, dtype: str) -> Number:
+        """Return a number as a dtype has it."""
+        if dtype.startswith("complex"):
+            return self.scalars.pair(value, "float32" if dtype == "complex64" else "float64")
+        return self.scalars._value(value, dtype)
+
+    def write_views(self) -> None:
+        """Write where the rows, histories and outputs of the block are, and what is before it."""
+        loop, w = self.loop, self.w
+        self.rows = [self.row_span(i) for i in range(len(self.inner.rows))]
+        self.histories: dict[int, Span] = {}
+        for part, depth in self.depths.items():
+            if part in self.sums_first:
+                pointer, offset = self.place_of_value(part, 0)
+                before = load_number(w, self.dtype_of(part), pointer, offset)
+                assert isinstance(before, Value)
+                self.kept[part] = [w.local(before)]
+            elif self.is_direct(part):
+                self.histories[part] = self.history_of(part)
+            else:
+                self.histories[part] = self.values[part]
+                self.read_values_before(part, depth)
+        self.outputs = self.output_buffers or [
+            Span(w, array.dtype, self.data(array.name), self.low * array.itemsize)
+            for array in loop.arrays.values()
+            if array.is_output and array.name[0] == "z"
+        ]
+        for part in self.sums_first:
+            output = self.output_of_sums(part)
+            if output is not None:
+                self.totals[part] = self.outputs[output]
+
+    def row_span(self, i: int) -> Span:
+        """Return the rows of a sequence in this block: where they are, or a copy side by side."""
+        w, name = self.w, self.loop.outer.sequences[i]
+        own, stride = self.row_buffers[i], self.storage.stride(name, 0)
+        start = self.low * stride + self.offset(name, 1)
+        apart = stride.differs(own.itemsize)
+        with w.when(apart), w.loop(0, self.n) as j:
+            own.store(j, load_number(w, own.dtype, self.data(name), start + j * stride))
+        pointer = w.select(apart, own.pointer, self.data(name))
+        return Span(w, own.dtype, pointer, w.select(apart, own.start, start))
+
+    def history_of(self, part: int) -> Span:
+        """Return the history of a part from what is before the block, in the order of memory."""
+        dtype = self.dtype_of(part)
+        return Span(self.w, dtype, self.data(f"h{part}"), self.low * itemsize(dtype))
+
+    def read_values_before(self, part: int, depth: int) -> None:
+        """Write the copy of the values before the block to the part's buffer."""
+        w = self.w
+        with w.loop(0, depth) as k:
+            row: Value = k
+            if part < self.loop.signature.n_states and not self.loop.signature.untraced[part]:
+                row = self.low + (self.n + k if self.reverse else k)
+            value = load_number(w, self.dtype_of(part), *self.place_of_value(part, row))
+            self.values[part].store(self.n + k if self.reverse else k, value)
+
+    def ahead(self) -> tuple[Span, ...]:
+        """Return what the next block reads and writes; the rows of several channels lie apart."""
+        if self.loop.layout.ndim:
+            return ()
+        direct = [span for part, span in self.histories.items() if self.is_direct(part)]
+        move = -self.n if self.reverse else self.n
+        return tuple(span.moved(move) for span in (*self.rows, *self.outputs, *direct))
+
+    def index(self, part: int, offset: int, j: Value) -> Value:
+        """Return where the value of a part is, `offset` steps after step `j` of the block."""
+        place = -offset if self.reverse else self.depths[part] + offset
+        return j + place if place else j
+
+    def value(self, part: int, offset: int, j: Value, count: int = 1) -> Number:
+        """Read the values of a part, `offset` steps after some steps of the block."""
+        if part in self.sums_first:
+            return self.w.copy(self.kept[part][0])
+        return self.histories[part].load(self.index(part, offset, j), count)
+
+    # All steps of a block at once
+
+    def for_all(self, outputs: Iterable[Variable], write: Callable[[Value], None]) -> None:
+        """Write what computes some variables for all steps, several at once where that is known.
+
+        `write` is given a step; `scalars.lanes` says how many there are from it on.
+        """
+        w, n = self.w, self.n
+        count = self.steps_at_once(outputs)
+        done = n & -count
+        before = len(w.block.statements)
+        try:
+            if count < 2:
+                raise LanesError
+            with w.loop(0, done, count) as j, self.scalars.scope():
+                self.scalars.lanes = count
+                write(j)
+        except LanesError:
+            del w.block.statements[before:]
+            done = w.constant(0, INT64)
+        finally:
+            self.scalars.lanes = 1
+        with w.loop(done, n) as j, self.scalars.scope():
+            write(j)
+
+    def steps_at_once(self, outputs: Iterable[Variable]) -> int:
+        """Return how many steps fill a register with numbers of the widest dtype."""
+        dtypes = {variable.type.dtype for variable in ancestors(list(outputs))}
+        if any(parts_of(dtype) is not None for dtype in dtypes):
+            return 1  # the parts of complex numbers lie side by side
+        widest = max((np.dtype(dtype).itemsize for dtype in dtypes), default=8)
+        return register_bytes() // widest
+
+    def bind_read(
+        self, outputs: list[Variable], known: dict[Variable, Reader], copies: dict, j: Value
+    ) -> None:
+        """Bind what some variables are computed from at some steps.
+
+        `known` are variables that have been computed; `copies` maps the inputs of the graph in
+        which they are read to the body's own.
+        """
+        count = self.scalars.lanes
+        above = dict.fromkeys(ancestors(outputs, blockers=set(known)))  # in the same order always
+        for variable, read in known.items():
+            if variable in above:
+                self.scalars.bind(variable, read(j, count))
+        for variable in above:
+            if variable.owner is not None or variable in self.scalars.values:
+                continue
+            own = copies.get(variable, variable)
+            if own in self.taps:
+                self.scalars.bind(variable, self.value(*self.taps[own], j, count))
+            elif own in self.inner.rows:
+                row = self.rows[self.inner.rows.index(own)]
+                self.scalars.bind(variable, row.load(j, count))
+
+    # What is computed once for the elements and for what depends on the states
+
+    def graph_of_elements(self, number: int) -> StepGraph:
+        inputs, outputs, scanned = self.element_graphs[number]
+        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+        computed = [out for out in outputs if out not in copies]
+        return StepGraph(computed, *self.inputs_of_graph(copies), scanned)
+
+    def graph_of_map(self) -> StepGraph:
+        own = {inp: inp for inp in self.loop.graph.inputs}
+        wanted = [*self.addends().values(), *self.mapped_outputs().values()]
+        computed = [*self.scanned_variables(), *(found.total for found in self.sums_first.values())]
+        return StepGraph(wanted, *self.inputs_of_graph(own), computed)
+
+    def inputs_of_graph(
+        self, copies: dict[Variable, Variable]
+    ) -> tuple[dict[Variable, Variable], dict[Variable, Variable]]:
+        rows, whole = set(self.inner.rows), set(self.inner.non_sequences)
+        return (
+            {mine: own for mine, own in copies.items() if own in rows},
+            {mine: own for mine, own in copies.items() if own in whole},
+        )
+
+    def write_shared(self) -> None:
+        """Write what elements and map, or several recurrences, compute alike."""
+        left = set(self.shared)
+        for number, own in enumerate((*self.shared_in_elements, self.shared_in_map)):
+            computed = {k: value for value, k in own.items() if k in left}
+            left -= set(computed)
+            inputs = self.loop.graph.inputs
+            if number < len(self.element_graphs):
+                inputs = self.element_graphs[number][0]
+            self.write_values(inputs, computed, self.shared, {})
+
+    def shared_readers(self, own: dict[Variable, int]) -> dict[Variable, Reader]:
+        return {value: self.shared[number].load for value, number in own.items()}
+
+    def write_elements(self, number: int) -> None:
+        """Write the elements of a recurrence for all steps of the block."""
+        inputs, outputs, scanned = self.element_graphs[number]
+        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+        computed: dict[int, Variable] = {}
+        for k, out in enumerate(outputs):
+            if (number, k) not in self.varying:
+                continue
+            own = self.varying[number, k]
+            if out in copies and out.type.dtype == own.dtype:
+                self.elements[number, k] = self.view(copies[out])
+            else:
+                computed[k] = out
+                self.elements[number, k] = own
+        known: dict[Variable, Reader] = {
+            value: self.reader(part) for value, part in scanned.items()
+        }
+        known |= self.shared_readers(self.shared_in_elements[number])
+        spans = {k: self.varying[number, k] for k in computed}
+        self.write_values(inputs, computed, spans, known)
+
+    def write_values(
+        self,
+        inputs: Sequence[Variable],
+        computed: dict[int, Variable],
+        spans: dict[int, Span],
+        known: dict[Variable, Reader],
+    ) -> None:
+        """Write some values of a graph for all steps of the block; `inputs` are the graph's."""
+        if not computed:
+            return
+        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+        wanted = list(computed.values())
+
+        def write(j: Value) -> None:
+            self.bind_same(inputs)
+            self.bind_read(wanted, known, copies, j)
+            self.scalars.emit(wanted)
+            for k, out in computed.items():
+                own = spans[k]
+                value = self.scalars._spread(self.scalars.number(out))
+                own.store(j, self.converted(value, own.dtype))
+
+        self.for_all(wanted, write)
+
+    def reader(self, part: int) -> Reader:
+        """Return what reads the scanned values of a part."""
+        return lambda j, count: self.value(part, 0, j, count)
+
+    def view(self, own: Variable) -> Span:
+        """Return the values of a row or a past value during the block."""
+        if own in self.inner.rows:
+            return self.rows[self.inner.rows.index(own)]
+        part, offset = self.taps[own]
+        place = -offset if self.reverse else self.depths[part] + offset
+        return self.histories[part].moved(place)
+
+    # Scans
+
+    def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of one recurrence, from its elements."""
+        self.write_elements(number)
+        part = recurrence.parts[0]
+        (terms, *more) = recurrence.terms
+        single = not more and len(terms) == 1 and terms[0].tap == -1
+        real = self.dtype_of(part) in REALS
+        if part in self.sums_first:
+            self.write_sums_first(number, recurrence)
+        elif recurrence.family == "affine in squares" and single and real:
+            self.write_squares(number, recurrence)
+        elif recurrence.family == "clamp" and single and real:
+            self.write_clamp(number, recurrence)
+        elif recurrence.family in ("maximum", "minimum") and single:
+            bound = self.constant_of(number, recurrence)
+            assert bound is not None
+            h, before = self.scanned(part)
+            largest = recurrence.family == "maximum"
+            self.trust(scan_extremes(self.block, bound, h, before, largest))
+        elif recurrence.family == "log-affine" and single and real:
+            self.write_logs(number, recurrence)
+        elif recurrence.family == "affine" and single and real:
+            h, before = self.scanned(part)
+            self.write_affine(number, recurrence, h, before)
+        elif recurrence.family == "affine":
+            elements = {k: own for (n, k), own in self.elements.items() if n == number}
+            histories = {
+                part: History(self.histories[part], self.depths[part], self.reverse)
+                for part in recurrence.parts
+            }
+            self.trust(scan_coupled(self.block, recurrence, elements, histories))
+        else:
+            self.w.assign(self.safe, False)
+
+    def scanned(self, part: int) -> tuple[Span, Value]:
+        """Return where the new values of a part go, and the value before the block."""
+        own, depth = self.histories[part], self.depths[part]
+        before = own.real(self.n) if self.reverse else own.real(depth - 1)
+        return (own if self.reverse else own.moved(depth)), before
+
+    def coefficient_of(self, number: int, recurrence: Recurrence) -> Items | None:
+        k = recurrence.terms[0][0].coefficient
+        return None if k is None else self.elements[number, k]
+
+    def constant_of(self, number: int, recurrence: Recurrence) -> Items | None:
+        k = recurrence.constants[0]
+        return None if k is None else self.elements[number, k]
+
+    def same(self, value: float, part: int) -> Same:
+        return Same(self.w, self.w.constant(value, Type(self.dtype_of(part))))
+
+    def write_affine(self, number: int, recurrence: Recurrence, h: Span, before: Value) -> None:
+        part = recurrence.parts[0]
+        a, b = self.coefficient_of(number, recurrence), self.constant_of(number, recurrence)
+        if a is None:
+            a = self.same(1.0, part)
+        if b is None and isinstance(a, Same):
+            b = self.same(-0.0, part)
+        self.trust(scan_affine(self.block, AffineSteps(a, b, h, before))[1])
+
+    def write_sums_first(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of the sums of a state and its addend."""
+        part = recurrence.parts[0]
+        a, b = self.coefficient_of(number, recurrence), self.constant_of(number, recurrence)
+        assert a is not None
+        before = self.w.copy(self.kept[part][0])
+        steps = AffineSteps(a, b, self.totals[part], before, sum_first=True)
+        self.late[part], fine = scan_affine(self.block, steps)
+        self.trust(fine)
+
+    def write_squares(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of a state's square, and the roots."""
+        w, (part,) = self.w, recurrence.parts
+        squares = self.buffers.span(self.dtype_of(part), self.size)
+        h, before = self.scanned(part)
+        self.write_affine(number, recurrence, squares, before * before)
+        count = register_bytes() // h.itemsize
+        many = w.local(w.constant(False, Type("bool", count)))
+        one = w.local(False, BOOL)
+
+        def root(j: Value, count: int) -> None:
+            square = squares.real(j, count)
+            local = many if count > 1 else one
+            w.assign(local, w.copy(local) | ~(square >= 0.0))
+            h.store(j, w.apply("sqrt", square))
+
+        self.block.for_all(h.itemsize, root)
+        self.trust(~(any_lane(w, w.copy(many)) | w.copy(one)))
+
+    def write_logs(self, number: int, recurrence: Recurrence) -> None:
+        part, dtype = recurrence.parts[0], self.dtype_of(recurrence.parts[0])
+        bound = self.constant_of(number, recurrence)
+        assert bound is not None
+        h, before = self.scanned(part)
+        place = self.index(part, -1, self.w.constant(0, INT64))
+        scale, sums = (self.buffers.span(dtype, self.size) for _ in range(2))
+        steps = LogSteps(
+            a=self.coefficient_of(number, recurrence),
+            b=bound,
+            h=h,
+            old=self.histories[part].moved(place),
+            before=before,
+            scale=scale,
+            sums=sums,
+        )
+        self.trust(scan_logs(self.block, steps))
+
+    def write_clamp(self, number: int, recurrence: Recurrence) -> None:
+        """Write the scan of clamped shifts; what is left out does nothing."""
+        (part,) = recurrence.parts
+        chosen = (recurrence.terms[0][0].coefficient, *recurrence.constants)
+        neutral = (0.0, -np.inf, np.inf)
+        a, low, high = (
+            self.same(other, part) if k is None else self.elements[number, k]
+            for k, other in zip(chosen, neutral, strict=True)
+        )
+        h, before = self.scanned(part)
+        self.trust(scan_clamp(self.block, ClampSteps(a, low, high, h, before)))
+
+    # One step after the other
+
+    def write_one_by_one(self) -> None:
+        """Write the block step by step, with the body as it is."""
+        w = self.w
+        totals = {part: found.total for part, found in self.sums_first.items()}
+        wanted = [*self.nexts.values(), *totals.values()]
+        with w.loop(0, self.n) as k, self.scalars.scope():
+            j = self.n - 1 - k if self.reverse else k
+            self.bind_read(wanted, {}, {}, j)
+            self.scalars.emit(wanted)
+            for part, total in totals.items():
+                self.totals[part].store(j, self.scalars.number(total))
+            values = [(part, self.scalars.number(value)) for part, value in self.nexts.items()]
+            for part, value in values:
+                value = self.converted(value, self.dtype_of(part))
+                if part in self.sums_first:
+                    assert isinstance(value, Value)
+                    w.assign(self.kept[part][0], value)
+                else:
+                    self.histories[part].store(self.index(part, 0, j), value)
+
+    # What depends on the states
+
+    def write_map(self) -> None:
+        """Write the sums and outputs for all steps of the block."""
+        w = self.w
+        outputs, addends = self.mapped_outputs(), self.addends()
+        wanted = [*addends.values(), *outputs.values()]
+        if not wanted:
+            return
+        known = self.scanned_values() | self.shared_readers(self.shared_in_map)
+        counts = {1, self.steps_at_once(wanted)}
+        sums = {i: _Total(w, self.inner.carries[i].type.dtype, counts) for i in addends}
+
+        def write(j: Value) -> None:
+            self.bind_read(wanted, known, {}, j)
+            self.scalars.emit(wanted)
+            for i, addend in addends.items():
+                dtype = self.inner.carries[i].type.dtype
+                value = self.scalars._spread(self.scalars.number(addend))
+                sums[i].add(self.converted(value, dtype))
+            for k, out in outputs.items():
+                value = self.scalars._spread(self.scalars.number(out))
+                self.outputs[k].store(j, self.converted(value, self.outputs[k].dtype))
+
+        self.for_all(wanted, write)
+        for i, total in sums.items():
+            place = self.place_of_value(self.loop.signature.n_states + i, 0)
+            old = load_number(w, self.inner.carries[i].type.dtype, *place)
+            store_number(w, *place, total.after(old))
+
+    def mapped_outputs(self) -> dict[int, Variable]:
+        """Return the outputs that no scan writes."""
+        scanned = {self.output_of_sums(part) for part in self.sums_first}
+        return {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
+
+    def addends(self) -> dict[int, Variable]:
+        return {i: self.result.carries[i] for i in self.sums}
+
+    def scanned_variables(self) -> dict[Variable, int]:
+        """Return the next values that have been scanned, and whose they are."""
+        return {
+            value: part
+            for part, value in self.nexts.items()
+            if value.owner is not None and part not in self.sums_first
+        }
+
+    def scanned_values(self) -> dict[Variable, Reader]:
+        """Return what reads the values that have been scanned."""
+        known: dict[Variable, Reader] = {
+            found.total: self.totals[part].load for part, found in self.sums_first.items()
+        }
+        return known | {v: self.reader(part) for v, part in self.scanned_variables().items()}
+
+    def move_on(self) -> None:
+        """Write what the block leaves: histories and outputs of channels, the latest values."""
+        loop, w = self.loop, self.w
+        for part, depth in self.depths.items():
+            if part in self.sums_first:
+                store_number(w, *self.place_of_value(part, 0), w.copy(self.kept[part][0]))
+            elif part >= loop.signature.n_states or loop.signature.untraced[part]:
+                with w.loop(0, depth) as k:
+                    value = self.values[part].load(k if self.reverse else self.n + k)
+                    store_number(w, *self.place_of_value(part, k), value)
+            elif not self.is_direct(part):
+                first = 0 if self.reverse else depth
+                with w.loop(0, self.n) as j:
+                    value = self.values[part].load(j + first)
+                    store_number(w, *self.place_of_value(part, self.low + j + first), value)
+        for number, own in enumerate(self.output_buffers):
+            name = f"z{number}"
+            with w.loop(0, self.n) as j:
+                at = (self.low + j) * self.storage.stride(name, 0) + self.offset(name, 1)
+                store_number(w, self.data(name), at, own.load(j))
+
+
+class _Total:
+    """A sum over the steps of a block: one in each lane, and one of the steps that are left."""
+
+    def __init__(self, w: Writer, dtype: str, counts: set[int]) -> None:
+        self.w = w
+        half = parts_of(dtype)
+        self.locals: dict[int, list[Local]] = {}
+        for count in sorted(counts) if half is None else (1,):
+            kind = Type(half or dtype, count)
+            # Minus zero is what changes no sum.
+            zero = w.constant(-0.0 if kind.is_float else 0, kind)
+            self.locals[count] = [w.local(zero) for _ in range(1 if half is None else 2)]
+
+    def add(self, value: Number) -> None:
+        """Write that a number is added."""
+        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
+        for local, part in zip(self.locals[parts[0].type.lanes], parts, strict=True):
+            total = added(self.w.copy(local), part)
+            self.w.assign(local, total)
+
+    def after(self, old: Number) -> Number:
+        """Return a number and the sum."""
+        w = self.w
+        for _, locals in sorted(self.locals.items(), reverse=True):
+            sums = [sum_of_lanes(w, w.copy(local)) for local in locals]
+            old = added(old, sums[0] if len(sums) == 1 else Pair(*sums))
+        return old

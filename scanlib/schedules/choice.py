@@ -1,0 +1,47 @@
+"""The program of an elementwise loop: which schedules it has."""
+
+from __future__ import annotations
+
+from scanlib.kernels.program import Kernels, LoopProgram
+from scanlib.kernels.thread_parts import wanted_threads
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.lowered.thread_splits import chunks_by
+from scanlib.schedules.blocks import BlocksRun
+from scanlib.schedules.channels import ChannelsRun
+from scanlib.schedules.chunks import ChunksRun, Then
+from scanlib.schedules.elementwise import ElemwiseLoop, Prepare, Start, workspace_rows
+
+
+def elementwise_program(op: ElemwiseScan) -> LoopProgram:
+    """Return the kernels of an elementwise loop.
+
+    Raises
+    ------
+    NoKernelError
+        If an operation or a dtype of its body has none.
+    """
+    loop = ElemwiseLoop(op, schedule(op))
+    run = [ChannelsRun(loop).kernel()] if loop.by_channels else []
+    then = None
+    how = chunks_by(op) if wanted_threads() > 1 else None
+    if how is not None:
+        chunks = ChunksRun(loop, how)
+        run.append(chunks.kernel())
+        then = Then(chunks).kernel()
+    elif loop.by_blocks:
+        run.append(BlocksRun(loop).kernel())
+    rows = any(workspace_rows(loop, i) for i in range(loop.signature.n_states))
+    return LoopProgram(
+        name=op.scan.name or "loop",
+        inputs=loop.inputs,
+        outputs=loop.outputs,
+        words=loop.words,
+        kernels=Kernels(Prepare(loop).kernel(), Start(loop).kernel(), tuple(run), then),
+        failures=loop.failures,
+        functions=tuple(loop.functions),
+        can_be_parted=loop.slices > 1 or then is not None,
+        shared=tuple(loop.shared_sums()) if loop.slices > 1 else (),
+        may_be_full=loop.grows,
+        may_stop=loop.signature.has_stop,
+        has_workspace=rows or loop.block_bytes > 0 or then is not None,
+    )

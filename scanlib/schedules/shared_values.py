@@ -1,0 +1,91 @@
+"""Values that several graphs of a step compute from its rows alone, and that are worth keeping.
+
+A block of steps computes the elements of its recurrences before the states are known, and what
+reads the states after. Both may need the same quotient or exponential of the rows: it is computed
+once for all steps of the block, and kept until the block ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytensor.scalar.basic as ps
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors, toposort
+
+from scanlib.ops.lowered.thread_splits import is_cheap
+
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A graph of one step.
+
+    Attributes
+    ----------
+    outputs : sequence of Variable
+    rows, whole : mapping of Variable to Variable
+        Its inputs that are rows, and those that are the same at all steps, and which input of the
+        body each of them is.
+    computed : collection of Variable
+        What has been computed before: nothing above it is looked at.
+    """
+
+    outputs: Sequence[Variable]
+    rows: Mapping[Variable, Variable]
+    whole: Mapping[Variable, Variable]
+    computed: Iterable[Variable] = ()
+
+
+def shared_values(graphs: Sequence[StepGraph]) -> list[dict[Variable, int]]:
+    """Return, for each graph, which of its values are shared, by their numbers.
+
+    Equal numbers are equal values of the same rows.
+    """
+    numbers: dict[object, int] = {}
+    found = [_slow_values(graph, numbers) for graph in graphs]
+    uses = Counter(number for own in found for number in set(own.values()))
+    shared = [{v: number for v, number in own.items() if uses[number] > 1} for own in found]
+    return [_last(graph, own) for graph, own in zip(graphs, shared, strict=True)]
+
+
+def _slow_values(graph: StepGraph, numbers: dict[object, int]) -> dict[Variable, int]:
+    """Return what a graph computes from rows by slow operations."""
+    blockers = {*graph.computed}
+    known: dict[Variable, int] = {}
+    varying: dict[Variable, int] = {}
+    for own, variables in ((varying, graph.rows), (known, graph.whole)):
+        for variable, input_ in variables.items():
+            own[variable] = numbers.setdefault(input_, len(numbers))
+    order = list(toposort(graph.outputs, blockers=blockers))
+    for node in order:
+        for inp in node.inputs:
+            if isinstance(inp, Constant):
+                known[inp] = numbers.setdefault(inp.signature(), len(numbers))
+        operands = [varying.get(inp, known.get(inp)) for inp in node.inputs]
+        if None in operands:
+            continue
+        own = varying if any(inp in varying for inp in node.inputs) else known
+        for place, out in enumerate(node.outputs):
+            own[out] = numbers.setdefault((node.op, place, *operands), len(numbers))
+    above = set(ancestors(graph.outputs, blockers=blockers)) - blockers
+    return {
+        out: varying[out]
+        for node in order
+        for out in node.outputs
+        if out in above and out in varying and out.type.dtype in DTYPES and _is_slow(node.op)
+    }
+
+
+def _is_slow(op: Op) -> bool:
+    return isinstance(op, ps.TrueDiv | ps.Reciprocal) or not is_cheap(op)
+
+
+def _last(graph: StepGraph, shared: Mapping[Variable, int]) -> dict[Variable, int]:
+    """Return the shared values that a graph reads when it has all of them."""
+    above = set(ancestors(graph.outputs, blockers={*graph.computed, *shared}))
+    return {value: number for value, number in shared.items() if value in above}
