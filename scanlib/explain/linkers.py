@@ -55,7 +55,7 @@ class Setting:
         step, where it is the step of a loop."""
         if self.linker != "JAX":
             return self
-        from scanlib.backends.jax.unknown_lengths import lengths_in
+        from scanlib.backends.jax.prepare import lengths_in
 
         return replace(self, lengths=lengths_in(fgraph, data))
 
