@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytensor.scalar.basic as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.backends.cuda.families import AFFINE, Composed, Numbers, is_nan, size
+from scanlib.backends.cuda.families import Composed, Numbers, is_nan, size
 from scanlib.backends.cuda.scalar_code import Code, computed, item_type, parts
 from scanlib.kernels.language import BOOL, Value
 from scanlib.kernels.scalars import Number
@@ -70,12 +71,12 @@ class SummaryWriter:
                 given = [
                     code.scalars.number(v)
                     if isinstance(v, Variable)
-                    else code.scalars.constant(v, dtype)
+                    else code.scalars.constant(np.asarray(v, dtype), dtype)
                     for v in one.elements
                 ]
                 numbers = [code.scalars.number_as(number, dtype) for number in given]
                 zero = code.writer.constant(0.0, parts(numbers[0])[0].type)
-                results += [*numbers, *[zero] * one.family.bounds]
+                results += [*numbers, *[zero] * one.bounds]
             self.assign(code, results)
 
     def write_then(self, name: str, one: bool) -> None:
@@ -83,7 +84,7 @@ class SummaryWriter:
             code = Code(self.loop.unit, f"scanlib_{name}_functions")
             results: list[Number] = []
             for own, (first, later) in self.each(code, "f", "later"):
-                results += own.family.then(code.writer, first, later, one)
+                results += own.compose(code.writer, first, later, one)
             self.assign(code, results)
 
     def write_apply(self) -> None:
@@ -94,14 +95,14 @@ class SummaryWriter:
             good: Value = w.constant(True, BOOL)
             for (one, (f,)), value in zip(self.each(code, "f"), self.values, strict=True):
                 before = code.read(f"s.{value}", one.dtype)
-                after = one.family.of(w, f, before)
+                after = one.apply(w, f, before)
                 results.append(after)
-                if one.family.trusted is None:
+                if one.trust is None:
                     continue
-                stays = is_nan(w, before)
-                if forgets and one.family is AFFINE:
+                stays = is_nan(before)
+                if forgets and one.family == "affine":
                     stays = stays & (size(f[0]) > 0.0)
-                good = good & (stays | one.family.trusted(w, f, before, after))
+                good = good & (stays | one.trust.trusted(w, f, before, after))
             *texts, trusted = code.write(self.source, [*results, good])
             for value, text in zip(self.values, texts, strict=True):
                 self.source.line(f"s.{value} = {text};")
@@ -113,7 +114,7 @@ class SummaryWriter:
             w = code.writer
             good: Value = w.constant(True, BOOL)
             for one, value in zip(self.composed, self.values, strict=True):
-                if one.family.moderate is None:
+                if one.trust is None:
                     continue
                 before, after = (
                     code.read(f"{name}.{value}", one.dtype) for name in ("before", "after")
@@ -121,7 +122,7 @@ class SummaryWriter:
                 lost: Value = w.constant(False, BOOL)
                 for part in parts(before):
                     lost = lost | part.differs(part)
-                good = good & (lost | one.family.moderate(w, after))
+                good = good & (lost | one.trust.moderate(after))
             (text,) = code.write(self.source, [good])
             self.source.line(f"return {text};")
 
