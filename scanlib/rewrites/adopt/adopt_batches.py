@@ -33,7 +33,6 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import UNBATCH, is_legacy_scan
 from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
 from scanlib.lengths.numbers import constant_index
-from scanlib.rewrites.adopt.adopt_until import read_last_steps
 
 # What one member's part of a result is computed by, from its parts of the inputs.
 STRUCTURE = (
@@ -81,23 +80,24 @@ def _adopt_rank(
     one = FunctionGraph(roots, results, clone=True)
     _leave_out_what_does_nothing.rewrite(one)
     MergeOptimizer().rewrite(one)
-    count = _count_legacy(one)
+    loops = _legacy_loops(one)
+    if len(loops) > 1 and any(node.op.info.as_while for node in loops):
+        return {}  # members end by themselves, but a gradient takes as many steps for all
     adopt(one)
-    if _count_legacy(one) == count:
+    if len(_legacy_loops(one)) == len(loops):
         return {}
-    read_last_steps.rewrite(one)
     copies = dict(zip(one.inputs, roots, strict=True))
     shared = {new: root for new, root in copies.items() if root not in member.batches}
     batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
     try:
         made = vectorize_graph(graph_replace(one.outputs, shared), batches)
-    except NotImplementedError:  # of truncated gradients of loops with `until`, for example
+    except NotImplementedError:  # of shapes that depend on what a step computes, for example
         return {}
     return dict(zip(read, made, strict=True))
 
 
-def _count_legacy(fgraph: FunctionGraph) -> int:
-    return sum(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
+def _legacy_loops(fgraph: FunctionGraph) -> list[Apply]:
+    return [node for node in fgraph.apply_nodes if is_legacy_scan(node.op)]
 
 
 def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variable]:
