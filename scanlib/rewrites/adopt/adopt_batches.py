@@ -101,10 +101,7 @@ def _legacy_loops(fgraph: FunctionGraph) -> list[Apply]:
 
 
 def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variable]:
-    """Return a result if other nodes read it than slices of it, and what those slices give.
-
-    Rows written into zeros are followed, too: of them the last that ran may be read.
-    """
+    """Return a result if other nodes read it than slices of it, and what those slices give."""
     found: list[Variable] = []
     is_read = False
     for client, position in fgraph.clients.get(variable, ()):
@@ -116,17 +113,14 @@ def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variabl
 
 
 def _slices_rows(node: Apply, position: int, rank: int) -> bool:
-    """Whether a node reads rows of each member of a batch, or writes them into zeros."""
+    """Whether a node reads rows of each member of a batch."""
     op = node.op
     core = op.core_op if isinstance(op, Blockwise) else op
-    if not isinstance(core, Subtensor | IncSubtensor):
-        return False
-    array = 1 if isinstance(core, IncSubtensor) else 0
-    if position != array:
+    if not isinstance(core, Subtensor) or position:
         return False
     if isinstance(op, Blockwise):
         return op.batch_ndim(node) == rank
-    return behind_the_batch(node, array + 1, rank) is not None
+    return behind_the_batch(node, 1, rank) is not None
 
 
 def _is_size(variable: Variable) -> bool:
