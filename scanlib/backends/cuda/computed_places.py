@@ -82,19 +82,6 @@ class PlaceWriter:
         """The kernel's numbers."""
         return [*self.strides, *self.lengths]
 
-    @property
-    def members(self) -> list[tuple[str, str]]:
-        """What a channel knows beside where its items are."""
-        axes = [f"e{axis}" for axis in range(self.loop.layout.ndim)]
-        return [("int64_t", name) for name in [*axes, *self.names]]
-
-    def write_locate(self) -> None:
-        line = self.loop.source.line
-        for axis in range(self.loop.layout.ndim):
-            line(f"l.e{axis} = e{axis};")
-        for name in self.names:
-            line(f"l.{name} = p.{name};")
-
     def bind(self, code: Code) -> Callable[[Apply], bool]:
         """Return what writes a positional operation into a function, and binds its result."""
         w = code.writer
@@ -118,7 +105,7 @@ class PlaceWriter:
     def write(self, code: Code, node: Apply) -> Number:
         """Write one operation; return its result."""
         if isinstance(node.op, Channel):
-            return self._number(code, f"w.l.e{node.op.axis}")
+            return self._number(code, f"w.l.e[{node.op.axis}]")
         positions = [
             code.scalars.convert(number, "int64")
             for number in code.numbers(node.inputs[1:])
@@ -130,7 +117,7 @@ class PlaceWriter:
 
     def write_position(self, code: Code, node: Apply, given: Value) -> Value:
         array, lead, _ = self.loop.plan.array_of(node.inputs[0])
-        w, size = code.writer, self._number(code, f"w.l.{array}_d{lead + node.op.axis}")
+        w, size = code.writer, self._number(code, f"w.p->{array}_d{lead + node.op.axis}")
         place = w.select(given < 0, given + size, given)
         outside = (place < 0) | (place >= size)
         step, index = (w.copy(own) for own in self.wrong)
@@ -147,19 +134,19 @@ class PlaceWriter:
         w, given = code.writer, iter(positions)
         offset: Value = w.constant(0, INT64)
         if node.inputs[0] in self.loop.inner.rows:
-            offset = self._number(code, "x.t") * self._number(code, f"w.l.{array}_t")
+            offset = self._number(code, "x.t") * self._number(code, f"w.l.t[Params::{array}]")
         exists: Value = w.constant(True, Type("bool"))
         for k, place in enumerate(node.op.places):
             if place == "at":
                 position = next(given)
                 exists = exists & (position >= 0)
-                offset = offset + position * self._number(code, f"w.l.{array}_s{lead + k}")
+                offset = offset + position * self._number(code, f"w.p->{array}_s{lead + k}")
             elif place != axes[k]:
                 raise NoCCodeError("an item of another channel has no CUDA kernel")
         dtype = node.outputs[0].type.dtype
         half = None if dtype == HALF else parts_of(dtype)
         kind = Type("uint16" if dtype == HALF else half or dtype)
-        pointer, found = code.pointer(f"w.l.{array}"), list[Local]()
+        pointer, found = code.pointer(f"w.l.at[Params::{array}]"), list[Local]()
         for _ in range(1 if half is None else 2):
             found.append(w.local(0, kind))
             with w.when(exists):

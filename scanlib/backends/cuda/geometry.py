@@ -124,7 +124,7 @@ def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape
     if signature.has_stop:
         shapes.append(())  # the number of steps
     if loop.places is not None:
-        shapes.append((prod(sizes), 2))  # an index outside of its array, and its step
+        shapes.append((*sizes, 2))  # an index outside of its array, and its step
     return shapes
 
 
@@ -168,7 +168,7 @@ def raise_wrong_index(op: ElemwiseScan, more: Sequence[Any]) -> None:
     """
     if not has_positions(op.body.outputs):
         return
-    wrong = np.asarray(more[-1])
+    wrong = np.asarray(more[-1]).reshape(-1, 2)
     wrong = wrong[wrong[:, 0] >= 0]
     if len(wrong):
         messages = Messages(op.signature, op.scan.labels, op.scan.name)

@@ -9,13 +9,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from pytensor.configdefaults import config
 
-from scanlib.backends.cuda.channel import is_dense
 from scanlib.backends.cuda.compiler import compile_kernels
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import Geometry
-from scanlib.backends.cuda.parameters import Parameters
+from scanlib.backends.cuda.parameters import Parameters, contiguous
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -90,24 +88,6 @@ class Kernels:
         """Return the kernels for a call of these sizes."""
         return self
 
-    def pack(
-        self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
-    ) -> tuple[list[int], list[int]]:
-        """Return the numbers of the kernels, and where among them the addresses go.
-
-        Parameters
-        ----------
-        values : dict
-            Counts and sizes, by name.
-        strides : sequence of tuple of int
-            Of the arguments and of the results, in bytes.
-        """
-        arrays = [*self.parameters.inputs, *self.parameters.outputs]
-        for array, own in zip(arrays, strides, strict=True):
-            values = values | array.strides(own)
-        names = [*(array.name for array in arrays), *self.parameters.works]
-        return self.parameters.pack(values), [self.parameters.place[name] for name in names]
-
     def launch_of(self, name: str, blocks: int, threads: int) -> Launch:
         """Return the launch of a kernel."""
         if blocks > MOST_BLOCKS:
@@ -115,7 +95,7 @@ class Kernels:
         return Launch(self.names.index(name), blocks, threads)
 
 
-UNIT = {"rows": "walk", "chunks": "walk", "look-back": "look_back"}  # of each schedule
+UNITS = {"rows": "walk", "look-back": "look_back"}  # of schedules
 
 
 class KernelLoop:
@@ -147,19 +127,19 @@ class KernelLoop:
     def of(self, sizes: Geometry, processors: int) -> LoopUnit:
         """Return the kernels for a call of these sizes."""
         kind = schedule_of(self.writer, sizes, processors).kind
-        return self.unit(UNIT.get(kind, self.writer.units()[0]))
+        return self.unit(UNITS.get(kind, kind))
 
     @property
     def source(self) -> str:
         """The unit that every loop has, with all of its operations."""
-        return self.unit(self.writer.units()[0]).source
+        return self.unit("serial").source
 
 
 def schedule_of(writer: LoopWriter, sizes: Geometry, processors: int) -> Schedule:
     """Return how a loop is walked."""
     return choose(
         sizes.steps, sizes.channels, processors, writer.composed is not None,
-        writer.threads, writer.items, config.scanlib__cuda_look_back,
+        writer.threads, writer.items,
     )  # fmt: skip
 
 
@@ -204,24 +184,21 @@ class LoopUnit(Kernels):
             names = [array.name for array in self.parameters.inputs]
             for name, (array, axis) in writer.places.strides.items():
                 values[name] = strides[names.index(array)][axis]
-        words, slots = self.pack(values, strides)
-        dense = sizes.channels == 1 and is_dense(writer, strides)
-        return Call(words, slots, self._works(sizes, plan), self._launches(sizes, plan, dense))
-
-    def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
-        count = sizes.channels * plan.chunks
-        works = [16 * count for _ in self.writer.sums]  # as large as a total can be
-        for i in self.writer.summed:
-            size = max(4, np.dtype(self.writer.arrays[f"z{i}"].dtype).itemsize)
-            works.append(sizes.steps * sizes.channels * size)
-        if self.writer.composed is not None:
-            several = count if plan.kind in ("chunks", "look-back") else 0
-            functions, flags = several, 0
-            if plan.kind == "look-back":  # of stretches and groups; of states as well
-                functions, flags = 2 * count, flags_of(sizes, plan)
-            works += [functions * self.writer.summary_bytes, several * self.writer.state_bytes]
-            works += [4 * several, 4 * flags]
-        return works
+        terms = self.parameters.arrays[len(strides) :]
+        shapes = [
+            (plan.chunks if array.name.startswith("partial") else sizes.steps, *sizes.sizes)
+            for array in terms
+        ]
+        items = [np.dtype(array.dtype).itemsize for array in terms]
+        every = [*strides, *map(contiguous, shapes, items)]
+        words, slots = self.parameters.pack(values, every)
+        works = [item * prod(shape) for item, shape in zip(items, shapes, strict=True)]
+        if writer.composed is not None:
+            count = sizes.channels * plan.chunks if plan.kind == "look-back" else 0
+            works += [2 * count * writer.summary_bytes, count * writer.state_bytes]
+            works.append(4 * flags_of(sizes, plan) if count else 0)
+        dense = sizes.channels == 1 and writer.is_dense(every)
+        return Call(words, slots, works, self._launches(sizes, plan, dense))
 
     def _launches(self, sizes: Geometry, plan: Schedule, dense: bool) -> list[Launch]:
         if not sizes.channels:
@@ -231,15 +208,7 @@ class LoopUnit(Kernels):
         launches = []
         if plan.kind == "serial":
             blocks = -(-sizes.channels // plan.threads)
-            until = self.writer.signature.has_stop
-            name = "until" if until else f"serial_{plan.ahead}"
-            launches.append(self.launch_of(name, blocks, plan.threads))
-        if plan.kind == "chunks":
-            each = -(-sizes.channels // flat)
-            launches.append(self.launch_of("summarize", tiles * plan.chunks, shared))
-            launches.append(self.launch_of("carry", each, flat))
-            launches.append(self.launch_of("walk", tiles * plan.chunks, shared))
-            launches.append(self.launch_of("repair", each, flat))
+            launches.append(self.launch_of(f"serial_{plan.ahead}", blocks, plan.threads))
         if plan.kind == "look-back":
             name = "look_back_dense" if dense and plan.lanes == 1 else "look_back"
             resets = -(-flags_of(sizes, plan) // RESETS)

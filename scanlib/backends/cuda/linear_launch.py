@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from scanlib.backends.cuda.launch import Call, Kernels, Launch
-from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
+from scanlib.backends.cuda.launch import Call, Kernels
 from scanlib.backends.cuda.linear_writer import LinearWriter, item_bytes
+from scanlib.backends.cuda.schedule import choose_linear
 from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
 from scanlib.ops.lowered.linear_scan import LinearScan
 
 Shape = tuple[int, ...]
-FULL = 1024  # vectors per multiprocessor, from which on blocks may be large
 
 
 @dataclass(frozen=True)
@@ -118,39 +117,28 @@ class LinearKernels(Kernels):
             "channels": sizes.vectors,
             "chunk": plan.chunk,
             "chunks": plan.chunks,
-            "n2": sizes.columns,
         }
-        values |= {f"n{axis}": size for axis, size in enumerate(sizes.batch, 3)}
-        words, slots = self.pack(values, strides)
-        launches = self._launches(sizes, plan, processors)
-        return Call(words, slots, self._works(sizes, plan), launches)
-
-    def _works(self, sizes: LinearGeometry, plan: LinearSchedule) -> list[int]:
-        writer = self.writer
-        if writer.both:
-            return []
+        if not writer.both:
+            columns = {f"n{len(sizes.batch)}": sizes.columns}
+            values |= {f"n{axis}": size for axis, size in enumerate(sizes.batch)} | columns
+        words, slots = self.parameters.pack(values, strides)
         count = sizes.vectors * plan.chunks * writer.size if plan.chunks > 1 else 0
         item = item_bytes(writer.dtype)
         real = item // 2 if np.dtype(writer.dtype).kind == "c" else item
-        return [count * writer.columns * item, 2 * count * writer.columns * real, count * item]
-
-    def _launches(
-        self, sizes: LinearGeometry, plan: LinearSchedule, processors: int
-    ) -> list[Launch]:
-        writer = self.writer
-        if not prod(sizes.outputs[0]):
-            return []
-        if writer.both:
-            return [self.launch_of("walk", 1, writer.threads)]
-        threads, each = writer.threads, writer.threads // writer.group
-        if writer.group == 1:
-            threads = each = 128 if sizes.vectors >= FULL * processors else 32
-        walked = sizes.vectors * (1 if writer.op.untraced else plan.chunks)
-        jobs = {"walk": walked}
+        works = [count * writer.columns * item, 2 * count * writer.columns * real, count * item]
+        jobs = {"walk": sizes.vectors * (1 if writer.op.untraced else plan.chunks)}
         if plan.chunks > 1:
             probed = sizes.vectors * (plan.chunks - 1) * writer.columns
-            jobs = {"probe": probed, "carry": sizes.vectors, "walk": walked}
-        return [self.launch_of(name, -(-count // each), threads) for name, count in jobs.items()]
+            jobs = {"probe": probed, "carry": sizes.vectors} | jobs
+        if writer.both:
+            jobs, works = {"walk": 1}, []
+        if not prod(sizes.outputs[0]):
+            jobs = {}
+        each = writer.threads // max(writer.group, 1)
+        launches = [
+            self.launch_of(name, -(-count // each), writer.threads) for name, count in jobs.items()
+        ]
+        return Call(words, slots, works, launches)
 
 
 @lru_cache(maxsize=256)

@@ -37,7 +37,7 @@ class SummaryWriter:
 
     def write(self) -> None:
         fields = [(item_type(dtype), name) for own in self.names for name, dtype in own]
-        self.loop.struct("Functions", fields)
+        self.loop.members("Functions", fields)
         even = "sizeof(Functions) % 16 == 0 ? 16 : alignof(Functions)"  # read by few instructions
         self.source.line(f"struct alignas({even}) Summary : Functions {{}};")
         self.write_lift()
@@ -45,16 +45,6 @@ class SummaryWriter:
         self.write_then("extend", one=True)
         self.write_apply()
         self.write_moderate()
-        for name, kind in (
-            ("summaries", "Summary"),
-            ("states", "State"),
-            ("alarms", "int32_t"),
-            ("flags", "int32_t"),
-        ):
-            self.source.line(
-                f"SCANLIB_METHOD static {kind} *{name}(const Params &p) "
-                f"{{ return ({kind} *)p.{name}; }}"
-            )
 
     def each(self, code: Code, *objects: str) -> Iterator[tuple[Composed, list[Numbers]]]:
         """Yield the recurrences, and the numbers of their functions in some objects."""
@@ -69,8 +59,7 @@ class SummaryWriter:
             self.source.line(f"f.{name} = {text};")
 
     def write_lift(self) -> None:
-        head = "static void lift(const Fixed &w, const Rows &x, Summary &f)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
+        with self.loop.method("void lift(const Fixed &w, const Rows &x, Summary &f)"):
             code = Code(self.loop.unit, "scanlib_lift")
             results: list[Number] = []
             for one in self.composed:
@@ -90,8 +79,7 @@ class SummaryWriter:
             self.assign(code, results)
 
     def write_then(self, name: str, one: bool) -> None:
-        head = f"static void {name}(Summary &f, const Summary &later)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
+        with self.loop.method(f"void {name}(Summary &f, const Summary &later)"):
             code = Code(self.loop.unit, f"scanlib_{name}_functions")
             results: list[Number] = []
             for own, (first, later) in self.each(code, "f", "later"):
@@ -99,7 +87,7 @@ class SummaryWriter:
             self.assign(code, results)
 
     def write_apply(self) -> None:
-        with self.source.block("SCANLIB_METHOD static bool apply(const Summary &f, State &s)"):
+        with self.loop.method("bool apply(const Summary &f, State &s)"):
             code = Code(self.loop.unit, "scanlib_apply_functions")
             w, forgets = code.writer, has_choices(self.loop.op.body.toposort())
             results: list[Number] = []
@@ -120,8 +108,7 @@ class SummaryWriter:
             self.source.line(f"return {trusted};")
 
     def write_moderate(self) -> None:
-        head = "static bool moderate(const State &before, const State &after)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
+        with self.loop.method("bool moderate(const State &before, const State &after)"):
             code = Code(self.loop.unit, "scanlib_moderate")
             w = code.writer
             good: Value = w.constant(True, BOOL)

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
-from math import prod
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from scanlib.backends.cuda.geometry import Geometry, geometry
 from scanlib.backends.cuda.launch import KernelLoop, Kernels
 from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
 from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
@@ -239,7 +239,7 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         jax.ShapeDtypeStruct(shape, dtype)
         for shape, dtype in zip(sizes.outputs, dtypes, strict=True)
     ]
-    strides = [_strides(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
+    strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
     call = kernels.call(sizes, strides, processors())
     words = list(call.words)
     for k, (first, _) in enumerate(places.tolist()):
@@ -258,7 +258,3 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         count=np.array([len(kernels.names)], np.int64),
     )
     return varying(list(found[: len(results)]), list(arrays))
-
-
-def _strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    return tuple(item * prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -157,10 +157,9 @@ def test_loops_and_gradients(jax_on_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("look_back", [True, False])
-def test_long_series(jax_on_device, monkeypatch, look_back):
+def test_long_series(jax_on_device, monkeypatch):
     """In one pass or in several, twice: the same bits at every run."""
-    check_long_series("JAX", monkeypatch, look_back)
+    check_long_series("JAX", monkeypatch)
 
 
 @pytest.mark.parametrize(
