@@ -25,7 +25,6 @@ from scanlib.backends.jax.mesh_axes import cut_channels
 from scanlib.backends.jax.time_loops import Spread, plain, run_loop, title
 from scanlib.backends.jax.time_ops import plain_function, run_op
 from scanlib.backends.jax.time_pieces import FEW, TILES, Grid, Timed, TimeShardingError
-from scanlib.ops.lowered.checked_linear import CheckedLinearScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
@@ -278,9 +277,6 @@ class ShardedFunction:
         return [value_of(variable) for variable in self.graph.outputs]
 
     def _results(self, node: Apply, given: list[Any]) -> list[Any]:
-        if isinstance(node.op, CheckedLinearScan):
-            own, node = node.op.n_own(), node.op.plain(node)
-            given = given[:own]
         if not any(isinstance(value, Timed) for value in given):
             if node not in self.functions:
                 self.functions[node] = plain_function(node)
