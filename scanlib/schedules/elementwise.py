@@ -24,11 +24,11 @@ from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
-from scanlib.ops.lowered.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
-from scanlib.ops.lowered.thread_splits import can_slice, least_row
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
+from scanlib.schedules.selection import MANY_STEPS, can_slice, few_channels, least_row
 from scanlib.schedules.turns import steps_of_a_turn
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
@@ -122,7 +122,7 @@ class ElemwiseLoop(Loop):
     ----------
     op : ElemwiseScan
     schedule : str
-        How its steps are taken, see `scanlib.ops.lowered.elemwise_scan.schedule`.
+        How its steps are taken, see `scanlib.schedules.selection.schedule`.
     """
 
     def __init__(self, op: ElemwiseScan, schedule: str) -> None:
@@ -134,7 +134,6 @@ class ElemwiseLoop(Loop):
         # How much of the workspace chunks of the steps have in common.
         self.extra_bytes: Callable[[Writer, Value], Value] | None = None
         self.least_chunk = 1  # steps
-        self.probes = False  # whether one block tells first whether chunks pay
         self.layout = op.layout
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
         self.outer = self.plan.outer
@@ -513,13 +512,12 @@ class Prepare(Checks[ElemwiseLoop]):
         self.out.write_word(self.words.parts, parts)
 
     def write_chunks(self, steps: Value) -> None:
-        """Write how many chunks of the steps there are, and what the first round does."""
+        """Write how many chunks of the steps there are; one block tells first whether they pay."""
         loop, w, words = self.loop, self.w, self.words
         chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
         chunks = w.select(chunks < loop.chunks, chunks, loop.chunks)
         chunks = w.select(chunks < 1, 1, chunks)
-        several = chunks > 1
-        probes = w.constant(loop.probes, Type("bool")) & several
+        probes = chunks > 1
         self.out.write_word(words.chunks, chunks)
         self.out.write_word(words.job, w.select(probes, PROBE, w.constant(RUN, INT64)))
         self.out.write_word(words.part, w.select(probes, chunks - 1, 0))
