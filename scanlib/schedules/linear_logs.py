@@ -23,7 +23,7 @@ import numpy as np
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix
-from scanlib.kernels.semiring_products import (
+from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
     SmallVectors,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from scanlib.kernels.language import INT64, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import write_product
-from scanlib.kernels.semiring_products import Combination, Dots, write_multiple
+from scanlib.kernels.linalg.semiring_products import Combination, Dots, write_multiple
 from scanlib.schedules.linear_logs import LogSteps
-from scanlib.schedules.linear_table import Place, Recurrence, States
+from scanlib.schedules.linear_table import Place, Recurrence, Table
 from scanlib.schedules.linear_vectors import BothSides, FixedSteps, MatrixSteps
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
@@ -20,7 +20,7 @@ WORK_OF_A_TURN = 1 << 23  # multiplications, after which a kernel can be interru
 Multiply = Callable[[Matrix, Matrix, Matrix, "Matrix | None"], None]  # out = a h + add
 
 
-class Run(States):
+class Run(Table):
     """Writes the kernel that takes the steps."""
 
     def __init__(self, loop: Recurrence) -> None:

@@ -10,10 +10,10 @@ computed:
   of matrices;
 * the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
   computed once (`scanlib.schedules.linear_logs`);
-* other products are combinations of contiguous rows (`scanlib.kernels.semiring_products`). A fixed
-  matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step with a
-  vector at its right, the contiguous axis is the one that is summed over; in the log semiring it is
-  turned first. Complex numbers are computed one by one.
+* other products are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`).
+  A fixed matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step
+  with a vector at its right, the contiguous axis is the one that is summed over; in the log
+  semiring it is turned first. Complex numbers are computed one by one.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
@@ -31,7 +31,7 @@ from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_run import Run
-from scanlib.schedules.linear_table import Recurrence, States, Table
+from scanlib.schedules.linear_table import Recurrence, Table
 
 MISMATCH = "rows that are multiplied with states have an incompatible shape in axis 0"
 
@@ -87,7 +87,7 @@ class Prepare(Table):
 
     def kernel(self) -> Kernel:
         loop, op, w, words = self.loop, self.op, self.w, self.words
-        steps = self.steps()
+        steps = self.checked_steps()
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
@@ -128,7 +128,7 @@ class Prepare(Table):
         self.out.write_word(first, self.w.constant(0, INT64))
         self.out.write_word(first + 1, dims[0])
 
-    def steps(self) -> Value:
+    def checked_steps(self) -> Value:
         """Write the number of steps, and the checks that all inputs have it."""
         loop, w = self.loop, self.w
         if self.has("n_steps"):
@@ -165,7 +165,7 @@ class Prepare(Table):
                 yield self.dim("offset", axis), self.dim("initial", axis)
 
 
-class Start(States):
+class Start(Table):
     """Writes the kernel that copies the initial state."""
 
     def __init__(self, loop: Recurrence) -> None:

@@ -14,9 +14,9 @@ from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, POINTER, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
+from scanlib.kernels.linalg.semiring_products import plainly
 from scanlib.kernels.program import ArrayType, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.semiring_products import plainly
 from scanlib.kernels.spans import itemsize, load_number, store_number
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.elementwise import Array, TableReader, Tables
@@ -113,7 +113,8 @@ def _first_known(*sizes: int | None) -> int | None:
 
 
 class Table(TableReader[Recurrence]):
-    """What the writers of `prepare`, `start` and `run` share: how they read the table."""
+    """What the writers of `prepare`, `start` and `run` share: how they read the table, and where
+    states are."""
 
     def __init__(self, loop: Recurrence, name: str) -> None:
         super().__init__(loop, name)
@@ -179,9 +180,7 @@ class Table(TableReader[Recurrence]):
             found["half"] = cells
         return found
 
-
-class States(Table):
-    """Knows where the states are, and the parts of the workspace."""
+    # States, and the parts of the workspace
 
     def prepare_memory(self) -> None:
         loop, w = self.loop, self.w

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scanlib.kernels.language import INT64, Local, Type, Value
-from scanlib.kernels.semiring_products import SmallVectors
+from scanlib.kernels.linalg.semiring_products import SmallVectors
 
 if TYPE_CHECKING:
     from scanlib.schedules.linear_run import Run

@@ -41,9 +41,9 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, sized
+from scanlib.kernels.linalg.semiring_products import SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, parts_of
-from scanlib.kernels.semiring_products import SmallVectors, less
 from scanlib.kernels.spans import added, load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
