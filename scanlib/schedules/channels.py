@@ -478,7 +478,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if target.collected:
                 self.add_to_total(target, value)
                 continue
-            spread = self.scalars._spread(value)
+            spread = self.scalars.spread(value)
             if target.adds:
                 self.write_place(target, added(self.read_place(target), spread))
             elif target.kind == "state" and loop.is_local(target.number):
