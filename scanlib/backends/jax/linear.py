@@ -35,7 +35,6 @@ from scanlib.backends.jax.partitioned import linear_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import StepCount, count_steps
 from scanlib.ops.lowered import linear_loop
-from scanlib.ops.lowered.checked_linear import CheckedLinearScan
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 
@@ -96,14 +95,6 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         return single(on_platforms(portable, None, on_cpu, on_cuda, factors)(*arrays))
 
     return linear_scan
-
-
-@jax_funcify.register(CheckedLinearScan)
-def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the JAX function of the recurrence, without the loop that it stands for."""
-    plain = op.plain(node)
-    function = funcify_linear_scan(plain.op, plain, **kwargs)
-    return lambda *inputs: function(*inputs[: op.n_own()])
 
 
 def run(op: LinearScan, parts: Parts) -> Any:

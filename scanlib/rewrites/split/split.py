@@ -43,7 +43,7 @@ from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.rewrites.detached import detach
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.linear_roles import canonical_loop
+from scanlib.rewrites.lower.canonical_loop import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.join_slices import join_slices

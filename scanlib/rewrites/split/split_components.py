@@ -24,7 +24,7 @@ from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.linear_roles import canonical_loop
+from scanlib.rewrites.lower.canonical_loop import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from scanlib.rewrites.over_time.shape_reads import sizes_from_outside

@@ -22,7 +22,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from scanlib.ops.graph import depends_on, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.rewrites.lower.linear_roles import added_up, readers_of
+from scanlib.rewrites.lower.accumulators import added_up, readers_of
 from scanlib.rewrites.over_time.batched_indices import varying_index
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,

@@ -11,8 +11,8 @@ import pytest
 from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda import linear_launch
 from scanlib.backends.cuda.linear_launch import LinearKernels
-from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
 from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.backends.cuda.schedule import LinearSchedule, choose_linear
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError, SequenceLengthError
 from scanlib.ops.lowered.linear_loop import run_in_python

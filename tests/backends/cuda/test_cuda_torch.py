@@ -79,10 +79,9 @@ def test_loops_and_gradients(torch_on_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("look_back", [True, False])
-def test_long_series(torch_on_device, monkeypatch, look_back):
+def test_long_series(torch_on_device, monkeypatch):
     """In one pass or in several, twice: the same bits at every run."""
-    check_long_series("PYTORCH", monkeypatch, look_back)
+    check_long_series("PYTORCH", monkeypatch)
 
 
 @pytest.mark.all_forms
