@@ -29,9 +29,9 @@ from scanlib.analysis.matrix_recurrence import MatrixRecurrence, in_other_semiri
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import depends_on, is_tensor, substitute
+from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, State
-from scanlib.rewrites.lower.accumulators import added_up, readers_of, split_sums
+from scanlib.rewrites.lower.accumulators import added_up, split_sums
 from scanlib.rewrites.lower.body_sizes import BodySizes
 from scanlib.rewrites.lower.canonical_loop import CANONICAL, canonical_loop
 from scanlib.rewrites.lower.linear_cost import (
@@ -348,7 +348,7 @@ class _Search:
         if not self.forms.multiplies or all(not slot.value.type.ndim for slot in self.slots):
             self.refuse_elementwise()
         readers = readers_of(loop.body_outputs())
-        if all(added_up(slot.part, loop, readers) is not None for slot in self.slots):
+        if all(added_up(slot.part, readers) is not None for slot in self.slots):
             raise NotLinearError("its states only add up what the steps compute")
         batch = self.batch()
         blocks = self.blocks(self.forms, batch)
