@@ -57,7 +57,7 @@ def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) 
 def added(x: Number, y: Number) -> Number:
     """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
     if isinstance(x, Pair) and isinstance(y, Pair):
-        return Pair(x.real + y.real, x.imag + y.imag)
+        return x + y
     assert isinstance(x, Value)
     assert isinstance(y, Value)
     return x | y if x.type.dtype == "bool" else x + y

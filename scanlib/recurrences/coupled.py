@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scanlib.kernels.language import BOOL, Local, Type, Value
-from scanlib.kernels.scalars import Number, Pair, pair_product
+from scanlib.kernels.scalars import Number, Pair
 from scanlib.kernels.spans import Items, Same, Span
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences.lanes import Block
@@ -252,14 +252,14 @@ class _Groups:
 
     def times(self, x: Number, y: Number) -> Number:
         if isinstance(x, Pair) and isinstance(y, Pair):
-            return pair_product(self.w, x, y)
+            return x * y
         assert isinstance(x, Value)
         assert isinstance(y, Value)
         return x * y
 
     def plus(self, x: Number, y: Number) -> Number:
         if isinstance(x, Pair) and isinstance(y, Pair):
-            return Pair(x.real + y.real, x.imag + y.imag)
+            return x + y
         assert isinstance(x, Value)
         assert isinstance(y, Value)
         return x + y

@@ -296,7 +296,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         """Write a result where it goes, if it is not there yet."""
         if value in numbers:
             place = destination.place(())
-            store_number(self.w, place.pointer, 0, self.scalars._spread(numbers[value]))
+            store_number(self.w, place.pointer, 0, self.scalars.spread(numbers[value]))
             return
         place, body = self.body.place(value), self.body
         if body.arrived.get(value) == (destination, place.pointer):

@@ -98,7 +98,7 @@ class GraphRun(TableReader[ArrayGraph]):
         step, variable = self.step, self.loop.graph.outputs[number]
         if variable.type.ndim == 0:
             place = self.place(number, ())
-            store_number(self.w, place.pointer, 0, step.scalars._spread(step.number(variable)))
+            store_number(self.w, place.pointer, 0, step.scalars.spread(step.number(variable)))
             return
         place = step.place(variable)
         if step.arrived.get(variable) == (goal, place.pointer):

@@ -32,18 +32,7 @@ class KernelCompileError(RuntimeError):
 
 
 class NVRTC:
-    """NVIDIA's compiler as a library.
-
-    Parameters
-    ----------
-    path : str
-        Of the library.
-
-    Raises
-    ------
-    OSError
-        If it cannot be loaded.
-    """
+    """NVIDIA's compiler as a library; `OSError` if it cannot be loaded from a path."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
@@ -135,13 +124,9 @@ def folder() -> Path:
 
 
 def compile_kernels(source: str, architecture: str) -> bytes:
-    """Return the machine code of a translation unit, from the disk if it was compiled before.
+    """Return the machine code of a translation unit for an architecture, such as ``"sm_90"``.
 
-    Parameters
-    ----------
-    source : str
-    architecture : str
-        Such as ``"sm_90"``.
+    It comes from the disk if it was compiled before.
 
     Raises
     ------

@@ -20,9 +20,9 @@ import numpy as np
 
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import SHARED, template
-from scanlib.backends.cuda.scalar_code import Source, computed, item_type, memory_type
-from scanlib.kernels.elementary import vector_function
-from scanlib.kernels.printers.c import print_functions
+from scanlib.backends.cuda.row_products import RowProducts
+from scanlib.backends.cuda.scalar_code import Source, item_type, memory_type
+from scanlib.kernels.printers.c import literal
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import Axes
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -38,15 +38,8 @@ DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 def check_linear(op: LinearScan, dtype: str, size: int = 1, width: int = 1) -> None:
     """Raise an error if a matrix recurrence has no kernel.
 
-    Parameters
-    ----------
-    op : LinearScan
-    dtype : str
-        Of the state.
-    size : int
-        The rows of the matrix.
-    width : int
-        The columns of the state, which count where matrices are at both its sides.
+    The matrix has `size` rows, the state `width` columns, which count where matrices are at both
+    its sides.
 
     Raises
     ------
@@ -82,17 +75,14 @@ class LinearWriter:
         Of the state.
     ranks : sequence of int
         How many axes the matrix and the initial state have.
-    size : int
-        The rows of the matrix.
-    width : int, optional
-        The columns of the state, needed where matrices are at both its sides.
+    size, width : int
+        The rows of the matrix; the columns of the state, where matrices are at both its sides.
 
     Attributes
     ----------
-    group : int
-        How many threads walk one vector; 0 where one block walks the whole state.
-    columns : int
-        From how many vectors a chunk is walked to know what it does; 0 where chunks are not known.
+    group, columns : int
+        How many threads walk one vector, and from how many vectors a chunk is walked to know what
+        it does; 0 where one block walks the whole state.
 
     Raises
     ------
@@ -117,7 +107,7 @@ class LinearWriter:
         sizes = 0 if self.both else self.batch + 1
         self.item_axes = sizes, sizes + 1
         works = [] if self.both else ["columns", "bounds", "states"]
-        self.parameters = Parameters(sizes, sizes + 2, *self._arrays(), works=works)
+        self.parameters = Parameters(sizes, *self._arrays(), works=works)
 
     def _group(self) -> int:
         held = self.size**2 * item_bytes(self.dtype)
@@ -155,9 +145,11 @@ class LinearWriter:
 
     def write(self) -> str:
         """Return the translation unit."""
+        products = RowProducts(self.op.semiring, self.dtype, self.size, self.op.has_mask, self.both)
         source = Source()
         with source.struct("Recurrence"):
-            self.write_constants(source)
+            self.write_constants(source, products)
+            source.lines += products.source.lines
         for name in self.kernels():
             source.line(f"SCANLIB_BLOCK_KERNEL({name}, scanlib_{name}<Recurrence>(p, block))")
         walk = "linear_both" if self.both else "linear"
@@ -166,30 +158,24 @@ class LinearWriter:
             template("device"),
             *([template("complex")] if self.dtype.startswith("complex") else []),
             self.parameters.struct(),
-            *self.functions(),
-            *(template(name) for name in ("channel", "semirings", "linear_items", walk)),
+            products.unit.text(),
+            *(template(name) for name in ("channel", "linear_items", walk)),
         ]
         return "\n".join([*parts, source.text()])
-
-    def functions(self) -> list[str]:
-        """Return the functions of scalars that the semiring needs."""
-        if self.op.semiring != "log":
-            return []
-        exp, log = (vector_function(name, computed(self.dtype), 1) for name in ("exp", "log"))
-        names = f"#define scanlib_exp {exp.name}\n#define scanlib_log {log.name}"
-        return [print_functions([exp, log], "SCANLIB_DEVICE"), names]
 
     def kernels(self) -> list[str]:
         """Return the names of the kernels."""
         return ["walk"] if self.both else ["walk", "probe", "carry"]
 
-    def write_constants(self, source: Source) -> None:
+    def write_constants(self, source: Source, products: RowProducts) -> None:
         """Write the types of items, the sizes, and which arrays there are."""
         op, real = self.op, self.op.semiring == "real"
         source.line(f"typedef {item_type(self.dtype)} Item;")
         source.line(f"typedef {memory_type(self.dtype)} Memory;")
-        source.line("typedef scanlib_real<Item>::type Real;")
-        source.line(f"typedef scanlib_{op.semiring}_products<Item> Semiring;")
+        source.line(f"typedef {item_type(products.real)} Real;")
+        for name, value in (("zero", products.zero), ("unit", float(real))):
+            text = literal(value, products.real)
+            source.line(f"SCANLIB_METHOD static Item {name}() {{ return Item({text}); }}")
         alone = self.group == 1
         numbers = {
             "SIZE": self.size,
@@ -204,6 +190,7 @@ class LinearWriter:
             "MASKED": op.has_mask,
             "LAST": op.untraced,
             "REVERSE": op.reverse,
+            "LINEAR": real,
             "ONE_POWER": real and not self.steps,
             "I": self.item_axes[0],
             "J": self.item_axes[1],

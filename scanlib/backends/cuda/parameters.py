@@ -1,7 +1,8 @@
 """What a kernel is given: one struct of 64-bit integers, of which each has one place.
 
 Counts come first, then for each array its address, how far one row is from the next, and how far
-items are apart along each of the channels' axes, in bytes. Addresses of plain memory come last.
+items are apart along each of the channels' axes and of others that a kernel knows, in bytes.
+Addresses of plain memory come last.
 """
 
 from __future__ import annotations
@@ -53,22 +54,19 @@ class Parameters:
 
     Parameters
     ----------
-    sizes, axes : int
-        How many axes the channels have, and the arrays: those of the channels are the first.
+    sizes : int
+        How many axes the channels have: the first ones of those that arrays have.
     inputs, outputs : list of Array
         What the loop is given and returns, in its order; a number of steps does not count.
     terms : list of Array, optional
         Of intermediate results.
-    works : sequence of str, optional
-        Names of plain memory.
-    more : sequence of str, optional
-        Names of further numbers.
+    works, more : sequence of str, optional
+        Names of plain memory, and of further numbers.
     """
 
     def __init__(
         self,
         sizes: int,
-        axes: int,
         inputs: list[Array],
         outputs: list[Array],
         terms: Sequence[Array] = (),
@@ -78,27 +76,26 @@ class Parameters:
         self.inputs, self.outputs = inputs, outputs
         self.arrays = [*inputs, *outputs, *terms]
         self.works, self.more = list(works), list(more)
-        self.sizes, self.axes = sizes, max(axes, 1)
+        self.sizes = sizes
+        self.axes = (
+            max([0, sizes - 1, *(own for array in self.arrays for _, own in array.kept)]) + 1
+        )
         numbers = [*COUNTS, *(f"n{axis}" for axis in range(max(sizes, 1))), *more]
         self.place = {name: k for k, name in enumerate(numbers)}
+        self.count = len(numbers)
         for array in self.arrays:
-            self.place[array.name] = first = len(numbers)
-            numbers += [array.name, "t", *["e"] * self.axes]
-            assert len(numbers) == first + 2 + self.axes
-        self.place |= {name: len(numbers) + k for k, name in enumerate(works)}
-        self.count = len(numbers) + len(self.works)
+            self.place[array.name] = self.count
+            self.count += 2 + self.axes
+        self.place |= {name: self.count + k for k, name in enumerate(works)}
+        self.count += len(self.works)
 
     def pack(
         self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
     ) -> tuple[list[int], list[int]]:
         """Return the numbers, and where among them the addresses go.
 
-        Parameters
-        ----------
-        values : dict
-            Counts and sizes, by name; those that are not given are zero.
-        strides : sequence of tuple of int
-            Of all arrays, in bytes.
+        `values` are counts and sizes by name, zero if they are not given, `strides` those of all
+        arrays, in bytes.
         """
         packed = [0] * self.count
         for name, value in values.items():
@@ -108,12 +105,8 @@ class Parameters:
             packed[first + 1] = own[0] if array.lead else 0
             for axis, along in array.kept:
                 packed[first + 2 + along] = own[axis]
-        return packed, [self.place[name] for name in self.addresses]
-
-    @property
-    def addresses(self) -> list[str]:
-        """The names of all addresses: of arrays, then of plain memory."""
-        return [*(array.name for array in self.arrays), *self.works]
+        names = [*(array.name for array in self.arrays), *self.works]
+        return packed, [self.place[name] for name in names]
 
     def struct(self) -> str:
         """Return the C struct, in which arrays have their numbers by name."""

@@ -21,15 +21,15 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 
 import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import thaw_graph
+from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
 from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter
-from scanlib.backends.cuda.families import composed_recurrences
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalar_code import (
     Code,
@@ -39,7 +39,6 @@ from scanlib.backends.cuda.scalar_code import (
     item_type,
     memory_type,
 )
-from scanlib.backends.cuda.summary import SummaryWriter
 from scanlib.backends.cuda.support import check_supported
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_linker import NoCCodeError
@@ -66,6 +65,7 @@ KERNELS = {
         "mend": "FLAT_KERNEL(mend, scanlib_mend<Loop>(p, index))",
     },
 }
+Item = tuple[str, str, str]  # its name in a struct, its array, its row
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 # The dtypes in which sums are collected, wider than the items are.
 TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
@@ -113,12 +113,11 @@ class LoopWriter:
         ndim = self.layout.ndim
         self.parameters = Parameters(
             ndim,
-            ndim,
             list(self._inputs()),
             list(self._outputs()),
             list(self._terms()),
             [] if self.composed is None else ["summaries", "states", "flags"],
-            [] if self.places is None else self.places.names,
+            [] if self.places is None else list(self.places.lengths),
         )
         self.arrays = {array.name: array for array in self.parameters.arrays}
         self.threads, self.items = self._block()
@@ -138,6 +137,9 @@ class LoopWriter:
             (inner.non_sequences, outer.non_sequences, 0, layout.non_sequences),
         ):
             for variable, name, own in zip(variables, names, axes, strict=True):
+                if self.places is not None:  # axes that are not the channels' have strides as well
+                    hidden = enumerate(own, layout.ndim)
+                    own = tuple(k if axis is None else axis for k, axis in hidden)
                 yield Array(name, variable.type.dtype, lead, own)
 
     def _outputs(self) -> Iterator[Array]:
@@ -286,6 +288,12 @@ class LoopWriter:
     def method(self, head: str) -> AbstractContextManager[None]:
         return self.source.block(f"SCANLIB_METHOD static {head}")
 
+    @contextmanager
+    def function(self, head: str) -> Iterator[Code]:
+        """Write a method that calls a function of the kernel language."""
+        with self.method(head):
+            yield Code(self.unit, f"scanlib_{head[: head.index('(')].split()[-1]}_function")
+
     def members(self, name: str, members: list[tuple[str, str]]) -> None:
         """Write a struct."""
         text = " ".join(f"{kind} {member};" for kind, member in members)
@@ -293,15 +301,21 @@ class LoopWriter:
 
     # Items of arrays
 
-    def fetched(self, name: str, row: str = "0") -> str:
-        """Return the text that reads an item of an input of the loop."""
-        dtype, place = self.arrays[name].dtype, _item_place(name, row)
-        return f"{item_type(dtype)}(scanlib_fetch<{memory_type(dtype)}>({place}))"
+    def write_struct(self, name: str, items: list[Item], *more: tuple[str, str]) -> None:
+        members = [(item_type(self.arrays[array].dtype), member) for member, array, _ in items]
+        self.members(name, [*members, *more])
 
-    def store(self, name: str, row: str, value: str) -> None:
-        """Write the statement that writes an item of a result."""
-        kind = memory_type(self.arrays[name].dtype)
-        self.source.line(f"*({kind} *)({_item_place(name, row)}) = {kind}({value});")
+    def read_all(self, target: str, items: list[Item]) -> None:
+        for member, array, row in items:
+            dtype, place = self.arrays[array].dtype, _item_place(array, row)
+            text = f"{item_type(dtype)}(scanlib_fetch<{memory_type(dtype)}>({place}))"
+            self.source.line(f"{target}.{member} = {text};")
+
+    def store_all(self, source: str, items: list[Item]) -> None:
+        for member, array, row in items:
+            kind = memory_type(self.arrays[array].dtype)
+            place = _item_place(array, row)
+            self.source.line(f"*({kind} *)({place}) = {kind}({source}.{member});")
 
     def read_items(self, variables: list[Variable], names: list[str]) -> list[tuple[int, str]]:
         """Return which of the inputs have an item of the channel that is read, and their arrays.
@@ -313,37 +327,30 @@ class LoopWriter:
 
     def write_fixed(self) -> None:
         names = self.read_items(self.inner.non_sequences, self.plan.outer.non_sequences)
-        members = [(item_type(self.arrays[name].dtype), f"w{k}") for k, name in names]
-        if self.places is not None:
-            members += [("scanlib_channel", "l"), ("const Params *", "p")]
-        self.members("Fixed", members)
+        items = [(f"w{k}", name, "0") for k, name in names]
+        more = [("scanlib_channel", "l"), ("const Params *", "p")]
+        self.write_struct("Fixed", items, *(more if self.places else ()))
         with self.method("void fix(const Params &p, const scanlib_channel &l, Fixed &w)"):
-            for k, name in names:
-                self.source.line(f"w.w{k} = {self.fetched(name)};")
+            self.read_all("w", items)
             if self.places is not None:
                 self.source.line("w.l = l; w.p = &p;")
 
     def write_rows(self) -> None:
         names = self.read_items(self.inner.rows, self.plan.outer.sequences)
-        members = [(item_type(self.arrays[name].dtype), f"v{k}") for k, name in names]
-        self.members("Rows", members + [("int64_t", "t")] * (self.places is not None))
+        items = [(f"v{k}", name, "t") for k, name in names]
+        self.write_struct("Rows", items, *([("int64_t", "t")] if self.places else ()))
         with self.method("void load(const scanlib_channel &l, int64_t t, Rows &x)"):
-            for k, name in names:
-                self.source.line(f"x.v{k} = {self.fetched(name, 't')};")
+            self.read_all("x", items)
             if self.places is not None:
                 self.source.line("x.t = t;")
 
     def write_results(self) -> None:
-        states, outputs = self.result.states, self.result.outputs
-        members = [(item_type(states[i].type.dtype), f"h{i}") for i in self.traced]
-        members += [(item_type(out.type.dtype), f"z{i}") for i, out in enumerate(outputs)]
-        self.members("Results", members)
+        depths = [0 if self.signature.reverse else depth for depth in self.signature.depths]
+        items = [(f"h{i}", f"h{i}", f"(t + {depths[i]})") for i in self.traced]
+        items += [(f"z{i}", self.stacked(i), "t") for i in range(self.signature.n_outputs)]
+        self.write_struct("Results", items)
         with self.method("void store(const scanlib_channel &l, int64_t t, const Results &y)"):
-            for i in self.traced:
-                shift = 0 if self.signature.reverse else self.signature.depths[i]
-                self.store(f"h{i}", f"(t + {shift})", f"y.h{i}")
-            for i in range(len(outputs)):
-                self.store(self.stacked(i), "t", f"y.z{i}")
+            self.store_all("y", items)
 
     def write_dense(self) -> None:
         """Write what is known of one channel without gaps in time."""
@@ -364,52 +371,43 @@ class LoopWriter:
                 yield i, k, k - 1 if self.signature.reverse else depth - k
 
     def write_state(self) -> None:
-        outer, line = self.plan.outer, self.source.line
-        kinds = [taps[0].type.dtype for taps in self.inner.taps]
-        members = [(item_type(kinds[i]), f"r{i}_{k}") for i, k, _ in self.past()]
-        members += [(item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried]
-        if self.places is not None:
-            members += [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
-        self.members("State", members)
-        with self.method(
-            "void start(const scanlib_channel &l, int64_t steps, State &s, bool write)"
-        ):
-            for i, k, row in self.past():
-                line(f"s.r{i}_{k} = {self.fetched(outer.initials[i], str(row))};")
-            for i in self.carried:
-                line(f"s.c{i} = {self.fetched(outer.carries[i])};")
+        outer, line, back = self.plan.outer, self.source.line, self.signature.reverse
+        given = [(f"r{i}_{k}", outer.initials[i], str(row)) for i, k, row in self.past()]
+        given += [(f"c{i}", outer.carries[i], "0") for i in self.carried]
+        more = [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
+        self.write_struct("State", given, *(more if self.places else ()))
+        head = "const scanlib_channel &l, int64_t steps, State &s, bool write"
+        with self.method(f"void start({head})"):
+            self.read_all("s", given)
             if self.places is not None:
                 line("s.step = s.wrong_index = 0;")
                 line("s.wrong_step = -1;")
             line("if (!write) return;")
-            for i, k, row in self.past():
-                if i in self.traced:
-                    place = f"(steps + {row})" if self.signature.reverse else str(row)
-                    self.store(f"h{i}", place, f"s.r{i}_{k}")
+            self.store_all("s", [
+                (f"r{i}_{k}", f"h{i}", f"(steps + {row})" if back else str(row))
+                for i, k, row in self.past() if i in self.traced
+            ])  # fmt: skip
         with self.method("void finish(const scanlib_channel &l, const State &s, int64_t taken)"):
-            for i, k, row in self.past():
-                if i not in self.traced:
-                    self.store(f"h{i}", str(row), f"s.r{i}_{k}")
-            for i in self.carried:
-                self.store(f"c{i}", "0", f"s.c{i}")
+            last = [(f"r{i}_{k}", f"h{i}", str(row))
+                    for i, k, row in self.past() if i not in self.traced]  # fmt: skip
+            self.store_all("s", last + [(f"c{i}", f"c{i}", "0") for i in self.carried])
             for k, name in enumerate(("wrong_step", "wrong_index") if self.places else ()):
                 line(f"((int64_t *)l.at[Params::{WRONG}])[{k}] = s.{name};")
             if self.signature.has_stop:
-                self.store(TAKEN, "0", "taken")
+                line(f"*(int64_t *)l.at[Params::{TAKEN}] = taken;")
 
     # Sums
 
     def write_sums(self) -> None:
         """Write the partial sums of a thread, and how they are added and kept."""
-        kinds = {i: item_type(self.arrays[f"partial{i}"].dtype) for i in self.sums}
-        self.members("Sums", [(kind, f"s{i}") for i, kind in kinds.items()])
-        self.source.line(f"enum {{ SUMS = {int(bool(kinds))} }};")
+        items = [(f"s{i}", f"partial{i}", "chunk") for i in self.sums]
+        self.write_struct("Sums", items)
+        self.source.line(f"enum {{ SUMS = {int(bool(items))} }};")
         with self.method("void add(Sums &sums, const Sums &other)"):
-            for i in kinds:
-                self.source.line(f"sums.s{i} += other.s{i};")
+            for member, _, _ in items:
+                self.source.line(f"sums.{member} += other.{member};")
         with self.method("void keep(const scanlib_channel &l, int64_t chunk, const Sums &sums)"):
-            for i in kinds:
-                self.store(f"partial{i}", "chunk", f"sums.s{i}")
+            self.store_all("sums", items)
 
     def write_sum(self, number: int, terms: str, result: str, given: str) -> None:
         """Write the struct of a sum (see ``sums.cuh``): over steps if something is `given`."""
@@ -453,37 +451,36 @@ class LoopWriter:
                 code.bind(variable, text)
 
     def write_step(self) -> None:
-        line, result = self.source.line, self.result
+        line, result, places = self.source.line, self.result, self.places
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
-        with self.method(f"bool step({head})"):
-            code = Code(self.unit, "scanlib_step")
+        with self.function(f"bool step({head})") as code:
             stop = [] if result.stop is None else [result.stop]
             outputs = [*result.states, *result.carries, *result.outputs, *stop]
             self.bind(code, self.graph.inputs, outputs)
-            special = [] if self.places is None else [self.places.bind(code)]
-            code.scalars.emit(outputs, *special)
+            code.scalars.emit(outputs, *([] if places is None else [places.bind(code)]))
             numbers = code.numbers(outputs)
             if stop:
                 numbers[-1] = code.scalars.truth(numbers[-1])
-            noted = [] if self.places is None else self.places.noted(code)
-            texts = iter(code.write(self.source, [*numbers, *noted]))
-            for i, depth in enumerate(self.signature.depths):
-                for k in range(depth, 1, -1):
-                    line(f"s.r{i}_{k} = s.r{i}_{k - 1};")
-                line(f"s.r{i}_1 = {next(texts)};")
-                if i in self.traced:
-                    line(f"y.h{i} = s.r{i}_1;")
-            for i in range(len(result.carries)):
-                target = f"sums.s{i} +=" if i in self.sums else f"s.c{i} ="
-                line(f"{target} {next(texts)};")
-            for i in range(len(result.outputs)):
-                line(f"y.z{i} = {next(texts)};")
-            line(f"const bool ends = {next(texts) if stop else 'false'};")
-            if self.places is not None:
-                line(f"s.wrong_step = {next(texts)};")
-                line(f"s.wrong_index = {next(texts)};")
+            for i, k, _ in self.past():
+                if k > 1:
+                    line(f"const auto p{i}_{k} = s.r{i}_{k - 1};")
+            targets = [f"s.r{i}_1 =" for i in range(len(result.states))]
+            targets += [f"sums.s{i} +=" if i in self.sums else f"s.c{i} ="
+                        for i in range(len(result.carries))]  # fmt: skip
+            targets += [f"y.z{i} =" for i in range(len(result.outputs))]
+            targets += ["const bool ends ="] * len(stop)
+            if places is not None:
+                numbers += places.noted()
+                targets += ["s.wrong_step =", "s.wrong_index ="]
+            code.write(self.source, numbers, targets)
+            for i, k, _ in self.past():
+                if k > 1:
+                    line(f"s.r{i}_{k} = p{i}_{k};")
+            for i in self.traced:
+                line(f"y.h{i} = s.r{i}_1;")
+            if places is not None:
                 line("s.step++;")
-            line("return ends;")
+            line(f"return {'ends' if stop else 'false'};")
 
 
 def _item_place(name: str, row: str) -> str:

@@ -18,7 +18,6 @@ from each column of the identity matrix, so that it pays for few vectors and man
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isqrt
 from typing import NamedTuple
 
@@ -34,21 +33,12 @@ FEWEST_STEPS = 512  # below, one launch is over before three have started
 FEWEST_CHUNKS = 4  # each step of a chunk is taken twice, and more
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """How a loop is walked.
 
-    Attributes
-    ----------
-    kind : {"serial", "rows", "look-back"}
-    lanes : int
-        Channels of a block, except for ``serial``.
-    chunk, chunks : int
-        Steps of a chunk, and the number of chunks: the stretches of ``look-back``.
-    threads : int
-        Of a block that does not share steps.
-    ahead : int
-        How many steps a thread reads ahead.
+    `kind` is ``"serial"``, ``"rows"`` or ``"look-back"``; `lanes` are the channels of a block, one
+    for ``serial``; the steps are cut into so many `chunks` of `chunk` steps each, the stretches of
+    ``look-back``; a block has so many `threads`, of which each reads so many steps `ahead`.
     """
 
     kind: str
@@ -62,17 +52,10 @@ class Schedule:
 def choose(
     steps: int, channels: int, processors: int, composes: bool, threads: int, items: int
 ) -> Schedule:
-    """Return the schedule for a loop.
+    """Return the schedule for a loop on a device with so many multiprocessors.
 
-    Parameters
-    ----------
-    steps, channels : int
-    processors : int
-        How many multiprocessors the device has.
-    composes : bool
-        Whether the steps of the loop compose.
-    threads, items : int
-        Threads of a block that shares steps, and the steps of each at a time.
+    If its steps compose, a block that shares them has so many `threads`, and each of these so many
+    `items`, steps at a time.
 
     Examples
     --------
@@ -123,17 +106,10 @@ class LinearSchedule(NamedTuple):
 def choose_linear(
     steps: int, vectors: int, processors: int, group: int, columns: int
 ) -> LinearSchedule:
-    """Return the schedule for a matrix recurrence.
+    """Return the schedule for a matrix recurrence on a device with so many multiprocessors.
 
-    Parameters
-    ----------
-    steps, vectors : int
-    processors : int
-        How many multiprocessors the device has.
-    group : int
-        How many threads walk one vector.
-    columns : int
-        From how many vectors each chunk is walked to know what it does; 0 if that is not possible.
+    A `group` of threads walks one vector. To know what a chunk does it is walked from as many
+    vectors as there are `columns`; 0 if that is not possible.
 
     Examples
     --------

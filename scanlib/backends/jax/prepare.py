@@ -1,10 +1,10 @@
 """The last rewrite before the JAX linker: which numbers it must know, marked.
 
 While JAX traces, what is computed from known numbers is known (`graph_functions`). Two things have
-to be said before. PyTensor's linker compiles a function anew for every value of the integer inputs that
-it finds by `KnownNumber`: those that decide a size (`known_inputs`). And numbers that something
-else reads than the computation of another number get the mark as well: PyTensor's fusion would mix
-them with data.
+to be said before. PyTensor's linker compiles a function anew for every value of the integer inputs
+that it finds by `KnownNumber`: those that decide a size (`known_inputs`). And numbers that
+something else reads than the computation of another number get the mark as well: PyTensor's fusion
+would mix them with data.
 """
 
 from __future__ import annotations

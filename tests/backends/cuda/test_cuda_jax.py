@@ -24,7 +24,7 @@ if not pytensor.config.cxx:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 from scanlib.backends.cuda import launch as launching  # noqa: E402
-from scanlib.backends.jax import compiled_loops, cuda, until  # noqa: E402
+from scanlib.backends.jax import compiled_loops, cuda  # noqa: E402
 from scanlib.backends.jax import linear as linear_loops  # noqa: E402
 from scanlib.backends.jax.platforms import on_platforms  # noqa: E402
 from tests.cuda_device import (  # noqa: E402
@@ -126,13 +126,10 @@ class TestProgramOfMatrixRecurrences:
 
 
 @contextlib.contextmanager
-def arrays_on_device(monkeypatch, handler):
-    """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
-    target = f"{cuda.TARGET}_{handler}"
-    with monkeypatch.context() as patches:
-        if handler == "python":
-            patches.setattr(cuda, "load_handler", lambda: None)
-        cuda.register(emulated_driver().path, "cpu", target)
+def arrays_on_device(monkeypatch):
+    """XLA's CPU client runs what is meant for CUDA."""
+    target = f"{cuda.TARGET}_emulated"
+    cuda.register(emulated_driver().path, "cpu", target)
     monkeypatch.setattr(cuda, "TARGET", target)
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     monkeypatch.setattr(cuda, "processors", lambda: 2)
@@ -140,7 +137,7 @@ def arrays_on_device(monkeypatch, handler):
     def as_on_cuda(portable, results=None, on_cpu=None, on_cuda=None, factors=None):
         return on_platforms(portable, results, on_cuda, factors=factors)
 
-    for module in (compiled_loops, linear_loops, until):
+    for module in (compiled_loops, linear_loops):
         monkeypatch.setattr(module, "on_platforms", as_on_cuda)
     yield
 

@@ -115,7 +115,8 @@ def written(unit, name, node):
     for k, variable in enumerate(node.inputs):
         code.bind(variable, f"x{k}")
     code.scalars.emit(node.outputs)
-    code.write(Source(), code.numbers(node.outputs))
+    results = code.numbers(node.outputs)
+    code.write(Source(), results, ["y ="] * len(results))
     return unit.functions[name]
 
 

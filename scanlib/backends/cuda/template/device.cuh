@@ -94,10 +94,3 @@ template <> SCANLIB_METHOD scanlib_half scanlib_fetch<scanlib_half>(const char *
   half.bits = scanlib_fetch<uint16_t>(place);
   return half;
 }
-
-/* The type of a number's size, and the size. */
-template <class T> struct scanlib_real {
-  typedef T type;
-};
-SCANLIB_DEVICE float scanlib_size(float x) { return fabsf(x); }
-SCANLIB_DEVICE double scanlib_size(double x) { return fabs(x); }

@@ -1,6 +1,6 @@
 /* Matrix recurrences x_t = A_t x_{t-1} + b_t by a group of threads for each vector.
  *
- * `L` is the recurrence (see `linear_writer.py`): its sizes and arrays, and its `Semiring`. There is
+ * `L` is the recurrence (see `linear_writer.py`): its sizes, arrays, and products of its items. There is
  * one vector for each channel: an item of the batch and a column of the state. A group has GROUP
  * threads, of which each has ROWS rows of the matrix: one thread has all of them, and the vector, in
  * registers (ALONE), or SIZE threads have one row each. Then vectors are in shared memory, twice: one
@@ -100,10 +100,10 @@ SCANLIB_DEVICE void scanlib_lane_step(const Params &p, scanlib_lane<L> &own,
   for (int r = 0; r < L::ROWS; r++) {
     const Item b = L::OFFSET && own.with_offset ? terms.b[L::OFFSET ? r : 0] : Item(0);
     const Item *line = a + r * L::SIZE;
-    own.y[r] = L::Semiring::template product<L::SIZE>(line, x, own.kept[r]);
+    own.y[r] = L::product(line, x, own.kept[r]);
     if (L::OFFSET) own.y[r] = own.y[r] + b;
     if (KIND == SCANLIB_PROBE)
-      lost[r] = L::Semiring::template watch<L::SIZE>(line, x, before, own.kept[r], b, own.y[r],
+      lost[r] = L::watch(line, x, before, own.kept[r], b, own.y[r],
                                                      own.peak[r]);
     if (KIND == SCANLIB_WALK && !L::LAST)
       scanlib_store<L>(p, own.channel, scanlib_after<L>(row), own.row + r, 0, own.y[r]);
@@ -184,9 +184,9 @@ SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, int64_t s, int64_t chun
     peak = bounds[2 * place];
     lost = bounds[2 * place + 1];
   }
-  y = L::Semiring::template product<L::SIZE>(a, x, ~uint64_t(0)) + b;
-  if (!L::MASKED && L::Semiring::template settled<L::SIZE>(x)) return true; /* so is y */
-  return L::Semiring::template trusted<L::SIZE>(peaks, losts, x, peak, lost, y);
+  y = L::product(a, x, ~uint64_t(0)) + b;
+  if (!L::MASKED && L::settled(x)) return true; /* so is y */
+  return L::trusted(peaks, losts, x, peak, lost, y);
 }
 
 /* Which group of the whole grid a thread belongs to. */
@@ -232,7 +232,6 @@ template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t blo
 /* A group walks one column of one chunk of one vector. Groups side by side share matrices where these
  * change from step to step. */
 template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t block) {
-  typedef typename L::Semiring S;
   SCANLIB_SHARED typename scanlib_lane<L>::shared all;
   scanlib_each<scanlib_lane<L> > lane;
   SCANLIB_EACH(t) {
@@ -248,10 +247,10 @@ template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t bl
     own.locate(p, t, rest % p.channels, active);
     own.first = own.chunk * p.chunk;
     own.last = own.first + p.chunk;
-    own.with_offset = L::OFFSET && (!S::LINEAR || own.column == L::SIZE);
+    own.with_offset = L::OFFSET && (!L::LINEAR || own.column == L::SIZE);
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
-      own.item(all, 0, t, r) = own.row + r == own.column ? S::unit() : S::zero();
+      own.item(all, 0, t, r) = own.row + r == own.column ? L::unit() : L::zero();
       own.error(all, 0, t, r) = typename L::Real(0);
     }
   }

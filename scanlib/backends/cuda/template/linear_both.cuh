@@ -12,7 +12,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t) {
       for (int k = t; k < ITEMS && step >= 0; k += SCANLIB_THREADS) {
         Item total = Item(0);
         for (int j = 0; j < L::SIZE; j++)
-          total = scanlib_times_plus(
+          total = L::times_plus(
               scanlib_item<L>(p, channel, L::MATRIX, row, k / L::WIDTH, j),
               state[j * L::WIDTH + k % L::WIDTH], total);
         half[k] = total;
@@ -25,7 +25,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t) {
         Item total = Item(0);
         if (step < 0) total = scanlib_item<L>(p, channel, L::INITIAL, 0, i, c);
         for (int j = 0; j < L::WIDTH && step >= 0; j++)
-          total = scanlib_times_plus(half[i * L::WIDTH + j],
+          total = L::times_plus(half[i * L::WIDTH + j],
                                      scanlib_item<L>(p, channel, L::RIGHT, row, j, c), total);
         if (L::OFFSET && step >= 0)
           total = total + scanlib_item<L>(p, channel, L::ADDED, row, i, c);
