@@ -483,7 +483,7 @@ class Scalars:
         op, w = node.op, self.writer
         if isinstance(op, Composite):
             return self._composite(node, inputs)
-        inputs = [self._spread(value) for value in inputs]
+        inputs = [self.spread(value) for value in inputs]
         dtypes = [self.dtype(variable) for variable in node.inputs]
         made = self.dtype(node.outputs[0])
         kind = type(op)
@@ -536,10 +536,10 @@ class Scalars:
 
     # Numbers of other dtypes
 
-    def _spread(self, value: Number) -> Number:
+    def spread(self, value: Number) -> Number:
         """Return a number in as many lanes as are being written."""
         if isinstance(value, Pair):
-            real, imag = self._spread(value.real), self._spread(value.imag)
+            real, imag = self.spread(value.real), self.spread(value.imag)
             assert isinstance(real, Value)
             assert isinstance(imag, Value)
             return Pair(real, imag)

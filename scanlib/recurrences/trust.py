@@ -48,11 +48,20 @@ def above(limit: float) -> Test:
     return lambda w, value: bits_of(limit, value.type.dtype) - size_bits(w, value)
 
 
+def outside(lowest: float, highest: float) -> Test:
+    """Return the test for sizes out of bounds, zero aside; NaN is."""
+
+    def test(w: Writer, value: Value) -> Value:
+        bits = size_bits(w, value)
+        low, high = (bits_of(limit, value.type.dtype) for limit in (lowest, highest))
+        return ((bits - low) & ~(bits - 1)) | (high - bits)
+
+    return test
+
+
 def extreme(w: Writer, value: Value) -> Value:
     """Test for coefficients whose products may leave the range of their dtype, zero aside."""
-    dtype, bits = value.type.dtype, size_bits(w, value)
-    low, high = bits_of(LOWEST[dtype], dtype), bits_of(HIGHEST[dtype], dtype)
-    return ((bits - low) & ~(bits - 1)) | (high - bits)
+    return outside(LOWEST[value.type.dtype], HIGHEST[value.type.dtype])(w, value)
 
 
 def not_below_infinity(w: Writer, value: Value) -> Value:

@@ -25,15 +25,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 
+from scanlib.kernels import language
 from scanlib.kernels.language import (
     BOOL,
     INT64,
     POINTER,
-    Apply,
-    Block,
     Kernel,
     Local,
     Scratch,
@@ -60,6 +59,7 @@ from scanlib.recurrences import CLASSES, affine, lanes
 from scanlib.recurrences.block_scans import Steps
 from scanlib.recurrences.coupled import History, scan_coupled
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.schedules.quotients import Quotients, quotients_in
 from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values
 from scanlib.schedules.turns import turns
@@ -93,12 +93,12 @@ class Buffers:
 
         `workspace` writes an address and how many bytes after it this part's memory starts.
         """
-        before, fits = Block(), self.size <= MOST_ON_STACK
+        before, fits = language.Block(), self.size <= MOST_ON_STACK
         with self.w.inside(before):
             if fits:
                 before.statements.append(Scratch(self.pointer, "uint8", max(self.size, 1)))
             else:
-                before.statements.append(Apply(self.pointer, "offset", workspace()))
+                before.statements.append(language.Apply(self.pointer, "offset", workspace()))
         self.block.statements[self.place : self.place] = before.statements
         return 0 if fits else self.size
 
@@ -532,16 +532,26 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
         wanted = list(computed.values())
 
-        def write(j: Value) -> None:
-            self.bind_same(inputs)
+        def write(j: Value, special: Callable[[Apply], bool] = lambda node: False) -> None:
             self.bind_read(wanted, known, copies, j)
-            self.scalars.emit(wanted)
+            self.scalars.emit(wanted, special)
             for k, out in computed.items():
                 own = spans[k]
-                value = self.scalars._spread(self.scalars.number(out))
+                value = self.scalars.spread(self.scalars.number(out))
                 own.store(j, self.converted(value, own.dtype))
 
-        self.for_all(wanted, write)
+        with self.scalars.scope():
+            self.bind_same(inputs)
+            same = [mine for mine, own in copies.items() if own in self.inner.non_sequences]
+            divisions = quotients_in(wanted, known, same)
+            if not divisions:
+                self.for_all(wanted, write)
+                return
+            lanes = self.steps_at_once(wanted)
+            quotients = Quotients(self.w, self.scalars, divisions, lanes)
+            self.for_all(wanted, lambda j: write(j, quotients.write))
+            with self.w.when(quotients.are_wrong()):
+                self.for_all(wanted, write)
 
     def reader(self, part: int) -> Reader:
         """Return what reads the scanned values of a part."""
@@ -642,10 +652,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             self.scalars.emit(wanted)
             for i, addend in addends.items():
                 dtype = self.inner.carries[i].type.dtype
-                value = self.scalars._spread(self.scalars.number(addend))
+                value = self.scalars.spread(self.scalars.number(addend))
                 sums[i].add(self.converted(value, dtype))
             for k, out in outputs.items():
-                value = self.scalars._spread(self.scalars.number(out))
+                value = self.scalars.spread(self.scalars.number(out))
                 self.outputs[k].store(j, self.converted(value, self.outputs[k].dtype))
 
         self.for_all(wanted, write)

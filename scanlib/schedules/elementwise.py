@@ -110,10 +110,6 @@ class Loop(Tables):
         """Whether the last rows of a state that is not traced are kept in a ring."""
         return self.signature.untraced[i]
 
-    def has_latest(self, i: int) -> bool:
-        """Whether a state's latest row is kept apart from its history as well."""
-        return False
-
 
 class ElemwiseLoop(Loop):
     """An elementwise loop, and what its kernels need to know of it.
@@ -218,15 +214,6 @@ class ElemwiseLoop(Loop):
     def has_ring(self, i: int) -> bool:
         """Whether the last rows of a state that is not traced are kept in a ring."""
         return self.signature.untraced[i] and not self.is_local(i)
-
-    def has_latest(self, i: int) -> bool:
-        """Whether a state's latest row is kept apart from its history as well.
-
-        One row that every step reads and writes stays in the first-level cache, where a read need
-        not wait for the write to the history.
-        """
-        traced = not self.signature.untraced[i] and not self.is_local(i)
-        return traced and self.signature.depths[i] == 1
 
     def shared_sums(self) -> Iterator[int]:
         """Yield the outputs that are sums over the first axis: each slice has its own."""
@@ -591,11 +578,7 @@ class Prepare(Checks[ElemwiseLoop]):
 
 def workspace_rows(loop: Loop, i: int) -> int:
     """Return how many rows of a state the workspace has."""
-    if not loop.by_channels:
-        return 0
-    if loop.has_ring(i):
-        return loop.signature.depths[i] + 1
-    return int(loop.has_latest(i))
+    return loop.signature.depths[i] + 1 if loop.by_channels and loop.has_ring(i) else 0
 
 
 class Start(TableReader[Loop]):
@@ -605,42 +588,28 @@ class Start(TableReader[Loop]):
         super().__init__(loop, "start")
 
     def kernel(self) -> Kernel:
-        loop, w = self.loop, self.w
+        loop, w, signature = self.loop, self.w, self.loop.signature
         self.storage = storage = Storage(self)
         steps = self.out.number(self.words.steps, "steps")
-        signature = loop.signature
-        for i, depth in enumerate(signature.depths):
-            initial, rows = loop.outer.initials[i], w.constant(depth, INT64)
-            if loop.by_blocks and loop.signature.untraced[i]:
-                target = self.data(f"h{i}")
-                with w.loop(0, rows) as k:
-                    place = k * storage.row_sizes[i]
-                    self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
-            if loop.by_channels and loop.has_ring(i):
-                # A ring holds rows in the order of iteration, the latest one last.
-                with w.loop(0, rows) as k:
-                    place = (depth - 1 - k if loop.reverse else k) * storage.row_sizes[i]
-                    self.copy_array(
-                        storage.spaces[i], place, initial, k * storage.stride(initial, 0), 1
-                    )
-                continue
-            if loop.by_blocks and loop.signature.untraced[i]:
-                continue
-            first: Value | int = 0
-            if loop.reverse and not signature.untraced[i]:
-                first = steps * storage.row_sizes[i]
-            target = self.data(f"h{i}")
-            with w.loop(0, rows) as k:
-                place = k * storage.row_sizes[i] + first
-                self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
-            if loop.by_channels and loop.has_latest(i):
-                self.copy_array(
-                    storage.spaces[i], w.constant(0, INT64), initial, w.constant(0, INT64), 1
-                )
+        for i in range(signature.n_states):
+            rings = loop.by_channels and loop.has_ring(i)
+            if rings:  # it holds rows in the order of iteration, the latest one last
+                self.copy_rows(i, storage.spaces[i], 0, backwards=loop.reverse)
+            if not rings or loop.by_blocks:
+                behind = loop.reverse and not signature.untraced[i]
+                first = steps * storage.row_sizes[i] if behind else 0
+                self.copy_rows(i, self.data(f"h{i}"), first)
         for i, name in enumerate(loop.outer.carries):
             zero = w.constant(0, INT64)
             self.copy_array(self.data(f"c{i}"), zero, name, zero, 0)
         return self.out.kernel(runs_once=True)
+
+    def copy_rows(self, i: int, target: Value, first: Value | int, backwards: bool = False) -> None:
+        """Write the copy of a state's initial rows, to memory `first` bytes after an address."""
+        name, depth = self.loop.outer.initials[i], self.loop.signature.depths[i]
+        with self.w.loop(0, self.w.constant(depth, INT64)) as k:
+            row = (depth - 1 - k if backwards else k) * self.storage.row_sizes[i]
+            self.copy_array(target, row + first, name, k * self.storage.stride(name, 0), 1)
 
     def copy_array(self, target: Value, place: Value, name: str, offset: Value, lead: int) -> None:
         """Write the copy of an input to contiguous memory."""
