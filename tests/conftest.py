@@ -81,10 +81,10 @@ def cuda_on_host(monkeypatch):
 @pytest.fixture
 def cuda_in_chunks(cuda_on_host, monkeypatch):
     """The same, and matrix recurrences are cut into five chunks."""
-    from scanlib.backends.cuda import linear_launch
+    from scanlib.backends.cuda import linear
     from tests.cuda_linear import cut
 
-    monkeypatch.setattr(linear_launch, "choose_linear", cut(5))
+    monkeypatch.setattr(linear, "choose_linear", cut(5))
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ def torch_on_device(monkeypatch):
         yield
 
 
-@pytest.fixture(params=["compiled", "python"])
-def jax_on_device(request, monkeypatch):
-    """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
+@pytest.fixture
+def jax_on_device(monkeypatch):
+    """XLA's CPU client runs what is meant for CUDA."""
     pytest.importorskip("jax", reason="jax is not installed")
     from tests.backends.cuda.test_cuda_jax import arrays_on_device
 
-    with arrays_on_device(monkeypatch, request.param):
+    with arrays_on_device(monkeypatch):
         yield
 
 

@@ -3,7 +3,7 @@
 `loops` goes through a graph; `parts`, `names`, `reasons` and `verdicts` answer for one loop,
 `linkers` for the linker, `pictures` draws its step. The answers are the dataclasses of `data`;
 `text` and `html` show them. Nothing here decides anything: schedules come from where backends
-take them (`scanlib.ops.lowered.elemwise_scan.schedule`), recurrence classes and obstacles from the
+take them (`scanlib.schedules.selection.schedule`), recurrence classes and obstacles from the
 analysis that lowers loops.
 """
 

@@ -55,7 +55,7 @@ class Setting:
         step, where it is the step of a loop."""
         if self.linker != "JAX":
             return self
-        from scanlib.backends.jax.unknown_lengths import lengths_in
+        from scanlib.backends.jax.prepare import lengths_in
 
         return replace(self, lengths=lengths_in(fgraph, data))
 
@@ -144,16 +144,15 @@ def _cuda_limits(node: Apply) -> str:
 
         if "look_back" not in LoopWriter(op).units():
             return ""
-        times = "once" if config.scanlib__cuda_look_back else "twice"
-        return f", where few rows of many steps are read {times}"
-    from scanlib.backends.cuda import linear_writer
+        return ", where few rows of many steps are read once"
+    from scanlib.backends.cuda import linear
 
     parts = op.parts(node.inputs)
     dtype = parts.initial.type.dtype
     matrices = [matrix for matrix in (parts.matrix, parts.right) if matrix is not None]
     known = [next((n for n in m.type.shape[-2:] if n is not None), None) for m in matrices]
-    linear_writer.check_linear(op, dtype, *(1 if size is None else size for size in known))
-    most = linear_writer.largest_size(dtype)
+    linear.check_linear(op, dtype, *(1 if size is None else size for size in known))
+    most = linear.largest_size(dtype)
     return f", if the matrix has {most} rows at most" if None in known else ""
 
 

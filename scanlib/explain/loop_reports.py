@@ -33,11 +33,12 @@ from scanlib.ops.execution import compiled_body
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Loop
 from scanlib.ops.lowered.associative_scan import AssociativeScan
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, schedule
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.lowered.newton_scan import is_newton
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt import legacy_name
+from scanlib.schedules.selection import schedule
 
 # The order in which an elementwise loop is computed, by what `schedule` says.
 SCHEDULES = {

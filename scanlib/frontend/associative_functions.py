@@ -11,15 +11,14 @@ single rows; see `scanlib.ops.lowered.associative_scan` for the Op that comes of
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import freeze_graph
+from scanlib.frontend.axes import read_axis
 from scanlib.frontend.step_function import call_function, captured_variables
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.graph import conform, is_tensor, row_type, substitute
@@ -115,14 +114,8 @@ def associative_reduce(
 
     Parameters
     ----------
-    fn : callable
-        Takes two elements, the earlier one first, and returns their combination.
-    elems : tensor, array_like, or tuple or list of these
-        The elements, stacked along `axis`.
-    axis : int, optional
-        The axis to combine along; 0 by default.
-    reverse : bool, optional
-        Whether to combine from the last element to the first.
+    fn, elems, axis, reverse
+        As in `associative_scan`.
 
     Returns
     -------
@@ -192,24 +185,7 @@ def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: An
 def reduce_scan(x: Any, reduce_func: Callable[..., Any], dim: int) -> Any:
     """Combine all elements, with the arguments of ``torch_parallel_scan``.
 
-    Parameters
-    ----------
-    x : tensor, array_like, or tuple or list of these
-        The elements, stacked along `dim`.
-    reduce_func : callable
-        As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
-    dim : int
-        The axis to reduce.
-
-    Returns
-    -------
-    variable, or tuple or list of variable
-        ``associative_reduce(reduce_func, x, axis=dim)``.
-
-    Notes
-    -----
-    F. A. Heinsen, "An implementation of parallel scan", 2024
-    (https://github.com/glassroom/torch_parallel_scan).
+    This is ``associative_reduce(reduce_func, x, axis=dim)``; see `prefix_scan`.
 
     Examples
     --------
@@ -234,15 +210,15 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
         raise ValueError(
             f"{title}: there is nothing to scan, {names.elems} is an empty {kind.__name__}"
         )
-    given = elems if kind is not None else [elems]
-    labels = [names.elems]
-    if kind is not None:
-        labels = [f"{names.elems}[{i}]" for i in range(len(given))]
+    given = [elems] if kind is None else elems
+    labels = [names.elems if kind is None else f"{names.elems}[{i}]" for i in range(len(given))]
     tensors = [
         as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
     ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
-    position = _read_axis(names, axis, tensors, labels)
+    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], names.axis)
+    for tensor, label in zip(tensors[1:], labels[1:], strict=True):
+        read_axis(title, position, tensor.type.ndim, label, names.axis)
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
     lengths = {
         label: x.type.shape[0]
@@ -255,25 +231,6 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
             f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
         )
     return _Elems(arrays, labels, position, kind)
-
-
-def _read_axis(names: _Names, axis: Any, tensors: Sequence[Variable], labels: Sequence[str]) -> int:
-    """Return the axis counted from the front, after a check that every tensor has it."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise TypeError(
-            f"{names.function}: {names.axis} must be an integer, got {axis!r} of type "
-            f"{type(axis).__name__}"
-        )
-    position = operator.index(axis)
-    if position < 0:
-        position += tensors[0].type.ndim
-    for tensor, label in zip(tensors, labels, strict=True):
-        if not 0 <= position < tensor.type.ndim:
-            raise np.exceptions.AxisError(
-                f"{names.function}: {names.axis}={axis} is out of range for {label}, which has "
-                f"{tensor.type.ndim} dimension(s)"
-            )
-    return position
 
 
 # The body

@@ -427,8 +427,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             i, offset = state
             if loop.is_local(i):
                 value = self.value_of(self.registers[i, -offset])
-            elif loop.has_latest(i):
-                value = self.load_item(f"h{i}", self.storage.spaces[i], 0)
             else:
                 value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
         elif variable in loop.inner.carries:
@@ -480,17 +478,13 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if target.collected:
                 self.add_to_total(target, value)
                 continue
-            spread = self.scalars._spread(value)
+            spread = self.scalars.spread(value)
             if target.adds:
                 self.write_place(target, added(self.read_place(target), spread))
             elif target.kind == "state" and loop.is_local(target.number):
                 self.write_register(target.number, spread)
             else:
                 self.write_place(target, spread)
-                if target.kind == "state" and loop.has_latest(target.number):
-                    name = target.array
-                    latest = self.item_offset(name, 0)
-                    store_number(self.w, self.storage.spaces[target.number], latest, spread)
 
     def write_register(self, i: int, value: Number) -> None:
         loop = self.loop

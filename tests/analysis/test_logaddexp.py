@@ -7,7 +7,8 @@ import pytest
 
 import scanlib
 from scanlib.ops.logaddexp import logaddexp
-from scanlib.ops.lowered.elemwise_scan import BLOCK, ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.schedules.selection import BLOCK
 from tests.checks import assert_derivatives
 from tests.families import kernels
 from tests.modes import MODES

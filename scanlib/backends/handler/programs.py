@@ -23,7 +23,6 @@ from scanlib.kernels.progress import ASKING
 from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.lowered.checked_linear import CheckedLinearScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import array_program
@@ -79,8 +78,6 @@ def program_of_node(node: Apply) -> LoopProgram | None:
     if isinstance(op, ElemwiseScan | Scan):
         program = program_of(op)
         return None if program is None or program.unfit else program
-    if isinstance(op, CheckedLinearScan):
-        return None
     try:
         if isinstance(op, KernelGraph):
             return op.program or graph_program(thaw_graph(op.body))

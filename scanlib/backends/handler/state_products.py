@@ -17,7 +17,6 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
-from scanlib.ops.lowered.checked_linear import CheckedLinearScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_steps import has_products
 
@@ -47,7 +46,7 @@ def products_of(fgraph: FunctionGraph) -> dict[Apply, Products]:
     """Return the recurrences of a graph that have such products."""
     found: dict[Apply, Products] = {}
     for node in fgraph.toposort():
-        if isinstance(node.op, LinearScan) and not isinstance(node.op, CheckedLinearScan):
+        if isinstance(node.op, LinearScan):
             products = _products_of(fgraph, node, {p.other for p in found.values()})
             if products is not None:
                 found[node] = products

@@ -19,10 +19,8 @@ closed under composition; a kernel may then work on several steps at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
@@ -34,7 +32,6 @@ from scanlib.ops.derivatives import Variables
 from scanlib.ops.execution import PerformsLoop
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.lowered.channel_plan import ChannelPlan
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
@@ -114,77 +111,6 @@ class Recurrence:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"elements": state["elements"].frozen()})
-
-
-# Families whose steps are cheaper to compose than to wait for.
-COMPOSED = ("affine", "maximum", "minimum", "log-affine", "clamp", "affine in squares")
-
-
-# Steps of a block: a few buffers fit the first-level cache, and a block is worth starting. Scans
-# ask for what the next block reads and writes. In blocks of less than 1024 steps, it still arrives
-# while the next elements and results are computed; in longer ones, the memory waits meanwhile.
-BLOCK = 512
-MANY_STEPS = 256  # so many steps are worth taking channel by channel
-# Steps of so many operations wait for these, not for their states, and blocks write them three
-# times: before the states are scanned, after, and for what cannot be composed.
-LONG_STEP = 200
-
-
-def few_channels(op: ElemwiseScan) -> int:
-    """Return up to how many channels take turns in blocks of steps.
-
-    Each then walks as fast as alone. Next to one another they wait for every step, but share its
-    reads and writes; where they fill a vector register, that is faster.
-    """
-    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
-        return 8
-    inner = op.signature.split_body_inputs(op.body.inputs)
-    items = [*(taps[0] for taps in inner.taps), *inner.carries]
-    return 4 if all(np.dtype(item.type.dtype).itemsize <= 4 for item in items) else 3
-
-
-def schedule(op: ElemwiseScan) -> str:
-    """Return how compiled code walks an elementwise loop.
-
-    The one place that decides: backends write what it says, `scanlib.explain` shows it.
-
-    Returns
-    -------
-    {"channels", "blocks", "steps", "by width"}
-        ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one
-        channel after the other, whose parts all belong to recurrence families, where steps are
-        not long. ``"steps"``: one channel, step by step, states in registers. ``"by width"``:
-        ``"blocks"`` for `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``;
-        their number is known when the loop runs.
-    """
-    families = [recurrence.family for recurrence in op.recurrences]
-    composed = bool(families) and all(family in COMPOSED for family in families)
-    composed = composed and not has_positions(op.body.outputs)
-    composed = composed and len(op.body.toposort()) <= LONG_STEP
-    if not op.layout.ndim:
-        return "blocks" if composed else "steps"
-    width = static_width(op)
-    if not composed or (width or 0) > few_channels(op) or not op.plan().is_independent():
-        return "channels"
-    return "by width" if width is None else "blocks"
-
-
-def static_width(op: ElemwiseScan) -> int | None:
-    """Return the number of channels of an elementwise loop, None where types do not say."""
-    inner = op.signature.split_body_inputs(op.scan.body.inputs)
-    sizes: dict[int, int] = {}
-    for variables, layouts in (
-        (inner.rows, op.layout.sequences),
-        ([taps[0] for taps in inner.taps], op.layout.states),
-        (inner.carries, op.layout.carries),
-        (inner.non_sequences, op.layout.non_sequences),
-    ):
-        for variable, axes in zip(variables, layouts, strict=True):
-            for own, axis in enumerate(axes):
-                size = variable.type.shape[own]
-                if axis is not None and size is not None:
-                    sizes[axis] = size
-    return prod(sizes.values()) if len(sizes) == op.layout.ndim else None
 
 
 class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):

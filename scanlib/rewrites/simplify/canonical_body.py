@@ -22,17 +22,8 @@ _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
 # Scalar work that costs less than reading its result again; compilers hoist it by themselves.
 _CHEAP = (
-    ps.Add,
-    ps.Sub,
-    ps.Mul,
-    ps.TrueDiv,
-    ps.Neg,
-    ps.Cast,
-    ps.Sqr,
-    ps.Switch,
-    ps.Second,
-    ps.Identity,
-    ps.LogicalComparison,
+    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Cast, ps.Sqr, ps.Switch),
+    *(ps.Second, ps.Identity, ps.LogicalComparison),
 )
 # Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler
 
 LONG = {
     "rows": forced("rows", lanes=1),
-    "chunks": forced("chunks", lanes=1, chunks=7),
     "look-back": forced("look-back", lanes=1),
 }
 

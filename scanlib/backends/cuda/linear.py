@@ -1,0 +1,296 @@
+r"""The kernels of matrix recurrences: what is written for the templates, and how they are launched.
+
+``h_t = A_t ⊗ h_{t-1} + b_t`` in the forms of `ops.lowered.linear_scan`. A matrix at the right is
+its transpose at the left of the transposed state, so that each column of the state, for each item
+of the batch, is one vector ``x`` of `size` items, and ``x_t = A_t x_{t-1} + b_t``. The arrays of a
+kernel are ``a``, the matrix; ``r``, the one at the right; ``b``, the offset; ``x``, the initial
+state; ``k``, the mask; and ``y``, the result. Beside the channels' axes, those of the batch and one
+for the columns of the state, they have one for the rows of matrices and the items of vectors, and
+one for the columns of matrices.
+
+Up to `REGISTERS` items, one thread walks a vector; up to `LARGEST`, a thread for each item
+(``linear.cuh``). With matrices at both sides one block walks the state (``linear_both.cuh``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from scanlib.backends.cuda.launch import Call, Kernels
+from scanlib.backends.cuda.parameters import Array, Parameters
+from scanlib.backends.cuda.printer import SHARED, template
+from scanlib.backends.cuda.row_products import RowProducts
+from scanlib.backends.cuda.scalar_code import Source, item_type, memory_type
+from scanlib.backends.cuda.schedule import choose_linear
+from scanlib.kernels.printers.c import literal
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import Axes
+from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
+from scanlib.ops.lowered.linear_scan import LinearScan
+
+Shape = tuple[int, ...]
+REGISTERS = 8  # items of a vector
+REGISTER_BYTES = 512  # of a matrix that one thread keeps
+LARGEST = 64
+LARGEST_BYTES = 512  # of a row of the matrix
+HELD_BYTES = 512  # of what a thread keeps, and of what it reads before it is needed
+DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
+
+
+def check_linear(op: LinearScan, dtype: str, size: int = 1, width: int = 1) -> None:
+    """Raise an error if a matrix recurrence has no kernel.
+
+    The matrix has `size` rows, the state `width` columns, which count where matrices are at both
+    its sides.
+
+    Raises
+    ------
+    NoCCodeError
+    """
+    if dtype not in DTYPES:
+        raise NoCCodeError(f"a matrix recurrence of dtype {dtype} has no CUDA kernel")
+    both = op.side == "both"
+    most = largest_size(dtype)
+    if max(size, width if both else 1) > most:
+        raise NoCCodeError(f"a {dtype} matrix of more than {most} rows has no CUDA kernel")
+    if both and 2 * size * width * item_bytes(dtype) > SHARED:
+        raise NoCCodeError(f"a state of {size} x {width} items has no CUDA kernel")
+
+
+def largest_size(dtype: str) -> int:
+    """Return how many rows a matrix may have."""
+    return min(LARGEST, LARGEST_BYTES // item_bytes(dtype))
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the size of an item as a kernel computes with it."""
+    return max(4, np.dtype(dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class LinearGeometry:
+    """The sizes of one call: rows of the matrix, columns of the state (1 for vectors), results."""
+
+    steps: int
+    size: int
+    columns: int
+    batch: Shape
+    outputs: list[Shape]
+
+    @property
+    def vectors(self) -> int:
+        return self.columns * prod(self.batch)
+
+
+def linear_geometry(op: LinearScan, inputs: Sequence[Any]) -> LinearGeometry:
+    """Return the sizes of a matrix recurrence, and check that its arguments agree.
+
+    Raises
+    ------
+    ValueError
+        As the recurrence does on other devices.
+    """
+    parts = op.parts(inputs)
+    steps = count_steps(op, parts)
+    check_shapes(op, parts)
+    first, *row = parts.initial.shape
+    batch = tuple(row[: op.batch_rank(len(row) + 1)])
+    size, columns = row[len(batch)], 1
+    if not op.vector:
+        size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
+    rows = first if op.untraced or not first else steps + 1
+    return LinearGeometry(steps, size, columns, batch, [(rows, *row)])
+
+
+class LinearKernels(Kernels):
+    """The kernels of a matrix recurrence of one size.
+
+    Parameters
+    ----------
+    op : LinearScan
+    dtype : str
+        Of the state.
+    ranks : sequence of int
+        How many axes the matrix and the initial state have.
+    size, width : int
+        The rows of the matrix; the columns of the state, where matrices are at both its sides.
+
+    Attributes
+    ----------
+    group, columns : int
+        How many threads walk one vector, and from how many vectors a chunk is walked to know what
+        it does; 0 where one block walks the whole state.
+
+    Raises
+    ------
+    NoCCodeError
+        If the recurrence has no kernel.
+    """
+
+    def __init__(
+        self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int = 1
+    ) -> None:
+        check_linear(op, dtype, size, width)
+        self.op, self.dtype, self.size, self.width = op, dtype, size, width
+        self.both, self.steps = op.side == "both", op.coefficient == "steps"
+        matrix_rank, rank = ranks
+        self.batch = op.batch_rank(rank)
+        self.batched = bool(op.matrix_batch_rank(matrix_rank))
+        self.group = self._group()
+        self.columns = size + (op.semiring == "real" and op.has_offset)
+        if self.both:
+            self.group = self.columns = 0
+        self.threads = 256 if self.both else max(32, self.group)
+        sizes = 0 if self.both else self.batch + 1
+        self.item_axes = sizes, sizes + 1
+        works = [] if self.both else ["columns", "bounds", "states"]
+        self.parameters = Parameters(sizes, *self._arrays(), works=works)
+        names = ["walk"] if self.both else ["walk", "probe", "carry"]
+        super().__init__(self._source(names), names, self.parameters)
+
+    def _group(self) -> int:
+        held = self.size**2 * item_bytes(self.dtype)
+        if self.size <= REGISTERS and held <= REGISTER_BYTES:
+            return 1
+        return 1 << (self.size - 1).bit_length()
+
+    @property
+    def ahead(self) -> int:
+        """How many steps are read before they are needed."""
+        matrix, row = self.size**2, self.size
+        if self.group != 1:
+            matrix, row = self.size, 1  # one row, and one item
+        held = (not self.steps) * matrix
+        coming = self.steps * matrix + self.op.has_offset * row
+        left = HELD_BYTES // item_bytes(self.dtype) - held
+        return min(8, left // (2 * max(coming, 1)))
+
+    def _arrays(self) -> tuple[list[Array], list[Array]]:
+        op, dtype, (i, j) = self.op, self.dtype, self.item_axes
+        batch: Axes = tuple(range(self.batch))
+        turned, column = op.side == "right", j if self.both else self.batch
+        square: Axes = (j, i) if turned else (i, j)
+        state: Axes = (i,) if op.vector else (column, i) if turned else (i, column)
+        lead = int(self.steps)
+        inputs = [Array("a", dtype, lead, (*(batch if self.batched else ()), *square))]
+        if self.both:
+            inputs.append(Array("r", dtype, lead, (i, j)))
+        if op.has_offset:
+            inputs.append(Array("b", dtype, 1, (*batch, *state)))
+        inputs.append(Array("x", dtype, 1, (*batch, *state)))
+        if op.has_mask:
+            inputs.append(Array("k", "bool", 0, square))
+        return inputs, [Array("y", dtype, 1, (*batch, *state))]
+
+    def _source(self, names: list[str]) -> str:
+        """Return the translation unit."""
+        products = RowProducts(self.op.semiring, self.dtype, self.size, self.op.has_mask, self.both)
+        source = Source()
+        with source.struct("Recurrence"):
+            self.write_constants(source, products)
+            source.lines += products.source.lines
+        for name in names:
+            source.line(f"SCANLIB_BLOCK_KERNEL({name}, scanlib_{name}<Recurrence>(p, block))")
+        walk = "linear_both" if self.both else "linear"
+        parts = [
+            f"#define SCANLIB_THREADS {self.threads}",
+            template("device"),
+            *([template("complex")] if self.dtype.startswith("complex") else []),
+            self.parameters.struct(),
+            products.unit.text(),
+            *(template(name) for name in ("channel", "linear_items", walk)),
+        ]
+        return "\n".join([*parts, source.text()])
+
+    def write_constants(self, source: Source, products: RowProducts) -> None:
+        """Write the types of items, the sizes, and which arrays there are."""
+        op, real = self.op, self.op.semiring == "real"
+        source.line(f"typedef {item_type(self.dtype)} Item;")
+        source.line(f"typedef {memory_type(self.dtype)} Memory;")
+        source.line(f"typedef {item_type(products.real)} Real;")
+        for name, value in (("zero", products.zero), ("unit", float(real))):
+            text = literal(value, products.real)
+            source.line(f"SCANLIB_METHOD static Item {name}() {{ return Item({text}); }}")
+        alone = self.group == 1
+        numbers = {
+            "SIZE": self.size,
+            "WIDTH": self.width,
+            "GROUP": self.group,
+            "ALONE": alone,
+            "ROWS": self.size if alone else 1,
+            "COLUMNS": self.columns,
+            "AHEAD": self.ahead,
+            "STEPS": self.steps,
+            "OFFSET": op.has_offset,
+            "MASKED": op.has_mask,
+            "LAST": op.untraced,
+            "REVERSE": op.reverse,
+            "LINEAR": real,
+            "ONE_POWER": real and not self.steps,
+            "I": self.item_axes[0],
+            "J": self.item_axes[1],
+        }
+        names = [array.name for array in self.parameters.arrays]
+        for name, letter in (
+            ("MATRIX", "a"), ("RIGHT", "r"), ("ADDED", "b"), ("INITIAL", "x"), ("MASK", "k"),
+        ):  # fmt: skip
+            numbers[name] = names.index(letter) if letter in names else 0  # 0 is not read
+        text = ", ".join(f"{name} = {int(value)}" for name, value in numbers.items())
+        source.line(f"enum {{ {text} }};")
+
+    def call(
+        self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
+    ) -> Call:
+        """Return how the kernels are called on a device with so many multiprocessors.
+
+        `strides` are those of the arguments and of the result, in bytes.
+        """
+        plan = choose_linear(sizes.steps, sizes.vectors, processors, self.group, self.columns)
+        values = {
+            "steps": sizes.steps,
+            "channels": sizes.vectors,
+            "chunk": plan.chunk,
+            "chunks": plan.chunks,
+        }
+        works, counts = [], {"walk": 1}
+        if not self.both:
+            axes = (*sizes.batch, sizes.columns)
+            values |= {f"n{axis}": size for axis, size in enumerate(axes)}
+            items = sizes.vectors * plan.chunks * self.size if plan.chunks > 1 else 0
+            item = item_bytes(self.dtype)
+            real = item // 2 if np.dtype(self.dtype).kind == "c" else item
+            works = [items * self.columns * item, 2 * items * self.columns * real, items * item]
+            counts["walk"] = sizes.vectors * (1 if self.op.untraced else plan.chunks)
+        if plan.chunks > 1:
+            probed = sizes.vectors * (plan.chunks - 1) * self.columns
+            counts = {"probe": probed, "carry": sizes.vectors} | counts
+        if not prod(sizes.outputs[0]):
+            counts = {}
+        each = self.threads // max(self.group, 1)
+        jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
+        return self.prepared(values, strides, works, jobs)
+
+
+_kernels = lru_cache(maxsize=256)(LinearKernels)
+
+
+def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearKernels:
+    """Return the kernels for arguments of these sizes, written once for each.
+
+    Raises
+    ------
+    NoCCodeError
+        If the recurrence has no kernel.
+    ValueError
+        As the recurrence does on other devices.
+    """
+    sizes, parts = linear_geometry(op, inputs), op.parts(inputs)
+    width = sizes.columns if op.side == "both" else 1
+    ranks = parts.matrix.ndim, parts.initial.ndim
+    return _kernels(op, dtype, ranks, max(sizes.size, 1), max(width, 1))
