@@ -44,7 +44,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
-from scanlib.frontend.statespace.affine import walk_squares, walk_vectors
+from scanlib.frontend.statespace.affine_walks import walk_squares, walk_vectors
 from scanlib.frontend.statespace.filter import (
     Parts,
     Walk,

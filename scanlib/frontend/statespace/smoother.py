@@ -19,7 +19,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.affine import walk_squares, walk_vectors
+from scanlib.frontend.statespace.affine_walks import walk_squares, walk_vectors
 from scanlib.frontend.statespace.filter import Parts, Walk
 from scanlib.frontend.statespace.model import StateSpace
 
