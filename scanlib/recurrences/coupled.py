@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scanlib.kernels.language import BOOL, Local, Type, Value
-from scanlib.kernels.scalars import Number, Pair
+from scanlib.kernels.scalars import Number, Pair, real_parts
 from scanlib.kernels.spans import Items, Same, Span
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences.lanes import Block
@@ -139,7 +139,7 @@ class _Groups:
             part, back = symbol
             if back <= self.steps:
                 value = self.histories[part].values.load(self.histories[part].place(first, -back))
-                self.kept[symbol] = [w.local(v) for v in _parts(value)]
+                self.kept[symbol] = [w.local(v) for v in real_parts(value)]
         with w.loop(begin, end, self.steps) as k:
             self.write_group(self.block.step(k))
         return end
@@ -204,7 +204,7 @@ class _Groups:
             own = self.histories[part]
             own.values.store(own.place(j, u), total)
         for symbol, locals in self.kept.items():
-            for local, value in zip(locals, _parts(values[symbol]), strict=True):
+            for local, value in zip(locals, real_parts(values[symbol]), strict=True):
                 self.w.assign(local, value)
 
     def at(self, j: Value, u: int) -> Value:
@@ -284,7 +284,3 @@ class _Groups:
         if isinstance(x, Value) and isinstance(y, Value) and x.type.is_float:
             return self.w.fma(x, y, z)
         return self.plus(self.times(x, y), z)
-
-
-def _parts(value: Number) -> list[Value]:
-    return [value.real, value.imag] if isinstance(value, Pair) else [value]

@@ -41,7 +41,7 @@ from scanlib.kernels.language import (
     Writer,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of, real_parts
 from scanlib.kernels.spans import (
     LINE,
     Items,
@@ -724,7 +724,7 @@ class _Total:
 
     def add(self, value: Number) -> None:
         """Write that a number is added."""
-        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
+        parts = real_parts(value)
         for local, part in zip(self.locals[parts[0].type.lanes], parts, strict=True):
             total = added(self.w.copy(local), part)
             self.w.assign(local, total)

@@ -33,7 +33,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of, real_parts
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp, loaded, only_place
@@ -159,7 +159,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         return (begin + (depth - k)) * size
 
     def locals_of(self, value: Number) -> list[Local]:
-        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
+        parts = real_parts(value)
         return [self.w.local(part) for part in parts]
 
     def value_of(self, locals: list[Local]) -> Number:
@@ -167,7 +167,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         return values[0] if len(values) == 1 else Pair(*values)
 
     def assign(self, locals: list[Local], value: Number) -> None:
-        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
+        parts = real_parts(value)
         for local, part in zip(locals, parts, strict=True):
             self.w.assign(local, part)
 

@@ -15,7 +15,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import item_text, print_functions
-from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of, real_parts
 
 HALF = "float16"
 IN_SINGLE = {HALF: "float32"}
@@ -74,11 +74,6 @@ def memory_type(dtype: str) -> str:
     return "scanlib_half" if dtype == HALF else item_type(dtype)
 
 
-def parts(number: Number) -> list[Value]:
-    """Return the real numbers that a number is made of."""
-    return [number.real, number.imag] if isinstance(number, Pair) else [number]
-
-
 class Code:
     """Writes one function of scalars, and its call.
 
@@ -130,7 +125,7 @@ class Code:
 
         A target is what stands before a result, such as ``s.h =``.
         """
-        values = [part for number in results for part in parts(number)]
+        values = [part for number in results for part in real_parts(number)]
         self.unit.add(
             Function(self.name, tuple(self.given.values()), self.writer.block, tuple(values))
         )

@@ -22,7 +22,7 @@ from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.language import INT64, Local, Value
-from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
+from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of, real_parts
 from scanlib.kernels.spans import added, itemsize, load_number, over_lanes, store_number
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
@@ -497,7 +497,7 @@ class Reduction:
                 start = spread(step, self.identity(), lanes)
             except LanesError:
                 continue
-            totals[lanes] = [w.local(part) for part in _parts(start)]
+            totals[lanes] = [w.local(part) for part in real_parts(start)]
         used: set[int] = set()
 
         def write(lanes: int) -> None:
@@ -505,7 +505,7 @@ class Reduction:
                 raise LanesError("complex numbers")
             old = _whole([w.copy(local) for local in totals[lanes]])
             new = self.combined(old, self.item(arrays, lanes))
-            for local, part in zip(totals[lanes], _parts(new), strict=True):
+            for local, part in zip(totals[lanes], real_parts(new), strict=True):
                 w.assign(local, part)
             used.add(lanes)
 
@@ -544,10 +544,6 @@ class Reduction:
 
         loops = collapse(step, [*arrays, result], sizes)
         nest(step, [*arrays, result], loops, write)
-
-
-def _parts(number: Number) -> list[Value]:
-    return [number.real, number.imag] if isinstance(number, Pair) else [number]
 
 
 def _whole(parts: Sequence[Value]) -> Number:
