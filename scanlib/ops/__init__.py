@@ -2,7 +2,7 @@
 
 from scanlib.ops import batching, gradient
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.lowered import associative_batching, linear_batching, linear_gradient
+from scanlib.ops.lowered import associative_batching
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
@@ -22,6 +22,4 @@ __all__ = [
     "associative_batching",
     "batching",
     "gradient",
-    "linear_batching",
-    "linear_gradient",
 ]
