@@ -4,7 +4,8 @@ If a step is affine, every variable `v` of its body that depends on the states `
 
     v[o] = Σ_k Σ_u C_k[u, o] s_k[i] + c[o]
 
-where the *blocks* `C_k` and the offset `c` depend on no state. An axis of `v` may be *tied* to an
+where the *blocks* `C_k` and the offset `c`, the block of a state that is always one, depend on no
+state. An axis of `v` may be *tied* to an
 axis of a state: it runs along it, and `v` reads that state at its own place there, as elementwise
 work, the members of a batch and the columns of ``A @ S`` do. The places `i` in the state are those
 of the tied axes `o` and, for axes that nothing is tied to, the summation index `u`. So the state
@@ -100,16 +101,10 @@ class Block:
     factors: int = 0
 
 
-@dataclass
-class Form:
-    """What a variable is to all states: the blocks by the number of the state, and the offset."""
+OFFSET = -1  # the state that is always one, a number
 
-    blocks: dict[int, Block] = field(default_factory=dict)
-    offset: Variable | None = None
-
-    def changed(self, blocks: dict[int, Block], change: Callable[[Variable], Variable]) -> Form:
-        """Return a form of other blocks, with the offset changed if there is one."""
-        return Form(blocks, None if self.offset is None else change(self.offset))
+# What a variable is to all states that it reads: the blocks by the number of the state.
+Form = dict[int, Block]
 
 
 class LinearForms:
@@ -145,7 +140,7 @@ class LinearForms:
         self.dependent = depends_on(targets, sources)
         self.forms: dict[Variable, Form] = {}
         for k, source in enumerate(sources):
-            self.forms[source] = Form({k: Block(tuple(range(source.type.ndim)))})
+            self.forms[source] = {k: Block(tuple(range(source.type.ndim)))}
         for node in toposort(targets, blockers=list(sources)):
             if any(out in self.dependent for out in node.outputs):
                 for out, form in zip(node.outputs, self._of_node(node), strict=True):
@@ -157,7 +152,7 @@ class LinearForms:
             raise NotAffineError(f"{name_of(out)} has another dtype than the state")
         core = op.core_op if isinstance(op, Blockwise) and isinstance(op.core_op, Dot) else op
         found = rule(core, self, node)
-        return [found] if isinstance(found, Form) else found
+        return [found] if isinstance(found, dict) else found
 
     def form(self, variable: Variable) -> Form:
         """Return the form of a variable; one that reads no state is all offset.
@@ -167,7 +162,14 @@ class LinearForms:
         """
         if variable in self.forms:
             return self.forms[variable]
-        return Form({}, None if self.structure else self._converted(variable))
+        if self.structure:
+            return {}
+        return {OFFSET: Block((None,) * variable.type.ndim, self._converted(variable))}
+
+    def offset(self, variable: Variable) -> Variable | None:
+        """Return the offset of a variable, to be broadcast; None for none."""
+        found = self.form(variable).get(OFFSET)
+        return None if found is None else found.value
 
     def only_first(self, node: Apply) -> Form:
         """Return the form of a node's first input; no other one may depend on a state."""
@@ -204,21 +206,12 @@ class LinearForms:
             return _size(math.prod(size for size in known if size is not None))
         return sizes[0] if len(sizes) == 1 else pt.mul(*sizes)
 
-    def whole_offset(self, offset: Variable | None, variable: Variable) -> Variable:
-        """Return an offset in the shape of its variable."""
-        sizes = self.sizes(variable)
-        if offset is None:
-            return self.filled(0, tuple(sizes))
-        pairs = zip(offset.type.shape, variable.type.shape, strict=True)
-        if all(own != 1 or other == 1 for own, other in pairs):
-            return offset
-        return pt.broadcast_to(offset, tuple(sizes))
-
     # Blocks
 
     def free(self, k: int, block: Block) -> list[int]:
         """Return the axes of a state that nothing is tied to."""
-        return [axis for axis in range(self.sources[k].type.ndim) if axis not in block.ties]
+        ndim = 0 if k == OFFSET else self.sources[k].type.ndim
+        return [axis for axis in range(ndim) if axis not in block.ties]
 
     def value(self, block: Block) -> Variable:
         """Return `C` as an array."""
@@ -241,13 +234,13 @@ class LinearForms:
             shape[n + o] = self.sizes(variable)[o]
         return pt.broadcast_to(value, shape)
 
-    def zeros(self, k: int, ties: Ties, variable: Variable) -> Block:
+    def zeros(self, k: int, variable: Variable, ties: Ties | None = None) -> Block:
         """Return the block of a variable that does not read a state."""
-        own, source = list(self.sizes(variable)), list(self.sizes(self.sources[k]))
-        free = self.free(k, Block(ties))
-        sizes = [size if tie is None else _size(1) for tie, size in zip(ties, own, strict=True)]
-        value = self.filled(0, [*(source[axis] for axis in free), *sizes])
-        return Block(ties, value, full=False, covers=False)
+        ties = (None,) * variable.type.ndim if ties is None else ties
+        sizes = [self.sizes(self.sources[k])[axis] for axis in self.free(k, Block(ties))]
+        for tie, size in zip(ties, self.sizes(variable), strict=True):
+            sizes.append(size if tie is None else _size(1))
+        return Block(ties, self.filled(0, sizes), full=False, covers=False)
 
     def along(self, k: int, block: Block, place: int, matrix: Variable) -> Block:
         """Return the block of a product with a matrix along a tied axis.
@@ -365,6 +358,11 @@ class LinearForms:
         value = apply(block.value, factor.dimshuffle(*spread, *range(factor.type.ndim)))
         return replace(block, value=value, factors=factors)
 
+    def mixed(self, k: int, block: Block, variable: Variable, places: Sequence[int]) -> Block:
+        """Return a block that is ready for an operation that mixes the items of some axes."""
+        block = self.loosened(k, self.opened(k, block), places)
+        return replace(block, value=self.whole(k, block, variable, places))
+
     def linear(
         self, node: Apply, places: Sequence[int], change: Callable[[Variable, int], Any]
     ) -> dict[int, tuple[Block, Any]]:
@@ -373,20 +371,14 @@ class LinearForms:
         Returns
         -------
         dict
-            For each state, the input's block with these axes loosened, and what the function makes
-            of its value, whole along them. The function is told how many axes come before the
-            input's.
+            For each state, the block that is `mixed`, and what the function makes of its value,
+            told how many axes come before the input's.
         """
-        source, found = node.inputs[0], {}
-        for k, block in self.only_first(node).blocks.items():
-            block = self.loosened(k, self.opened(k, block), places)
-            whole = self.whole(k, block, source, places)
-            found[k] = block, change(whole, len(self.free(k, block)))
+        found = {}
+        for k, block in self.only_first(node).items():
+            block = self.mixed(k, block, node.inputs[0], places)
+            found[k] = block, change(self.value(block), len(self.free(k, block)))
         return found
-
-    def changed_offset(self, node: Apply, change: Callable[[Variable, int], Any]) -> Any:
-        offset = self.form(node.inputs[0]).offset
-        return None if offset is None else change(self.whole_offset(offset, node.inputs[0]), 0)
 
 
 @singledispatch
@@ -405,10 +397,10 @@ def _specify_shape(op: Op, forms: LinearForms, node: Apply) -> Form:
 
 @rule.register(DimShuffle)
 def _dimshuffle(op: Op, forms: LinearForms, node: Apply) -> Form:
-    order, form = node.op.new_order, forms.form(node.inputs[0])
+    order = node.op.new_order
     lost = [k for k in range(node.inputs[0].type.ndim) if k not in order]
     blocks = {}
-    for k, block in form.blocks.items():
+    for k, block in forms.form(node.inputs[0]).items():
         block = forms.loosened(k, block, lost)
         value, n = block.value, len(forms.free(k, block))
         if value is not None:
@@ -416,22 +408,22 @@ def _dimshuffle(op: Op, forms: LinearForms, node: Apply) -> Form:
             value = value.dimshuffle(*range(n), *(o if o == "x" else n + o for o in order))
         ties = tuple(None if o == "x" else block.ties[o] for o in order)
         blocks[k] = replace(block, ties=ties, value=value)
-    return form.changed(blocks, lambda part: _with_units(part, lost).dimshuffle(*order))
+    return blocks
 
 
 @rule.register(Alloc)
 def _alloc(op: Op, forms: LinearForms, node: Apply) -> Form:
-    form, source, out = forms.only_first(node), node.inputs[0], node.outputs[0]
+    source, out = node.inputs[0], node.outputs[0]
     missing = out.type.ndim - source.type.ndim
     blocks = {}
-    for k, block in form.blocks.items():
+    for k, block in forms.only_first(node).items():
         pairs = zip(source.type.broadcastable, out.type.broadcastable[missing:], strict=True)
         grown = [o for o, (own, new) in enumerate(pairs) if own and not new]
         block = forms.opened(k, forms.loosened(k, block, grown))
         value = forms.value(block)
         value = _with_axes(value, len(forms.free(k, block)), missing)
         blocks[k] = replace(block, ties=(None,) * missing + block.ties, value=value)
-    return form.changed(blocks, lambda part: _with_axes(part, 0, missing))
+    return blocks
 
 
 @rule.register(Reshape)
@@ -447,11 +439,10 @@ def _reshape(op: Op, forms: LinearForms, node: Apply) -> Form:
 
     made = forms.linear(node, range(source.type.ndim), change)
     ties = (None,) * out.type.ndim
-    blocks = {
+    return {
         k: replace(block, ties=ties, value=value, covers=False)
         for k, (block, value) in made.items()
     }
-    return Form(blocks, forms.changed_offset(node, change))
 
 
 # Elementwise operations
@@ -490,26 +481,20 @@ def _scaled(
     out: Variable,
     apply: Callable[[Any, Any], Variable],
 ) -> Form:
-    form = forms.form(variable)
-    blocks = {
+    return {
         k: forms.scaled(k, forms.spread(k, block, variable, out), factor, apply)
-        for k, block in form.blocks.items()
+        for k, block in forms.form(variable).items()
     }
-    return form.changed(blocks, lambda part: apply(part, factor))
 
 
 def _total(forms: LinearForms, summands: list[tuple[int, Variable]], out: Variable) -> Form:
     """Return the form of a sum, each part with its sign."""
     found: dict[int, list[Block]] = {}
-    offset = None
     for sign, inp in summands:
-        form = forms.form(inp)
-        for k, block in form.blocks.items():
+        for k, block in forms.form(inp).items():
             block = forms.spread(k, block, inp, out)
             found.setdefault(k, []).append(block if sign > 0 else forms.negated(block))
-        if form.offset is not None:
-            offset = plus(offset, form.offset if sign > 0 else -form.offset)
-    return Form({k: forms.summed(k, parts) for k, parts in found.items()}, offset)
+    return {k: forms.summed(k, parts) for k, parts in found.items()}
 
 
 # Products and sums
@@ -524,13 +509,13 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
         raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
     from_left = left in forms.dependent
     source, matrix = (left, right) if from_left else (right, left)
-    form, factor, ndim = forms.form(source), forms.factor(matrix), out.type.ndim
+    factor, ndim = forms.factor(matrix), out.type.ndim
     place, other = (ndim - 1, ndim - 2) if from_left else (ndim - 2, ndim - 1)
     # The axes that are summed over, of the batch, and of the rows; all as axes of the product.
     rows = ["x", ndim - 1] if from_left else [ndim - 2, "x"]
     columns = factor.dimshuffle(ndim - (2 if from_left else 1), *range(ndim - 2), *rows)
     blocks = {}
-    for k, block in form.blocks.items():
+    for k, block in forms.form(source).items():
         grown = [
             o
             for o in range(ndim - 2)
@@ -557,17 +542,18 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
             blocks[k] = forms.along(k, block, place, columns)
             continue
         alone = block.ties[other] is not None or source.type.shape[other] == 1
+        whole = forms.whole(k, block, source, [place])
+        if forms.free(k, block):
+            value = _product(whole, factor, from_left)
+        else:
+            value = node.op(whole, factor) if from_left else node.op(factor, whole)
         blocks[k] = replace(
             block,
-            value=_product(forms.whole(k, block, source, [place]), factor, from_left),
+            value=value,
             full=block.full or (alone and block.covers),
             factors=block.factors + 1,
         )
-    offset = form.offset
-    if offset is not None:
-        whole = forms.whole_offset(offset, source)
-        offset = node.op(whole, right) if from_left else node.op(left, whole)
-    return Form(blocks, offset)
+    return blocks
 
 
 def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
@@ -581,11 +567,11 @@ def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
 
 @rule.register(TensorSum)
 def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
-    form, source = forms.only_first(node), node.inputs[0]
+    source = node.inputs[0]
     ndim = source.type.ndim
     reduced = list(range(ndim)) if node.op.axis is None else list(node.op.axis)
     blocks = {}
-    for k, block in form.blocks.items():
+    for k, block in forms.only_first(node).items():
         block = forms.opened(k, block)
         value, ties = forms.whole(k, block, source, reduced), list(block.ties)
         free = forms.free(k, block)
@@ -599,8 +585,7 @@ def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
             value = value.dimshuffle(*_inserted(list(range(n)), at, n + o), *rest)
             free.insert(at, axis)
         blocks[k] = replace(block, ties=tuple(ties), value=value, covers=False)
-    offset = forms.changed_offset(node, lambda whole, lead: whole.sum(axis=tuple(reduced)))
-    return Form(blocks, offset)
+    return blocks
 
 
 # Parts and joins
@@ -618,7 +603,7 @@ def _subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     def change(whole: Variable, lead: int) -> Variable:
         return whole[(*_all(lead), *indices)]
 
-    blocks = {
+    return {
         k: replace(
             block,
             ties=tuple(block.ties[o] for o in kept),
@@ -627,7 +612,6 @@ def _subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
         )
         for k, (block, value) in forms.linear(node, places, change).items()
     }
-    return Form(blocks, forms.changed_offset(node, change))
 
 
 @rule.register(IncSubtensor)
@@ -658,27 +642,19 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
         return pt.set_subtensor(zeros[place_of(lead)], _with_axes(part, lead, missing))
 
     found: dict[int, list[Block]] = {}
-    form = forms.form(base)
-    for k, block in form.blocks.items():
-        block = forms.loosened(k, forms.opened(k, block), mixed)
-        value = without(forms.whole(k, block, base, mixed), len(forms.free(k, block)))
-        covers = block.covers and not node.op.set_instead_of_inc
-        full = block.full and not node.op.set_instead_of_inc
+    for k, block in forms.form(base).items():
+        block = forms.mixed(k, block, base, mixed)
+        value = without(forms.value(block), len(forms.free(k, block)))
+        kept_all = not node.op.set_instead_of_inc
+        full, covers = block.full and kept_all, block.covers and kept_all
         found[k] = [replace(block, value=value, full=full, covers=covers)]
-    form = forms.form(added)
-    for k, block in form.blocks.items():
-        rest = [p for p in range(added.type.ndim) if p not in same.values()]
-        block = forms.loosened(k, forms.opened(k, block), rest)
-        value = alone(forms.whole(k, block, added, rest), len(forms.free(k, block)))
+    rest = [p for p in range(added.type.ndim) if p not in same.values()]
+    for k, block in forms.form(added).items():
+        block = forms.mixed(k, block, added, rest)
+        value = alone(forms.value(block), len(forms.free(k, block)))
         ties = [None if o in mixed else block.ties[same[o]] for o in range(base.type.ndim)]
         found.setdefault(k, []).append(replace(block, ties=tuple(ties), value=value, full=False))
-    offsets = [forms.form(inp).offset for inp in (base, added)]
-    offset = None
-    if any(part is not None for part in offsets):
-        whole, part = map(forms.whole_offset, offsets, (base, added))
-        change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
-        offset = change(whole[indices], part)
-    return Form({k: forms.summed(k, parts) for k, parts in found.items()}, offset)
+    return {k: forms.summed(k, parts) for k, parts in found.items()}
 
 
 @rule.register(Join)
@@ -701,24 +677,22 @@ def _joined(
     together: Callable[[Sequence[Variable], int], Variable],
 ) -> Form:
     """Return the form of inputs joined along one of their axes, or numbers along a new one."""
-    parts = [forms.form(inp) for inp in inputs]
+    own = [forms.form(inp) for inp in inputs]
     blocks = {}
-    for k in dict.fromkeys(k for form in parts for k in form.blocks):
-        found = [form.blocks[k] for form in parts if k in form.blocks]
-        mixed = [] if place is None else [place]
-        found = [forms.loosened(k, forms.opened(k, block), mixed) for block in found]
+    for k in dict.fromkeys(k for form in own for k in form):
+        places = [] if place is None else [place]
+        found = [forms.loosened(k, forms.opened(k, form[k]), places) for form in own if k in form]
         found = forms.alike(k, found)
         ties, n = found[0].ties, len(forms.free(k, found[0]))
         given = iter(found)
         every = [
-            next(given) if k in form.blocks else forms.zeros(k, ties, inp)
-            for form, inp in zip(parts, inputs, strict=True)
+            next(given) if k in form else forms.zeros(k, inp, ties)
+            for form, inp in zip(own, inputs, strict=True)
         ]
         short = zip(*(forms.value(b).type.broadcastable[n:] for b in every), strict=True)
-        differ = [o for o, own in enumerate(short) if o == place or len(set(own)) > 1]
-        wholes = [
-            forms.whole(k, block, inp, differ) for block, inp in zip(every, inputs, strict=True)
-        ]
+        differ = [o for o, each in enumerate(short) if o == place or len(set(each)) > 1]
+        pairs = zip(every, inputs, strict=True)
+        wholes = [forms.whole(k, block, inp, differ) for block, inp in pairs]
         blocks[k] = Block(
             ties if place is not None else (None,),
             together(wholes, n + (place or 0)),
@@ -726,11 +700,7 @@ def _joined(
             covers=any(block.covers for block in every),
             factors=max(block.factors for block in every),
         )
-    if all(form.offset is None for form in parts):
-        return Form(blocks)
-    pairs = zip(parts, inputs, strict=True)
-    offsets = [forms.whole_offset(form.offset, inp) for form, inp in pairs]
-    return Form(blocks, together(offsets, place or 0))
+    return blocks
 
 
 @rule.register(Split)
@@ -745,14 +715,10 @@ def _split(op: Op, forms: LinearForms, node: Apply) -> list[Form]:
         made = pt.split(whole, splits, n_splits=n_parts, axis=place + lead)
         return made if isinstance(made, list) else [made]
 
-    results = [Form() for _ in node.outputs]
+    results: list[Form] = [{} for _ in node.outputs]
     for k, (block, made) in forms.linear(node, [place], parts).items():
         for result, part in zip(results, made, strict=True):
-            result.blocks[k] = replace(block, value=part, covers=False)
-    offsets = forms.changed_offset(node, parts)
-    if offsets is not None:
-        for result, part in zip(results, offsets, strict=True):
-            result.offset = part
+            result[k] = replace(block, value=part, covers=False)
     return results
 
 

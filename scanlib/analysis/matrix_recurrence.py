@@ -69,16 +69,16 @@ def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | 
     following : Variable
         The next value.
     """
-    form = forms.form(following)
-    block, ndim = form.blocks[0], following.type.ndim
+    block, offset = forms.form(following)[0], forms.offset(following)
+    ndim = following.type.ndim
     order = list(range(ndim))
     if len(block.sides) == 2 and ndim == 2 and block.ties == (0, 1):
         left, right = (block.sides[axis] for axis in order)
-        return MatrixRecurrence("real", 0, left, form.offset, right, block.factors > 1)
+        return MatrixRecurrence("real", 0, left, offset, right, block.factors > 1)
     if len(block.sides) == 1 and block.ties == tuple(order):
         ((axis, matrix),) = block.sides.items()
         matrix = matrix.dimshuffle(*["x"] * (ndim - 1), 0, 1)
-        return MatrixRecurrence("real", axis, matrix, form.offset, None, block.factors > 1)
+        return MatrixRecurrence("real", axis, matrix, offset, None, block.factors > 1)
     block = forms.opened(0, block)
     free = forms.free(0, block)
     if len(free) != 1 or not block.full:
@@ -88,7 +88,7 @@ def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | 
         return None
     others = [1 + k for k in order if k != axis]
     matrix = forms.value(block).dimshuffle(*others, 1 + axis, 0)
-    return MatrixRecurrence("real", axis, matrix, form.offset, None, block.factors > 1)
+    return MatrixRecurrence("real", axis, matrix, offset, None, block.factors > 1)
 
 
 def in_other_semiring(state: Variable, following: Variable, sizes: Sizes) -> Any:
@@ -145,8 +145,8 @@ def _added_matrix(
         forms = LinearForms([state], [terms], sizes)
     except NotAffineError:
         return None
-    form, last = forms.form(terms), state.type.ndim - 1
-    block, added = form.blocks.get(0), form.offset
+    last = state.type.ndim - 1
+    block, added = forms.form(terms).get(0), forms.offset(terms)
     if block is None or block.sides or added is None or block.ties[axis] != last:
         return None
     if sign > 0 and block.value is not None:

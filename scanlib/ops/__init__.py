@@ -2,7 +2,6 @@
 
 from scanlib.ops import batching, gradient
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.lowered import linear_batching, linear_gradient
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
@@ -21,6 +20,4 @@ __all__ = [
     "State",
     "batching",
     "gradient",
-    "linear_batching",
-    "linear_gradient",
 ]

@@ -157,6 +157,13 @@ def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = 
     return Place(pointer, place.dtype, place.sizes, own)
 
 
+def bind_input(step: Step, variable: Variable, name: str, place: Place) -> None:
+    """Bind an input that is the same for all steps; an integer is known before the first one."""
+    step.bind_place(variable, place)
+    if variable.type.ndim == 0 and np.dtype(variable.type.dtype).kind in "iub":
+        step.bind_known(variable, Given("value", name))
+
+
 def step_work(step: Step, graph: FunctionGraph) -> Size:
     """Return how many numbers a step computes, about; `step` has written the nodes."""
     terms: list[Size] = [1]

@@ -10,10 +10,10 @@ computed:
   of matrices;
 * the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
   computed once (`scanlib.schedules.linear_logs`);
-* other products are combinations of contiguous rows (`scanlib.kernels.semiring_products`). A fixed
-  matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step with a
-  vector at its right, the contiguous axis is the one that is summed over; in the log semiring it is
-  turned first. Complex numbers are computed one by one.
+* other products are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`).
+  A fixed matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step
+  with a vector at its right, the contiguous axis is the one that is summed over; in the log
+  semiring it is turned first. Complex numbers are computed one by one.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
@@ -23,7 +23,6 @@ are copied when their step comes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 from pytensor.graph.basic import Apply
 
@@ -32,7 +31,7 @@ from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_run import Run
-from scanlib.schedules.linear_table import Recurrence, States, Table
+from scanlib.schedules.linear_table import Recurrence, Table
 
 MISMATCH = "rows that are multiplied with states have an incompatible shape in axis 0"
 
@@ -60,7 +59,7 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     return LoopProgram(
         name=op.name or "linear scan",
         inputs=loop.inputs,
-        outputs=tuple(loop.outputs),
+        outputs=loop.outputs,
         words=loop.words,
         kernels=kernels,
         failures=loop.failures,
@@ -88,7 +87,7 @@ class Prepare(Table):
 
     def kernel(self) -> Kernel:
         loop, op, w, words = self.loop, self.op, self.w, self.words
-        steps = self.steps()
+        steps = self.checked_steps()
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
@@ -120,7 +119,7 @@ class Prepare(Table):
             sizes = [dims[1], length] if loop.outer == "after" else [length, dims[1]]
             self.refuse(others.differs(history), "ValueError", MISMATCH)
             self.write_output(1, [history, *sizes])
-        return self.out.kernel()
+        return self.out.kernel(runs_once=True)
 
     def write_output(self, number: int, dims: list[Value]) -> None:
         for axis, value in enumerate(dims):
@@ -129,12 +128,12 @@ class Prepare(Table):
         self.out.write_word(first, self.w.constant(0, INT64))
         self.out.write_word(first + 1, dims[0])
 
-    def steps(self) -> Value:
+    def checked_steps(self) -> Value:
         """Write the number of steps, and the checks that all inputs have it."""
         loop, w = self.loop, self.w
         if self.has("n_steps"):
-            kind = loop.inputs[self.number_of("n_steps")]
-            steps = w.cast(w.load(Type(kind.dtype), self.data("n_steps")), "int64")
+            kind = Type(loop.arrays["n_steps"].dtype)
+            steps = w.cast(w.load(kind, self.data("n_steps")), "int64")
             self.refuse(steps < 0, "StepCountError", linear_loop.NEGATIVE_STEPS, steps)
         else:
             steps = self.dim("offset" if self.has("offset") else "matrix", 0)
@@ -148,9 +147,8 @@ class Prepare(Table):
         return steps
 
     def equal_sizes(self) -> Iterator[tuple[Value, Value]]:
-        loop, op = self.loop, self.op
-        last = op.vector or op.side == "right"
-        d = self.dim("initial", -1 if last else -2)
+        loop = self.loop
+        d = self.dim("initial", -1 if loop.is_turned() else -2)
         for axis in (-2, -1):
             yield self.dim("matrix", axis), d
         if loop.matrix_batched:
@@ -167,31 +165,16 @@ class Prepare(Table):
                 yield self.dim("offset", axis), self.dim("initial", axis)
 
 
-class Start(States):
+class Start(Table):
     """Writes the kernel that copies the initial state."""
 
     def __init__(self, loop: Recurrence) -> None:
         super().__init__(loop, "start")
 
     def kernel(self) -> Kernel:
-        loop, w = self.loop, self.w
         self.prepare_memory()
-        item = Type(loop.half or loop.dtype)
-        zero = w.constant(0, INT64)
-        with w.loop(0, self.dim("initial", 0)), ExitStack() as stack:
-            target = self.row_of(zero)
-            source: Value = zero
-            step: Value = w.constant(loop.itemsize, INT64)
-            steps = [step]
-            for axis in reversed(range(2, 1 + loop.row_ndim)):
-                step = step * self.dim("initial", axis)
-                steps.insert(0, step)
-            for axis in range(1, 1 + loop.row_ndim):
-                k = stack.enter_context(w.loop(0, self.dim("initial", axis)))
-                target = target + k * steps[axis - 1]
-                source = source + k * self.stride("initial", axis)
-            for byte in range(0, loop.itemsize, item.itemsize):
-                w.store(
-                    self.history, target + byte, w.load(item, self.data("initial"), source + byte)
-                )
-        return self.out.kernel()
+        first = self.row_of(self.w.constant(0, INT64))
+        with self.w.loop(0, self.dim("initial", 0)), self.over_batch() as place:
+            target = self.w.offset(self.history, first + place["index"] * self.cells)
+            self.copy(target, self.given("initial", place))
+        return self.out.kernel(runs_once=True)

@@ -19,8 +19,8 @@ from typing import Any
 from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, Source, computed
 from scanlib.kernels.elementary import FORMATS, vector_function
 from scanlib.kernels.language import BOOL, Type, Value, Writer
+from scanlib.kernels.linalg.semiring_products import better
 from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.kernels.semiring_products import better
 from scanlib.kernels.spans import load_number
 from scanlib.recurrences.losses import LARGE, is_some, size
 

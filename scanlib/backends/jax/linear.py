@@ -118,7 +118,7 @@ def run(op: LinearScan, parts: Parts) -> Any:
     def step(h: Any, rows: Any) -> Any:
         t, row = rows
         now = parts._replace(offset=None)._replace(**row)
-        new = next_state(op, now, h)
+        new = linear_loop.next_state(op, now, h, _times(op))
         if known is None:
             new = jnp.where(t < number, new, h)
         return new, None if op.untraced else new
@@ -146,28 +146,14 @@ def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
         linear_loop.check_rows(op, known, steps)
 
 
-def next_state(op: LinearScan, parts: Parts, h: Any) -> Any:
-    """Return ``A ⊗ h + b`` (``h ⊗ A + b`` on the right side), with the rows of one step."""
-    matrix, mask = parts.matrix, parts.mask
-    if op.side == "right":
-        matrix = jnp.swapaxes(matrix, -1, -2)
-        mask = None if mask is None else mask.T
-
-    def times(h: Any) -> Any:
+def _times(op: LinearScan) -> linear_loop.Times:
+    def times(matrix: Any, state: Any, mask: Any) -> Any:
         if mask is None:
-            return product(op.semiring, matrix, h)
-        terms = matrix[..., :, :, None] * h[..., None, :, :]
+            return product(op.semiring, matrix, state)
+        terms = matrix[..., :, :, None] * state[..., None, :, :]
         return jnp.where(mask[:, :, None], terms, 0).sum(axis=-2)
 
-    if op.vector:
-        new = times(h[..., None])[..., 0]
-    elif op.side == "right":
-        new = jnp.swapaxes(times(jnp.swapaxes(h, -1, -2)), -1, -2)
-    else:
-        new = times(h)
-    if op.side == "both":
-        new = product(op.semiring, new, parts.right)
-    return new if parts.offset is None else new + parts.offset
+    return times
 
 
 def product(semiring: str, matrix: Any, state: Any) -> Any:
@@ -191,7 +177,8 @@ def _run_unbounded(op: LinearScan, parts: Parts, number: Any) -> Any:
             "n_steps as an input or a constant"
         )
     start = varying(parts.initial[0], [parts.matrix, parts.right, number])
+    now = parts._replace(offset=None)
     last = lax.fori_loop(
-        0, number, lambda _, h: next_state(op, parts._replace(offset=None), h), start
+        0, number, lambda _, h: linear_loop.next_state(op, now, h, _times(op)), start
     )
     return last[None]

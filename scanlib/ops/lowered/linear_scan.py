@@ -33,8 +33,8 @@ Shapes, with any number of batch dimensions ``*batch``:
   with `reverse`), so that a `LinearScan` takes the place of a loop's history as it is. With
   `untraced` it is the last row alone.
 
-The adjoint of the real recurrence is a recurrence of the same kind in the other direction (see
-`scanlib.ops.lowered.linear_gradient`): nothing is flipped in memory. Matrix
+Loops are differentiated and batched before they become such an Op (`scanlib.rewrites.lower`): the
+adjoint of a recurrence is a recurrence in the other direction, lowered by the same rule. Matrix
 recurrences as prefix scans: G. Blelloch, "Prefix sums and their applications", 1990; the
 log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 """
@@ -52,7 +52,6 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.steps import Rows, Steps
 from scanlib.ops.c_linker import PrintedOp
-from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import NotCompilableError, load_backends
 from scanlib.ops.lowered.linear_loop import run_in_python
 
@@ -151,7 +150,7 @@ class LinearOptions:
             )
 
 
-class LinearScan(HasDerivatives, PrintedOp):
+class LinearScan(PrintedOp):
     """A matrix recurrence; see the module's text.
 
     Parameters
@@ -369,8 +368,3 @@ class LinearScan(HasDerivatives, PrintedOp):
             if choice == "numba":
                 raise
             return in_python
-
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        last = len(node.inputs) - 1
-        apart = [0] * self.has_n_steps + [last] * self.has_mask
-        return [[i not in apart] for i in range(len(node.inputs))]

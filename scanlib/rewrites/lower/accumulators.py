@@ -6,121 +6,61 @@ Nothing else of a step reads such a part, so that it is a sum over time.
 from __future__ import annotations
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.basic import Variable
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib.ops.graph import is_tensor
+from scanlib.ops.graph import Readers, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, State
-from scanlib.ops.recursion import MOST_TERMS
-
-Readers = dict[Variable, list[Apply]]
 
 
-def added_up(part: State | Carry, loop: Loop, readers: Readers | None = None) -> Variable | None:
+def added_up(part: State | Carry, readers: Readers) -> Variable | None:
     """Return what a step adds to a part that only adds up and is not stored, else None.
 
     Parameters
     ----------
     part : State or Carry
-    loop : Loop
-    readers : dict, optional
-        What `readers_of` returns for the body, for those who ask for many parts.
+    readers : dict
+        What `readers_of` returns for the body.
     """
-    if isinstance(part, State):
-        if not part.untraced or set(part.taps) != {-1}:
-            return None
-        part = Carry(part.initial, part.taps[-1], part.next)
-    outputs = loop.body_outputs()
-    return _addend(part, outputs, readers_of(outputs) if readers is None else readers)
+    if isinstance(part, Carry):
+        return _addend(part.value, part.next, readers)
+    if not part.untraced or set(part.taps) != {-1}:
+        return None
+    return _addend(part.taps[-1], part.next, readers)
 
 
 def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
     """Return the carries that only add up, each with what a step adds, and the other carries."""
-    sums, rest = [], []
-    outputs = loop.body_outputs()
-    readers = readers_of(outputs)
-    for carry in loop.carries:
-        added = _addend(carry, outputs, readers)
-        if added is None:
-            rest.append(carry)
-        else:
-            sums.append((carry, added))
-    return sums, rest
+    readers = readers_of(loop.body_outputs())
+    found = [(carry, added_up(carry, readers)) for carry in loop.carries]
+    sums = [(carry, added) for carry, added in found if added is not None]
+    return sums, [carry for carry, added in found if added is None]
 
 
-def readers_of(outputs: list[Variable]) -> Readers:
-    """Return the nodes of a step that read each variable."""
-    readers: Readers = {}
-    for node in toposort(outputs):
-        for inp in set(node.inputs):
-            readers.setdefault(inp, []).append(node)
-    return readers
+def _addend(value: Variable, following: Variable, readers: Readers) -> Variable | None:
+    """Return what is added to a value on its way to the next one, None if it goes elsewhere.
 
-
-def _reaches(
-    start: Variable,
-    ends: set[Variable],
-    readers: Readers,
-    blocker: Variable,
-) -> bool:
-    """Whether one of some variables depends on another, not by way of a blocker."""
-    seen, pending = {start}, [start]
-    while pending:
-        variable = pending.pop()
-        if variable in ends:
-            return True
-        for node in readers.get(variable, ()):
-            new = [out for out in node.outputs if out not in seen and out is not blocker]
-            seen.update(new)
-            pending += new
-    return False
-
-
-def _addend(carry: Carry, outputs: list[Variable], readers: Readers) -> Variable | None:
-    """Return what a step adds to a carry that only adds up, else None."""
-    if not is_tensor(carry.value):
-        return None
-    summands = _summands(carry.next, carry.value)
-    if sum(variable is carry.value and sign > 0 for sign, variable in summands) != 1:
-        return None
-    others = [(sign, variable) for sign, variable in summands if variable is not carry.value]
-    if len(others) != len(summands) - 1 or not others:
-        return None
-    if carry.next in readers:
-        return None
-    ends = {*outputs, *(variable for _, variable in others)} - {carry.next}
-    if _reaches(carry.value, ends, readers, carry.next):
-        return None
-    added = None
-    for sign, summand in others:
-        variable = pt.cast(summand, carry.value.type.dtype)
-        if added is None:
-            added = variable if sign > 0 else -variable
-        else:
-            added = added + variable if sign > 0 else added - variable
-    assert added is not None
-    return added if added.type.ndim == carry.value.type.ndim else None
-
-
-def _summands(variable: Variable, value: Variable) -> list[tuple[int, Variable]]:
-    """Take the sums and differences apart in which a value may stand.
-
-    Those in another dtype are summands themselves: small integers wrap around.
+    Sums in another dtype are none: small integers wrap around.
     """
-    found: list[tuple[int, Variable]] = []
-    pending = [(1, variable)]
-    while pending:
-        sign, term = pending.pop()
-        op = None if term.owner is None else getattr(term.owner.op, "scalar_op", None)
-        inner = sign > 0 and term is not value and term.type.dtype == value.type.dtype
-        if inner and isinstance(op, ps.Add | ps.Sub) and isinstance(term.owner.op, Elemwise):
-            first, *others = term.owner.inputs
-            after = -1 if isinstance(op, ps.Sub) else 1
-            pending += [*((after, other) for other in reversed(others)), (1, first)]
-        else:
-            found.append((sign, term))
-        if len(found) + len(pending) > MOST_TERMS:
-            return [(1, variable)]
-    return found
+    if not is_tensor(value) or any(reader is not None for reader in readers[following]):
+        return None
+    total, added = value, None
+    while total is not following:
+        node = readers[total][0] if len(readers[total]) == 1 else None
+        if node is None:
+            return None
+        op = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+        minus = isinstance(op, ps.Sub) and node.inputs[0] is total
+        if not (minus or isinstance(op, ps.Add)):
+            return None
+        for inp in node.inputs:
+            if inp is total:
+                continue
+            term = pt.cast(inp, value.type.dtype)
+            term = -term if minus else term
+            added = term if added is None else added + term
+        total = node.outputs[0]
+        if total.type.dtype != value.type.dtype:
+            return None
+    return added if added is not None and added.type.ndim == value.type.ndim else None

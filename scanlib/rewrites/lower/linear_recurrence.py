@@ -24,14 +24,14 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from scanlib.analysis.linear_forms import Block, LinearForms, NotAffineError
+from scanlib.analysis.linear_forms import OFFSET, Block, LinearForms, NotAffineError
 from scanlib.analysis.matrix_recurrence import MatrixRecurrence, in_other_semiring, of_one_state
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import depends_on, is_tensor, substitute
+from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, State
-from scanlib.rewrites.lower.accumulators import added_up, readers_of, split_sums
+from scanlib.rewrites.lower.accumulators import added_up, split_sums
 from scanlib.rewrites.lower.body_sizes import BodySizes
 from scanlib.rewrites.lower.canonical_loop import CANONICAL, canonical_loop
 from scanlib.rewrites.lower.linear_cost import (
@@ -348,7 +348,7 @@ class _Search:
         if not self.forms.multiplies or all(not slot.value.type.ndim for slot in self.slots):
             self.refuse_elementwise()
         readers = readers_of(loop.body_outputs())
-        if all(added_up(slot.part, loop, readers) is not None for slot in self.slots):
+        if all(added_up(slot.part, readers) is not None for slot in self.slots):
             raise NotLinearError("its states only add up what the steps compute")
         batch = self.batch()
         blocks = self.blocks(self.forms, batch)
@@ -365,17 +365,13 @@ class _Search:
         mask = None
         if not all(block and block.full for row in blocks for block in row):
             mask = self.mask(batch)
-        offsets = [self.forms.form(slot.next).offset for slot in self.slots]
-        offset = None if all(part is None for part in offsets) else self.together(offsets, batch)
+        offset = self.together([self.forms.offset(slot.next) for slot in self.slots], batch)
         shapes = [tuple(self.sizes(slot.value))[batch:] for slot in self.slots]
         pieces = Pieces(sizes, shapes)
         state = self.joined_state(matrix, offset, batch)
         joined, sums = self.joined_loop(state, pieces, batch)
         self.sizes.add_to(joined)
-        shift = None
-        if self.shift_of:
-            shifts = [self.shift_of.get(id(slot.part)) for slot in self.slots]
-            shift = self.together(shifts, batch)
+        shift = self.together([self.shift_of.get(id(slot.part)) for slot in self.slots], batch)
         recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
         roles = Roles(state, recurrence, sums, shift, mask)
         check_maps(joined, roles)
@@ -406,7 +402,9 @@ class _Search:
         if len({slot.value.type.broadcastable[:most] for slot in self.slots}) > 1:
             return 0
         for slot in self.slots:
-            for block in self.forms.form(slot.next).blocks.values():
+            for k, block in self.forms.form(slot.next).items():
+                if k == OFFSET:
+                    continue
                 ties = enumerate(block.ties[:most])
                 mixed = [k for k, tie in ties if tie != k or k in block.sides]
                 most = min([most, *mixed])
@@ -416,7 +414,7 @@ class _Search:
         """Return the blocks of every next value, tied along the batch alone."""
         rows = []
         for slot in self.slots:
-            found = forms.form(slot.next).blocks
+            found = forms.form(slot.next)
             loose = range(batch, slot.next.type.ndim)
             rows.append(
                 [
@@ -435,7 +433,7 @@ class _Search:
                 block = blocks[i][j]
                 if block is None:
                     ties = [k if k < batch else None for k in range(slot.next.type.ndim)]
-                    block = forms.zeros(j, tuple(ties), slot.next)
+                    block = forms.zeros(j, slot.next, tuple(ties))
                 whole, n = forms.whole(j, block, slot.next), len(forms.free(j, block))
                 free: list[Any] = list(range(n)) or ["x"]
                 rest: list[Any] = list(range(n + batch, whole.type.ndim)) or ["x"]
@@ -484,15 +482,20 @@ class _Search:
         size = pt.prod(value.shape[batch:]) if core else pt.constant(1, dtype="int64")
         return value.reshape((*tuple(value.shape)[:batch], size))
 
-    def together(self, values: Sequence[Variable | None], batch: int) -> Variable:
-        """Return values in the layout of the joined state."""
-        flat: list[Variable] = []
+    def together(self, values: Sequence[Variable | None], batch: int) -> Variable | None:
+        """Return values of the slots in the layout of the joined state, None if there are none."""
+        if all(value is None for value in values):
+            return None
+        flat = []
         for k, (value, slot) in enumerate(zip(values, self.slots, strict=True)):
-            whole = self.forms.whole_offset(value, slot.value)
-            if whole.type.ndim != batch + 1:
-                lead = tuple(self.sizes(slot.value))[:batch]
-                whole = whole.reshape((*lead, self.forms.size(k, batch)))
-            flat.append(whole)
+            sizes, own = tuple(self.sizes(slot.value)), slot.value.type.broadcastable
+            if value is None:
+                value = self.forms.filled(0, sizes)
+            elif any(a and not b for a, b in zip(value.type.broadcastable, own, strict=True)):
+                value = pt.broadcast_to(value, sizes)
+            if value.type.ndim != batch + 1:
+                value = value.reshape((*sizes[:batch], self.forms.size(k, batch)))
+            flat.append(value)
         return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
 
     def joined_loop(

@@ -81,11 +81,11 @@ class TestProgram:
 
 
 def linear(op, size=3, steps=20):
-    """A matrix recurrence and its gradients, and values for it."""
+    """A matrix recurrence in both directions, and values for it."""
     values = [value for value in make_values(op, steps, size, batch=(2,)) if value is not None]
     inputs = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
-    history = op(*([pt.constant(steps)] if op.has_n_steps else []), *inputs)
-    return inputs, [history, *pytensor.grad((history**2).sum(), inputs)], values
+    given = [*([pt.constant(steps)] if op.has_n_steps else []), *inputs]
+    return inputs, [op(*given), op.with_options(reverse=not op.reverse)(*given)], values
 
 
 class TestProgramOfMatrixRecurrences:

@@ -1,17 +1,14 @@
 """Matrix recurrences by CUDA kernels, run on the CPU: every form, size and schedule."""
 
 import itertools
-from unittest import mock
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 import pytest
 
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda import linear_launch
-from scanlib.backends.cuda.linear_launch import LinearKernels
-from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.backends.cuda import linear
+from scanlib.backends.cuda.linear import LinearKernels, check_linear
 from scanlib.backends.cuda.schedule import LinearSchedule, choose_linear
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError, SequenceLengthError
@@ -19,7 +16,6 @@ from scanlib.ops.lowered.linear_loop import run_in_python
 from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import compile_for_host, launches
 from tests.cuda_linear import cut, kernels_of, run, run_in_chunks
-from tests.modes import MODES
 from tests.ops.test_linear_scan import OPTIONS, arguments, make_values, reference
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
@@ -166,16 +162,16 @@ def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_h
 
 @pytest.mark.parametrize("size", [11, 33])
 def test_order_of_threads_does_not_matter(size, monkeypatch):
-    monkeypatch.setattr(linear_launch, "choose_linear", cut(4))
+    monkeypatch.setattr(linear, "choose_linear", cut(4))
     op = LinearScan.of("real", "steps")
     values = list(make_values(op, 60, size, batch=(3,)))
     values[1][30, 1, 2] = np.inf
     found = []
     for flags in ((), ("-DSCANLIB_LAST_THREAD_FIRST",)):
         monkeypatch.setattr(launching, "compile_kernels", compile_for_host(*flags))
-        linear_launch._kernels.cache_clear()
+        linear._kernels.cache_clear()
         found.append(run(op, values))
-    linear_launch._kernels.cache_clear()
+    linear._kernels.cache_clear()
     assert found[0].tobytes() == found[1].tobytes()
 
 
@@ -255,25 +251,3 @@ def test_kernels_are_written_once():
     other = kernels_of(LinearScan.of("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
     assert isinstance(other, LinearKernels)
     assert other.source != first.source
-
-
-def test_gradients(cuda_in_chunks):
-    """What `pytensor.grad` makes are recurrences in the other direction."""
-    op = LinearScan.of("real", "steps", "left")
-    values = make_values(op, 30, 3, batch=(2,))
-    inputs = [pt.tensor(dtype="float64", shape=value.shape) for value in values]
-    gradients = pytensor.grad((op(*inputs) ** 2).sum(), inputs)
-    function = pytensor.function(inputs, gradients, mode=MODES["py"])
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        expected = function(*values)
-
-    def runner(self, choice, node):
-        return lambda *given: run(self, given)
-
-    with mock.patch.object(LinearScan, "_runner", runner):
-        on_device = pytensor.function(inputs, gradients, mode=MODES["py"])
-        before = launches()
-        found = on_device(*values)
-    assert launches() == before + 6
-    for mine, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-12)

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from math import inf
+from operator import or_
 
 from scanlib.kernels.elementary import vector_function
-from scanlib.kernels.language import INT64, Constant, Local, Type, Value, Writer
+from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.linalg.matrices import Matrix, known, sized
+from scanlib.kernels.spans import over_lanes
 
 VECTOR_BYTES = 64
 LINES = 4  # that are computed at once: each row that is read serves all of them
@@ -32,18 +36,13 @@ _TILES: Tiles = ((4, 2), (2, 4), (1, 4))
 _TILES_OF_LINES: Tiles = ((2, 1), (1, 1))
 
 
-def known_integer(value: Value) -> int | None:
-    """Return an integer that is a constant, None for others."""
-    return int(value.value) if isinstance(value, Constant) else None
-
-
 def if_at_least(
     w: Writer, value: Value, least: int, then: Callable[[], None], other: Callable[[], None]
 ) -> None:
     """Write one of two pieces of code, or the choice between them."""
-    known = known_integer(value)
-    if known is not None:
-        (then if known >= least else other)()
+    size = known(value)
+    if size is not None:
+        (then if size >= least else other)()
         return
     with w.when(value >= least) as choice:
         then()
@@ -66,30 +65,12 @@ def plainly(w: Writer, index: Value) -> Value:
 
 def any_lane(w: Writer, flags: Value) -> Value:
     """Return whether a truth value holds in some lane."""
-    found = w.lane(flags, 0)
-    for lane in range(1, flags.type.lanes):
-        found = found | w.lane(flags, lane)
-    return found
+    return reduce(or_, (w.lane(flags, lane) for lane in range(flags.type.lanes)))
 
 
 def largest_lane(w: Writer, value: Value) -> Value:
     """Return the largest number of all lanes; NaN may be overlooked."""
-    lanes = value.type.lanes
-    while lanes > 1:
-        lanes //= 2
-        low = w.shuffle(value, value, range(lanes)) if lanes > 1 else w.lane(value, 0)
-        high = w.shuffle(value, value, range(lanes, 2 * lanes)) if lanes > 1 else w.lane(value, 1)
-        value = w.select(low > high, low, high)
-    return value
-
-
-@dataclass
-class Lines:
-    """Lines of numbers in memory: how far one line, and one number, is from the next, in bytes."""
-
-    pointer: Value
-    line: Value | int = 0
-    step: Value | int = 0
+    return over_lanes(w, value, lambda low, high: w.select(low > high, low, high))
 
 
 @dataclass
@@ -100,31 +81,27 @@ class Combination:
     ----------
     w : Writer
     semiring : str
-    dtype : str
-    out, rows, add : Lines
-        Their numbers lie side by side. Without `add`, nothing is added.
-    factors : Lines
-    lines, terms, width : Value
-        How many lines `out` has, how many rows there are, and how many numbers in each.
+    out, factors, rows : Matrix
+        The numbers of rows lie side by side, but for those of `factors`.
+    add : Matrix or None
+        Without it, nothing is added.
     """
 
     w: Writer
     semiring: str
-    dtype: str
-    out: Lines
-    factors: Lines
-    rows: Lines
-    add: Lines | None
-    lines: Value
-    terms: Value
-    width: Value
+    out: Matrix
+    factors: Matrix
+    rows: Matrix
+    add: Matrix | None
 
     def __post_init__(self) -> None:
-        self.itemsize = Type(self.dtype).itemsize
+        self.dtype, self.itemsize = self.out.dtype, self.out.itemsize
+        sizes = self.out.rows, self.rows.rows, self.out.columns
+        self.lines, self.terms, self.width = sized(self.w, *sizes)
 
     def write(self) -> None:
         w = self.w
-        if known_integer(self.lines) == 1:
+        if known(self.lines) == 1:
             self.columns(w.constant(0, INT64), 1, _TILES)
             return
         place: Value = w.constant(0, INT64)
@@ -177,9 +154,8 @@ class Combination:
             self.extremes(line, c, kind)
 
     def factor(self, line: Value, j: Value, lanes: int) -> Value:
-        w, from_ = self.w, self.factors
-        value = w.load(Type(self.dtype), from_.pointer, line * from_.line + j * from_.step)
-        return w.splat(value, lanes) if lanes > 1 else value
+        value = self.factors.load(self.w, line, j)
+        return self.w.splat(value, lanes) if lanes > 1 else value
 
     def sums(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
         w, lanes = self.w, kind.lanes
@@ -191,12 +167,12 @@ class Combination:
             for own in lines:
                 firsts: list[Value] = [w.constant(0, kind) for _ in places]
                 if self.add is not None and part == 0:
-                    at = own * self.add.line
+                    at = own * self.add.row_stride
                     firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
                 sums[-1].append([w.local(first) for first in firsts])
 
         def term(j: Value, totals: list[list[Local]]) -> None:
-            row = j * self.rows.line
+            row = j * self.rows.row_stride
             items = [w.load(kind, self.rows.pointer, row + place) for place in places]
             for own, locals in zip(lines, totals, strict=True):
                 factor = self.factor(own, j, lanes)
@@ -215,20 +191,21 @@ class Combination:
                 found: list[Value] = [w.copy(totals[k][v]) for totals in sums]
                 while len(found) > 1:
                     found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
-                w.store(self.out.pointer, own * self.out.line + place, found[0])
+                w.store(self.out.pointer, own * self.out.row_stride + place, found[0])
 
     def extremes(self, line: Value, c: Value, kind: Type) -> None:
         """Write the extreme, or the logarithm of the sum of exponentials, of sums."""
         w, place = self.w, c * self.itemsize
 
         def term(j: Value) -> Value:
-            row = w.load(kind, self.rows.pointer, j * self.rows.line + place)
+            row = w.load(kind, self.rows.pointer, j * self.rows.row_stride + place)
             return self.factor(line, j, kind.lanes) + row
 
         value = extreme_of(w, self.semiring, kind, self.terms, term)
         if self.add is not None:
-            value = value + w.load(kind, self.add.pointer, line * self.add.line + place)
-        w.store(self.out.pointer, line * self.out.line + place, value)
+            at = line * self.add.row_stride + place
+            value = value + w.load(kind, self.add.pointer, at)
+        w.store(self.out.pointer, line * self.out.row_stride + place, value)
 
 
 def better(w: Writer, semiring: str, x: Value, y: Value) -> Value:
@@ -266,26 +243,25 @@ RowSums = Callable[[list[Value], Value, Type], list[Local]]
 class Dots:
     """Writes ``out[i] = Σ_j A[i, j] ⊗ h[j] + add[i]``, with rows of `A` that are contiguous.
 
-    `size` is how many items `out` and `h` have. The semiring is not the log one.
+    `A` is square, and the semiring is not the log one.
     """
 
     w: Writer
     semiring: str
-    dtype: str
     out: Value
-    matrix: Lines
+    matrix: Matrix
     state: Value
     add: Value | None
-    size: Value
 
     def __post_init__(self) -> None:
-        self.itemsize = Type(self.dtype).itemsize
+        self.dtype, self.itemsize = self.matrix.dtype, self.matrix.itemsize
+        (self.size,) = sized(self.w, self.matrix.rows)
 
     def write(self) -> None:
         w, full = self.w, VECTOR_BYTES // self.itemsize
         several = 4  # rows at once
-        known = known_integer(self.size)
-        if known is not None and known >= several * full:
+        size = known(self.size)
+        if size is not None and size >= several * full:
             # Compilers that know how long rows are read several of them at once.
             self.size = w.apply("opaque", self.size)
             self.blocks(full // 2, self.one_by_one)
@@ -310,7 +286,7 @@ class Dots:
         w = self.w
         kind = Type(self.dtype)
         with w.loop(0, self.size) as i:
-            at, row = i * self.itemsize, i * self.matrix.line
+            at, row = i * self.itemsize, i * self.matrix.row_stride
             total = w.local(self.start(kind))
             with w.loop(0, self.size) as j:
                 w.assign(total, self.term(kind, row, j * self.itemsize, w.copy(total)))
@@ -331,7 +307,7 @@ class Dots:
         is_new = numbers + w.splat(last, lanes) >= w.splat(whole, lanes)
         with w.loop(0, self.size, 4) as block:
             first = less(w, block, self.size - 4)
-            starts = [(first + k) * self.matrix.line for k in range(4)]
+            starts = [(first + k) * self.matrix.row_stride for k in range(4)]
             sums = sums_of(starts, whole, kind)
             with w.when(whole < self.size):
                 at = last * self.itemsize
@@ -461,6 +437,10 @@ class SmallVectors:
             value = w.shuffle(value, item, [*range(have), *more])
             have += count
         return value
+
+    def rows(self, matrix: Matrix, count: int) -> list[Value]:
+        """Return the first rows of a matrix, whose numbers lie side by side."""
+        return [self.load(matrix.pointer, matrix.place(self.w, i, 0)) for i in range(count)]
 
     def store(self, pointer: Value, offset: Value | int, value: Value) -> None:
         w = self.w
