@@ -65,13 +65,6 @@ class Pair:
 
 
 Number = Value | Pair
-
-
-def real_parts(number: Number) -> list[Value]:
-    """Return the real numbers that a number is made of."""
-    return [number.real, number.imag] if isinstance(number, Pair) else [number]
-
-
 Rule = Callable[..., Value]
 
 

@@ -13,7 +13,8 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.cuda.scalar_code import Code, computed, item_type
 from scanlib.kernels.language import BOOL, Value, Writer
-from scanlib.kernels.scalars import Number, parts_of, real_parts
+from scanlib.kernels.scalars import Number, parts_of
+from scanlib.kernels.spans import parts
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.recurrences import CLASSES
 from scanlib.recurrences.block_scans import Formulas
@@ -177,7 +178,7 @@ class SummaryWriter:
                     for v in one.elements
                 ]
                 numbers = [code.scalars.number_as(number, dtype) for number in given]
-                zero = code.writer.constant(0.0, real_parts(numbers[0])[0].type)
+                zero = code.writer.constant(0.0, parts(numbers[0])[0].type)
                 results += [*numbers, *[zero] * one.bounds]
             self.assign(code, results)
 
@@ -217,7 +218,7 @@ class SummaryWriter:
                     code.read(f"{name}.{value}", one.dtype) for name in ("before", "after")
                 )
                 lost: Value = w.constant(False, BOOL)
-                for part in real_parts(before):
+                for part in parts(before):
                     lost = lost | part.differs(part)
                 good = good & (lost | one.trust.moderate(after))
             code.write(self.source, [good], ["return"])

@@ -15,7 +15,8 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import item_text, print_functions
-from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of, real_parts
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.spans import parts
 
 HALF = "float16"
 IN_SINGLE = {HALF: "float32"}
@@ -125,7 +126,7 @@ class Code:
 
         A target is what stands before a result, such as ``s.h =``.
         """
-        values = [part for number in results for part in real_parts(number)]
+        values = [part for number in results for part in parts(number)]
         self.unit.add(
             Function(self.name, tuple(self.given.values()), self.writer.block, tuple(values))
         )
