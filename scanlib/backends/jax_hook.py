@@ -16,14 +16,14 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import (
-    CombinesInTrees,
     CompilesStepProducts,
     NeedsKnownLengths,
     holds_scanlib_ops,
     needs_known_lengths,
 )
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.associative_scan import AssociativeScan, combines
+from scanlib.ops.lowered.found_results import as_batches, computes_all_steps
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
@@ -42,10 +42,28 @@ class LoadJAX(LoopRewrite):
         fgraph.attach_feature(CompilesStepProducts())
         if not holds_scanlib_ops(fgraph):
             return
-        backend = jax_backend()
-        has_trees = any(isinstance(node.op, AssociativeScan) for node in fgraph.apply_nodes)
-        if has_trees and backend.combines_in_trees():
-            fgraph.attach_feature(CombinesInTrees())
+        jax_backend()
+
+
+class CombineInTrees(LoopRewrite):
+    """Have rows under associative functions combined in a tree, before anything changes loops.
+
+    Beside them, what is computed at all steps at once (`ops.lowered.found_results`) is a batch.
+    """
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        nodes = fgraph.toposort()
+        if not any(combines(node.op) for node in nodes) or not jax_backend().combines_in_trees():
+            return
+        for node in nodes:
+            if combines(node.op):
+                made = AssociativeScan(node.op).make_node(*node.inputs).outputs
+            elif computes_all_steps(node):
+                made = as_batches(node)
+            else:
+                continue
+            pairs = zip(node.outputs, made, strict=True)
+            fgraph.replace_all_validate(list(pairs), import_missing=True)
 
 
 class MarkLoops(LoopRewrite):
@@ -73,6 +91,7 @@ def load_where_dispatch_is() -> None:
 
 
 optdb.register("scanlib_load_jax", LoadJAX(), "jax", position=-0.5)
+optdb.register("scanlib_trees_for_jax", CombineInTrees(), "jax", position=0.055)
 optdb.register("scanlib_mark_loops_for_jax", MarkLoops(), "jax", position=0.057)
 optdb.register("scanlib_prepare_for_jax", PrepareForJAX(), "jax", position=48.6)
 register_loader(load_where_dispatch_is)

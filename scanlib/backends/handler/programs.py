@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
@@ -70,7 +72,7 @@ def program_of(op: ElemwiseScan | Scan) -> LoopProgram | None:
 
 
 def program_of_node(node: Apply) -> LoopProgram | None:
-    """Return the kernels of a loop, a matrix recurrence, or a graph of arrays.
+    """Return the kernels of a loop, a matrix recurrence, a graph of arrays, or an `Elemwise`.
 
     None where an operation has none, and where they may turn out to be unfit.
     """
@@ -81,6 +83,11 @@ def program_of_node(node: Apply) -> LoopProgram | None:
     try:
         if isinstance(op, KernelGraph):
             return op.program or graph_program(thaw_graph(op.body))
+        if isinstance(op, Elemwise):
+            inputs = [variable.type() for variable in node.inputs]
+            graph = FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False)
+            program = graph_program(graph)
+            return program if all(map(has_compiled_function, program.functions)) else None
         return linear_program(op, node)
     except NoKernelError:
         return None
