@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
@@ -25,6 +26,7 @@ from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.checked_linear import CheckedLinearScan
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.kernel_graph import KernelGraph
+from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import array_program
 from scanlib.schedules.choice import elementwise_program
@@ -71,7 +73,7 @@ def program_of(op: ElemwiseScan | Scan) -> LoopProgram | None:
 
 
 def program_of_node(node: Apply) -> LoopProgram | None:
-    """Return the kernels of a loop, a matrix recurrence, or a graph of arrays.
+    """Return the kernels of a loop, a matrix recurrence, a graph of arrays, or a node over arrays.
 
     None where an operation has none, and where they may turn out to be unfit.
     """
@@ -84,7 +86,10 @@ def program_of_node(node: Apply) -> LoopProgram | None:
     try:
         if isinstance(op, KernelGraph):
             return op.program or graph_program(thaw_graph(op.body))
-        return linear_program(op, node)
+        if isinstance(op, LinearScan):
+            return linear_program(op, node)
+        inputs = [inp.type() for inp in node.inputs]
+        return graph_program(FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False))
     except NoKernelError:
         return None
 

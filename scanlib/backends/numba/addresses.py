@@ -10,12 +10,16 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from scanlib._compat.numba import RETCODE_EXC, cgutils
 
 _WORD = ir.IntType(64)
 _addresses: dict[str, Callable[[], int]] = {}
+_failures: dict[str, Callable[..., Any]] = {}
 
 
 def register_address(key: str, find: Callable[[], int]) -> None:
@@ -83,3 +87,46 @@ def call_python(context: Any, builder: Any, function: Any, arguments: list[Any])
     for item in (*arguments, found, module):
         python.decref(item)
     return result
+
+
+def fail(key: bytes, numbers: bytes) -> None:
+    """Raise what is registered for a key; called by compiled code."""
+    _failures[key.decode()](*np.frombuffer(numbers, np.int64).tolist())
+
+
+def failing(key: str, raises: Callable[..., Any]) -> Any:
+    """Return a function of compiled code that has Python raise if a condition holds.
+
+    Its arguments are the condition and the numbers that `raises` is given. Each process that runs
+    code which calls it has to make it like this. What compiled code holds then is not released, as
+    in PyTensor's own operations.
+    """
+    _failures[key] = raises
+
+    @intrinsic
+    def fail_if(typingctx: Any, condition: Any, *numbers: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            with cgutils.if_unlikely(builder, arguments[0]):
+                memory = cgutils.alloca_once(builder, ir.ArrayType(_WORD, max(len(numbers), 1)))
+                values = cgutils.unpack_tuple(builder, arguments[1])
+                for place, (value, kind) in enumerate(zip(values, numbers, strict=True)):
+                    word = context.cast(builder, value, kind, types.int64)
+                    builder.store(word, cgutils.gep_inbounds(builder, memory, 0, place))
+                raise_from(context, builder, key, memory, len(numbers))
+            return context.get_dummy_value()
+
+        return types.void(types.boolean, types.StarArgTuple.from_types(numbers)), codegen
+
+    return fail_if
+
+
+def raise_from(context: Any, builder: Any, key: str, memory: Any, count: int) -> None:
+    """Write that Python raises what is registered for a key, with the words in some memory."""
+    python = context.get_python_api(builder)
+    lock = python.gil_ensure()
+    words = builder.bitcast(memory, ir.IntType(8).as_pointer())
+    numbers = python.bytes_from_string_and_size(words, ir.Constant(_WORD, 8 * count))
+    items = [bytes_object(context, builder, key.encode()), numbers]
+    call_python(context, builder, fail, items)
+    python.gil_release(lock)
+    context.call_conv._return_errcode_raw(builder, RETCODE_EXC)

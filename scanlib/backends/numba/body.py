@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
 from pytensor.compile.mode import NUMBA
@@ -84,12 +83,3 @@ def _may_view(variable: Variable, targets: set[Variable]) -> bool:
             return False
         variable = variable.owner.inputs[viewed[0]]
     return True
-
-
-def constant_value(data: object) -> np.ndarray | object:
-    """Return the data of a constant as numba takes it."""
-    if isinstance(data, np.ndarray) and not (
-        data.flags["C_CONTIGUOUS"] or data.flags["F_CONTIGUOUS"]
-    ):
-        return np.ascontiguousarray(data)
-    return data

@@ -1,61 +1,136 @@
-"""Makes loops known to PyTensor's numba linker and to `Scan.perform`."""
+"""scanlib's Ops in code that numba compiles, and `Scan.perform`.
+
+A function that holds loops is a list of instructions (`scanlib.backends.numba.linker`). This is for
+what numba compiles itself: steps without kernels, and what PyTensor's functions call, in an
+`OpFromGraph`, a `pytensor.scan`, or by `function.vm.jit_fn`. What has kernels is a call of them, a
+loop that has none a plain loop, and for what is left Python computes the results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
+import numba
+import numpy as np
+from numba import types
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
     get_numba_type,
+    numba_funcify_and_cache_key,
     numba_njit,
     register_funcify_and_cache_key,
 )
+from pytensor.tensor.random.utils import custom_rng_deepcopy
 
+from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import NumbaError
-from scanlib.backends.handler.programs import program_of
+from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.instructions import LOOPS, graph_inside
+from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.disk import sealed
+from scanlib.backends.numba.loop import LoopWriter
 from scanlib.backends.numba.programs import call_program
-from scanlib.backends.numba.source import may_cache
 from scanlib.kernels.program import CarryShapeError
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.ops.checked_convergence import CheckedConvergence
+from scanlib.ops.checked_linear import CheckedLinearScan, limits
+from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
+from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
+from scanlib.ops.kernel_graph import KernelGraph
+from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
+from scanlib.ops.linker_features import CompilesStepProducts
+from scanlib.ops.one_row import OneRow
+from scanlib.ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
+from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
+from scanlib.ops.step_products import StepProducts
+from scanlib.schedules.linear import linear_program
 
-_writers: list[Callable[[Scan], tuple[Callable[..., Any], str | None]]] = []
-
-
-def register_writer(
-    write: Callable[[Scan], tuple[Callable[..., Any], str | None]],
-) -> Callable[[Scan], tuple[Callable[..., Any], str | None]]:
-    """Register what writes the function of a loop that has no kernels.
-
-    It writes the graph of a step, in which there may be loops.
-    """
-    _writers.append(write)
-    return write
+Found = tuple[Callable[..., Any], str | None]
 
 
-def write_loop(op: Scan | ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
-    """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    return _writers[-1](op.scan if isinstance(op, ElemwiseScan) else op)
+def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
+    """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
+    if any(mark.has_loops for mark in features(fgraph, CompilesStepProducts)):
+        return True
+    for node in fgraph.apply_nodes:
+        inside = graph_inside(node.op)
+        if isinstance(node.op, LOOPS) or (inside is not None and holds_loops(inside)):
+            return True
+    return False
+
+
+_funcify = numba_funcify_and_cache_key.dispatch(FunctionGraph)
+
+
+@register_funcify_and_cache_key(FrozenFunctionGraph)
+@register_funcify_and_cache_key(FunctionGraph)
+def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) -> Found:
+    """Return the function of a graph for code that numba compiles: PyTensor's, of few nodes."""
+    if holds_loops(fgraph):
+        if isinstance(fgraph, FrozenFunctionGraph):
+            fgraph = thaw_graph(fgraph)
+        else:
+            fgraph, _ = fgraph.clone_get_equiv(attach_feature=True)
+        gather(fgraph)
+    return _funcify(fgraph, **kwargs)
 
 
 @register_funcify_and_cache_key(Scan)
 @register_funcify_and_cache_key(ElemwiseScan)
-def funcify_loop(
-    op: Scan | ElemwiseScan, node: Apply, **kwargs: Any
-) -> tuple[Callable[..., Any], str | None]:
-    """Return the function of a loop for code that numba compiles."""
-    program = program_of(op)
-    if program is not None and not program.unfit:
+@register_funcify_and_cache_key(LinearScan)
+@register_funcify_and_cache_key(KernelGraph)
+@register_funcify_and_cache_key(StepProducts)
+@register_funcify_and_cache_key(CheckedConvergence)
+@register_funcify_and_cache_key(CheckedRows)
+@register_funcify_and_cache_key(GeneratorFromWords)
+@register_funcify_and_cache_key(GeneratorWords)
+@register_funcify_and_cache_key(JoinRows)
+@register_funcify_and_cache_key(MergeRows)
+@register_funcify_and_cache_key(OneRow)
+@register_funcify_and_cache_key(PaddedRows)
+@register_funcify_and_cache_key(SplitRows)
+def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
+    """Return the function of a node for code that numba compiles."""
+    program = program_of_node(node)
+    if program is not None:
         return call_program(program)
-    function, own = write_loop(op)
-    if program is None:
-        return numba_njit(function), own
-    call, key = call_program(program, numba_njit(function))
-    return call, None if own is None else f"{key} or {own}"
+    if isinstance(op, Scan | ElemwiseScan) and program_of(op) is None:
+        function, key = LoopWriter(loop_of(op), copies_carries=True).write()
+        return numba_njit(function), key
+    return _performed(op, node), None
+
+
+def loop_of(op: Scan | ElemwiseScan) -> Scan:
+    """Return the loop in canonical form."""
+    return op.scan if isinstance(op, ElemwiseScan) else op
+
+
+def _performed(op: Op, node: Apply) -> Callable[..., Any]:
+    """Return a function of compiled code that has Python compute a node."""
+    count = len(node.outputs)
+    kind = types.Tuple([get_numba_type(out.type) for out in node.outputs])
+
+    def perform(inputs: tuple[Any, ...]) -> Any:
+        cells: list[list[Any]] = [[None] for _ in range(count)]
+        op.perform(node, list(inputs), cells)
+        return tuple(cell[0] for cell in cells)
+
+    @numba_njit
+    def performed(*inputs):
+        with numba.objmode(results=kind):
+            results = perform(inputs)
+        return results[0] if count == 1 else results
+
+    return performed
 
 
 @register_compiler
@@ -66,37 +141,95 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
             get_numba_type(variable.type)
         program = program_of(op)
         if program is None:
-            return _compiled_apart(op, node)
+            return _plain_loop(loop_of(op))
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-    return _run_or_apart(op, node, runner(program)) if program.unfit else runner(program)
+    run = runner(program)
+    if not program.unfit:
+        return run
 
-
-def _run_or_apart(
-    op: Scan | ElemwiseScan, node: Apply, run: Callable[..., Sequence[Any]]
-) -> Callable[..., Sequence[Any]]:
-    """Return a function that runs kernels, or where these are unfit what numba compiles."""
-
-    def call(*inputs: Any) -> Sequence[Any]:
+    def run_or_walk(*inputs: Any) -> Sequence[Any]:
         try:
             return run(*inputs)
         except CarryShapeError:
-            return _compiled_apart(op, node)(*inputs)
+            return _plain_loop(loop_of(op))(*inputs)
 
-    return call
+    return run_or_walk
 
 
-def _compiled_apart(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Sequence[Any]]:
+def _plain_loop(op: Scan) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that numba compiles whole."""
-    function, key = write_loop(op)
-    compiled = sealed(numba_njit(function, final_function=True, cache=may_cache(key)))
-    single = len(node.outputs) == 1
+    writer = LoopWriter(op)
+    function, key = writer.write()
+    cache = key is not None and config.numba__cache
+    compiled = sealed(numba_njit(function, final_function=True, cache=cache))
+    n, m = op.signature.n_states, op.signature.n_carries
+    single = n + m + op.signature.n_outputs == 1
+    first = len(op.outer_input_types()) - m - op.signature.n_non_sequences
+    # Which carries Python copies before the loop, and which behind it.
+    before = [first + i for i in sorted(writer.body.destroyed)]
+    behind = [n + i for i in range(m) if i not in writer.body.destroyed]
 
     def run(*inputs: Any) -> Sequence[Any]:
+        given = list(inputs)
+        for place in before:
+            given[place] = _copied(given[place])
         try:
-            results = compiled(*inputs)
+            found = compiled(*given)
         except (NumbaError, NotImplementedError) as error:
             raise NotCompilableError(str(error)) from error
-        return [results] if single else list(results)
+        results = [found] if single else list(found)
+        for place in behind:
+            results[place] = _copied(results[place])
+        return results
 
     return run
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return custom_rng_deepcopy(value)
+    return value.copy() if isinstance(value, np.ndarray) else deepcopy(value)
+
+
+@register_linear_compiler
+def compile_recurrence(op: LinearScan, node: Apply) -> Callable[..., np.ndarray]:
+    """Return a function from values to the value that runs the recurrence compiled.
+
+    What stands for a loop that it may not be (`scanlib.ops.checked_linear`) is checked, and the
+    loop called where it has to be.
+    """
+    plain = op.plain(node) if isinstance(op, CheckedLinearScan) else node
+    try:
+        run = runner(linear_program(plain.op, plain))
+    except NoKernelError as error:
+        raise NotCompilableError(str(error)) from error
+    if not isinstance(op, CheckedLinearScan):
+        return lambda *inputs: run(*inputs)[0]
+    factors, states = limits(node.outputs[0].type.dtype)
+    exact = op.exact.make_node(*op.of_loop(node.inputs))
+
+    def run_checked(*inputs: Any) -> np.ndarray:
+        (history,) = run(*inputs[: op.n_own()])
+        if _has_steps(op, inputs) and not _is_trusted(op, inputs, history, factors, states):
+            storage: list[list[Any]] = [[None]]
+            op.exact.perform(exact, op.of_loop(inputs), storage)
+            return storage[0][0]
+        return history
+
+    return run_checked
+
+
+def _is_trusted(
+    op: CheckedLinearScan, inputs: Any, history: np.ndarray, factors: float, states: float
+) -> bool:
+    sizes = [np.abs(value) for value in op.factors(inputs)]
+    fits = all(np.all((size == 0) | ((size >= 1 / factors) & (size <= factors))) for size in sizes)
+    return fits and bool(np.all(np.abs(history) <= states))
+
+
+def _has_steps(op: CheckedLinearScan, inputs: Any) -> bool:
+    parts = op.parts(inputs)
+    if parts.n_steps is not None:
+        return int(parts.n_steps) > 0
+    return len(parts.matrix if parts.offset is None else parts.offset) > 0

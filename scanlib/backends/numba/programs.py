@@ -26,8 +26,8 @@ from scanlib.backends.numba.addresses import (
     call_python,
     register_address,
 )
+from scanlib.backends.numba.memory import fresh_array
 from scanlib.backends.numba.polls import poll_pointer
-from scanlib.backends.numba.vectors import fresh_array
 from scanlib.kernels.compiled import compile_program
 from scanlib.kernels.language import ASK, FRAME, FULL, NUMBERS
 from scanlib.kernels.program import WORD, LoopProgram
