@@ -20,10 +20,12 @@ from scanlib.ops.triangular import true_shapes
 @dataclass
 class PreparedBody:
     """A rewritten body. `destroyed` holds the positions of carries whose value a step may
-    overwrite; the loop gives those a buffer of their own."""
+    overwrite; the loop gives those a buffer of their own. The next values of those in `views` may
+    be views of what else a step reads, which the loop may overwrite later."""
 
     fgraph: FunctionGraph
     destroyed: set[int]
+    views: set[int]
 
 
 @register_preparer
@@ -41,11 +43,17 @@ def prepare_body(op: Scan) -> PreparedBody:
     specs = [In(inp, borrow=True, mutable=inp in mutable) for inp in fgraph.inputs]
     add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
     NUMBA.optimizer.rewrite(fgraph)
+    carries = op.signature.split_body_inputs(fgraph.inputs).carries
+    next_carries = op.signature.split_body_outputs(fgraph.outputs).carries
     destroyed = set()
     if hasattr(fgraph, "destroyers"):
-        inputs = op.signature.split_body_inputs(fgraph.inputs)
-        destroyed = {i for i, carry in enumerate(inputs.carries) if fgraph.destroyers(carry)}
-    return PreparedBody(fgraph, destroyed)
+        destroyed = {i for i, carry in enumerate(carries) if fgraph.destroyers(carry)}
+    views = {
+        i
+        for i, (carry, value) in enumerate(zip(carries, next_carries, strict=True))
+        if not _is_fresh(value, carry)
+    }
+    return PreparedBody(fgraph, destroyed, views)
 
 
 def _owns_its_value(op: Scan, i: int) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import types
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
@@ -103,10 +102,28 @@ def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     program = program_of_node(node)
     if program is not None:
         return call_program(program)
-    if isinstance(op, Scan | ElemwiseScan) and program_of(op) is None:
-        function, key = LoopWriter(loop_of(op), copies_carries=True).write()
-        return numba_njit(function), key
-    return _performed(op, node), None
+    if not isinstance(op, Scan | ElemwiseScan):
+        return _performed(op, node), None
+    function, key = LoopWriter(loop_of(op), copies_carries=True).write()
+    walk, program = numba_njit(function), program_of(op)
+    if program is None:
+        return walk, key
+    call, own = call_program(program, walk)
+    return call, None if key is None else f"{own} or {key}"
+
+
+@register_funcify_and_cache_key(CheckedLinearScan)
+def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Found:
+    """Return the function of the loop that a recurrence stands for."""
+    first = len(node.inputs) - len(op.of_loop(node.inputs))
+    exact = op.exact.make_node(*op.of_loop(node.inputs))
+    loop, key = numba_funcify_and_cache_key(op.exact, node=exact)
+
+    @numba_njit
+    def checked(*inputs):
+        return loop(*inputs[first:])
+
+    return checked, None if key is None else f"from {first} {key}"
 
 
 def loop_of(op: Scan | ElemwiseScan) -> Scan:
@@ -115,20 +132,19 @@ def loop_of(op: Scan | ElemwiseScan) -> Scan:
 
 
 def _performed(op: Op, node: Apply) -> Callable[..., Any]:
-    """Return a function of compiled code that has Python compute a node."""
-    count = len(node.outputs)
-    kind = types.Tuple([get_numba_type(out.type) for out in node.outputs])
+    """Return a function of compiled code that has Python compute a node of one result."""
+    kind = get_numba_type(node.outputs[0].type)
 
     def perform(inputs: tuple[Any, ...]) -> Any:
-        cells: list[list[Any]] = [[None] for _ in range(count)]
+        cells: list[list[Any]] = [[None]]
         op.perform(node, list(inputs), cells)
-        return tuple(cell[0] for cell in cells)
+        return cells[0][0]
 
     @numba_njit
     def performed(*inputs):
-        with numba.objmode(results=kind):
-            results = perform(inputs)
-        return results[0] if count == 1 else results
+        with numba.objmode(result=kind):
+            result = perform(inputs)
+        return result
 
     return performed
 

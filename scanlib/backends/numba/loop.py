@@ -28,18 +28,17 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.numba.dispatch.basic import (
     cache_key_for_constant,
     numba_funcify_and_cache_key,
-    numba_funcify_ensure_cache,
+    numba_njit,
     numba_typify,
 )
 
 from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
 from scanlib.backends.handler.around_loops import gather
-from scanlib.backends.numba.addresses import failing
 from scanlib.backends.numba.body import prepare_body
+from scanlib.backends.numba.callbacks import failing, poll
+from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.memory import new_array
-from scanlib.backends.numba.polls import poll
 from scanlib.ops.errors import StepShapeError
-from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import row_shape_graph
 from scanlib.ops.scan import Scan
@@ -135,15 +134,22 @@ class LoopWriter:
         return [name(out) for out in fgraph.outputs]
 
     def function(self, node: Apply) -> str:
-        """Return the name of the function of a node."""
-        if isinstance(node.op, KernelGraph):
-            function, key = numba_funcify_and_cache_key(node.op, node=node)
-        else:
-            function, key = numba_funcify_ensure_cache(node.op, node=node)
-        if key is not None:
-            # PyTensor's keys leave out static shapes, which functions may depend on.
-            key = f"{key}{[variable.type for variable in [*node.inputs, *node.outputs]]}"
-        return self.known(function, key)
+        """Return the name of the function of a node, which is compiled into the loop."""
+        function, key = numba_funcify_and_cache_key(node.op, node=node)
+        # PyTensor's keys leave out static shapes, which functions may depend on.
+        shapes = [getattr(v.type, "shape", None) for v in [*node.inputs, *node.outputs]]
+        key = None if key is None else f"{key} {shapes} {config.numba__fastmath}"
+        if key is not None and not type(node.op).__module__.startswith("scanlib."):
+            # On disk, these are kept by themselves too: other loops have the same.
+            name = function.__name__
+            function = compile_numba_function_src(
+                f"def {name}(*inputs):\n    return function(*inputs)",
+                name,
+                {"function": function, "__name__": __name__},
+                cache_key=sha256(f"inlined {key}".encode()).hexdigest(),
+            )
+            function = numba_njit(function, cache=config.numba__cache, forceinline=True)
+        return self.known(sealed(function), key)
 
     def constant(self, variable: Constant) -> str:
         value = numba_typify(variable.data, variable=variable)
@@ -256,7 +262,11 @@ class LoopWriter:
             self.line(f"stopped = {made.stop}.item() != 0")
         if made.carries:
             targets = [f"c{i}" for i in range(self.signature.n_carries)]
-            self.line(f"{', '.join(targets)} = {', '.join(made.carries)}")
+            values = [
+                f"numba_deepcopy({name})" if i in self.body.views else name
+                for i, name in enumerate(made.carries)
+            ]
+            self.line(f"{', '.join(targets)} = {', '.join(values)}")
 
     def store(self, array: str, row: str, value: str, texts: Sequence[str]) -> None:
         """Write a result into a row, after the check that it fits."""
