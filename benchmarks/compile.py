@@ -6,9 +6,9 @@ Each measurement is a process of its own, in which something trivial has been co
 clock starts. Two parts are taken apart: ``function()``, which differentiates the cost and compiles
 the value with its gradient, and the first call. First the cache of compiled code is empty, then it
 is as the first process left it; JAX keeps none, and compiles at the first call. The handler that
-runs functions, which is compiled once on a machine (half a second), is there before the clock
-starts. Processor time counts, that of C++ compilers included, of which a busy machine takes little
-more; seconds on the clock are in parentheses.
+runs functions, which is compiled once on a machine (half a second; under JAX a small one more), is
+there before the clock starts. Processor time counts, that of C++ compilers included, of which a
+busy machine takes little more; seconds on the clock are in parentheses.
 
 ``--linker c``, ``jax`` or ``torch`` takes another linker of PyTensor's than numba, for which there
 are no goals beside JAX. ``--many`` shows how compile time grows with the number of states of a
@@ -66,6 +66,8 @@ def time_here(name: str, subject: str, gradient: bool, linker: str = "numba") ->
     if subject == OURS:  # numba is imported before, under other linkers as well
         import_module("scanlib.ops.execution").load_backends()
         import_module("scanlib.backends.handler.thunks").library()
+        if linker == "jax":
+            import_module("scanlib.backends.jax.handlers").program_handler()
     graph = loop.build(library)
 
     def compiled() -> Callable[..., Any]:

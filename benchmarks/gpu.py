@@ -6,10 +6,9 @@ First all kinds of loops, with their gradients, run by all schedules on fresh ra
 are held against the same loops in float64 on the CPU; then all forms of matrix recurrences
 (`gpu_linear`). What a kernel writes is poisoned before, and every loop runs twice: the results must
 be the same, bit by bit. Then come times, bytes (each input read once, each result written once),
-the fraction of the bandwidth of a copy, and the ratio to other packages where they import. Loops
-over few long rows are checked and timed in both ways: in one pass, in which blocks look back, and
-in several (``chunks``). It takes less than eight minutes, and needs a driver and NVRTC or nvcc;
-PyTorch and JAX are used where they see the device.
+the fraction of the bandwidth of a copy, and the ratio to other packages where they import. It takes
+less than eight minutes, and needs a driver and NVRTC; PyTorch and JAX are used where they see the
+device.
 """
 
 import argparse
@@ -41,7 +40,6 @@ from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import schedule_of
 
 BUDGET = 450  # seconds
-FEW_LONG = 10_000  # steps for each channel
 
 
 def linear(a: Any, b: Any, h: Any) -> Any:
@@ -140,12 +138,6 @@ def values(steps: int, channels: int, rng: np.random.Generator) -> list[np.ndarr
     return [rng.uniform(-0.95, 0.95, shape), rng.normal(size=shape), rng.normal(size=channels)]
 
 
-def ways(shape: tuple[int, int]) -> list[bool]:
-    """Return whether blocks look back: where rows are few and long, they do and do not."""
-    steps, channels = shape
-    return [True, False] if steps >= FEW_LONG * channels else [True]
-
-
 def check(
     device: Device, names: Sequence[str], shapes: Sequence[tuple[int, int]]
 ) -> Iterator[Check]:
@@ -159,10 +151,8 @@ def check(
                 for shape in [*shapes, *(LONG if (name, dtype) in CHECKED_LONG else [])]:
                     given = [value.astype(dtype) for value in values(*shape, rng)]
                     expected = on_cpu(*(value.astype("float64") for value in given))
-                    for look_back in ways(shape):
-                        with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
-                            errors = map(error_of, function(*given), expected)
-                            yield Check(name, dtype, shape, max(errors))
+                    errors = map(error_of, function(*given), expected)
+                    yield Check(name, dtype, shape, max(errors))
                 if not ran:
                     raise AssertionError(f"{name}: no loop ran on the device")
 
@@ -183,18 +173,14 @@ def timings(
             for array in kernels.parameters.inputs
         ]  # fmt: skip
         moved = arrays * item * steps * channels
-        for look_back in ways((steps, channels)):
-            with (
-                pytensor.config.change_flags(scanlib__cuda_look_back=look_back),
-                prepared(device, kernels, shapes) as (loop, places),
-            ):
-                sizes = geometry(kernels.writer, shapes)
-                kind = schedule_of(kernels.writer, sizes, device.processors).kind
-                for place, shape in zip(places, shapes, strict=True):
-                    fill(device, place, int(np.prod(shape)), dtype, rng)
-                seconds = device.seconds(loop.run)
-            fraction = moved / seconds / bandwidth
-            yield Timing(name, dtype, (steps, channels), seconds, moved, fraction, kind)
+        with prepared(device, kernels, shapes) as (loop, places):
+            sizes = geometry(kernels.writer, shapes)
+            kind = schedule_of(kernels.writer, sizes, device.processors).kind
+            for place, shape in zip(places, shapes, strict=True):
+                fill(device, place, int(np.prod(shape)), dtype, rng)
+            seconds = device.seconds(loop.run)
+        fraction = moved / seconds / bandwidth
+        yield Timing(name, dtype, (steps, channels), seconds, moved, fraction, kind)
 
 
 def find_device() -> Device | str:

@@ -13,8 +13,9 @@ from pytensor.compile.mode import Mode
 from scanlib.backends.cuda.driver import PROCESSORS, Driver
 from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
+from scanlib.backends.cuda.parameters import contiguous
 from scanlib.ops import execution
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 POISON = 0xA5  # every byte of what a kernel will write
 
@@ -228,11 +229,6 @@ def fill(device: Device, place: int, count: int, dtype: str, rng: np.random.Gene
     for first in range(0, count, len(some)):
         part = some[: count - first]
         device.write(place + first * some.itemsize, part)
-
-
-def contiguous(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """Return the strides of a contiguous array."""
-    return tuple(item * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
 
 
 class DeviceLoop:

@@ -11,40 +11,36 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 from scanlib import backends, config, rewrites  # noqa: F401
 from scanlib.adoption import disable, enable, enabled
 from scanlib.explain import explain
-from scanlib.frontend import (
-    Levels,
-    Memory,
-    Newton,
-    StateSpace,
+from scanlib.frontend.associative_functions import (
     associative_reduce,
     associative_scan,
-    cumlogsumexp,
-    cummax,
-    cummin,
+    prefix_scan,
+    reduce_scan,
+)
+from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
+from scanlib.frontend.filtering import lfilter
+from scanlib.frontend.lags import lags
+from scanlib.frontend.linear_recurrences import (
     discounted_cumsum,
     discounted_cumsum_left,
     discounted_cumsum_right,
-    filter,
-    foldl,
-    foldr,
+    linear_scan,
+    pscan,
+)
+from scanlib.frontend.loop_function import loop
+from scanlib.frontend.newton import newton_iterations
+from scanlib.frontend.scan_function import scan
+from scanlib.frontend.statespace import (
+    StateSpace,
     kalman_filter,
     kalman_sample,
     kalman_smoother,
-    lags,
-    lfilter,
-    linear_scan,
-    loop,
-    map,
-    newton_iterations,
-    prefix_scan,
-    pscan,
-    reduce,
-    reduce_scan,
-    scan,
-    scan_checkpoints,
-    step_through,
-    until,
 )
+from scanlib.frontend.step_function import until
+from scanlib.frontend.stepping import step_through
+from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints
+from scanlib.ops.checkpoint_schedules import Levels, Memory
+from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.sharding import shard
 
 __version__ = "1.0.0rc1"

@@ -106,13 +106,6 @@ config.add(
     BoolParam(True),
     in_c_key=False,
 )
-config.add(
-    "scanlib__cuda_look_back",
-    "Whether CUDA kernels read few channels of many steps in one pass, in which blocks look back "
-    "at what the blocks before them have found. Without, the inputs are read twice.",
-    BoolParam(True),
-    in_c_key=False,
-)
 
 
 def _unknown_flags(names: Iterable[str]) -> str:

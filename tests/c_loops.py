@@ -4,7 +4,7 @@ import numpy as np
 import pytensor
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.checks import keeping_inputs
 from tests.modes import MODES
 

@@ -97,13 +97,13 @@ def torch_on_device(monkeypatch):
         yield
 
 
-@pytest.fixture(params=["compiled", "python"])
-def jax_on_device(request, monkeypatch):
-    """XLA's CPU client runs what is meant for CUDA, by one of the two handlers."""
+@pytest.fixture
+def jax_on_device(monkeypatch):
+    """XLA's CPU client runs what is meant for CUDA."""
     pytest.importorskip("jax", reason="jax is not installed")
     from tests.backends.cuda.test_cuda_jax import arrays_on_device
 
-    with arrays_on_device(monkeypatch, request.param):
+    with arrays_on_device(monkeypatch):
         yield
 
 

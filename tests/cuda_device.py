@@ -26,10 +26,11 @@ from scanlib.backends.cuda.launch import KernelLoop, Kernels, LoopUnit
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import execution
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.families import both
 
+HOST = Path(__file__).with_name("cuda_host.h")  # what stands in for a GPU
 DRIVER = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -105,7 +106,8 @@ int cuLaunchKernel(void *function, unsigned x, unsigned, unsigned, unsigned thre
 def host_library(source: str, *flags: str) -> Path:
     """Compile C++ to a shared library, once."""
     folder = Path(pytensor.config.base_compiledir) / "scanlib_cuda_emulated"
-    name = sha256("\n".join([*flags, source]).encode()).hexdigest()[:24]
+    flags = (f'-DSCANLIB_HOST="{HOST}"', *flags)
+    name = sha256("\n".join([*flags, HOST.read_text(), source]).encode()).hexdigest()[:24]
     library = folder / f"{name}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,20 +149,17 @@ def launches() -> int:
     return ctypes.c_int.in_dll(emulated_driver().library, "launches").value
 
 
-def forced(kind: str, lanes: int = 4, chunks: int = 3):
+def forced(kind: str, lanes: int = 4):
     """Return a `choose` that always takes one schedule, however short the loop."""
 
-    def choose_kind(steps, channels, processors, composes, threads, items, look_back=True):
+    def choose_kind(steps, channels, processors, composes, threads, items):
         if not composes or kind == "serial":
             return choose(steps, channels, processors, False, threads, items)
-        own = min(lanes, threads // SLOTS) if kind == "look-back" else lanes
-        stretch = threads // own * items
-        chunk = max(1, -(-steps // (chunks * stretch))) * stretch
-        if kind == "look-back":
-            return Schedule(kind, own, stretch, max(1, -(-steps // stretch)), threads, 0)
-        if kind == "rows" or steps <= chunk:
+        if kind == "rows":
             return Schedule("rows", lanes, max(steps, 1), 1, threads, 0)
-        return Schedule("chunks", lanes, chunk, -(-steps // chunk), threads, 0)
+        own = min(lanes, threads // SLOTS)
+        stretch = threads // own * items
+        return Schedule(kind, own, stretch, max(1, -(-steps // stretch)), threads, 0)
 
     return choose_kind
 
@@ -195,18 +194,13 @@ def long_series():
     return [x, a, h0], outputs, [np.sin(np.arange(40_000.0)), np.array(0.97), np.array(2.0)]
 
 
-def check_long_series(mode, monkeypatch, look_back):
-    """Call a function of that twice, with kernels that look back or not; compare with a plain one.
-
-    Its kernels must be those that were asked for, and the bits the same at both calls.
-    """
+def check_long_series(mode, monkeypatch):
+    """Call a function of that twice; compare with a plain one, the bits of both calls too."""
     inputs, outputs, values = long_series()
     function, plain = both(inputs, outputs, mode)
     names = names_of_launches(monkeypatch)
-    with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
-        first, second = ([np.asarray(x) for x in function(*values)] for _ in range(2))
-    assert ("look_back_dense" in names) == look_back
-    assert ("carry" in names) != look_back
+    first, second = ([np.asarray(x) for x in function(*values)] for _ in range(2))
+    assert "look_back_dense" in names
     for mine, again, expected in zip(first, second, plain(*values), strict=True):
         np.testing.assert_array_equal(mine, again)
         np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-9)

@@ -7,7 +7,7 @@ import numpy as np
 from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda import linear_launch
 from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
-from scanlib.backends.cuda.linear_schedule import LinearSchedule
+from scanlib.backends.cuda.schedule import LinearSchedule
 from tests.cuda_device import emulated_driver, poisoned
 
 

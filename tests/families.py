@@ -14,8 +14,8 @@ import pytensor
 import pytensor.tensor as pt
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from tests.reference import reference_scan
 

@@ -11,7 +11,7 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels import interpreter
 from scanlib.kernels.compiled import compile_kernels
-from scanlib.kernels.language import FRAME, POINTER, TABLE
+from scanlib.kernels.language import FRAME, POINTER, TABLE, Function
 from scanlib.kernels.printers import c
 
 COMPILER = config.cxx.split() or [""]
@@ -50,11 +50,17 @@ def by_llvm(kernel, arrays):
 
 
 def by_c(kernel, arrays, flags=("-O2", "-march=native")):
-    """Run a kernel as machine code that the C++ compiler made."""
+    """Run a kernel without failures as a function that the C++ compiler compiled."""
     headers = "".join(f"#include {header}\n" for header in c.HEADERS)
-    source = f"""{headers}{c.print_kernels(kernel)}
+    function = Function(kernel.name, kernel.parameters, kernel.body, ())
+    given = ", ".join(
+        f"*({c.type_text(value.type)} *)(table + {8 * slot})"
+        for value, slot in zip(kernel.parameters, kernel.slots, strict=True)
+    )
+    source = f"""{headers}{c.print_functions([function])}
     extern "C" int64_t go(char *table, char *frame) {{
-      return {kernel.name}_entry(table, frame);
+      {kernel.name}({given});
+      return 0;
     }}"""
     return _run(_library(source, flags), kernel, arrays)
 

@@ -10,3 +10,6 @@ from jax.interpreters import batching, mlir
 
 # A shape as a node of the graph: sizes that JAX must know are read through it.
 from pytensor.link.jax.dispatch.shape import JAXShapeTuple
+
+# Converts a graph node by node: graphs with loops have functions of nodes that PyTensor has not.
+from pytensor.link.utils import fgraph_to_python

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pytensor.graph.basic import Variable
 
-from scanlib.ops.positions import inputs_read
+from scanlib.ops.lowered.positions import inputs_read
 from scanlib.ops.recursion import Task, finished
 
 

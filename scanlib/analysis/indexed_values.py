@@ -2,7 +2,7 @@
 
 ``h[i]`` reads one channel of a row, and ``set_subtensor(h[i], v)`` changes one. Along an axis that
 is read at an index, a value has a *position* in the place of the channels' axis (see
-`scanlib.ops.positions`); positions travel down through elementwise operations as axes do, and the
+`ops.lowered.positions`); positions travel down through elementwise operations as axes do, and the
 rows at the bottom are read there. A row with one item replaced is
 
     h'[c] = v if c = i else h[c]
@@ -39,7 +39,7 @@ from scanlib.analysis.scalar_values import (
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
 from scanlib.lengths.numbers import measured
-from scanlib.ops.positions import Channel, Item, Position, node_level
+from scanlib.ops.lowered.positions import Channel, Item, Position, node_level
 from scanlib.ops.recursion import Task, finished
 
 __all__ = ["IndexedValues"]

@@ -1,10 +1,10 @@
-"""The matrix recurrences that `scanlib.ops.linear_scan` runs, found in the body of a loop.
+"""The matrix recurrences that `scanlib.ops.lowered.linear_scan` runs, found in the body of a loop.
 
-In the real semiring the next value is a matrix times the state plus something, which
-`scanlib.analysis.matrix_affine` finds out. In the log and tropical semirings it is
-``⊕_j (A[i, j] + h[j]) + c[i]``: the reduction ``⊕`` over an axis of the state is looked for, and
-the form of what it reads must be the state itself plus a matrix. The smallest of numbers may be
-written as minus the largest of their opposites.
+In the real semiring the next value is a matrix times the state plus something, which its linear
+form says (`scanlib.analysis.linear_forms`). In the log and tropical semirings it is ``⊕_j (A[i, j]
++ h[j]) + c[i]``: the reduction ``⊕`` over an axis of the state is looked for, and the form of what
+it reads must be the state itself plus a matrix. The smallest of numbers may be written as minus the
+largest of their opposites.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import LOG_SUM_EXP
-from scanlib.analysis.matrix_affine import (
+from scanlib.analysis.linear_forms import (
+    LinearForms,
     NotAffineError,
-    Propagation,
-    broadcasts,
+    Sizes,
     is_minus_one,
-    name_of,
     plus,
 )
 from scanlib.ops.graph import depends_on
@@ -42,12 +41,14 @@ class MatrixRecurrence:
     axis : int
         The axis of the state along which the matrix acts.
     matrix : Variable
-        One axis for each other axis of the state, then `i` and `j`.
+        One axis for each other axis of the state, then `i` and `j`; with `across`, these two alone.
     offset : Variable or None
         What is added, in the layout of the state, to be broadcast.
     across : Variable or None
         The matrix along the last axis of a state that is a matrix, where there is one along each:
         ``h' = M h M_acrossᵀ + c``; `axis` is 0 then.
+    made : bool
+        Whether the matrices are products that no step computes (`linear_forms.Block.factors`).
     """
 
     semiring: str
@@ -55,137 +56,132 @@ class MatrixRecurrence:
     matrix: Variable
     offset: Variable | None
     across: Variable | None = None
+    made: bool = False
 
 
-def recognize(state: Variable, following: Variable) -> MatrixRecurrence:
-    """Return the recurrence of a state's next value.
+def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | None:
+    """Return the recurrence of one state, None if no full matrix acts along one of its axes.
 
     Parameters
     ----------
-    state, following : Variable
-        The body's variable of the state, and the one of its next value.
-
-    Raises
-    ------
-    NotAffineError
-        If the next value is of another form.
+    forms : LinearForms
+        Those of the state's next value, of one state.
+    following : Variable
+        The next value.
     """
-    dependent = depends_on([following], [state])
-    if following not in dependent:
-        raise NotAffineError(f"{name_of(following)} does not depend on the state before it")
-    found = _in_other_semiring(state, following, dependent)
-    if found is not None:
-        return found
-    form = Propagation(state, dependent).form(following)
-    if form.axes != tuple(range(state.type.ndim)):
-        raise NotAffineError(f"{name_of(following)} has the state's axes in another order")
-    if form.both is not None:
-        return MatrixRecurrence("real", 0, form.both[0], form.offset, form.both[1])
-    if not form.terms:
-        raise NotAffineError(f"{name_of(following)} is elementwise in the state")
-    if len(form.terms) > 1:
-        raise NotAffineError(f"{name_of(following)} has matrices on both sides of the state")
-    ((axis, matrix),) = form.terms.items()
-    if form.weight is not None:
-        matrix = matrix + _diagonal(form.weight, axis, matrix, state)
-    return MatrixRecurrence("real", axis, matrix, form.offset)
+    block, offset = forms.form(following)[0], forms.offset(following)
+    ndim = following.type.ndim
+    order = list(range(ndim))
+    if len(block.sides) == 2 and ndim == 2 and block.ties == (0, 1):
+        left, right = (block.sides[axis] for axis in order)
+        return MatrixRecurrence("real", 0, left, offset, right, block.factors > 1)
+    if len(block.sides) == 1 and block.ties == tuple(order):
+        ((axis, matrix),) = block.sides.items()
+        matrix = matrix.dimshuffle(*["x"] * (ndim - 1), 0, 1)
+        return MatrixRecurrence("real", axis, matrix, offset, None, block.factors > 1)
+    block = forms.opened(0, block)
+    free = forms.free(0, block)
+    if len(free) != 1 or not block.full:
+        return None
+    (axis,) = free
+    if any(tie not in (own, None) for own, tie in zip(order, block.ties, strict=True)):
+        return None
+    others = [1 + k for k in order if k != axis]
+    matrix = forms.value(block).dimshuffle(*others, 1 + axis, 0)
+    return MatrixRecurrence("real", axis, matrix, offset, None, block.factors > 1)
 
 
-def _diagonal(weight: Any, axis: int, matrix: Variable, state: Variable) -> Variable:
-    """Return an elementwise factor as a matrix along one axis of the state."""
-    eye = pt.eye(matrix.shape[-1], dtype=state.type.dtype)
-    if isinstance(weight, int):
-        return weight * eye
-    others = [k for k in range(weight.type.ndim) if k != axis]
-    # A choice, not a product: what is not finite stays where it is.
-    zero = pt.zeros((), state.type.dtype)
-    return pt.switch(eye, weight.dimshuffle(*others, axis, "x"), zero)
-
-
-def _in_other_semiring(
-    state: Variable, following: Variable, dependent: set[Variable]
-) -> MatrixRecurrence | None:
+def in_other_semiring(state: Variable, following: Variable, sizes: Sizes) -> Any:
     """Return ``⊕_j (A[i, j] + h[j]) + c[i]`` if the next value is that, else None."""
+    dependent = depends_on([following], [state])
     variable, offset = following, None
     sign = 1
     while True:
         node = variable.owner
-        if node is None:
+        if node is None or variable not in dependent:
             return None
         if isinstance(node.op, SpecifyShape):
             variable = node.inputs[0]
             continue
         scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
         varying = [inp for inp in node.inputs if inp in dependent]
-        if isinstance(scalar, ps.Add | ps.Sub | ps.Neg | ps.Mul) and len(varying) == 1:
-            (variable,) = varying
-            others = [inp for inp in node.inputs if inp is not variable]
-            added = [pt.cast(inp, state.type.dtype) for inp in others]
-            if isinstance(scalar, ps.Neg):
-                sign = -sign
-            elif isinstance(scalar, ps.Mul):
-                # The smallest of numbers is minus the largest of their opposites.
-                if len(others) != 1 or not is_minus_one(others[0]):
-                    return None
-                sign = -sign
-            elif isinstance(scalar, ps.Sub):
-                if variable is not node.inputs[0]:
-                    return None
-                offset = plus(offset, -added[0] if sign > 0 else added[0])
-            else:
-                for term in added:
-                    offset = plus(offset, term if sign > 0 else -term)
+        if not isinstance(scalar, ps.Add | ps.Sub | ps.Neg | ps.Mul) or len(varying) != 1:
+            break
+        (variable,) = varying
+        others = [inp for inp in node.inputs if inp is not variable]
+        added = [pt.cast(inp, state.type.dtype) for inp in others]
+        if isinstance(scalar, ps.Neg | ps.Mul):
+            if isinstance(scalar, ps.Mul) and not (len(others) == 1 and is_minus_one(others[0])):
+                return None
+            sign = -sign
             continue
-        break
+        if isinstance(scalar, ps.Sub):
+            if variable is not node.inputs[0]:
+                return None
+            added = [-added[0]]
+        for term in added:
+            offset = plus(offset, term if sign > 0 else -term)
     semiring, terms, axis = _reduction(node)
     if terms is None or axis is None or variable.type.ndim != state.type.ndim:
         return None
+    if sign < 0:
+        if semiring == "log":
+            return None
+        semiring = {"max": "min", "min": "max"}[semiring]
+    matrix = _added_matrix(state, terms, axis, sign, sizes)
+    if matrix is None:
+        return None
+    return MatrixRecurrence(semiring, state.type.ndim - 1, matrix, offset)
+
+
+def _added_matrix(
+    state: Variable, terms: Variable, axis: int, sign: int, sizes: Sizes
+) -> Variable | None:
+    """Return the matrix `A` of terms ``A[i, j] + h[j]`` that run along `j` on an axis.
+
+    With a negative sign the terms are ``-(A[i, j] + h[j])``.
+    """
     try:
-        form = Propagation(state, dependent).form(terms)
+        forms = LinearForms([state], [terms], sizes)
     except NotAffineError:
         return None
     last = state.type.ndim - 1
-    if not isinstance(form.weight, int) or form.weight != sign or form.terms:
+    block, added = forms.form(terms).get(0), forms.offset(terms)
+    if block is None or block.sides or added is None or block.ties[axis] != last:
         return None
-    if sign < 0 and semiring == "log":
+    if sign > 0 and block.value is not None:
         return None
-    if form.axes[axis] != last or form.offset is None:
+    if sign < 0 and (block.value is None or not is_minus_one(block.value)):
         return None
-    rest = [place for k, place in enumerate(form.axes) if k != axis]
-    wanted = [*range(last), None]
-    if rest != wanted or form.offset.type.dtype != state.type.dtype:
+    rest = [tie for k, tie in enumerate(block.ties) if k != axis]
+    if rest != [*range(last), None] or added.type.dtype != state.type.dtype:
         return None
-    others = [form.axes.index(k) for k in range(last)]
-    row = next(k for k, place in enumerate(form.axes) if place is None)
-    if broadcasts(form.offset, row) or broadcasts(form.offset, axis):
+    row = next(k for k, tie in enumerate(block.ties) if tie is None)
+    if added.type.broadcastable[row] or added.type.broadcastable[axis]:
         return None
-    matrix = form.offset.dimshuffle(*others, row, axis)
-    if sign < 0:
-        semiring, matrix = {"max": "min", "min": "max"}[semiring], -matrix
-    return MatrixRecurrence(semiring, last, matrix, offset)
+    matrix = added.dimshuffle(*(block.ties.index(k) for k in range(last)), row, axis)
+    return matrix if sign > 0 else -matrix
 
 
 def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
     """Return the semiring, terms and axis of a reduction."""
     op = node.op
-    semiring = "log"
     if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
-        return semiring, node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
-    if isinstance(op, Elemwise) and isinstance(op.scalar_op, ps.Log):
+        return "log", node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
+    if isinstance(op, Max | Min):
+        semiring, terms = "max" if isinstance(op, Max) else "min", node.inputs[0]
+    elif isinstance(op, Elemwise) and isinstance(op.scalar_op, ps.Log):
         above = node.inputs[0].owner
         if above is None or not isinstance(above.op, TensorSum):
-            return semiring, None, None
+            return "log", None, None
         exponential = above.inputs[0].owner
         if exponential is None or not isinstance(exponential.op, Elemwise):
-            return semiring, None, None
+            return "log", None, None
         if not isinstance(exponential.op.scalar_op, ps.Exp):
-            return semiring, None, None
-        node, terms = above, exponential.inputs[0]
-    elif isinstance(op, Max | Min):
-        semiring = "max" if isinstance(op, Max) else "min"
-        terms = node.inputs[0]
+            return "log", None, None
+        semiring, node, terms = "log", above, exponential.inputs[0]
     else:
-        return semiring, None, None
+        return "log", None, None
     axes = node.op.axis if isinstance(node.op, CAReduce) else None
     axes = tuple(range(terms.type.ndim)) if axes is None else tuple(axes)
     return semiring, terms, axes[0] if len(axes) == 1 else None

@@ -14,9 +14,9 @@ import pytensor.scalar as ps
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.ops.elemwise_scan import Axes
 from scanlib.ops.graph import substitute
-from scanlib.ops.positions import Item, places_compared
+from scanlib.ops.lowered.elemwise_scan import Axes
+from scanlib.ops.lowered.positions import Item, places_compared
 
 
 def per_channel(outputs: Sequence[Variable], axes: Mapping[Variable, Axes]) -> list[Variable]:

@@ -9,9 +9,9 @@ from pytensor.graph.basic import Variable
 from scanlib.analysis.dependence import components, dependences
 from scanlib.analysis.per_channel import per_channel
 from scanlib.analysis.scalar_body import ScalarLoop
-from scanlib.ops.elemwise_scan import Recurrence
 from scanlib.ops.loop import Carry, State
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import Recurrence
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.recurrences import FAMILIES, Component, NotInFamilyError
 
 

@@ -8,7 +8,6 @@ channels, where their results go into accumulators and outputs alone.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
@@ -24,10 +23,10 @@ from scanlib._compat import freeze_graph
 from scanlib.analysis.channel_sums import is_sum_of_converted, terms_of_sum
 from scanlib.analysis.indexed_values import IndexedValues, check_order
 from scanlib.analysis.scalar_values import NotElementwiseError, describe, new_scalar
-from scanlib.ops.elemwise_scan import Axes, Layout
-from scanlib.ops.graph import is_tensor
+from scanlib.ops.graph import Readers, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import Axes, Layout
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.recursion import Task, finished
 
 __all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]
@@ -110,16 +109,8 @@ class _Scalarizer:
         self.sums: dict[Variable, Summed | None] = {}
 
     @cached_property
-    def readers(self) -> dict[Variable, list[Apply | None]]:
-        """The nodes that read each value of the body, once for each time; None for a result."""
-        found: dict[Variable, list[Apply | None]] = defaultdict(list)
-        outputs = self.loop.body_outputs()
-        for out in outputs:
-            found[out].append(None)
-        for node in toposort(outputs):
-            for inp in node.inputs:
-                found[inp].append(node)
-        return found
+    def readers(self) -> Readers:
+        return readers_of(self.loop.body_outputs())
 
     def run(self) -> ScalarLoop:
         loop = self.loop

@@ -27,7 +27,7 @@ from scanlib._compat import INDEX_READS
 from scanlib.lengths.numbers import measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
-from scanlib.ops.positions import inputs_read
+from scanlib.ops.lowered.positions import inputs_read
 from scanlib.ops.recursion import Task, finished
 
 # Along every axis of a value: the channels' axis, None where it has length one, or the scalar that

@@ -14,7 +14,6 @@ from typing import Any
 from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.ops.associative_scan import AssociativeScan
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import (
     CombinesInTrees,
@@ -24,6 +23,7 @@ from scanlib.ops.linker_features import (
     needs_known_lengths,
 )
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.associative_scan import AssociativeScan
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 

@@ -3,7 +3,7 @@
 `loops` goes through a graph; `parts`, `names`, `reasons` and `verdicts` answer for one loop,
 `linkers` for the linker, `pictures` draws its step. The answers are the dataclasses of `data`;
 `text` and `html` show them. Nothing here decides anything: schedules come from where backends
-take them (`scanlib.ops.elemwise_scan.schedule`), recurrence classes and obstacles from the
+take them (`scanlib.schedules.selection.schedule`), recurrence classes and obstacles from the
 analysis that lowers loops.
 """
 
@@ -22,7 +22,7 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
-from scanlib.explain.loops import explain_nodes
+from scanlib.explain.loop_reports import explain_nodes
 from scanlib.explain.pictures import step_picture
 from scanlib.ops.loop_clock import loop_times
 from scanlib.ops.loop_rewrite import failures_of

@@ -11,10 +11,10 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.verdicts import Elsewhere
-from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
 
@@ -55,7 +55,7 @@ class Setting:
         step, where it is the step of a loop."""
         if self.linker != "JAX":
             return self
-        from scanlib.backends.jax.unknown_lengths import lengths_in
+        from scanlib.backends.jax.prepare import lengths_in
 
         return replace(self, lengths=lengths_in(fgraph, data))
 
@@ -144,8 +144,7 @@ def _cuda_limits(node: Apply) -> str:
 
         if "look_back" not in LoopWriter(op).units():
             return ""
-        times = "once" if config.scanlib__cuda_look_back else "twice"
-        return f", where few rows of many steps are read {times}"
+        return ", where few rows of many steps are read once"
     from scanlib.backends.cuda import linear_writer
 
     parts = op.parts(node.inputs)

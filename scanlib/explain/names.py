@@ -8,9 +8,9 @@ from typing import Any
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import index_text
 from scanlib.ops.loop import Loop
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 MAX_DEPTH = 6  # how far an unnamed variable is followed to one with a name

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from scanlib.explain.data import FUSED, IN_ORDER, NOTHING, PARALLEL, Obstacle
 from scanlib.explain.reasons import DRAWS, listed
-from scanlib.ops.elemwise_scan import COMPOSED, MANY_STEPS, ElemwiseScan, few_channels
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.schedules.selection import MANY_STEPS, few_channels
 
 Verdict = dict[str, Any]
 
@@ -49,13 +50,10 @@ def of_elementwise(
             FUSED, "each step computes all columns of a row at once, without temporaries"
         )
     open_ = [title for title, own in zip(titles, recurrences, strict=True) if own is None]
-    costly = [own.family for own in op.recurrences if own.family not in COMPOSED]
     if op.signature.has_stop:
         why = "`until` may end the loop after any step, so steps run one at a time"
     elif open_:
         why = f"steps of {listed(open_)} cannot be combined, so they run in order"
-    elif costly:
-        why = f"combining steps of the class {costly[0]} would cost more than taking them in order"
     else:
         why = "a row is one number, and what combines over steps is at most a sum"
     return _verdict(FUSED, f"{why}, with all values in registers")

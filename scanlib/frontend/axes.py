@@ -112,8 +112,8 @@ def _check_kind(variable: Variable, kinds: str, where: str) -> None:
     )
 
 
-def read_axis(function: str, axis: Any, ndim: int, of: str) -> int:
-    """Return an axis counted from the front.
+def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis") -> int:
+    """Return an axis counted from the front; `label` is what the user calls it.
 
     Raises
     ------
@@ -122,19 +122,16 @@ def read_axis(function: str, axis: Any, ndim: int, of: str) -> int:
     numpy.exceptions.AxisError
         If there is no such axis.
     """
-    if isinstance(axis, bool):
-        raise TypeError(f"{function}: axis must be an integer, got {axis!r}")
-    try:
-        position = operator.index(axis)
-    except TypeError as error:
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(
-            f"{function}: axis must be an integer, got {axis!r} of type {type(axis).__name__}"
-        ) from error
+            f"{function}: {label} must be an integer, got {axis!r} of type {type(axis).__name__}"
+        )
+    position = operator.index(axis)
     if ndim == 0:
         raise ValueError(f"{function}: {of} is a scalar; it needs a time axis")
     if not -ndim <= position < ndim:
         raise np.exceptions.AxisError(
-            f"{function}: axis={position} is out of range for {of} with {ndim} dimension(s); "
+            f"{function}: {label}={position} is out of range for {of} with {ndim} dimension(s); "
             f"expected {-ndim} to {ndim - 1}"
         )
     return position % ndim

@@ -16,7 +16,7 @@ from scanlib.frontend.checkpoints import check_checkpoint
 from scanlib.frontend.generators import check_generators, mark_written
 from scanlib.frontend.newton import solve
 from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
-from scanlib.frontend.step import (
+from scanlib.frontend.step_function import (
     StepResult,
     captured_variables,
     check_strict,
@@ -26,8 +26,8 @@ from scanlib.frontend.step import (
 from scanlib.frontend.trace import Trace, describe_row, describe_state, name_result, tap_name
 from scanlib.ops.graph import depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, Sequence, State
+from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.ops.messages import loop_title
-from scanlib.ops.newton_scan import Newton
 
 MAX_TRACES = 8
 

@@ -74,29 +74,7 @@ def cummax(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
 def cummin(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     """Return the running minimum along an axis.
 
-    Parameters
-    ----------
-    x : tensor_like
-        Numbers or truth values; not complex.
-    axis : int, optional
-        The axis to accumulate along.
-    reverse : bool, optional
-        Accumulate from the last row to the first: ``y[t]`` is the minimum of ``x[t], x[t+1], …``.
-
-    Returns
-    -------
-    TensorVariable
-        Shape and dtype of `x`. From the first NaN on, everything is NaN, as in
-        ``numpy.minimum.accumulate``.
-
-    Raises
-    ------
-    TypeError, ValueError, numpy.exceptions.AxisError
-        As `cummax`.
-
-    Notes
-    -----
-    Where several rows share the minimum, the derivative goes to the one seen last.
+    Arguments, result and errors are those of `cummax`, with minima for maxima.
 
     Examples
     --------
@@ -115,11 +93,9 @@ def cumlogsumexp(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     Parameters
     ----------
     x : tensor_like
-        Real numbers; integers are cast to `floatX`.
-    axis : int, optional
-        The axis to accumulate along.
-    reverse : bool, optional
-        Accumulate from the last row to the first.
+        Real numbers, no truth values; integers are cast to `floatX`.
+    axis, reverse
+        As in `cummax`.
 
     Returns
     -------
@@ -128,12 +104,8 @@ def cumlogsumexp(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
 
     Raises
     ------
-    TypeError
-        If `x` is not numeric, or boolean, or complex.
-    ValueError
-        If `x` is a scalar.
-    numpy.exceptions.AxisError
-        If there is no such axis.
+    TypeError, ValueError, numpy.exceptions.AxisError
+        As `cummax`.
 
     Notes
     -----

@@ -121,16 +121,8 @@ def _diagonal_scan(
     check_lengths(function, arguments)
     rows = [argument.row_shape() for argument in arguments]
     sizes, start = _start(function, arguments, rows, init, ndim - 1)
-    return recurrence(
-        function,
-        lambda h, a, b: a * h + b,
-        arguments,
-        start,
-        sizes,
-        _dtype(a, b, init),
-        axis,
-        reverse,
-    )
+    step, dtype = (lambda h, a, b: a * h + b), _dtype(a, b, init)
+    return recurrence(function, step, arguments, start, sizes, dtype, axis, reverse)
 
 
 def _dtype(*values: Variable | None) -> str:
@@ -342,17 +334,8 @@ def _discounted(
 def discounted_cumsum_left(x: Any, gamma: Any) -> Variable:
     """Sum to the left: ``y[…, i] = x[…, i] + gamma * y[…, i-1]``.
 
-    Parameters
-    ----------
-    x : tensor_like
-        Shape ``(…, N)``.
-    gamma : tensor_like
-        A scalar, one discount per row, shape ``(…,)``, or one per element, shape ``(…, N)``.
-
-    Returns
-    -------
-    TensorVariable
-        `discounted_cumsum` along the last axis.
+    This is `discounted_cumsum` along the last axis of `x`, shape ``(…, N)``; `gamma` is a scalar,
+    one discount per row, shape ``(…,)``, or one per element, shape ``(…, N)``.
 
     Examples
     --------
@@ -366,17 +349,7 @@ def discounted_cumsum_left(x: Any, gamma: Any) -> Variable:
 def discounted_cumsum_right(x: Any, gamma: Any) -> Variable:
     """Sum to the right: ``y[…, i] = x[…, i] + gamma * y[…, i+1]``.
 
-    Parameters
-    ----------
-    x : tensor_like
-        Shape ``(…, N)``.
-    gamma : tensor_like
-        A scalar, one discount per row, shape ``(…,)``, or one per element, shape ``(…, N)``.
-
-    Returns
-    -------
-    TensorVariable
-        `discounted_cumsum` along the last axis with ``reverse=True``.
+    This is `discounted_cumsum_left` with ``reverse=True``.
 
     Examples
     --------

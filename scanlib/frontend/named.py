@@ -23,7 +23,7 @@ from scanlib._compat.xtensor import (
     rng_to_xrng,
     xrng_to_rng,
 )
-from scanlib.frontend.step import captured_variables
+from scanlib.frontend.step_function import captured_variables
 from scanlib.ops.graph import substitute
 
 Dims = tuple[str, ...]

@@ -11,7 +11,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib.frontend.values import brief
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, Results
-from scanlib.ops.newton_scan import Newton, NewtonScan
+from scanlib.ops.lowered.newton_scan import Newton, NewtonScan
 
 
 def read_method(method: Any) -> Newton | None:

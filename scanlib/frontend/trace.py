@@ -12,7 +12,7 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
 from scanlib.frontend.arguments import OutputArgument, SequenceArgument
-from scanlib.frontend.step import StepResult, step_name
+from scanlib.frontend.step_function import StepResult, step_name
 from scanlib.ops.graph import index_text, is_tensor
 from scanlib.ops.loop import Carry, Sequence, State
 

@@ -9,7 +9,7 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
-from scanlib.frontend.scan import called_as, scan
+from scanlib.frontend.scan_function import called_as, scan
 from scanlib.frontend.states import type_text
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.graph import is_tensor, row_type
@@ -32,20 +32,8 @@ def map(
     ----------
     fn : callable
         Takes one row of each sequence (all its taps), then the non-sequences.
-    sequences : variable, array_like, dict, or list of these
+    sequences, non_sequences, truncate_gradient, go_backwards, mode, name, return_updates
         As in `scan`.
-    non_sequences : variable, array_like, or list of these, optional
-        As in `scan`.
-    truncate_gradient : int, optional
-        How many steps a derivative goes back from the last one; -1 for all of them.
-    go_backwards : bool, optional
-        Read the sequences from their last row to their first.
-    mode : str or Mode, optional
-        Accepted for compatibility, as in `scan`.
-    name : str, optional
-        Name of the loop, for printing and messages.
-    return_updates : bool, optional
-        Return ``(outputs, updates)``, the default; False returns the outputs alone.
 
     Returns
     -------
@@ -63,18 +51,10 @@ def map(
     >>> pytensor.function([x], squares)([1, 2, 3])
     array([1., 4., 9.])
     """
+    options = {"go_backwards": go_backwards, "mode": mode, "name": name}
+    options |= {"truncate_gradient": truncate_gradient, "return_updates": return_updates}
     with called_as("map"):
-        return scan(
-            fn,
-            sequences=sequences,
-            outputs_info=[],
-            non_sequences=non_sequences,
-            truncate_gradient=truncate_gradient,
-            go_backwards=go_backwards,
-            mode=mode,
-            name=name,
-            return_updates=return_updates,
-        )
+        return scan(fn, sequences, [], non_sequences, **options)
 
 
 def reduce(
@@ -94,20 +74,8 @@ def reduce(
     fn : callable
         Takes one row of each sequence, then the values of the step before, then the
         non-sequences.
-    sequences : variable, array_like, dict, or list of these
+    sequences, outputs_info, non_sequences, go_backwards, mode, name, return_updates
         As in `scan`.
-    outputs_info : variable, array_like, dict, None, or list of these
-        Initial values, as in `scan`.
-    non_sequences : variable, array_like, or list of these, optional
-        As in `scan`.
-    go_backwards : bool, optional
-        Read the sequences from their last row to their first.
-    mode : str or Mode, optional
-        Accepted for compatibility, as in `scan`.
-    name : str, optional
-        Name of the loop, for printing and messages.
-    return_updates : bool, optional
-        Return ``(outputs, updates)``, the default; False returns the outputs alone.
 
     Returns
     -------
@@ -173,37 +141,9 @@ def foldl(
     name: str | None = None,
     return_updates: bool = True,
 ) -> Any:
-    """Reduce from the first row to the last; see `reduce`.
+    """Reduce from the first row to the last: `reduce` with ``go_backwards=False``.
 
-    Parameters
-    ----------
-    fn : callable
-        Takes one row of each sequence, then the values of the step before, then the
-        non-sequences.
-    sequences : variable, array_like, dict, or list of these
-        As in `scan`.
-    outputs_info : variable, array_like, dict, None, or list of these
-        Initial values, as in `scan`.
-    non_sequences : variable, array_like, or list of these, optional
-        As in `scan`.
-    mode : str or Mode, optional
-        Accepted for compatibility, as in `scan`.
-    name : str, optional
-        Name of the loop, for printing and messages.
-    return_updates : bool, optional
-        Return ``(outputs, updates)``, the default; False returns the outputs alone.
-
-    Returns
-    -------
-    outputs : variable or list of variable
-        The values after the last step.
-    updates : dict
-        As in `scan`; not returned with ``return_updates=False``.
-
-    Raises
-    ------
-    IndexError
-        When it runs, if there are no steps.
+    Parameters, results and errors are those of `reduce`.
 
     Examples
     --------
@@ -227,37 +167,9 @@ def foldr(
     name: str | None = None,
     return_updates: bool = True,
 ) -> Any:
-    """Reduce from the last row to the first; see `reduce`.
+    """Reduce from the last row to the first: `reduce` with ``go_backwards=True``.
 
-    Parameters
-    ----------
-    fn : callable
-        Takes one row of each sequence, then the values of the step before, then the
-        non-sequences.
-    sequences : variable, array_like, dict, or list of these
-        As in `scan`.
-    outputs_info : variable, array_like, dict, None, or list of these
-        Initial values, as in `scan`.
-    non_sequences : variable, array_like, or list of these, optional
-        As in `scan`.
-    mode : str or Mode, optional
-        Accepted for compatibility, as in `scan`.
-    name : str, optional
-        Name of the loop, for printing and messages.
-    return_updates : bool, optional
-        Return ``(outputs, updates)``, the default; False returns the outputs alone.
-
-    Returns
-    -------
-    outputs : variable or list of variable
-        The values after the last step.
-    updates : dict
-        As in `scan`; not returned with ``return_updates=False``.
-
-    Raises
-    ------
-    IndexError
-        When it runs, if there are no steps.
+    Parameters, results and errors are those of `reduce`.
 
     Examples
     --------
@@ -287,17 +199,13 @@ def filter(
     fn : callable
         Takes one row of each sequence, then the non-sequences, and returns one boolean for
         all sequences, or a list with one for each.
-    sequences : variable, array_like, dict, or list of these
-        As in `scan`.
-    non_sequences : variable, array_like, or list of these, optional
-        As in `scan`.
+    sequences : variable, array_like, or list of these
+        As in `scan`, without taps.
     go_backwards : bool, optional
         Read the sequences from their last row to their first. The kept rows
         come in the order of the steps.
-    mode : str or Mode, optional
-        Accepted for compatibility, as in `scan`.
-    name : str, optional
-        Name of the loop, for printing and messages.
+    non_sequences, mode, name
+        As in `scan`.
 
     Returns
     -------
@@ -321,16 +229,8 @@ def filter(
     array([3., 2.])
     """
     with called_as("filter"):
-        masks, updates = scan(
-            fn,
-            sequences=sequences,
-            outputs_info=None,
-            non_sequences=non_sequences,
-            go_backwards=go_backwards,
-            mode=mode,
-            name=name,
-            return_list=True,
-        )
+        options = {"go_backwards": go_backwards, "mode": mode, "name": name}
+        masks, updates = scan(fn, sequences, None, non_sequences, return_list=True, **options)
     title = loop_title(name, "filter")
     if updates:
         raise ValueError(
@@ -384,20 +284,8 @@ def scan_checkpoints(
 
     Parameters
     ----------
-    fn : callable
-        One step, as in `scan`.
-    sequences : variable, array_like, dict, or list of these, optional
+    fn, sequences, outputs_info, non_sequences, name, n_steps, return_updates
         As in `scan`.
-    outputs_info : variable, array_like, dict, None, or list of these, optional
-        Initial values, as in `scan`.
-    non_sequences : variable, array_like, or list of these, optional
-        As in `scan`.
-    name : str, optional
-        Name of the loop, for printing and messages.
-    n_steps : int or integer scalar variable, optional
-        The number of steps.
-    return_updates : bool, optional
-        Return ``(outputs, updates)``, the default; False returns the outputs alone.
     save_every_N : int, optional
         The number of steps in a segment.
     padding : bool, optional
@@ -445,13 +333,6 @@ def scan_checkpoints(
     if save_every_N < 1:
         raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
     with called_as("scan_checkpoints"):
-        return scan(
-            fn,
-            sequences=sequences,
-            outputs_info=outputs_info,
-            non_sequences=non_sequences,
-            n_steps=n_steps,
-            name=name,
-            return_updates=return_updates,
-            checkpoint=save_every_N,
-        )
+        options: dict[str, Any] = {"name": name, "return_updates": return_updates}
+        options["checkpoint"] = save_every_N
+        return scan(fn, sequences, outputs_info, non_sequences, n_steps, **options)

@@ -55,6 +55,13 @@ class Pair:
     real: Value
     imag: Value
 
+    def __add__(self, other: Pair) -> Pair:
+        return Pair(self.real + other.real, self.imag + other.imag)
+
+    def __mul__(self, other: Pair) -> Pair:
+        x, y = self, other
+        return Pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+
 
 Number = Value | Pair
 Rule = Callable[..., Value]
@@ -338,13 +345,6 @@ COMPARISONS: dict[type, str] = {
 # Complex numbers
 
 
-def pair_product(w: Writer, x: Pair, y: Pair) -> Pair:
-    return Pair(
-        x.real * y.real - x.imag * y.imag,
-        x.real * y.imag + x.imag * y.real,
-    )
-
-
 def _pair_quotient(w: Writer, x: Pair, y: Pair) -> Pair:
     """Divide by the larger part of the divisor first, so that its square does not overflow.
 
@@ -375,13 +375,13 @@ def _fold(rule: Callable[[Writer, Pair, Pair], Pair]) -> Callable[..., Pair]:
 
 # By Op, complex result: operands are complex.
 PAIR_RULES: dict[type, Callable[..., Pair]] = {
-    ps.Add: _fold(_each(lambda w, x, y: x + y)),
+    ps.Add: _fold(lambda w, x, y: x + y),
     ps.Sub: _each(lambda w, x, y: x - y),
-    ps.Mul: _fold(pair_product),
+    ps.Mul: _fold(lambda w, x, y: x * y),
     ps.TrueDiv: _pair_quotient,
     ps.Neg: lambda w, x: Pair(-x.real, -x.imag),
     ps.Conj: lambda w, x: Pair(x.real, -x.imag),
-    ps.Sqr: lambda w, x: pair_product(w, x, x),
+    ps.Sqr: lambda w, x: x * x,
     ps.Reciprocal: lambda w, x: _pair_quotient(
         w, Pair(w.constant(1, x.real.type), w.constant(0, x.real.type)), x
     ),
@@ -483,7 +483,7 @@ class Scalars:
         op, w = node.op, self.writer
         if isinstance(op, Composite):
             return self._composite(node, inputs)
-        inputs = [self._spread(value) for value in inputs]
+        inputs = [self.spread(value) for value in inputs]
         dtypes = [self.dtype(variable) for variable in node.inputs]
         made = self.dtype(node.outputs[0])
         kind = type(op)
@@ -536,10 +536,10 @@ class Scalars:
 
     # Numbers of other dtypes
 
-    def _spread(self, value: Number) -> Number:
+    def spread(self, value: Number) -> Number:
         """Return a number in as many lanes as are being written."""
         if isinstance(value, Pair):
-            real, imag = self._spread(value.real), self._spread(value.imag)
+            real, imag = self.spread(value.real), self.spread(value.imag)
             assert isinstance(real, Value)
             assert isinstance(imag, Value)
             return Pair(real, imag)

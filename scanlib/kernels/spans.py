@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
@@ -57,24 +58,29 @@ def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) 
 def added(x: Number, y: Number) -> Number:
     """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
     if isinstance(x, Pair) and isinstance(y, Pair):
-        return Pair(x.real + y.real, x.imag + y.imag)
+        return x + y
     assert isinstance(x, Value)
     assert isinstance(y, Value)
     return x | y if x.type.dtype == "bool" else x + y
 
 
-def sum_of_lanes(w: Writer, value: Value) -> Value:
-    """Return the sum of all lanes, in pairs of halves."""
+def over_lanes(w: Writer, value: Value, combine: Callable[[Value, Value], Number]) -> Value:
+    """Return what all lanes give together, in pairs of halves."""
     while value.type.lanes > 1:
         half = value.type.lanes // 2
         if half == 1:
             low, high = w.lane(value, 0), w.lane(value, 1)
         else:
             low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
-        total = added(low, high)
-        assert isinstance(total, Value)
-        value = total
+        found = combine(low, high)
+        assert isinstance(found, Value)
+        value = found
     return value
+
+
+def sum_of_lanes(w: Writer, value: Value) -> Value:
+    """Return the sum of all lanes."""
+    return over_lanes(w, value, added)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,10 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
-from scanlib.ops import (
-    associative_batching,
-    batching,
-    gradient,
-    linear_batching,
-    linear_gradient,
-)
-from scanlib.ops.associative_scan import AssociativeScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops import batching, gradient
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+from scanlib.ops.lowered import associative_batching
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
@@ -27,6 +22,4 @@ __all__ = [
     "associative_batching",
     "batching",
     "gradient",
-    "linear_batching",
-    "linear_gradient",
 ]

@@ -10,7 +10,7 @@ All loops of a batch take as many steps (`scanlib.lengths.batches`).
 With `until`, every row of the batch stops by itself. The loop runs until all rows have
 stopped; a row that has stopped keeps the values of its last step, so the last row over time is
 each loop's own last value. The gradient of such a loop passes over the steps that a row did not
-run, which the mask among its sequences tells it (`scanlib.ops.ran_steps`).
+run, which the mask among its sequences tells it (`scanlib.ops.row_ops.ran_steps`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scanlib.lengths.batches import Known, steps_of_batch, whole_batch
 from scanlib.ops.errors import StepCountError
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
-from scanlib.ops.ran_steps import RanSteps, is_mask
+from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 

@@ -3,7 +3,7 @@
 A derivative of a loop is another loop: its rule takes loops apart and makes new ones, so it stands
 in a module that imports the Ops. Rules register here by class, as rules for batches do with
 PyTensor's `vectorize_rule`; an Op that `HasDerivatives` looks its own up. `scanlib.ops` imports
-the modules with rules: `gradient` for `Scan`, `linear_gradient` for `LinearScan`.
+the modules with rules, such as `gradient` for `Scan`.
 """
 
 from __future__ import annotations

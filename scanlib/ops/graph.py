@@ -1,5 +1,6 @@
 """Small operations on PyTensor graphs that several parts of scanlib need."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,21 @@ def depends_on(outputs: Sequence[Variable], inputs: Iterable[Variable]) -> set[V
         if any(inp in reached for inp in node.inputs):
             reached.update(node.outputs)
     return reached
+
+
+# The nodes that read each variable, once for each time; None for a result.
+Readers = defaultdict[Variable, list[Apply | None]]
+
+
+def readers_of(outputs: Sequence[Variable]) -> Readers:
+    """Return who reads each variable of a graph."""
+    readers: Readers = defaultdict(list)
+    for out in outputs:
+        readers[out].append(None)
+    for node in toposort(outputs):
+        for inp in node.inputs:
+            readers[inp].append(node)
+    return readers
 
 
 def row_type(variable: Variable) -> TensorType:

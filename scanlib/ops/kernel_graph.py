@@ -11,7 +11,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 
-from scanlib.ops.c_code import PrintedOp
+from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.frozen_body import HasFrozenBody
 
 

@@ -25,7 +25,7 @@ from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.steps import Steps
-from scanlib.ops.c_code import PrintedOp
+from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives

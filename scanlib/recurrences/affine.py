@@ -1,24 +1,49 @@
-"""The affine family: every next value is a linear combination of past ones, plus a constant.
+r"""The affine family: every next value is a linear combination of past ones, plus a constant.
 
     y_p[t] = Σ_{q,k} a_{pqk}[t] · y_q[t-k] + b_p[t]
 
 One state of depth one is ``a h + b``; several states, or one with more taps (AR(p), ARMA, IIR
-filters), are a coupled system. The composition of two affine functions is affine:
+filters), are a coupled system (`scanlib.recurrences.coupled`). The composition of two affine
+functions is affine:
 
     (a₂, b₂) ∘ (a₁, b₁) = (a₂ a₁, a₂ b₁ + b₂)
 
 G. Blelloch, "Prefix sums and their applications", 1990.
+
+The steps of one state are composed in vector registers or by four
+(`scanlib.recurrences.block_scans`). With one coefficient for all steps, its powers are computed
+once, and the state between vectors is kept in double precision: single precision is rounded in sums
+of a few terms only, which leaves a fraction of the error of rounding at every step, and powers that
+are rounded would change the coefficient.
+
+Where the sum comes first, ``s = h + b``, ``h ← a s`` (`scanlib.ops.lowered.sums_first`), the sums
+are written: ``s ← a s + b`` with the coefficient of the step before, and one for the first step,
+before which there is no sum but the state itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.ops.elemwise_scan import Recurrence, Term
+from scanlib.kernels.language import Type, Value
+from scanlib.kernels.spans import Same
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
+from scanlib.recurrences.block_scans import (
+    GROUP,
+    Arithmetic,
+    Bounds,
+    Formulas,
+    FourSteps,
+    Function,
+    LaneScan,
+    Steps,
+    prefers_four_steps,
+)
 from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
 from scanlib.recurrences.form import (
     Component,
@@ -27,6 +52,12 @@ from scanlib.recurrences.form import (
     common_dtype,
     kind,
 )
+from scanlib.recurrences.lanes import Block, Lanes, halves
+from scanlib.recurrences.trust import MODERATE, extreme, is_extreme
+
+_WITH_DOUBLES = 4  # vectors side by side, where the state between them is in double precision
+
+# Recognition
 
 Key = tuple[int, int]
 
@@ -231,3 +262,159 @@ def _divided(form: AffineForm, divisor: Variable) -> AffineForm:
         },
         None if form.constant is None else ps.true_div(form.constant, divisor),
     )
+
+
+# Formulas and scan
+
+
+def compose(m: Any, first: Function, later: Function) -> Function:
+    """Return the function that does `first`, then `later`; without `b` it is a product."""
+    if len(first) == 1:
+        return (later[0] * first[0],)
+    return later[0] * first[0], m.fma(later[0], first[1], later[1])
+
+
+def apply(m: Any, function: Function, state: Any) -> Any:
+    return function[0] * state if len(function) == 1 else m.fma(function[0], state, function[1])
+
+
+AFFINE = Formulas(compose, apply, lambda dtype: (1.0, 0.0))
+
+
+def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Value]:
+    """Write the scan of one state; return it after the block, and whether values can be trusted.
+
+    Its elements are a coefficient and what is added. Where the sum comes first, the sums are
+    written.
+    """
+    w, dtype = block.writer, steps.h.dtype
+    a, b = steps.elements
+    a = Same(w, w.constant(1.0, Type(dtype))) if a is None else a
+    fixed = isinstance(a, Same)
+    if b is None and fixed:
+        b = Same(w, w.constant(-0.0, Type(dtype)))
+    elements = (a,) if b is None else (a, b)
+    tests = (None if fixed else extreme, *[None] * (len(elements) - 1))
+    kind: type[_InLanes] | type[_ByFour] | type[_Fixed] = _InLanes
+    if fixed:
+        kind = _Fixed if dtype == "float64" else _FixedSingle
+    elif b is not None and prefers_four_steps(dtype):
+        kind = _ByFour
+    bounds = Bounds(tests, MODERATE[dtype])
+    found = kind(block, AFFINE, replace(steps, elements=elements), bounds, GROUP)
+    found.sum_first = sum_first
+    return found.write()
+
+
+class _Affine:
+    """What an affine step stores, and leads on to, where the sum comes first and where not."""
+
+    sum_first = False
+    arithmetic: Arithmetic
+
+    def one_step(self, function: Function, state: Value) -> tuple[Value, Value]:
+        if self.sum_first:
+            total = state + function[1]
+            return function[0] * total, total
+        after = apply(self.arithmetic, function, state)
+        return after, after
+
+    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
+        if not self.sum_first:
+            return maps
+        pairs = zip(own, maps, strict=True)
+        return [tuple(function[0] * number for number in sums) for function, sums in pairs]
+
+
+class _InLanes(_Affine, LaneScan):
+    def composed(self, several: list[Function]) -> list[Function]:
+        v = self.v
+        if self.sum_first:
+            one = v.constant(1.0)
+            several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
+        return super().composed(several)
+
+
+class _ByFour(_Affine, FourSteps):
+    def shifted(self, own: list[Function]) -> list[Function]:
+        if not self.sum_first:
+            return own
+        one = self.w.constant(1.0, Type(self.dtype))
+        factors = [one, *(a for a, _ in own)]
+        return [(a, b) for a, (_, b) in zip(factors, own, strict=False)]
+
+
+class _Fixed(_Affine, LaneScan):
+    """One coefficient for all steps."""
+
+    def is_fine(self) -> Value:
+        return super().is_fine() & ~is_extreme(self.w, self.coefficient)
+
+    @property
+    def coefficient(self) -> Value:
+        return self.steps.elements[0].real(0)
+
+    def prepare(self) -> None:
+        w, v, late = self.w, self.v, int(self.sum_first)
+        wide = w.cast(self.coefficient, "float64")
+        self.powers: list[Value] = [w.constant(1.0, Type("float64"))]
+        for _ in range(v.group):
+            self.powers.append(self.powers[-1] * wide)
+        powers = [w.cast(power, self.dtype) for power in self.powers]
+        self.factors = v.by_step(lambda step: powers[step + 1 - late])
+        self.weights = {half: v.weights(powers, half) for half in v.masks}
+
+    def composed(self, several: list[Function]) -> list[Function]:
+        terms = [b for _, b in several]
+        for half, weight in self.weights.items():
+            # Lanes of first halves have the weight zero. What is not finite spreads among lanes,
+            # but never gets lost.
+            terms = [self.w.fma(weight, self.v.half_before(b, half), b) for b in terms]
+        return [(self.factors, b) for b in terms]
+
+
+class _FixedSingle(_Fixed):
+    """One coefficient for all steps, in single precision with the state in double precision.
+
+    The terms of all groups come into one vector, are widened, and are composed there.
+    """
+
+    side_by_side = _WITH_DOUBLES
+
+    def first_state(self) -> Value:
+        return self.w.cast(self.steps.before, "float64")
+
+    def one_step(self, function: Function, state: Value) -> tuple[Value, Value]:
+        wide = tuple(self.w.cast(number, "float64") for number in function)
+        after, stored = super().one_step(wide, state)
+        return after, self.w.cast(stored, self.dtype)
+
+    def prepare(self) -> None:
+        super().prepare()
+        groups = self.side_by_side * len(self.v.groups)
+        self.doubles = d = Lanes(self.w, "float64", False, groups, groups)
+        powers = [self.powers[0]]
+        for _ in range(groups):
+            powers.append(powers[-1] * self.powers[self.v.group])
+        self.group_weights = {half: d.weights(powers, half) for half in halves(groups)}
+        self.group_powers = d.by_step(lambda k: powers[k])
+        self.all_groups = self.w.splat(powers[groups], groups)
+
+    def spread(self, state: Value) -> Value:
+        return self.w.splat(state, self.doubles.lanes)
+
+    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
+        return maps
+
+    def states(self, state: Value, functions: list[Function]) -> tuple[list[Value], Value]:
+        v, d, w = self.v, self.doubles, self.w
+        terms = [b for _, b in functions]
+        ends = w.cast(v.lasts(terms), "float64")
+        if self.sum_first:
+            ends = w.splat(self.powers[1], d.lanes) * ends
+        for half, weight in self.group_weights.items():
+            ends = w.fma(weight, d.half_before(ends, half), ends)
+        # Minus zero, so that a sum with it is what is added to it.
+        before = w.fma(self.group_powers, state, d.shifted(ends, -0.0))
+        after = w.fma(self.all_groups, state, d.splat_last(ends, 0))
+        return v.spread(w.cast(before, self.dtype), len(terms)), after

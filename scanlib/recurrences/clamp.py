@@ -1,4 +1,4 @@
-"""The family of clamped shifts: max-affine, min-affine, clip.
+"""Clamped shifts: max-affine, min-affine, clip; without a shift, running maxima and minima.
 
     h_t = min(max(h_{t-1} + a_t, lo_t), hi_t)
 
@@ -6,17 +6,34 @@ with any of the three left out: CUSUM charts and queues (D. Lindley, "The theory
 single server", 1952) are ``max(h + a, 0)``, a stock of limited room has both bounds. Composition:
 
     a = a₁ + a₂,   lo = max(lo₁ + a₂, lo₂),   hi = min(max(hi₁ + a₂, lo₂), hi₂)
+
+One bound alone is a running extreme, of any dtype that has an order; the bound of a composition is
+the extreme of the bounds, exactly. A NaN would get lost among bounds, so what has one cannot be
+trusted; nor can shifts whose sums may overflow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 
-from scanlib.ops.elemwise_scan import Recurrence, Term
+from scanlib.kernels.language import Type, Value
+from scanlib.kernels.spans import Same
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
+from scanlib.recurrences.block_scans import (
+    GROUP,
+    Bounds,
+    Formulas,
+    FourSteps,
+    Function,
+    LaneScan,
+    Steps,
+    prefers_four_steps,
+)
 from scanlib.recurrences.form import (
     Component,
     Elements,
@@ -24,6 +41,13 @@ from scanlib.recurrences.form import (
     form_of_one,
     free_inputs,
 )
+from scanlib.recurrences.lanes import Block
+from scanlib.recurrences.trust import above
+
+_LARGE = {"float64": 2.0**1000, "float32": 2.0**120}  # of shifts: sums of a few do not overflow
+
+
+# Recognition
 
 
 @dataclass(frozen=True)
@@ -49,20 +73,24 @@ class ClampForm:
 
 
 def recognize(component: Component) -> Recurrence:
-    """Return the clamped shift that a component of one state of depth one is.
+    """Return the clamped shift or running extreme that a component of one state of depth one is.
 
     Raises
     ------
     NotInFamilyError
-        If it is none. Integers are left alone: where a shift wraps around, the order of the
+        If it is none. Shifts of integers are left alone: where one wraps around, the order of the
         operations matters.
     """
     part, dtype, form = form_of_one(component, ClampForm(), _step)
-    if np.dtype(dtype).kind != "f":
-        raise NotInFamilyError("shifts of integers may wrap around between the bounds")
     if form is None or (form.low is None and form.high is None):
         raise NotInFamilyError("nothing is clamped")
-    elements = Elements(dtype)
+    elements, kind = Elements(dtype), np.dtype(dtype).kind
+    if form.shift is None and (form.low is None or form.high is None) and kind != "c":
+        name, bound = ("maximum", form.low) if form.high is None else ("minimum", form.high)
+        term = Term(part, -1, None)
+        return elements.recurrence(name, component, ((term,),), (elements.add(bound),))
+    if kind != "f":
+        raise NotInFamilyError("shifts of integers may wrap around between the bounds")
     term = Term(part, -1, elements.add(form.shift))
     bounds = (elements.add(form.low), elements.add(form.high))
     return elements.recurrence("clamp", component, ((term,),), bounds)
@@ -96,3 +124,70 @@ def _are_in_order(low: Variable, high: Variable) -> bool:
     """Whether bounds are known to be in order; otherwise a clip is no minimum of a maximum."""
     known = isinstance(low, Constant) and isinstance(high, Constant)
     return known and bool(low.data <= high.data)
+
+
+# Formulas and scans
+
+
+def lowest(dtype: str) -> float:
+    """Return the number that no other one of a dtype is below."""
+    kind = np.dtype(dtype).kind
+    return -np.inf if kind == "f" else 0 if kind == "b" else int(np.iinfo(dtype).min)
+
+
+def highest(dtype: str) -> float:
+    kind = np.dtype(dtype).kind
+    return np.inf if kind == "f" else 1 if kind == "b" else int(np.iinfo(dtype).max)
+
+
+def _compose(m: Any, first: Function, later: Function) -> Function:
+    (a, low, high), (b, floor, top) = first, later
+    low, high = m.maximum(low + b, floor), m.maximum(high + b, floor)
+    return a + b, low, m.minimum(high, top)
+
+
+MAXIMUM = Formulas(
+    lambda m, first, later: (m.maximum(first[0], later[0]),),
+    lambda m, function, state: m.maximum(function[0], state),
+    lambda dtype: (lowest(dtype),),
+    idempotent=True,
+)
+MINIMUM = Formulas(
+    lambda m, first, later: (m.minimum(first[0], later[0]),),
+    lambda m, function, state: m.minimum(function[0], state),
+    lambda dtype: (highest(dtype),),
+    idempotent=True,
+)
+CLAMP = Formulas(
+    _compose,
+    lambda m, function, state: m.minimum(m.maximum(state + function[0], function[1]), function[2]),
+    lambda dtype: (0.0, lowest(dtype), highest(dtype)),
+)
+
+
+def scan_maximum(block: Block, steps: Steps) -> Value:
+    """Write the scan of a running maximum; return whether it can be trusted."""
+    return _scan_extreme(block, MAXIMUM, steps)
+
+
+def scan_minimum(block: Block, steps: Steps) -> Value:
+    return _scan_extreme(block, MINIMUM, steps)
+
+
+def _scan_extreme(block: Block, formulas: Formulas, steps: Steps) -> Value:
+    test = above(np.inf) if steps.before.type.is_float else None
+    given = replace(steps, elements=steps.elements[1:])
+    return LaneScan(block, formulas, given, Bounds((test,))).write()[1]
+
+
+def scan(block: Block, steps: Steps) -> Value:
+    """Write the scan of clamped shifts, by a shift and two bounds of which some may be None."""
+    w, kind = block.writer, Type(steps.h.dtype)
+    elements = tuple(
+        Same(w, w.constant(neutral, kind)) if items is None else items
+        for items, neutral in zip(steps.elements, CLAMP.identity(kind.dtype), strict=True)
+    )
+    tests = (above(_LARGE[kind.dtype]), above(np.inf), above(np.inf))
+    walk = FourSteps if prefers_four_steps(kind.dtype) else LaneScan
+    given = replace(steps, elements=elements)
+    return walk(block, CLAMP, given, Bounds(tests), GROUP).write()[1]

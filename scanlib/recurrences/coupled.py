@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scanlib.kernels.language import BOOL, Local, Type, Value
-from scanlib.kernels.scalars import Number, Pair, pair_product
+from scanlib.kernels.scalars import Number, Pair
 from scanlib.kernels.spans import Items, Same, Span
-from scanlib.ops.elemwise_scan import Recurrence
+from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import (
     MODERATE,
     above,
+    extreme,
     is_extreme,
     is_moderate,
-    outside,
     some,
     some_one_by_one,
 )
@@ -96,7 +96,7 @@ def scan_coupled(
             own = histories[part]
             count = block.size + own.depth
             if dtype in MODERATE:
-                bad = some(w, own.values, count, above(MODERATE[dtype], dtype))
+                bad = some(w, own.values, count, above(MODERATE[dtype]))
             else:
                 bad = some_one_by_one(w, own.values, count, lambda v: ~is_moderate(w, v))
             w.assign(trusted, w.copy(trusted) & ~bad)
@@ -108,7 +108,7 @@ def _some_extreme(block: Block, items: Items) -> Value:
     if isinstance(items, Same):
         return is_extreme(w, items.value)
     if items.dtype in MODERATE:
-        return some(w, items, block.size, outside(items.dtype))
+        return some(block.writer, items, block.size, extreme)
     return some_one_by_one(w, items, block.size, lambda value: is_extreme(w, value))
 
 
@@ -252,14 +252,14 @@ class _Groups:
 
     def times(self, x: Number, y: Number) -> Number:
         if isinstance(x, Pair) and isinstance(y, Pair):
-            return pair_product(self.w, x, y)
+            return x * y
         assert isinstance(x, Value)
         assert isinstance(y, Value)
         return x * y
 
     def plus(self, x: Number, y: Number) -> Number:
         if isinstance(x, Pair) and isinstance(y, Pair):
-            return Pair(x.real + y.real, x.imag + y.imag)
+            return x + y
         assert isinstance(x, Value)
         assert isinstance(y, Value)
         return x + y

@@ -12,8 +12,8 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import freeze_graph
-from scanlib.ops.elemwise_scan import Recurrence, Term
-from scanlib.ops.positions import Position
+from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
+from scanlib.ops.lowered.positions import Position
 
 
 class NotInFamilyError(Exception):

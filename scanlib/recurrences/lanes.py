@@ -99,10 +99,6 @@ class Lanes:
         """Return the last step of a group in all lanes."""
         return self._shuffled(value, [self._lane(group, self.group - 1)] * self.lanes)
 
-    def last(self, value: Value, group: int) -> Value:
-        """Return the number of the last step of a group."""
-        return self.w.lane(value, self._lane(group, self.group - 1))
-
     def lasts(self, several: list[Value]) -> Value:
         """Return the last steps of the groups of two or four vectors, the earliest first."""
         lanes = [self._lane(group, self.group - 1) for group in self.groups]
@@ -159,14 +155,6 @@ class Lanes:
             step = self._step(lane)
             earlier = step // half * half - 1 if step & half else step
             places.append(self._lane(lane // self.group, earlier))
-        return self._shuffled(value, places)
-
-    def earlier_or_same(self, value: Value, by: int) -> Value:
-        """Return, in each lane, the one `by` steps before it, or itself where there is none."""
-        places = []
-        for lane in range(self.lanes):
-            step = self._step(lane) - by
-            places.append(lane if step < 0 else self._lane(lane // self.group, step))
         return self._shuffled(value, places)
 
     # Masks

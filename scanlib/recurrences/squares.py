@@ -8,13 +8,18 @@ conditional heteroskedasticity", 1986). With ``v = h²`` the step is ``a v + b``
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.ops.elemwise_scan import Recurrence
+from scanlib.kernels.language import Type, Value
+from scanlib.kernels.processor import register_bytes
 from scanlib.ops.graph import substitute
+from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
+from scanlib.recurrences.block_scans import Steps
 from scanlib.recurrences.form import (
     Component,
     NotInFamilyError,
@@ -22,8 +27,29 @@ from scanlib.recurrences.form import (
     kind,
     only_part,
 )
+from scanlib.recurrences.lanes import Block
+from scanlib.recurrences.trust import any_lane
 
 FAMILY = "affine in squares"
+
+
+def scan(block: Block, steps: Steps) -> Value:
+    """Write the scan of the square of a state, and its roots; return whether it can be trusted."""
+    w, h = block.writer, steps.h
+    assert steps.buffer is not None
+    squares = steps.buffer()
+    given = replace(steps, h=squares, before=steps.before * steps.before)
+    _, trusted = affine.scan(block, given)
+    count = register_bytes() // h.itemsize
+    found = {n: w.local(w.constant(False, Type("bool", n))) for n in (count, 1)}
+
+    def root(j: Value, count: int) -> None:
+        square = squares.real(j, count)
+        w.assign(found[count], w.copy(found[count]) | ~(square >= 0.0))
+        h.store(j, w.apply("sqrt", square))
+
+    block.for_all(h.itemsize, root)
+    return trusted & ~(any_lane(w, w.copy(found[count])) | w.copy(found[1]))
 
 
 def recognize(component: Component) -> Recurrence:

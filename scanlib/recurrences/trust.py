@@ -1,10 +1,11 @@
-"""What scans may compose: bounds of coefficients and of values, tested by their bits.
+"""What scans may compose: bounds of elements and of values, tested by their bits.
 
 Without the sign, the words of real numbers order like the numbers; infinities and NaN come last. A
 difference of two such words is negative where the first is smaller, and the signs of all
 differences are collected by `or`: the cheapest test that every vector unit has. Scans in vectors
 look at what they read and write as they go (`Found`); a pass of its own takes a third as long as
-the scan.
+the scan. A *test* takes real numbers, in any lanes, and returns integers whose signs say whether it
+holds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from scanlib.kernels.language import BOOL, Local, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import Number, Pair
-from scanlib.kernels.spans import Span
+from scanlib.kernels.spans import Items, Same, Span
 
 # Bounds of coefficients by dtype: products of eight are normal numbers.
 LOWEST = {"float64": 2.0**-120, "float32": 2.0**-15}
@@ -28,6 +29,8 @@ WORDS = {"float64": "int64", "float32": "int32"}
 SIGN = {"float64": 63, "float32": 31}
 SIDE_BY_SIDE = 2  # vectors, of a pass that looks at all of a block
 
+Test = Callable[[Writer, Value], Value]
+
 
 def bits_of(value: float, dtype: str) -> int:
     """Return the bits of a real number as an integer."""
@@ -38,6 +41,33 @@ def size_bits(w: Writer, value: Value) -> Value:
     """Return the bits of a number without its sign."""
     dtype = value.type.dtype
     return w.bitcast(value, WORDS[dtype]) & (2 ** SIGN[dtype] - 1)
+
+
+def above(limit: float) -> Test:
+    """Return the test for sizes above a limit; NaN is."""
+    return lambda w, value: bits_of(limit, value.type.dtype) - size_bits(w, value)
+
+
+def outside(lowest: float, highest: float) -> Test:
+    """Return the test for sizes out of bounds, zero aside; NaN is."""
+
+    def test(w: Writer, value: Value) -> Value:
+        bits = size_bits(w, value)
+        low, high = (bits_of(limit, value.type.dtype) for limit in (lowest, highest))
+        return ((bits - low) & ~(bits - 1)) | (high - bits)
+
+    return test
+
+
+def extreme(w: Writer, value: Value) -> Value:
+    """Test for coefficients whose products may leave the range of their dtype, zero aside."""
+    return outside(LOWEST[value.type.dtype], HIGHEST[value.type.dtype])(w, value)
+
+
+def not_below_infinity(w: Writer, value: Value) -> Value:
+    """Test for infinity and NaN; minus infinity is neither."""
+    word = value.type.of(WORDS[value.type.dtype])
+    return w.select(value < float("inf"), w.constant(0, word), w.constant(-1, word))
 
 
 def is_moderate(w: Writer, value: Number) -> Value:
@@ -77,39 +107,23 @@ def any_lane(w: Writer, value: Value) -> Value:
     return value
 
 
-def some(w: Writer, items: Span, n: Value, test: Callable[[Value], Value]) -> Value:
-    """Write a pass over the first items, and return whether a test holds for any.
-
-    `test` takes the bits of real numbers without their signs, in lanes, and returns integers whose
-    signs say whether it holds.
-    """
-    word = WORDS[items.dtype]
+def some(w: Writer, items: Items, n: Value, test: Test) -> Value:
+    """Write a pass over the first items, and return whether a test holds for any."""
+    if isinstance(items, Same):
+        return test(w, items.real(0)) < 0
     lanes = register_bytes() // items.itemsize
     size = SIDE_BY_SIDE * lanes
-    found = [w.local(w.constant(0, Type(word, lanes))) for _ in range(SIDE_BY_SIDE)]
-    rest = w.local(0, Type(word))
+    found = [Found(w, Type(items.dtype, lanes)) for _ in range(SIDE_BY_SIDE)]
+    rest = Found(w, Type(items.dtype))
     middle = n & -size
     with w.loop(0, middle, size) as j:
         for k, own in enumerate(found):
-            bits = size_bits(w, items.real(j + k * lanes, lanes))
-            w.assign(own, w.copy(own) | test(bits))
+            own.look(items.real(j + k * lanes, lanes), test)
     with w.loop(middle, n) as j:
-        w.assign(rest, w.copy(rest) | test(size_bits(w, items.real(j))))
-    whole: Value = w.copy(found[0])
+        rest.look(items.real(j), test)
     for own in found[1:]:
-        whole = whole | w.copy(own)
-    return any_lane(w, whole < 0) | (w.copy(rest) < 0)
-
-
-def above(limit: float, dtype: str) -> Callable[[Value], Value]:
-    """Return the test for sizes above a limit; NaN is."""
-    return lambda bits: bits_of(limit, dtype) - bits
-
-
-def outside(dtype: str) -> Callable[[Value], Value]:
-    """Return the test for coefficients that are extreme."""
-    low, high = bits_of(LOWEST[dtype], dtype), bits_of(HIGHEST[dtype], dtype)
-    return lambda bits: ((bits - low) & ~(bits - 1)) | (high - bits)
+        found[0].add(w.copy(own.place))
+    return found[0].anything() | rest.anything()
 
 
 def some_one_by_one(w: Writer, items: Span, n: Value, test: Callable[[Number], Value]) -> Value:
@@ -121,36 +135,42 @@ def some_one_by_one(w: Writer, items: Span, n: Value, test: Callable[[Number], V
 
 
 class Found:
-    """Writes tests of vectors of real numbers, whose outcomes are collected."""
+    """Writes tests of real numbers, in as many lanes as `kind` has, and collects what they find.
 
-    def __init__(self, w: Writer, kind: Type) -> None:
-        self.w, self.dtype = w, kind.dtype
-        word = kind.of(WORDS[kind.dtype])
+    `most` is the largest size of `values` that is not found.
+    """
+
+    def __init__(self, w: Writer, kind: Type, most: float | None = None) -> None:
+        self.w, self.most = w, most
+        word = kind.of(WORDS.get(kind.dtype, "int8"))
         self.place: Local = w.local(w.constant(0, word))
         # The largest of two integers takes one instruction, but of 64 bits in short registers.
         self.largest: Local | None = None
-        if word.itemsize == 4 or word.itemsize * word.lanes == 64:
+        if most is not None and (word.itemsize == 4 or word.itemsize * word.lanes == 64):
             self.largest = w.local(w.constant(0, word))
 
-    def _add(self, words: Value) -> None:
+    def add(self, words: Value) -> None:
         self.w.assign(self.place, self.w.copy(self.place) | words)
 
-    def coefficients(self, vector: Value) -> None:
-        """Look for coefficients whose products may leave the range of their dtype."""
-        self._add(outside(self.dtype)(size_bits(self.w, vector)))
+    def look(self, value: Value, test: Test | None) -> None:
+        """Look for numbers for which a test holds."""
+        if test is not None:
+            self.add(test(self.w, value))
 
-    def values(self, vector: Value) -> None:
-        """Look for values that are near to overflow or not finite."""
-        w, bits = self.w, size_bits(self.w, vector)
-        if self.largest is None:
-            self._add(above(MODERATE[self.dtype], self.dtype)(bits))
+    def values(self, value: Value) -> None:
+        """Look for numbers that are too large, or not finite."""
+        if self.most is None:
             return
-        largest = w.copy(self.largest)
-        w.assign(self.largest, w.select(bits > largest, bits, largest))
+        if self.largest is None:
+            self.look(value, above(self.most))
+            return
+        bits, largest = size_bits(self.w, value), self.w.copy(self.largest)
+        self.w.assign(self.largest, self.w.select(bits > largest, bits, largest))
 
     def anything(self) -> Value:
         """Return whether something was found."""
         w = self.w
-        if self.largest is not None:
-            self._add(above(MODERATE[self.dtype], self.dtype)(w.copy(self.largest)))
+        if self.largest is not None and self.most is not None:
+            dtype = {"int64": "float64", "int32": "float32"}[self.largest.type.dtype]
+            self.add(bits_of(self.most, dtype) - w.copy(self.largest))
         return any_lane(w, w.copy(self.place) < 0)

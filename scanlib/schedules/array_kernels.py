@@ -25,12 +25,12 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     orders,
     views,
 )
+from scanlib.kernels.arrays.array_step import RULES, Step, core_op
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Given, Size, SizeValues, combined, product, total
-from scanlib.kernels.arrays.step import RULES, Step, core_op
 from scanlib.kernels.language import Block, Type, Value
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.schedules.elementwise import Array, TableReader
 
 
@@ -155,6 +155,13 @@ def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = 
     if array.lead:
         own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
     return Place(pointer, place.dtype, place.sizes, own)
+
+
+def bind_input(step: Step, variable: Variable, name: str, place: Place) -> None:
+    """Bind an input that is the same for all steps; an integer is known before the first one."""
+    step.bind_place(variable, place)
+    if variable.type.ndim == 0 and np.dtype(variable.type.dtype).kind in "iub":
+        step.bind_known(variable, Given("value", name))
 
 
 def step_work(step: Step, graph: FunctionGraph) -> Size:

@@ -17,16 +17,17 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
-from scanlib.kernels.arrays.nests import write_copy
+from scanlib.kernels.arrays.array_step import Destination, Step
+from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
-from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, product
-from scanlib.kernels.arrays.step import Destination, Step
+from scanlib.kernels.arrays.sizes import Check, Size, Sizes, product
 from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Value
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
-from scanlib.kernels.scalars import Number, Scalars
-from scanlib.kernels.spans import itemsize, store_number
+from scanlib.kernels.scalars import Scalars
+from scanlib.kernels.spans import itemsize
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_kernels import (
+    bind_input,
     inline,
     items_of,
     place_input,
@@ -188,9 +189,11 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         results = loop.result
         if results.stop is not None:
             w.assign(self.stopped, self.scalars.truth(body.number(results.stop)))
-        numbers = {v: body.number(v) for v in loop.graph.outputs if v.type.ndim == 0}
+        for value in loop.graph.outputs:
+            if value.type.ndim == 0:
+                body.number(value)  # it is read before anything is overwritten
         for value, destination in self.results:
-            self.store(value, destination, numbers)
+            deliver(body, value, destination)
 
     def bind_inputs(self) -> None:
         loop, body = self.loop, self.body
@@ -204,10 +207,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         for i, variable in enumerate(loop.inner.carries):
             body.bind_place(variable, self.carry(i, 0))
         for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
-            body.bind_place(variable, self.given_places[name])
-            integer = variable.type.dtype.startswith(("int", "uint", "bool"))
-            if variable.type.ndim == 0 and integer:
-                body.bind_known(variable, Given("value", name))
+            bind_input(body, variable, name, self.given_places[name])
 
     def row_place(self, name: str, offset: int = 0) -> Place:
         """Return a row of a state's history."""
@@ -289,21 +289,6 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 
     def next_carry(self, i: int, sizes: tuple[Size, ...]) -> Place:
         return self.carry(i, 1)
-
-    def store(
-        self, value: Variable, destination: Destination, numbers: dict[Variable, Number]
-    ) -> None:
-        """Write a result where it goes, if it is not there yet."""
-        if value in numbers:
-            place = destination.place(())
-            store_number(self.w, place.pointer, 0, self.scalars._spread(numbers[value]))
-            return
-        place, body = self.body.place(value), self.body
-        if body.arrived.get(value) == (destination, place.pointer):
-            return
-        target = body.at_destination(destination, place.sizes)
-        if target.pointer is not place.pointer:
-            write_copy(body, place, target)
 
     # After the last step
 

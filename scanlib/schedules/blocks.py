@@ -15,8 +15,8 @@ stored; other parts have a buffer with the values before the block in front (beh
 walks backwards). Between blocks, the values before the next one are in the output that is the
 part's result: so the blocks of several channels can take turns.
 
-Of a part whose sum comes first (`scanlib.ops.sums_first`), the sums are scanned: where they are an
-output of one channel, in the output, else in a buffer. Its own value is a number.
+Of a part whose sum comes first (`scanlib.ops.lowered.sums_first`), the sums are scanned: where they
+are an output of one channel, in the output, else in a buffer. Its own value is a number.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 
+from scanlib.kernels import language
 from scanlib.kernels.language import (
     BOOL,
     INT64,
     POINTER,
-    Apply,
-    Block,
     Kernel,
     Local,
     Scratch,
@@ -54,16 +53,14 @@ from scanlib.kernels.spans import (
     store_number,
     sum_of_lanes,
 )
-from scanlib.ops.elemwise_scan import BLOCK, Recurrence
-from scanlib.ops.sums_first import elements_with_addend, sums_first
-from scanlib.recurrences import lanes
-from scanlib.recurrences.affine_scan import AffineSteps, scan_affine
-from scanlib.recurrences.clamp_scan import ClampSteps, scan_clamp
+from scanlib.ops.lowered.elemwise_scan import Recurrence
+from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
+from scanlib.recurrences import CLASSES, affine, lanes
+from scanlib.recurrences.block_scans import Steps
 from scanlib.recurrences.coupled import History, scan_coupled
-from scanlib.recurrences.extremes_scan import scan_extremes
-from scanlib.recurrences.logs import LogSteps, scan_logs
-from scanlib.recurrences.trust import any_lane
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.schedules.quotients import Quotients, quotients_in
+from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values
 from scanlib.schedules.turns import turns
 
@@ -96,12 +93,12 @@ class Buffers:
 
         `workspace` writes an address and how many bytes after it this part's memory starts.
         """
-        before, fits = Block(), self.size <= MOST_ON_STACK
+        before, fits = language.Block(), self.size <= MOST_ON_STACK
         with self.w.inside(before):
             if fits:
                 before.statements.append(Scratch(self.pointer, "uint8", max(self.size, 1)))
             else:
-                before.statements.append(Apply(self.pointer, "offset", workspace()))
+                before.statements.append(language.Apply(self.pointer, "offset", workspace()))
         self.block.statements[self.place : self.place] = before.statements
         return 0 if fits else self.size
 
@@ -535,16 +532,26 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
         wanted = list(computed.values())
 
-        def write(j: Value) -> None:
-            self.bind_same(inputs)
+        def write(j: Value, special: Callable[[Apply], bool] = lambda node: False) -> None:
             self.bind_read(wanted, known, copies, j)
-            self.scalars.emit(wanted)
+            self.scalars.emit(wanted, special)
             for k, out in computed.items():
                 own = spans[k]
-                value = self.scalars._spread(self.scalars.number(out))
+                value = self.scalars.spread(self.scalars.number(out))
                 own.store(j, self.converted(value, own.dtype))
 
-        self.for_all(wanted, write)
+        with self.scalars.scope():
+            self.bind_same(inputs)
+            same = [mine for mine, own in copies.items() if own in self.inner.non_sequences]
+            divisions = quotients_in(wanted, known, same)
+            if not divisions:
+                self.for_all(wanted, write)
+                return
+            lanes = self.steps_at_once(wanted)
+            quotients = Quotients(self.w, self.scalars, divisions, lanes)
+            self.for_all(wanted, lambda j: write(j, quotients.write))
+            with self.w.when(quotients.are_wrong()):
+                self.for_all(wanted, write)
 
     def reader(self, part: int) -> Reader:
         """Return what reads the scanned values of a part."""
@@ -563,27 +570,14 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_recurrence(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of one recurrence, from its elements."""
         self.write_elements(number)
-        part = recurrence.parts[0]
-        (terms, *more) = recurrence.terms
+        part, (terms, *more) = recurrence.parts[0], recurrence.terms
+        known, dtype = CLASSES[recurrence.family], self.dtype_of(part)
         single = not more and len(terms) == 1 and terms[0].tap == -1
-        real = self.dtype_of(part) in REALS
-        if part in self.sums_first:
-            self.write_sums_first(number, recurrence)
-        elif recurrence.family == "affine in squares" and single and real:
-            self.write_squares(number, recurrence)
-        elif recurrence.family == "clamp" and single and real:
-            self.write_clamp(number, recurrence)
-        elif recurrence.family in ("maximum", "minimum") and single:
-            bound = self.constant_of(number, recurrence)
-            assert bound is not None
-            h, before = self.scanned(part)
-            largest = recurrence.family == "maximum"
-            self.trust(scan_extremes(self.block, bound, h, before, largest))
-        elif recurrence.family == "log-affine" and single and real:
-            self.write_logs(number, recurrence)
-        elif recurrence.family == "affine" and single and real:
-            h, before = self.scanned(part)
-            self.write_affine(number, recurrence, h, before)
+        if single and (dtype in REALS or not known.is_real):
+            if part in self.sums_first:
+                self.write_sums_first(number, recurrence)
+            else:
+                self.trust(known.scan(self.block, self.steps_of(number, recurrence)))
         elif recurrence.family == "affine":
             elements = {k: own for (n, k), own in self.elements.items() if n == number}
             histories = {
@@ -594,90 +588,29 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         else:
             self.w.assign(self.safe, False)
 
-    def scanned(self, part: int) -> tuple[Span, Value]:
-        """Return where the new values of a part go, and the value before the block."""
-        own, depth = self.histories[part], self.depths[part]
-        before = own.real(self.n) if self.reverse else own.real(depth - 1)
-        return (own if self.reverse else own.moved(depth)), before
+    def chosen_elements(self, number: int, recurrence: Recurrence) -> tuple[Items | None, ...]:
+        """Return the elements of a recurrence of one state, None where it has none."""
+        places = (recurrence.terms[0][0].coefficient, *recurrence.constants)
+        return tuple(None if k is None else self.elements[number, k] for k in places)
 
-    def coefficient_of(self, number: int, recurrence: Recurrence) -> Items | None:
-        k = recurrence.terms[0][0].coefficient
-        return None if k is None else self.elements[number, k]
-
-    def constant_of(self, number: int, recurrence: Recurrence) -> Items | None:
-        k = recurrence.constants[0]
-        return None if k is None else self.elements[number, k]
-
-    def same(self, value: float, part: int) -> Same:
-        return Same(self.w, self.w.constant(value, Type(self.dtype_of(part))))
-
-    def write_affine(self, number: int, recurrence: Recurrence, h: Span, before: Value) -> None:
-        part = recurrence.parts[0]
-        a, b = self.coefficient_of(number, recurrence), self.constant_of(number, recurrence)
-        if a is None:
-            a = self.same(1.0, part)
-        if b is None and isinstance(a, Same):
-            b = self.same(-0.0, part)
-        self.trust(scan_affine(self.block, AffineSteps(a, b, h, before))[1])
+    def steps_of(self, number: int, recurrence: Recurrence) -> Steps:
+        """Return the steps of a recurrence of one state."""
+        (part,) = recurrence.parts
+        own, depth, dtype = self.histories[part], self.depths[part], self.dtype_of(part)
+        return Steps(
+            elements=self.chosen_elements(number, recurrence),
+            h=own if self.reverse else own.moved(depth),
+            before=own.real(self.n) if self.reverse else own.real(depth - 1),
+            old=own.moved(self.index(part, -1, self.w.constant(0, INT64))),
+            buffer=lambda: self.buffers.span(dtype, self.size),
+        )
 
     def write_sums_first(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of the sums of a state and its addend."""
-        part = recurrence.parts[0]
-        a, b = self.coefficient_of(number, recurrence), self.constant_of(number, recurrence)
-        assert a is not None
-        before = self.w.copy(self.kept[part][0])
-        steps = AffineSteps(a, b, self.totals[part], before, sum_first=True)
-        self.late[part], fine = scan_affine(self.block, steps)
+        part, elements = recurrence.parts[0], self.chosen_elements(number, recurrence)
+        steps = Steps(elements, self.totals[part], self.w.copy(self.kept[part][0]))
+        self.late[part], fine = affine.scan(self.block, steps, sum_first=True)
         self.trust(fine)
-
-    def write_squares(self, number: int, recurrence: Recurrence) -> None:
-        """Write the scan of a state's square, and the roots."""
-        w, (part,) = self.w, recurrence.parts
-        squares = self.buffers.span(self.dtype_of(part), self.size)
-        h, before = self.scanned(part)
-        self.write_affine(number, recurrence, squares, before * before)
-        count = register_bytes() // h.itemsize
-        many = w.local(w.constant(False, Type("bool", count)))
-        one = w.local(False, BOOL)
-
-        def root(j: Value, count: int) -> None:
-            square = squares.real(j, count)
-            local = many if count > 1 else one
-            w.assign(local, w.copy(local) | ~(square >= 0.0))
-            h.store(j, w.apply("sqrt", square))
-
-        self.block.for_all(h.itemsize, root)
-        self.trust(~(any_lane(w, w.copy(many)) | w.copy(one)))
-
-    def write_logs(self, number: int, recurrence: Recurrence) -> None:
-        part, dtype = recurrence.parts[0], self.dtype_of(recurrence.parts[0])
-        bound = self.constant_of(number, recurrence)
-        assert bound is not None
-        h, before = self.scanned(part)
-        place = self.index(part, -1, self.w.constant(0, INT64))
-        scale, sums = (self.buffers.span(dtype, self.size) for _ in range(2))
-        steps = LogSteps(
-            a=self.coefficient_of(number, recurrence),
-            b=bound,
-            h=h,
-            old=self.histories[part].moved(place),
-            before=before,
-            scale=scale,
-            sums=sums,
-        )
-        self.trust(scan_logs(self.block, steps))
-
-    def write_clamp(self, number: int, recurrence: Recurrence) -> None:
-        """Write the scan of clamped shifts; what is left out does nothing."""
-        (part,) = recurrence.parts
-        chosen = (recurrence.terms[0][0].coefficient, *recurrence.constants)
-        neutral = (0.0, -np.inf, np.inf)
-        a, low, high = (
-            self.same(other, part) if k is None else self.elements[number, k]
-            for k, other in zip(chosen, neutral, strict=True)
-        )
-        h, before = self.scanned(part)
-        self.trust(scan_clamp(self.block, ClampSteps(a, low, high, h, before)))
 
     # One step after the other
 
@@ -719,10 +652,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             self.scalars.emit(wanted)
             for i, addend in addends.items():
                 dtype = self.inner.carries[i].type.dtype
-                value = self.scalars._spread(self.scalars.number(addend))
+                value = self.scalars.spread(self.scalars.number(addend))
                 sums[i].add(self.converted(value, dtype))
             for k, out in outputs.items():
-                value = self.scalars._spread(self.scalars.number(out))
+                value = self.scalars.spread(self.scalars.number(out))
                 self.outputs[k].store(j, self.converted(value, self.outputs[k].dtype))
 
         self.for_all(wanted, write)

@@ -1,6 +1,6 @@
 r"""Time outside, channels inside: one pass over memory, no temporaries.
 
-For an elementwise loop (`scanlib.ops.elemwise_scan`) with steps `t` and channels `c`,
+For an elementwise loop (`scanlib.ops.lowered.elemwise_scan`) with steps `t` and channels `c`,
 
     for t:
         for c:  y[t, c] = f(x[t, c], y[t-1, c] …, w[c])
@@ -8,7 +8,7 @@ For an elementwise loop (`scanlib.ops.elemwise_scan`) with steps `t` and channel
 a step is a nest of loops over the channels' axes. Every value is computed as far outside as the
 axes it depends on allow; states are read from the rows before and written to their own, carries are
 updated where they are. Results that share no array have loops of their own
-(`scanlib.ops.channel_plan`). What has no channels lives in local variables; a loop without channels
+(`ops.lowered.channel_plan`). What has no channels lives in local variables; a loop without channels
 is this schedule with no loops inside.
 
 * **Lanes.** The innermost loop takes as many channels at once as fill a vector register, and the
@@ -35,8 +35,8 @@ from pytensor.graph.traversal import ancestors, toposort
 from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
-from scanlib.ops.channel_plan import Target
-from scanlib.ops.positions import Channel, Item, Position, PositionalOp, loaded, only_place
+from scanlib.ops.lowered.channel_plan import Target
+from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp, loaded, only_place
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage
 from scanlib.schedules.step_by_step import TakesSteps
 
@@ -427,8 +427,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             i, offset = state
             if loop.is_local(i):
                 value = self.value_of(self.registers[i, -offset])
-            elif loop.has_latest(i):
-                value = self.load_item(f"h{i}", self.storage.spaces[i], 0)
             else:
                 value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
         elif variable in loop.inner.carries:
@@ -480,17 +478,13 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if target.collected:
                 self.add_to_total(target, value)
                 continue
-            spread = self.scalars._spread(value)
+            spread = self.scalars.spread(value)
             if target.adds:
                 self.write_place(target, added(self.read_place(target), spread))
             elif target.kind == "state" and loop.is_local(target.number):
                 self.write_register(target.number, spread)
             else:
                 self.write_place(target, spread)
-                if target.kind == "state" and loop.has_latest(target.number):
-                    name = target.array
-                    latest = self.item_offset(name, 0)
-                    store_number(self.w, self.storage.spaces[target.number], latest, spread)
 
     def write_register(self, i: int, value: Number) -> None:
         loop = self.loop

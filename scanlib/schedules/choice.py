@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.elemwise_scan import ElemwiseScan, schedule
-from scanlib.ops.thread_splits import chunks_by
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
 from scanlib.schedules.chunks import ChunksRun, Then
 from scanlib.schedules.elementwise import ElemwiseLoop, Prepare, Start, workspace_rows
+from scanlib.schedules.selection import can_chunk, schedule
 
 
 def elementwise_program(op: ElemwiseScan) -> LoopProgram:
@@ -23,9 +23,8 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
     loop = ElemwiseLoop(op, schedule(op))
     run = [ChannelsRun(loop).kernel()] if loop.by_channels else []
     then = None
-    how = chunks_by(op) if wanted_threads() > 1 else None
-    if how is not None:
-        chunks = ChunksRun(loop, how)
+    if wanted_threads() > 1 and can_chunk(op):
+        chunks = ChunksRun(loop)
         run.append(chunks.kernel())
         then = Then(chunks).kernel()
     elif loop.by_blocks:

@@ -23,12 +23,12 @@ from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKe
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.channel_plan import ChannelPlan, Place, Target
-from scanlib.ops.elemwise_scan import MANY_STEPS, Axes, ElemwiseScan, few_channels
+from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
-from scanlib.ops.thread_splits import can_slice, least_row
+from scanlib.schedules.selection import MANY_STEPS, can_slice, few_channels, least_row
 from scanlib.schedules.turns import steps_of_a_turn
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
@@ -110,10 +110,6 @@ class Loop(Tables):
         """Whether the last rows of a state that is not traced are kept in a ring."""
         return self.signature.untraced[i]
 
-    def has_latest(self, i: int) -> bool:
-        """Whether a state's latest row is kept apart from its history as well."""
-        return False
-
 
 class ElemwiseLoop(Loop):
     """An elementwise loop, and what its kernels need to know of it.
@@ -122,7 +118,7 @@ class ElemwiseLoop(Loop):
     ----------
     op : ElemwiseScan
     schedule : str
-        How its steps are taken, see `scanlib.ops.elemwise_scan.schedule`.
+        How its steps are taken, see `scanlib.schedules.selection.schedule`.
     """
 
     def __init__(self, op: ElemwiseScan, schedule: str) -> None:
@@ -134,7 +130,6 @@ class ElemwiseLoop(Loop):
         # How much of the workspace chunks of the steps have in common.
         self.extra_bytes: Callable[[Writer, Value], Value] | None = None
         self.least_chunk = 1  # steps
-        self.probes = False  # whether one block tells first whether chunks pay
         self.layout = op.layout
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
         self.outer = self.plan.outer
@@ -219,15 +214,6 @@ class ElemwiseLoop(Loop):
     def has_ring(self, i: int) -> bool:
         """Whether the last rows of a state that is not traced are kept in a ring."""
         return self.signature.untraced[i] and not self.is_local(i)
-
-    def has_latest(self, i: int) -> bool:
-        """Whether a state's latest row is kept apart from its history as well.
-
-        One row that every step reads and writes stays in the first-level cache, where a read need
-        not wait for the write to the history.
-        """
-        traced = not self.signature.untraced[i] and not self.is_local(i)
-        return traced and self.signature.depths[i] == 1
 
     def shared_sums(self) -> Iterator[int]:
         """Yield the outputs that are sums over the first axis: each slice has its own."""
@@ -513,13 +499,12 @@ class Prepare(Checks[ElemwiseLoop]):
         self.out.write_word(self.words.parts, parts)
 
     def write_chunks(self, steps: Value) -> None:
-        """Write how many chunks of the steps there are, and what the first round does."""
+        """Write how many chunks of the steps there are; one block tells first whether they pay."""
         loop, w, words = self.loop, self.w, self.words
         chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
         chunks = w.select(chunks < loop.chunks, chunks, loop.chunks)
         chunks = w.select(chunks < 1, 1, chunks)
-        several = chunks > 1
-        probes = w.constant(loop.probes, Type("bool")) & several
+        probes = chunks > 1
         self.out.write_word(words.chunks, chunks)
         self.out.write_word(words.job, w.select(probes, PROBE, w.constant(RUN, INT64)))
         self.out.write_word(words.part, w.select(probes, chunks - 1, 0))
@@ -593,11 +578,7 @@ class Prepare(Checks[ElemwiseLoop]):
 
 def workspace_rows(loop: Loop, i: int) -> int:
     """Return how many rows of a state the workspace has."""
-    if not loop.by_channels:
-        return 0
-    if loop.has_ring(i):
-        return loop.signature.depths[i] + 1
-    return int(loop.has_latest(i))
+    return loop.signature.depths[i] + 1 if loop.by_channels and loop.has_ring(i) else 0
 
 
 class Start(TableReader[Loop]):
@@ -607,42 +588,28 @@ class Start(TableReader[Loop]):
         super().__init__(loop, "start")
 
     def kernel(self) -> Kernel:
-        loop, w = self.loop, self.w
+        loop, w, signature = self.loop, self.w, self.loop.signature
         self.storage = storage = Storage(self)
         steps = self.out.number(self.words.steps, "steps")
-        signature = loop.signature
-        for i, depth in enumerate(signature.depths):
-            initial, rows = loop.outer.initials[i], w.constant(depth, INT64)
-            if loop.by_blocks and loop.signature.untraced[i]:
-                target = self.data(f"h{i}")
-                with w.loop(0, rows) as k:
-                    place = k * storage.row_sizes[i]
-                    self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
-            if loop.by_channels and loop.has_ring(i):
-                # A ring holds rows in the order of iteration, the latest one last.
-                with w.loop(0, rows) as k:
-                    place = (depth - 1 - k if loop.reverse else k) * storage.row_sizes[i]
-                    self.copy_array(
-                        storage.spaces[i], place, initial, k * storage.stride(initial, 0), 1
-                    )
-                continue
-            if loop.by_blocks and loop.signature.untraced[i]:
-                continue
-            first: Value | int = 0
-            if loop.reverse and not signature.untraced[i]:
-                first = steps * storage.row_sizes[i]
-            target = self.data(f"h{i}")
-            with w.loop(0, rows) as k:
-                place = k * storage.row_sizes[i] + first
-                self.copy_array(target, place, initial, k * storage.stride(initial, 0), 1)
-            if loop.by_channels and loop.has_latest(i):
-                self.copy_array(
-                    storage.spaces[i], w.constant(0, INT64), initial, w.constant(0, INT64), 1
-                )
+        for i in range(signature.n_states):
+            rings = loop.by_channels and loop.has_ring(i)
+            if rings:  # it holds rows in the order of iteration, the latest one last
+                self.copy_rows(i, storage.spaces[i], 0, backwards=loop.reverse)
+            if not rings or loop.by_blocks:
+                behind = loop.reverse and not signature.untraced[i]
+                first = steps * storage.row_sizes[i] if behind else 0
+                self.copy_rows(i, self.data(f"h{i}"), first)
         for i, name in enumerate(loop.outer.carries):
             zero = w.constant(0, INT64)
             self.copy_array(self.data(f"c{i}"), zero, name, zero, 0)
         return self.out.kernel(runs_once=True)
+
+    def copy_rows(self, i: int, target: Value, first: Value | int, backwards: bool = False) -> None:
+        """Write the copy of a state's initial rows, to memory `first` bytes after an address."""
+        name, depth = self.loop.outer.initials[i], self.loop.signature.depths[i]
+        with self.w.loop(0, self.w.constant(depth, INT64)) as k:
+            row = (depth - 1 - k if backwards else k) * self.storage.row_sizes[i]
+            self.copy_array(target, row + first, name, k * self.storage.stride(name, 0), 1)
 
     def copy_array(self, target: Value, place: Value, name: str, offset: Value, lead: int) -> None:
         """Write the copy of an input to contiguous memory."""

@@ -11,15 +11,21 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.kernels.arrays.nests import write_copy
+from scanlib.kernels.arrays.array_step import Destination, Step
+from scanlib.kernels.arrays.nests import deliver
 from scanlib.kernels.arrays.places import Place, Workspace
-from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes
-from scanlib.kernels.arrays.step import Destination, Step
+from scanlib.kernels.arrays.sizes import Check, Size, Sizes
 from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, TableKernel, Words
 from scanlib.kernels.scalars import Scalars
-from scanlib.kernels.spans import itemsize, store_number
-from scanlib.schedules.array_kernels import inline, place_input, size_values, write_checks
+from scanlib.kernels.spans import itemsize
+from scanlib.schedules.array_kernels import (
+    bind_input,
+    inline,
+    place_input,
+    size_values,
+    write_checks,
+)
 from scanlib.schedules.elementwise import Array, TableReader, Tables
 
 
@@ -69,10 +75,7 @@ class GraphRun(TableReader[ArrayGraph]):
             for number, variable in enumerate(graph.inputs):
                 array, in_order = self.loop.arrays[f"x{number}"], not _gives_items(graph, variable)
                 place = place_input(self, step, array, in_order)
-                step.bind_place(variable, place)
-                integer = variable.type.dtype.startswith(("int", "uint", "bool"))
-                if variable.type.ndim == 0 and integer:
-                    step.bind_known(variable, Given("value", f"x{number}"))
+                bind_input(step, variable, array.name, place)
         goals = []
         for number, out in enumerate(graph.outputs):
             goal = Destination(partial(self.place, number), "", ())
@@ -80,8 +83,8 @@ class GraphRun(TableReader[ArrayGraph]):
             if out.owner is not None and out.type.ndim and out not in step.destinations:
                 step.destinations[out] = goal
         step.emit(graph)
-        for number, (out, goal) in enumerate(zip(graph.outputs, goals, strict=True)):
-            self.store(number, out, goal)
+        for out, goal in zip(graph.outputs, goals, strict=True):
+            deliver(step, out, goal)
         w.block.statements[:0] = [*self.first.statements, *step.before.statements]
         self.loop.workspace, self.loop.checks = step.workspace, step.sizes.checks
         return self.out.kernel()
@@ -92,19 +95,6 @@ class GraphRun(TableReader[ArrayGraph]):
         array = self.loop.arrays[f"z{number}"]
         strides = self.step.sizes.contiguous_strides(itemsize(array.dtype), sizes)
         return Place(self.data(array.name), array.dtype, sizes, strides)
-
-    def store(self, number: int, out: object, goal: Destination) -> None:
-        """Write an output where it goes, if it is not there yet."""
-        step, variable = self.step, self.loop.graph.outputs[number]
-        if variable.type.ndim == 0:
-            place = self.place(number, ())
-            store_number(self.w, place.pointer, 0, step.scalars._spread(step.number(variable)))
-            return
-        place = step.place(variable)
-        if step.arrived.get(variable) == (goal, place.pointer):
-            return
-        sizes = tuple(map(step.sizes.same, place.sizes))
-        write_copy(step, place, self.place(number, sizes))
 
 
 def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:

@@ -22,10 +22,10 @@ import numpy as np
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
-from scanlib.kernels.semiring_products import (
+from scanlib.kernels.linalg.matrices import Matrix
+from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
-    Lines,
     SmallVectors,
     any_lane,
     extreme_of,
@@ -67,7 +67,7 @@ class LogSteps:
         bytes_of_line = self.length * item.itemsize
         buffers = [w.offset(run.space["buffers"], bytes_of_line * k) for k in range(4)]
         self.values, self.weights, self.sums, self.adds = buffers
-        with run.over_batch(run.loop.matrix_batched) as place:
+        with run.over_batch(opens=run.loop.matrix_batched) as place:
             self.prepare_matrix(place)
         with w.loop(0, self.length) as k:
             i = plainly(w, k)
@@ -93,24 +93,22 @@ class LogSteps:
     def prepare_matrix(self, place: Place) -> None:
         """Write the exponentials of a matrix: column by column, padded."""
         run, w, item = self.run, self.w, self.item
-        matrix = w.offset(run.data("matrix"), place["matrix"])
-        strides = run.strides_at_left()
+        matrix = run.matrix_at(place)
         exponentials, largest = self.of_matrix(place)
         last = run.size - 1
         with w.loop(0, self.length) as i:
             # Where a state is one vector, its lanes past the end repeat the last number.
             own = w.select(i < run.size, i, last)
-            row = w.offset(matrix, own * strides[0])
             top = w.local(-inf, item)
             with w.loop(0, run.size) as k:
-                value, before = w.load(item, row, plainly(w, k) * strides[1]), w.copy(top)
+                value, before = matrix.load(w, own, plainly(w, k)), w.copy(top)
                 w.assign(top, w.select((value > before) | value.differs(value), value, before))
             found = w.copy(top)
             found = w.select(abs(found) < inf, found, 0.0)
             w.store(largest, i * item.itemsize, found)
             with w.loop(0, run.size) as k:
                 j = plainly(w, k)
-                value = w.load(item, row, j * strides[1]) - found
+                value = matrix.load(w, own, j) - found
                 w.store(exponentials, (j * self.length + i) * item.itemsize, value)
         with w.loop(0, run.size * self.length, self.lanes) as i:
             at = i * item.itemsize
@@ -148,9 +146,9 @@ class LogSteps:
         sums = vectors.product(columns, vectors.copies(weights), vectors.zero)
         scale = w.splat(top, self.lanes) + w.load(self.kind, largest)
         result = self.function("log", sums) + scale
-        add = run.offset_lines(place["offset"])
+        add = run.offset_at(place)
         if add is not None:
-            result = result + vectors.load(add.pointer, 0)
+            result = result + vectors.load(run.in_rows(add.turned, "row").pointer, 0)
         vectors.store(new, 0, result)
         if self.state is not None:
             w.assign(self.state, result)
@@ -174,19 +172,10 @@ class LogSteps:
         with w.loop(0, self.length, self.lanes) as c:
             value = w.load(kind, self.values, c * size) - w.splat(top, self.lanes)
             w.store(self.weights, c * size, self.function("exp", value))
-        one = w.constant(1, INT64)
-        Combination(
-            w,
-            "real",
-            self.dtype,
-            Lines(self.sums),
-            Lines(self.weights, 0, size),
-            Lines(exponentials, self.length * size),
-            None,
-            one,
-            run.size,
-            self.length,
-        ).write()
+        width, dtype = self.length, self.dtype
+        out, factors = (Matrix(p, dtype, 1, width, 0, size) for p in (self.sums, self.weights))
+        rows = Matrix(exponentials, dtype, run.size, width, width * size, size)
+        Combination(w, "real", out, factors, rows, None).write()
         whole = run.size & -self.lanes
         adds, is_direct = self.addends(place, whole)
         wrong = w.local(w.constant(0.0, kind))
@@ -215,40 +204,37 @@ class LogSteps:
         What is not is copied to the buffer.
         """
         run, w, item = self.run, self.w, self.item
-        if not run.has("offset"):
+        add = run.offset_at(place)
+        if add is None:
             return self.adds, w.constant(False, Type("bool"))
-        add = w.offset(run.data("offset"), place["offset"])
-        is_unit, stride = run.contiguous["offset"], run.stride("offset", -1)
+        is_unit = run.units[run.stride("offset", -1)]
         with w.loop(w.select(is_unit, whole, 0), run.size) as k:
             i = plainly(w, k)
-            w.store(self.adds, i * item.itemsize, w.load(item, add, i * stride))
-        return add, is_unit
+            w.store(self.adds, i * item.itemsize, add.load(w, i, 0))
+        return add.pointer, is_unit
 
     def term_by_term(self, place: Place, old: Value, new: Value, top: Value) -> None:
         """Write a step again, with sums that are not regular computed from their terms."""
         run, w, item = self.run, self.w, self.item
-        matrix = w.offset(run.data("matrix"), place["matrix"])
-        strides = run.strides_at_left()
+        matrix, add = run.matrix_at(place), run.offset_at(place)
         _, largest = self.of_matrix(place)
         with w.loop(0, run.size) as i:
             at = i * item.itemsize
             found = w.local(w.load(item, self.sums, at))
             sums = w.copy(found)
             with w.when(self.is_irregular(sums) | ~(abs(top) < inf)) as choice:
-                row = w.offset(matrix, i * strides[0])
 
-                def term(k: Value, row: Value = row) -> Value:
+                def term(k: Value, i: Value = i) -> Value:
                     j = plainly(w, k)
-                    return w.load(item, row, j * strides[1]) + w.load(item, old, j * item.itemsize)
+                    return matrix.load(w, i, j) + w.load(item, old, j * item.itemsize)
 
                 w.assign(found, extreme_of(w, "log", item, run.size, term))
             with w.otherwise(choice):
                 scale = top + w.load(item, largest, at)
                 w.assign(found, self.function("log", sums) + scale)
             value = w.copy(found)
-            if run.has("offset"):
-                add = w.offset(run.data("offset"), place["offset"])
-                value = value + w.load(item, add, i * run.stride("offset", -1))
+            if add is not None:
+                value = value + add.load(w, i, 0)
             w.store(new, at, value)
 
 

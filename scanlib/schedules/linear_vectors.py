@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scanlib.kernels.language import INT64, Local, Type, Value
-from scanlib.kernels.semiring_products import Lines, SmallVectors
+from scanlib.kernels.linalg.semiring_products import SmallVectors
 
 if TYPE_CHECKING:
     from scanlib.schedules.linear_run import Run
@@ -70,9 +70,8 @@ class _Small:
         run = self.run
         if not run.has("offset"):
             return self.vectors.zero
-        add = run.offset_lines(t * run.stride("offset", 0))
-        assert add is not None
-        return self.vectors.load(add.pointer, 0)
+        row = run.given("offset", {"offset": t * run.stride("offset", 0)})
+        return self.vectors.load(run.in_rows(row, "row").pointer, 0)
 
 
 class FixedSteps(_Small):
@@ -160,7 +159,7 @@ class FixedSteps(_Small):
 class MatrixSteps(_Small):
     """Writes all steps with a matrix for each, and the products of states and other rows.
 
-    `outer` is that of `scanlib.schedules.linear.linear_program`.
+    `outer` is that of `scanlib.schedules.linear_steps.linear_program`.
     """
 
     def __init__(self, run: Run, size: int, outer: str) -> None:
@@ -190,10 +189,8 @@ class MatrixSteps(_Small):
     def step(self, n: Value, state: Local, check: Local) -> None:
         run, w, vectors = self.run, self.w, self.vectors
         t = run.time(n)
-        lines = run.matrix_lines(t * run.stride("matrix", 0))
-        rows = [
-            vectors.load(lines.pointer, w.as_value(lines.line, INT64) * j) for j in range(self.size)
-        ]
+        matrix = run.in_rows(run.given("matrix", {"matrix": t * run.stride("matrix", 0)}), "matrix")
+        rows = vectors.rows(matrix, self.size)
         columns = vectors.transposed(rows) if run.op.side == "left" else rows
         new = vectors.product(columns, vectors.copies(w.copy(state)), self.offset(t))
         self.store_state(n + 1, new)
@@ -208,10 +205,7 @@ class MatrixSteps(_Small):
             return
         run, vectors = self.run, self.vectors
         row = run.steps - n if run.op.reverse else n
-        place = run.w.offset(run.data("other"), row * run.stride("other", 0))
-        one = run.w.constant(1, INT64)
-        other = run.lines("other", place, (one, run.size))
-        pair = state, vectors.load(other.pointer, 0)
+        pair = state, vectors.load(run.other_at(row), 0)
         left, right = pair if self.outer == "after" else pair[::-1]
         size = self.size * vectors.itemsize
         first = row * (size * self.size)
@@ -244,33 +238,20 @@ class BothSides:
     def step(self, n: Value, state: list[Local]) -> None:
         run, w, vectors = self.run, self.w, self.vectors
         size = self.columns * vectors.itemsize
-        t = run.time(n)
-        zero: Value = w.constant(0, INT64)
-        place = {"index": zero, "matrix": zero}
-        if not run.loop.fixed:
-            place["matrix"] = t * run.stride("matrix", 0)
-        left = run.left_lines(place)
-        right = run.right_lines(t)
-        add: Lines | None = None
-        if run.has("offset"):
-            add = run.offset_lines(t * run.stride("offset", 0))
-        across = [
-            vectors.load(right.pointer, w.as_value(right.line, INT64) * j)
-            for j in range(self.columns)
-        ]
+        with run.over_batch(run.time(n)) as place:
+            left, right, add = run.matrix_at(place), run.right_at(place), run.offset_at(place)
+        left = run.in_rows(left, "matrix")
+        across = vectors.rows(run.in_rows(right, "right"), self.columns)
+        starts: list[Value] = [vectors.zero] * self.rows
+        if add is not None:
+            starts = vectors.rows(run.in_rows(add, "row"), self.rows)
         rows = [w.copy(row) for row in state]
         target = run.row_of(n + 1)
         for i in range(self.rows):
-            factors = []
-            for j in range(self.rows):
-                at = i * w.as_value(left.line, INT64) + j * w.as_value(left.step, INT64)
-                factor = w.load(Type(vectors.type.dtype), left.pointer, at)
-                factors.append(w.splat(factor, vectors.lanes))
+            items = [left.load(w, i, j) for j in range(self.rows)]
+            factors = [w.splat(item, vectors.lanes) for item in items]
             half = vectors.product(rows, factors, vectors.zero)
-            start: Value = vectors.zero
-            if add is not None:
-                start = vectors.load(add.pointer, w.as_value(add.line, INT64) * i)
-            new = vectors.product(across, vectors.copies(half), start)
+            new = vectors.product(across, vectors.copies(half), starts[i])
             if not run.op.untraced:
                 vectors.store(run.history, target + i * size, new)
             w.assign(state[i], new)

@@ -16,7 +16,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.ops.thread_splits import is_cheap
+from scanlib.schedules.selection import is_cheap
 
 DTYPES = ("float32", "float64")
 

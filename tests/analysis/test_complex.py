@@ -9,7 +9,7 @@ from pytensor.graph.fg import FunctionGraph
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 
 def numbers(rng, dtype, *shape):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pytensor.graph.replace import vectorize_graph
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives
 from tests.modes import MODES

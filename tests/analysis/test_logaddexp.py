@@ -6,8 +6,9 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.ops.elemwise_scan import BLOCK, ElemwiseScan
 from scanlib.ops.logaddexp import logaddexp
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.schedules.selection import BLOCK
 from tests.checks import assert_derivatives
 from tests.families import kernels
 from tests.modes import MODES

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scanlib
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.checks import assert_derivatives

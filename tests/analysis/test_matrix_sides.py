@@ -5,8 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from scanlib.ops.linear_scan import LinearScan
-from tests.checks import assert_derivatives
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.modes import MODES
 
 
@@ -56,22 +55,6 @@ def test_kernels_of_both_sides(linker, coefficient, reverse, untraced, dtype):
             )
         with pytest.raises(ValueError, match="sizes of matrix"):
             function(*values[:1], values[1][..., :-1], *values[2:])
-
-
-@pytest.mark.parametrize("coefficient", ["fixed", "steps"])
-def test_derivatives_of_both_sides(coefficient, python_kernels):
-    op = LinearScan.of("real", coefficient, "both", False, reverse=True)
-    time = (3,) if coefficient == "steps" else ()
-    rng = np.random.default_rng(0)
-    shapes = ((*time, 2, 2), (*time, 3, 3), (3, 2, 3), (1, 2, 3))
-    inputs = {
-        pt.tensor(dtype="float64", shape=(None,) * len(shape)): 0.5 * rng.normal(size=shape)
-        for shape in shapes
-    }
-    cost = pt.sin(op(*inputs)).sum()
-    assert_derivatives(
-        cost, inputs, lambda *values: np.sin(both_sides(*values, True)).sum(), MODES["c"]
-    )
 
 
 def test_errors_of_sides_and_masks():

@@ -10,8 +10,8 @@ from pytensor.compile.builders import OpFromGraph
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import python_loop
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.explained_loops import (
     BLOCKS,
     BY_WIDTH,

@@ -262,7 +262,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("axis", [2, -3])
     def test_axis_out_of_range(self, axis):
-        message = rf"{{}}={axis} is out of range for x, which has 2 dimension\(s\)"
+        message = rf"{{}}={axis} is out of range for x with 2 dimension\(s\)"
         with pytest.raises(np.exceptions.AxisError, match=message.format("axis")):
             scanlib.associative_reduce(pt.add, self.X, axis=axis)
         with pytest.raises(np.exceptions.AxisError, match=message.format("dim")):
@@ -270,9 +270,9 @@ class TestErrors:
 
     def test_tensors_without_names(self):
         unnamed = [pt.dvector(), pt.dvector()]
-        with pytest.raises(np.exceptions.AxisError, match=r"for elems\[0\], which has 1"):
+        with pytest.raises(np.exceptions.AxisError, match=r"for elems\[0\] with 1"):
             scanlib.associative_scan(affine, unnamed, axis=1)
-        with pytest.raises(np.exceptions.AxisError, match="for x, which has 1"):
+        with pytest.raises(np.exceptions.AxisError, match="for x with 1"):
             scanlib.prefix_scan(pt.dvector(), pt.add, 1)
         with pytest.raises(ValueError, match=r"reduce_scan: x\[0\] has length 0 along dim=0"):
             scanlib.reduce_scan([np.zeros(0)], pt.add, 0)
@@ -280,7 +280,7 @@ class TestErrors:
     def test_axis_of_the_others(self):
         """A negative axis counts from the end of the first tensor."""
         x, y = pt.dmatrix("x"), pt.dtensor3("y")
-        with pytest.raises(np.exceptions.AxisError, match="axis=-1 is out of range for x"):
+        with pytest.raises(np.exceptions.AxisError, match="axis=2 is out of range for x"):
             scanlib.associative_scan(affine, (y, x), axis=-1)
         a, b = scanlib.associative_scan(lambda p, q: (p[0] + q[0], p[1] + q[1]), (x, y), axis=-2)
         values = {x: data(3, 2), y: data(3, 2, 2)}

@@ -10,13 +10,9 @@ from scanlib.kernels.compiled import program_text
 from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.recurrences import affine_scan as affine
-from scanlib.recurrences import clamp_scan as clamp
-from scanlib.recurrences import extremes_scan as extremes
-from scanlib.recurrences import lanes, logs, trust
-from scanlib.recurrences.affine_scan import AffineSteps, scan_affine
-from scanlib.recurrences.extremes_scan import scan_extremes
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.recurrences import affine, block_scans, clamp, lanes, trust
+from scanlib.recurrences.block_scans import Steps
 from scanlib.schedules.choice import elementwise_program
 from tests.kernel_runs import by_llvm, interpreted
 from tests.modes import MODES
@@ -24,7 +20,7 @@ from tests.modes import MODES
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
 # Which of them look at the length of registers.
-SCANS = (affine, extremes, lanes, logs, trust)
+SCANS = (lanes, block_scans, trust)
 
 
 def numbers(dtype, n):
@@ -67,8 +63,9 @@ def scanning(write, dtype, reverse):
 
 
 def extreme(dtype, reverse, largest):
+    write = clamp.scan_maximum if largest else clamp.scan_minimum
     return scanning(
-        lambda block, a, b, h, state: (None, scan_extremes(block, b, h, state, largest)),
+        lambda block, a, b, h, state: (None, write(block, Steps((None, b), h, state))),
         dtype,
         reverse,
     )
@@ -77,8 +74,8 @@ def extreme(dtype, reverse, largest):
 def affine_scan(dtype, reverse, fixed=False, product=False, sum_first=False):
     def write(block, a, b, h, state):
         coefficient = Same(block.writer, a.real(0)) if fixed else a
-        steps = AffineSteps(coefficient, None if product else b, h, state, sum_first)
-        return scan_affine(block, steps)
+        steps = Steps((coefficient, None if product else b), h, state)
+        return affine.scan(block, steps, sum_first)
 
     return scanning(write, dtype, reverse)
 
@@ -214,7 +211,7 @@ def test_ranges_are_tested_as_comparisons_would(dtype):
 
     def body(w, a, out, n):
         items = Span(w, dtype, a)
-        tests = [trust.outside(dtype), *(trust.above(x, dtype) for x in (moderate, np.inf, large))]
+        tests = [trust.extreme, *(trust.above(x) for x in (moderate, np.inf, large))]
         for place, test in enumerate(tests):
             w.store(out, place, trust.some(w, items, n, test))
 
@@ -314,3 +311,32 @@ def test_what_elements_and_outputs_share_is_computed_once():
     found = function(values, 3.0)
     np.testing.assert_allclose(found[0], state[2:], rtol=1e-9)
     np.testing.assert_allclose(found[1], products, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["numba", "c"])
+def test_quotients_by_what_stays_the_same_are_those_of_divisions(name, dtype):
+    x, n = pt.vector("x", dtype=dtype), pt.scalar("n", dtype=dtype)
+    trace = scanlib.scan(
+        lambda x, h, n: pt.maximum(h, x / n),
+        sequences=[x],
+        outputs_info=[np.asarray(-np.inf, dtype)],
+        non_sequences=[n],
+        return_updates=False,
+    )
+    function = pytensor.function([x, n], trace, mode=MODES[name])
+    info, rng, one = np.finfo(dtype), np.random.default_rng(0), np.dtype(dtype).type(1)
+    ends = [0.0, -0.0, np.inf, np.nan, info.tiny, info.smallest_subnormal, info.max, info.max / 3]
+    divisors = (3, -7, 1 + info.eps, 2 - info.eps, 1e-30, 0, np.inf, np.nan, info.max, info.tiny)
+    for divisor in divisors:
+        divisor = np.asarray(divisor, dtype)
+        near = one + rng.integers(0, 99, 600).astype(dtype) * np.spacing(one)
+        many = np.concatenate([near, 2 * near - info.eps, rng.uniform(1, 2, 600).astype(dtype)])
+        for value in (*ends, None):
+            given = np.sort(many)[:: -1 if divisor < 0 else 1] if value is None else [value] * 41
+            given = np.asarray(given, dtype)
+            with np.errstate(all="ignore"):
+                expected = np.maximum.accumulate(given / divisor)
+            found = function(given, divisor)
+            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))

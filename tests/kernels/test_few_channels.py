@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scanlib
-from scanlib.ops.elemwise_scan import MANY_STEPS, few_channels, schedule
+from scanlib.schedules.selection import MANY_STEPS, few_channels, schedule
 from tests.analysis.test_extreme_values import (
     COEFFICIENTS,
     VALUES,

@@ -11,7 +11,7 @@ import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import array_program
 from tests.strategies import loops

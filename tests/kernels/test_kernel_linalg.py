@@ -4,11 +4,10 @@ import ctypes
 
 import numpy as np
 import pytest
-import scipy.linalg
 
 from scanlib.backends.handler.functions import function_address
 from scanlib.kernels.language import INT64, POINTER, write_kernel
-from scanlib.kernels.linalg import factorizations, matrices
+from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.program import Routine
@@ -337,39 +336,3 @@ def test_determinants(dtype):
         with np.errstate(invalid="ignore"):
             expected = [np.linalg.det(whole), *np.linalg.slogdet(whole)]
         np.testing.assert_allclose(out, expected, rtol=limit, atol=limit)
-
-
-def test_factors_by_elimination():
-    rng = np.random.default_rng(3)
-    for n in ROWS[1:]:
-        a, out, pivots = rng.normal(size=(n, n)), np.empty((n, n)), np.zeros(n, "int32")
-
-        def write(w, a, out, n, line, pivots):
-            one, other = (Matrix(p, "float64", n, n, line, 8) for p in (a, out))
-            factorizations.factor_lu(w, one, other, pivots)
-
-        types = {"a": POINTER, "out": POINTER, "n": INT64, "line": INT64, "pivots": POINTER}
-        kernel = write_kernel("kernel", types, write)
-        assert by_llvm(kernel, [a, out, n, 8 * n, pivots])[0] == 0
-        expected, places = scipy.linalg.lu_factor(a)
-        close(out, expected, "float64", n)
-        np.testing.assert_array_equal(pivots, places)
-
-
-def test_batches():
-    rng = np.random.default_rng(4)
-    a = np.stack([[positive(rng, 3, "float64") for _ in range(2)] for _ in range(4)])
-    b, out = rng.normal(size=(4, 1, 3, 2)), np.empty((4, 2, 3, 2))
-    moves = (48, 0), (96, 48)
-
-    def write(w, a, b, spare, out):
-        square = Matrix(a, "float64", 3, 3, 24, 8), (144, 72)
-        right = Matrix(b, "float64", 3, 2, 16, 8), moves[0]
-        result = Matrix(out, "float64", 3, 2, 16, 8), moves[1]
-        with matrices.each(w, (4, 2), [square, right, result]) as (one, other, found):
-            factorizations.solve(w, one, other, found, spare)
-
-    kernel = write_kernel("kernel", dict.fromkeys(("a", "b", "spare", "out"), POINTER), write)
-    spare = np.empty(factorizations.spare_items(3))
-    assert by_llvm(kernel, [a, b, spare, out])[0] == 0
-    np.testing.assert_allclose(out, np.linalg.solve(a, b + np.zeros_like(out)), rtol=1e-12)

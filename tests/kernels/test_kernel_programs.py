@@ -18,7 +18,7 @@ from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.language import Prefetch, walk
 from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.kernels.verifier import verify
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import interpreted_entry
 
 rng = np.random.default_rng(5)
@@ -268,7 +268,7 @@ import pytensor, pytensor.tensor as pt, scanlib
 from pytensor.compile.mode import OPT_FAST_RUN, Mode
 from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.compiled import program_key
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 x, y, p = pt.dvector("x"), pt.dmatrix("y"), pt.dvector("p")
 a = scanlib.scan(
     lambda x, h, p: p[0] + p[1] * x**2 + p[2] * h,

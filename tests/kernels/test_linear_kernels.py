@@ -10,9 +10,9 @@ import pytest
 from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.kernels.verifier import verify
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.linear_loop import run_in_python
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.schedules.linear import linear_program
+from scanlib.ops.lowered.linear_loop import run_in_python
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.schedules.linear_steps import linear_program
 from tests.kernel_runs import interpreted_entry
 
 # A recurrence, the sizes of its states, its batch, its dtype.

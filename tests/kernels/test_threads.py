@@ -19,7 +19,7 @@ import scanlib
 from scanlib.backends.handler.programs import program_of
 from scanlib.kernels import thread_parts
 from scanlib.kernels.compiled import program_key
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.c_loops import trace, uniform
 from tests.checks import assert_same, keeping_inputs
 from tests.modes import MODES

@@ -19,7 +19,7 @@ from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Writer, functions_of
 from scanlib.kernels.printers.c import ARGUMENTS, print_functions
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import by_llvm
 from tests.modes import MODES
 

@@ -14,8 +14,8 @@ from pytensor.link.vm import VMLinker
 import scanlib
 from scanlib.ops import AssociativeScan, Scan
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.one_row import OneRow
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.row_ops.one_row import OneRow
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.combine import affine, argmax, data, running, running_one, variables
 from tests.derivatives import directional_derivative, random_directions

@@ -12,7 +12,7 @@ from pytensor.graph.replace import vectorize_graph
 
 import scanlib
 from scanlib.ops.checkpoint_schedules import Lengths
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from tests.checkpoint_loops import PLAIN, close, tanh_loop
 from tests.checks import evaluate

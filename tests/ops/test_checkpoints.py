@@ -13,8 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scanlib
-from scanlib.ops.generator_words import generator_from_words, generator_words
-from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
+from scanlib.ops.row_ops.generator_words import generator_from_words, generator_words
+from scanlib.ops.row_ops.row_segments import (
+    JoinRows,
+    MergeRows,
+    PlacedStarts,
+    SegmentStarts,
+    SplitRows,
+)
 from tests.checkpoint_loops import PLAIN, close, plain_step, tanh_loop, taps_loop
 from tests.checks import assert_derivatives, evaluate
 from tests.reference import reference_scan

@@ -6,12 +6,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.graph.replace import vectorize_graph
 
 import scanlib
 from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
-from scanlib.ops.linear_scan import LinearScan
-from tests.checks import assert_derivatives, evaluate
+from scanlib.ops.lowered.linear_scan import LinearScan
+from tests.checks import evaluate
 from tests.modes import MODES
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 33, 130)
@@ -290,93 +289,6 @@ def test_log_of_far_apart_numbers(linker):
     np.testing.assert_allclose(function(matrix, offset, initial), expected, rtol=1e-12)
 
 
-GRADIENTS = [
-    (LinearScan.of("real", "steps", reverse=True), (), False),
-    (LinearScan.of("real", "fixed", "right"), (2,), True),
-    (LinearScan.of("real", "fixed", vector=False), (2,), False),
-    (LinearScan.of("real", "steps", "right", vector=False, untraced=True), (), False),
-    (LinearScan.of("real", "fixed", "right", vector=False, reverse=True), (2,), True),
-    (LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True, untraced=True), (), False),
-    (LinearScan.of("log", "fixed"), (2,), True),
-    (LinearScan.of("log", "steps", "right", vector=False, reverse=True), (), False),
-    (LinearScan.of("log", "fixed", vector=False, untraced=True), (), False),
-    (LinearScan.of("max", "steps", "right"), (2,), False),
-    (LinearScan.of("min", "fixed", has_offset=False, has_n_steps=True), (), False),
-]
-
-
-@pytest.mark.parametrize("op, batch, shared", GRADIENTS, ids=lambda value: str(value))
-def test_gradient(op, batch, shared):
-    steps = 4
-    values = make_values(op, steps, 3, batch=batch, columns=2, shared=shared)
-    names = [value for value in values if value is not None]
-    inputs = [pt.tensor(dtype="float64", shape=value.shape) for value in names]
-    given = [pt.constant(steps, dtype="int64")] if op.has_n_steps else []
-    out = op(*given, *inputs)
-    weights = np.random.default_rng(5).normal(size=reference(op, *values, steps).shape)
-
-    def cost(*parts):
-        matrix, *rest = parts
-        offset = rest[0] if op.has_offset else None
-        return np.sum(np.sin(reference(op, matrix, offset, rest[-1], steps)) * weights)
-
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        assert_derivatives(
-            (pt.sin(out) * weights).sum(),
-            dict(zip(inputs, names, strict=True)),
-            cost,
-            MODES["py"],
-        )
-
-
-@pytest.mark.parametrize(
-    "op", [LinearScan.of("real", "fixed"), LinearScan.of("log", "steps", "right")]
-)
-def test_gradient_of_no_steps(op):
-    values = make_values(op, 0, 3)
-    inputs = [pt.tensor(dtype="float64", shape=(None,) * value.ndim) for value in values]
-    gradient = pytensor.grad(op(*inputs).sum(), inputs)
-    results = evaluate(gradient, dict(zip(inputs, values, strict=True)), MODES["c"])
-    for result, value, wanted in zip(results, values, (0.0, 0.0, 1.0), strict=True):
-        np.testing.assert_array_equal(result, np.full(value.shape, wanted))
-
-
-@pytest.mark.parametrize("op", [GRADIENTS[i][0] for i in (0, 1, 6, 7, 9)], ids=str)
-def test_forward_mode(op):
-    values = [v for v in make_values(op, 4, 3) if v is not None]
-    inputs = [pt.tensor(dtype="float64", shape=v.shape) for v in values]
-    directions = [np.random.default_rng(i).normal(size=v.shape) for i, v in enumerate(values)]
-    out = op(*inputs)
-    tangent = op.pushforward(inputs, [out], [pt.constant(d) for d in directions])[0]
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        actual = evaluate(tangent, dict(zip(inputs, values, strict=True)), MODES["py"])
-    step = 1e-6
-    ends = [
-        reference(op, *(v + s * step * d for v, d in zip(values, directions, strict=True)), 4)
-        for s in (1, -1)
-    ]
-    np.testing.assert_allclose(actual, (ends[0] - ends[1]) / (2 * step), atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    "op", [LinearScan.of("real", "fixed"), LinearScan.of("log", "steps", vector=False)]
-)
-@pytest.mark.parametrize("batched", [*itertools.product([False, True], repeat=3)][1:])
-def test_vectorize(op, batched):
-    values = make_values(op, 4, 3)
-    inputs = [pt.tensor(dtype="float64", shape=(None,) * v.ndim) for v in values]
-    grown = [
-        np.stack([v, 2 * v, v - 1]) if more else v for v, more in zip(values, batched, strict=True)
-    ]
-    new = [pt.tensor(dtype="float64", shape=(None,) * v.ndim) for v in grown]
-    out = vectorize_graph(op(*inputs), dict(zip(inputs, new, strict=True)))
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        actual = evaluate(out, dict(zip(new, grown, strict=True)), MODES["py"])
-    for k in range(3):
-        each = [v[k] if more else v for v, more in zip(grown, batched, strict=True)]
-        np.testing.assert_allclose(actual[k], reference(op, *each, 4), rtol=1e-12)
-
-
 def test_no_initial_row_and_no_steps(mode):
     op = LinearScan.of("real", "steps")
     values = [np.ones((0, 3, 3)), np.ones((0, 3)), np.ones((0, 3))]
@@ -424,20 +336,3 @@ class TestErrors:
             op(pt.dmatrix(), pt.dtensor3(), pt.dmatrix())
         with pytest.raises(TypeError, match="floating-point numbers, got complex"):
             LinearScan.of("max", "fixed")(pt.zmatrix(), pt.zmatrix(), pt.zmatrix())
-
-
-def test_a_batch_of_numbers_of_steps():
-    """The members of a batch take one number of steps, which is compared."""
-    n, many, A, h = pt.lscalar("n"), pt.lvector("many"), pt.matrix("A"), pt.matrix("h")
-    op = LinearScan.of(coefficient="fixed", has_offset=False, has_n_steps=True)
-    starts = pt.tensor3("starts")
-    outputs = [
-        vectorize_graph(op(n, A, h), changed) for changed in ({n: many}, {n: many, h: starts})
-    ]
-    function = pytensor.function([many, A, h, starts], outputs, mode=MODES["c"])
-    matrix, first = np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([[[0.0, 1.0]], [[1.0, 1.0]]])
-    same, each = function([2, 2], matrix, first[0], first)
-    np.testing.assert_array_equal(same[1], [[0, 1], [1, 1], [1, 2]])
-    np.testing.assert_array_equal(each[:, 2], [[1, 2], [2, 3]])
-    with pytest.raises(StepCountError, match="for every loop of a batch"):
-        function([2, 3], matrix, first[0], first)

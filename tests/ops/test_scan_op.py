@@ -13,7 +13,7 @@ from pytensor.graph.op import Op
 
 import scanlib
 from scanlib.ops import Loop, NonSequence, Output, Scan, Sequence, Signature, State
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 rng = np.random.default_rng(3)
 

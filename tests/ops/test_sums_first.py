@@ -7,8 +7,8 @@ import pytest
 
 import scanlib
 from scanlib._compat import thaw_graph
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.sums_first import elements_with_addend, sum_first
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.sums_first import elements_with_addend, sum_first
 from tests.families import assert_close, kernels, loops
 from tests.modes import MODES
 

@@ -214,7 +214,8 @@ def cut(x):
 
 UNKNOWN = {
     "how many rows state 0": lambda x: pt.outer(until(x), x).T.flatten(),
-    "a mask selects": lambda x: x[x > 0.5].max() + until(x)[-1],
+    "how many items a mask selects": lambda x: (x > 0.5).nonzero()[0].sum() + until(x)[-1],
+    "how many rows an array of the items": lambda x: pt.sort(x[x > 0.5]) + until(x)[-1],
     "a range up to a number": lambda x: (
         pt.outer(pt.arange(pt.minimum(positive(x), 3)), x).T.flatten() + until(x)[-1]
     ),

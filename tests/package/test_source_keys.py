@@ -9,7 +9,7 @@ import scanlib
 from scanlib import source_keys
 
 ROOT = Path(scanlib.__file__).parent
-WRITER = "scanlib.backends.numba.loop"
+WRITER = "scanlib.backends.numba.general_loop"
 
 
 @pytest.fixture
@@ -38,7 +38,11 @@ def test_the_key_changes_with_the_text_of_what_writes(change):
     assert change(None) == key
     for module in (WRITER, "scanlib.backends.numba.source", "scanlib.kernels.language"):
         assert all(ours != theirs for ours, theirs in zip(change(module), key, strict=True)), module
-    for module in ("scanlib.backends.numba.linker", "scanlib.frontend.scan", "scanlib.ops.scan"):
+    for module in (
+        "scanlib.backends.numba.linker",
+        "scanlib.frontend.scan_function",
+        "scanlib.ops.scan",
+    ):
         assert change(module) == key, module
 
 

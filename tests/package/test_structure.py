@@ -88,9 +88,9 @@ def test_no_circle_of_modules_or_packages():
 
 # The signatures of `pytensor.scan` and `scan_checkpoints`, and the options of `loop`.
 LONG = {
-    "scanlib.frontend.scan.scan",
+    "scanlib.frontend.scan_function.scan",
     "scanlib.frontend.wrappers.scan_checkpoints",
-    "scanlib.frontend.loop.loop",
+    "scanlib.frontend.loop_function.loop",
 }
 
 
@@ -126,3 +126,16 @@ def test_tests_mirror_the_rooms():
         for path in (ROOT / "tests").rglob("test_*.py")
     }
     assert found <= rooms
+
+
+def test_modules_share_a_name_only_where_each_linker_has_one():
+    homes = defaultdict(set)
+    for module, path in MODULES.items():
+        if path.stem != "__init__":
+            homes[path.stem].add(module.rpartition(".")[0])
+    shared = {stem: rooms for stem, rooms in homes.items() if len(rooms) > 1}
+    assert not [
+        stem
+        for stem, rooms in shared.items()
+        if not all(room.startswith("scanlib.backends.") for room in rooms)
+    ]

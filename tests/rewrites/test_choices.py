@@ -8,7 +8,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import EQ
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.c_loops import trace
 from tests.checks import keeping_inputs
 from tests.modes import MODES

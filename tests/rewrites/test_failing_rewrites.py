@@ -13,8 +13,8 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.loop_rewrite import LoopRewrite, WhereLoopsAre, failures_of
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt import adopt
 from scanlib.rewrites.lower import lower_elementwise

@@ -9,7 +9,7 @@ from pytensor.tensor.subtensor import IncSubtensor
 
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
-from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.padded_rows import PaddedRows
 from tests.modes import MODES
 
 

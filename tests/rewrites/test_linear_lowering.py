@@ -10,8 +10,8 @@ import pytest
 from pytensor.graph.basic import Variable
 
 import scanlib
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.modes import MODES
@@ -62,7 +62,7 @@ CASES = {
         lambda p, a, e, h: 0.5 * (a.T @ h) - h / 3.0 + e, ("A_t", "e"), "h0"
     ),
     "several terms": Case(
-        lambda p, x, h, A, W: A @ (h + W @ x) + A.T @ (A @ h) + p.exp(W @ x),
+        lambda p, x, h, A, W: A @ (h + W @ x) + A.T @ (h - W @ x) + p.exp(W @ x),
         ("x",),
         "h0",
         ("A", "W"),
@@ -188,19 +188,48 @@ def test_gradients_are_recurrences_too(name, last):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
 
 
-NETWORK = Case(lambda p, x, h, A, W: p.tanh(A @ h + W @ x), ("x",), "h0", ("A", "W"))
+SCALED = Case(lambda p, x, h, A, W: x[0] * (A @ h) + W @ x, ("x",), "h0", ("A", "W"))
 
 
 def test_matrices_of_all_steps_are_made_if_they_are_small():
     results = []
     for known in (True, False):
-        inputs, (trace,) = build(NETWORK, known)
-        gradient = pytensor.grad(pt.sin(trace).sum(), list(inputs.values()))
-        function = compiled(inputs.values(), gradient)
-        assert kinds(function)[1] == known
+        inputs, (trace,) = build(SCALED, known)
+        function = compiled(inputs.values(), trace)
+        assert kinds(function) == ([0, 1] if known else [1, 0])
         results.append(function(*values_of(inputs).values()))
-    for one, two in zip(*results, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(*results, rtol=1e-9, atol=1e-11)
+
+
+PRODUCTS = {
+    "scaled": lambda x, h, A, w: (A @ h) * w + x,
+    "scaled before": lambda x, h, A, w: A @ (h * w) + x,
+    "divided": lambda x, h, A, w: (A @ h) / w + x,
+    "two products": lambda x, h, A, w: A @ (A @ h) + x * w,
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_matrices_that_no_step_computes_are_not_made(name):
+    """Their products may overflow, vanish or be NaN where the step gives numbers."""
+    x, A = pt.dmatrix("x"), pt.dmatrix("A")
+    h, w = pt.dvector("h"), pt.dvector("w")
+    trace = scanlib.scan(PRODUCTS[name], x, h, [A, w], return_updates=False)
+    function = compiled([x, h, A, w], trace)
+    assert kinds(function) == [1, 0]
+    assert "no step computes" in explain_linear(Loop.from_node(trace.owner.inputs[0].owner))
+    rows, start = np.ones((4, 2)), np.array([1.0, 2.0])
+    for matrix, factor in (
+        ([[1e200, 1e180], [1e190, 1e200]], [1e-200, 1e-210]),
+        ([[0.5, 0.0], [0.25, 0.5]], [np.inf, 0.5]),
+        ([[1e-200, 1e-190], [1e-180, 1e-200]], [1e200, np.nan]),
+    ):
+        given = [rows, start * 1e100, np.array(matrix), np.array(factor)]
+        with np.errstate(all="ignore"):
+            (expected,) = reference_scan(
+                lambda *v: [PRODUCTS[name](*v)], given[:1], given[1:2], given[2:]
+            )
+        np.testing.assert_allclose(function(*given), expected, rtol=1e-11)
 
 
 @pytest.mark.slow
@@ -352,7 +381,7 @@ def test_sum_of_next_values_alone():
 LEFT_ALONE = {
     "the matrix reads the state": (
         lambda e, h, A: (A * h.sum()) @ h + e,
-        "sums the state itself",
+        "nonlinear in the state",
     ),
     "a function of the product": (lambda e, h, A: pt.tanh(A @ h) + e, "nonlinear in the state"),
     "maximum of absolute values": (
@@ -417,10 +446,10 @@ def test_recurrence_is_explained_by_none():
 @pytest.mark.parametrize(
     "step, lowered",
     [
-        (lambda k, h, F, H: (F @ h) * k, True),
+        (lambda k, h, F, H: (F @ h) * k[0], True),
         (lambda k, h, F, H: F @ (h - k * pt.dot(H, h)), False),
     ],
-    ids=["elementwise", "corrected and moved"],
+    ids=["one number", "corrected and moved"],
 )
 def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
     """A filter's gain, the state and fixed matrices: the step is cheaper than its matrix."""

@@ -8,9 +8,9 @@ from pytensor.graph.replace import vectorize_graph
 
 import scanlib
 from scanlib.ops.errors import ConvergenceError
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop
-from scanlib.ops.newton_scan import NewtonScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.lowered.newton_scan import NewtonScan
 from scanlib.rewrites.newton.linearize import linearize
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.reference import reference_scan

@@ -10,8 +10,8 @@ from pytensor.ifelse import ifelse
 from pytensor.scalar.basic import Exp
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from tests.split_cases import nodes_of
 

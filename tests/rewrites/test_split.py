@@ -10,7 +10,7 @@ from pytensor.tensor.math import Dot
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_derivatives, assert_same
 from tests.modes import MODES
 from tests.split_cases import MAPS, RECURRENT, K, N, T, build, count, loops_of, unfused

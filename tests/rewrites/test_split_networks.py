@@ -11,7 +11,7 @@ from pytensor.tensor.shape import Reshape
 
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import StepProducts
 from tests.checks import assert_derivatives, assert_same
 from tests.modes import MODES
 from tests.split_cases import (

@@ -1,4 +1,4 @@
-"""Compiles kernels: by NVRTC at first use, by nvcc where NVRTC is absent.
+"""Compiles kernels at first use, by NVRTC.
 
 NVRTC is looked for in the packages that PyTorch and JAX install (``nvidia-cuda-nvrtc``), among the
 system's libraries, and in ``CUDA_HOME``. What was compiled is kept in PyTensor's compilation
@@ -10,10 +10,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
 from hashlib import sha256
@@ -27,7 +24,7 @@ OPTIONS = ("-std=c++17", "-w", "-fmad=false")  # multiply-adds are fused where w
 
 
 class NoCompilerError(RuntimeError):
-    """Neither NVRTC nor nvcc was found."""
+    """NVRTC was not found."""
 
 
 class KernelCompileError(RuntimeError):
@@ -35,18 +32,7 @@ class KernelCompileError(RuntimeError):
 
 
 class NVRTC:
-    """NVIDIA's compiler as a library.
-
-    Parameters
-    ----------
-    path : str
-        Of the library.
-
-    Raises
-    ------
-    OSError
-        If it cannot be loaded.
-    """
+    """NVIDIA's compiler as a library; `OSError` if it cannot be loaded from a path."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
@@ -89,28 +75,6 @@ class NVRTC:
             raise KernelCompileError(f"{self.version}: {text}")
 
 
-class NVCC:
-    """NVIDIA's compiler as a program."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        found = subprocess.run([path, "--version"], check=True, capture_output=True, text=True)
-        self.version = f"nvcc {found.stdout.strip().splitlines()[-1]}"
-
-    def compile(self, source: str, architecture: str) -> bytes:
-        """Return the machine code for an architecture, such as ``"sm_90"``."""
-        with tempfile.TemporaryDirectory() as folder:
-            given, made = Path(folder) / "loop.cu", Path(folder) / "loop.cubin"
-            given.write_text(source)
-            command = [self.path, "-cubin", f"-arch={architecture}", *OPTIONS]
-            done = subprocess.run(
-                [*command, str(given), "-o", str(made)], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise KernelCompileError(done.stderr)
-            return made.read_bytes()
-
-
 def nvrtc_paths() -> Iterator[str]:
     """Yield where NVRTC may be, the likeliest places first."""
     for folder in sys.path:
@@ -137,18 +101,7 @@ def find_nvrtc() -> NVRTC | None:
     return None
 
 
-@cache
-def find_nvcc() -> NVCC | None:
-    """Return nvcc, None where it is not installed or does not run."""
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    path = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home) / "bin"))
-    try:
-        return None if path is None else NVCC(path)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def find_compiler() -> NVRTC | NVCC:
+def find_compiler() -> NVRTC:
     """Return the compiler.
 
     Raises
@@ -156,11 +109,11 @@ def find_compiler() -> NVRTC | NVCC:
     NoCompilerError
         If there is none.
     """
-    found = find_nvrtc() or find_nvcc()
+    found = find_nvrtc()
     if found is None:
         raise NoCompilerError(
-            "scanlib's CUDA kernels need NVRTC or nvcc, and neither was found. PyTorch and JAX for "
-            "CUDA install NVRTC; alone it is `pip install nvidia-cuda-nvrtc`"
+            "scanlib's CUDA kernels need NVRTC, which was not found. PyTorch and JAX for CUDA "
+            "install it; alone it is `pip install nvidia-cuda-nvrtc`"
         )
     return found
 
@@ -171,13 +124,9 @@ def folder() -> Path:
 
 
 def compile_kernels(source: str, architecture: str) -> bytes:
-    """Return the machine code of a translation unit, from the disk if it was compiled before.
+    """Return the machine code of a translation unit for an architecture, such as ``"sm_90"``.
 
-    Parameters
-    ----------
-    source : str
-    architecture : str
-        Such as ``"sm_90"``.
+    It comes from the disk if it was compiled before.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rows read at computed places: the device code of `scanlib.ops.positions`.
+"""Rows read at computed places: the device code of `scanlib.ops.lowered.positions`.
 
 A thread reads any item of sequences and non-sequences, which no thread writes, but of states those
 of its own channel only. An index outside of its array is noted with its step, the first one of each
@@ -14,18 +14,17 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib.backends.cuda.scalar_code import HALF, Code
-from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import Channel, Item, Position, PositionalOp
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp
 
 if TYPE_CHECKING:
     from scanlib.backends.cuda.printer import LoopWriter
 
-WRONG = (
-    "wrong"  # for each channel, the first step with an index outside of its array, and the index
-)
+# For each channel, the first step with an index outside of its array, and the index.
+WRONG = "wrong"
 
 
 def check_places(op: ElemwiseScan) -> None:
@@ -50,116 +49,86 @@ def positional(outputs: Sequence[Variable]) -> Iterator[Apply]:
 
 
 class PlaceWriter:
-    """Writes positional operations, and what they need to know of arrays.
-
-    Parameters
-    ----------
-    loop : LoopWriter
+    """Writes positional operations.
 
     Attributes
     ----------
-    strides, lengths : dict
-        By name of the kernel's number, the array and its axis that it belongs to.
+    lengths : dict
+        By name of the kernel's number, the array and its axis whose length it is.
     """
 
     def __init__(self, loop: LoopWriter) -> None:
         self.loop = loop
-        self.strides: dict[str, tuple[str, int]] = {}
         self.lengths: dict[str, tuple[str, int]] = {}
         for node in positional(loop.graph.outputs):
-            if isinstance(node.op, Channel):
-                continue
-            array, lead, _ = loop.plan.array_of(node.inputs[0])
             if isinstance(node.op, Position):
+                array, lead, _ = loop.plan.array_of(node.inputs[0])
                 axis = lead + node.op.axis
                 self.lengths[f"{array}_d{axis}"] = array, axis
-            else:
-                for axis in node.op.hidden:
-                    self.strides[f"{array}_s{lead + axis}"] = array, lead + axis
-
-    @property
-    def names(self) -> list[str]:
-        """The kernel's numbers."""
-        return [*self.strides, *self.lengths]
-
-    @property
-    def members(self) -> list[tuple[str, str]]:
-        """What a channel knows beside where its items are."""
-        axes = [f"e{axis}" for axis in range(self.loop.layout.ndim)]
-        return [("int64_t", name) for name in [*axes, *self.names]]
-
-    def write_locate(self) -> None:
-        line = self.loop.source.line
-        for axis in range(self.loop.layout.ndim):
-            line(f"l.e{axis} = e{axis};")
-        for name in self.names:
-            line(f"l.{name} = p.{name};")
 
     def bind(self, code: Code) -> Callable[[Apply], bool]:
         """Return what writes a positional operation into a function, and binds its result."""
-        w = code.writer
-        self.wrong = [w.local(self._number(code, f"s.wrong_{what}")) for what in ("step", "index")]
+        self.code, self.w = code, code.writer
+        self.wrong = [self.w.local(self.number(f"s.wrong_{what}")) for what in ("step", "index")]
 
         def special(node: Apply) -> bool:
-            if not isinstance(node.op, PositionalOp):
-                return False
-            code.scalars.bind(node.outputs[0], self.write(code, node))
-            return True
+            if isinstance(node.op, PositionalOp):
+                code.scalars.bind(node.outputs[0], self.write(node))
+            return isinstance(node.op, PositionalOp)
 
         return special
 
-    def noted(self, code: Code) -> list[Number]:
+    def noted(self) -> list[Number]:
         """Return the first step with an index outside of its array, and the index."""
-        return [code.writer.copy(own) for own in self.wrong]
+        return [self.w.copy(own) for own in self.wrong]
 
-    def _number(self, code: Code, text: str) -> Value:
-        return code.parameter(text, INT64)
+    def number(self, text: str) -> Value:
+        return self.code.parameter(text, INT64)
 
-    def write(self, code: Code, node: Apply) -> Number:
+    def write(self, node: Apply) -> Number:
         """Write one operation; return its result."""
         if isinstance(node.op, Channel):
-            return self._number(code, f"w.l.e{node.op.axis}")
+            return self.number(f"w.l.e[{node.op.axis}]")
         positions = [
-            code.scalars.convert(number, "int64")
-            for number in code.numbers(node.inputs[1:])
+            self.code.scalars.convert(number, "int64")
+            for number in self.code.numbers(node.inputs[1:])
             if isinstance(number, Value)
         ]
         if isinstance(node.op, Position):
-            return self.write_position(code, node, positions[0])
-        return self.write_item(code, node, positions)
+            return self.write_position(node, positions[0])
+        return self.write_item(node, positions)
 
-    def write_position(self, code: Code, node: Apply, given: Value) -> Value:
+    def write_position(self, node: Apply, given: Value) -> Value:
         array, lead, _ = self.loop.plan.array_of(node.inputs[0])
-        w, size = code.writer, self._number(code, f"w.l.{array}_d{lead + node.op.axis}")
+        w, size = self.w, self.number(f"w.p->{array}_d{lead + node.op.axis}")
         place = w.select(given < 0, given + size, given)
         outside = (place < 0) | (place >= size)
         step, index = (w.copy(own) for own in self.wrong)
         first = outside & (step < 0)
-        for own, now, old in zip(
-            self.wrong, (self._number(code, "s.step"), given), (step, index), strict=True
-        ):
-            w.assign(own, w.select(first, now, old))
+        w.assign(self.wrong[0], w.select(first, self.number("s.step"), step))
+        w.assign(self.wrong[1], w.select(first, given, index))
         nearest = w.select((place < 0) & size.differs(0), 0, size - 1)  # -1 if there is none
         return w.select(outside, nearest, place)
 
-    def write_item(self, code: Code, node: Apply, positions: list[Value]) -> Number:
-        array, lead, axes = self.loop.plan.array_of(node.inputs[0])
-        w, given = code.writer, iter(positions)
+    def write_item(self, node: Apply, positions: list[Value]) -> Number:
+        array, _, axes = self.loop.plan.array_of(node.inputs[0])
+        w, given = self.w, iter(positions)
         offset: Value = w.constant(0, INT64)
         if node.inputs[0] in self.loop.inner.rows:
-            offset = self._number(code, "x.t") * self._number(code, f"w.l.{array}_t")
-        exists: Value = w.constant(True, Type("bool"))
+            offset = self.number("x.t") * self.number(f"w.l.t[Params::{array}]")
+        exists: Value = w.constant(True, BOOL)
         for k, place in enumerate(node.op.places):
             if place == "at":
                 position = next(given)
+                axis = self.loop.arrays[array].axes[k]
                 exists = exists & (position >= 0)
-                offset = offset + position * self._number(code, f"w.l.{array}_s{lead + k}")
+                offset = offset + position * self.number(f"w.p->at[Params::{array}].e[{axis}]")
             elif place != axes[k]:
                 raise NoCCodeError("an item of another channel has no CUDA kernel")
         dtype = node.outputs[0].type.dtype
         half = None if dtype == HALF else parts_of(dtype)
         kind = Type("uint16" if dtype == HALF else half or dtype)
-        pointer, found = code.pointer(f"w.l.{array}"), list[Local]()
+        pointer, found = self.code.pointer(f"w.l.at[Params::{array}]"), list[Local]()
         for _ in range(1 if half is None else 2):
             found.append(w.local(0, kind))
             with w.when(exists):

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 
 from scanlib.backends.cuda.printer import LoopWriter
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channel_plan import Place
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.errors import (
-    StepIndexError,
-    StepShapeError,
-)
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.errors import StepIndexError, StepShapeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import Messages
-from scanlib.ops.positions import has_positions
 from scanlib.ops.signature import Signature
 
 Shape = tuple[int, ...]
@@ -35,9 +31,9 @@ class Geometry:
     sizes : tuple of int
         Of the channels' axes.
     outputs : list of Shape
-        Of the results. After those of the loop come the number of steps, where a condition ends
-        it, and for each channel the first step with an index outside of its array, and the index,
-        where there are computed places.
+        Of the results, and of what comes after them: the number of steps, where a condition ends
+        the loop; for each channel the first step with an index outside of its array, and the
+        index, where there are computed places.
     lengths : dict
         Of arrays that are read at computed places.
     """
@@ -55,13 +51,8 @@ class Geometry:
 def geometry(loop: LoopWriter, shapes: Sequence[Shape], n_steps: int | None = None) -> Geometry:
     """Return the sizes of a loop's results, and check that its arguments agree.
 
-    Parameters
-    ----------
-    loop : LoopWriter
-    shapes : sequence of tuple of int
-        Of the arguments, without the number of steps.
-    n_steps : int, optional
-        The number of steps, where it is an argument.
+    `shapes` are those of the arguments without the number of steps, which is `n_steps` where it is
+    one of them.
 
     Raises
     ------
@@ -90,9 +81,9 @@ def _sizes(loop: LoopWriter, given: dict[str, Shape], steps: int, messages: Mess
     found = []
     for level in range(loop.layout.ndim):
         places = loop.plan.group_places(loop.plan.targets, level)
-        found_here = [given[place.array][_own(place, level)] for place in places]
-        size = found_here[0] if found_here else 1
-        for place, other in zip(places, found_here, strict=True):
+        lengths = [given[place.array][place.lead + place.axes.index(level)] for place in places]
+        size = lengths[0] if lengths else 1
+        for place, other in zip(places, lengths, strict=True):
             if other == size:
                 continue
             if not steps:
@@ -103,12 +94,6 @@ def _sizes(loop: LoopWriter, given: dict[str, Shape], steps: int, messages: Mess
             raise StepShapeError(message, 0, other, size)
         found.append(size)
     return tuple(found)
-
-
-def _own(place: Place, level: int) -> int:
-    own = place.along(level)
-    assert own is not None, "group_places returns arrays that have the axis"
-    return own
 
 
 def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape) -> list[Shape]:
@@ -124,23 +109,14 @@ def _outputs(loop: LoopWriter, given: dict[str, Shape], steps: int, sizes: Shape
     if signature.has_stop:
         shapes.append(())  # the number of steps
     if loop.places is not None:
-        shapes.append((prod(sizes), 2))  # an index outside of its array, and its step
+        shapes.append((*sizes, 2))  # an index outside of its array, and its step
     return shapes
 
 
 def written_rows(signature: Signature, steps: int, taken: int) -> list[slice]:
-    """Return which rows of each result a loop that ends by a condition has written.
+    """Return which rows of histories, carries and outputs a loop with a condition has written.
 
-    Parameters
-    ----------
-    signature : Signature
-    steps, taken : int
-        How many steps there could be, and how many were taken.
-
-    Returns
-    -------
-    list of slice
-        For histories, carries and outputs, without the number of steps.
+    There could be so many `steps`, of which so many are `taken`.
     """
     first = steps - taken if signature.reverse else 0
     everything = slice(None)
@@ -153,22 +129,13 @@ def written_rows(signature: Signature, steps: int, taken: int) -> list[slice]:
 
 
 def raise_wrong_index(op: ElemwiseScan, more: Sequence[Any]) -> None:
-    """Raise an error if a computed place lies outside of its array.
+    """Raise an error if a computed place lies outside of its array, as loops on other devices do.
 
-    Parameters
-    ----------
-    op : ElemwiseScan
-    more : sequence of array_like
-        What the kernel returns after the loop's results: the indices come last.
-
-    Raises
-    ------
-    StepIndexError
-        As the loop does on other devices.
+    `more` is what the kernel returns after the loop's results: the indices come last.
     """
     if not has_positions(op.body.outputs):
         return
-    wrong = np.asarray(more[-1])
+    wrong = np.asarray(more[-1]).reshape(-1, 2)
     wrong = wrong[wrong[:, 0] >= 0]
     if len(wrong):
         messages = Messages(op.signature, op.scan.labels, op.scan.name)

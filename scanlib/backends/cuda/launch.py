@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from pytensor.configdefaults import config
 
-from scanlib.backends.cuda.channel import is_dense
 from scanlib.backends.cuda.compiler import compile_kernels
 from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.geometry import Geometry
-from scanlib.backends.cuda.parameters import Parameters
+from scanlib.backends.cuda.parameters import Parameters, contiguous
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 FEW_TERMS = 64  # of a sum that one thread adds up
 RESETS = 256  # threads of a block that clears flags
+FLAT = 32  # threads of a block that repairs channels
 MOST_BLOCKS = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One launch: the kernel's place among `Kernels.names`, blocks, threads of a block."""
 
     kernel: int
@@ -34,19 +31,11 @@ class Launch:
     threads: int
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """All that a call needs but for addresses.
 
-    Attributes
-    ----------
-    words : list of int
-        The numbers of the kernels.
-    slots : list of int
-        Where among them the addresses go: of the inputs, the outputs, the works.
-    works : list of int
-        How many bytes each array for intermediate results needs.
-    launches : list of Launch
+    The numbers of the kernels; where among them the addresses go, of the inputs, the outputs, the
+    works; how many bytes each array for intermediate results needs; the launches.
     """
 
     words: list[int]
@@ -90,32 +79,23 @@ class Kernels:
         """Return the kernels for a call of these sizes."""
         return self
 
-    def pack(
-        self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
-    ) -> tuple[list[int], list[int]]:
-        """Return the numbers of the kernels, and where among them the addresses go.
-
-        Parameters
-        ----------
-        values : dict
-            Counts and sizes, by name.
-        strides : sequence of tuple of int
-            Of the arguments and of the results, in bytes.
-        """
-        arrays = [*self.parameters.inputs, *self.parameters.outputs]
-        for array, own in zip(arrays, strides, strict=True):
-            values = values | array.strides(own)
-        names = [*(array.name for array in arrays), *self.parameters.works]
-        return self.parameters.pack(values), [self.parameters.place[name] for name in names]
-
-    def launch_of(self, name: str, blocks: int, threads: int) -> Launch:
-        """Return the launch of a kernel."""
-        if blocks > MOST_BLOCKS:
-            raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
-        return Launch(self.names.index(name), blocks, threads)
+    def prepared(
+        self,
+        values: dict[str, int],
+        strides: Sequence[tuple[int, ...]],
+        works: list[int],
+        jobs: Sequence[tuple[str, int, int]],
+    ) -> Call:
+        """Return a call from counts, strides of all arrays, and names, blocks, threads."""
+        words, slots = self.parameters.pack(values, strides)
+        for _, blocks, _ in jobs:
+            if blocks > MOST_BLOCKS:
+                raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
+        launches = [Launch(self.names.index(name), *sizes) for name, *sizes in jobs]
+        return Call(words, slots, works, launches)
 
 
-UNIT = {"rows": "walk", "chunks": "walk", "look-back": "look_back"}  # of each schedule
+UNITS = {"rows": "walk", "look-back": "look_back"}  # of schedules
 
 
 class KernelLoop:
@@ -147,19 +127,19 @@ class KernelLoop:
     def of(self, sizes: Geometry, processors: int) -> LoopUnit:
         """Return the kernels for a call of these sizes."""
         kind = schedule_of(self.writer, sizes, processors).kind
-        return self.unit(UNIT.get(kind, self.writer.units()[0]))
+        return self.unit(UNITS.get(kind, kind))
 
     @property
     def source(self) -> str:
         """The unit that every loop has, with all of its operations."""
-        return self.unit(self.writer.units()[0]).source
+        return self.unit("serial").source
 
 
 def schedule_of(writer: LoopWriter, sizes: Geometry, processors: int) -> Schedule:
     """Return how a loop is walked."""
     return choose(
         sizes.steps, sizes.channels, processors, writer.composed is not None,
-        writer.threads, writer.items, config.scanlib__cuda_look_back,
+        writer.threads, writer.items,
     )  # fmt: skip
 
 
@@ -178,15 +158,9 @@ class LoopUnit(Kernels):
         super().__init__(writer.write(name), list(writer.kernels(name)), writer.parameters)
 
     def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
-        """Return the launches for arguments of known sizes.
+        """Return how the kernels are called on a device with so many multiprocessors.
 
-        Parameters
-        ----------
-        sizes : Geometry
-        strides : sequence of tuple of int
-            Of the arguments and of the results, in bytes.
-        processors : int
-            How many multiprocessors the device has.
+        `strides` are those of the arguments and of the results, in bytes.
         """
         writer = self.writer
         plan = schedule_of(writer, sizes, processors)
@@ -200,71 +174,52 @@ class LoopUnit(Kernels):
         }
         values |= {f"n{axis}": size for axis, size in enumerate(sizes.sizes)}
         values |= sizes.lengths
-        if writer.places is not None:
-            names = [array.name for array in self.parameters.inputs]
-            for name, (array, axis) in writer.places.strides.items():
-                values[name] = strides[names.index(array)][axis]
-        words, slots = self.pack(values, strides)
-        dense = sizes.channels == 1 and is_dense(writer, strides)
-        return Call(words, slots, self._works(sizes, plan), self._launches(sizes, plan, dense))
+        terms = self.parameters.arrays[len(strides) :]
+        shapes = [
+            (plan.chunks if array.name.startswith("partial") else sizes.steps, *sizes.sizes)
+            for array in terms
+        ]
+        items = [np.dtype(array.dtype).itemsize for array in terms]
+        every = [*strides, *map(contiguous, shapes, items)]
+        works = [item * prod(shape) for item, shape in zip(items, shapes, strict=True)]
+        if writer.composed is not None:
+            count = sizes.channels * plan.chunks if plan.kind == "look-back" else 0
+            works += [2 * count * writer.summary_bytes, count * writer.state_bytes]
+            works.append(4 * flags_of(sizes, plan) if count else 0)
+        dense = sizes.channels == 1 and writer.is_dense(every)
+        jobs = [*self._walks(sizes, plan, dense), *self._sums(sizes, plan)]
+        return self.prepared(values, every, works, jobs)
 
-    def _works(self, sizes: Geometry, plan: Schedule) -> list[int]:
-        count = sizes.channels * plan.chunks
-        works = [16 * count for _ in self.writer.sums]  # as large as a total can be
-        for i in self.writer.summed:
-            size = max(4, np.dtype(self.writer.arrays[f"z{i}"].dtype).itemsize)
-            works.append(sizes.steps * sizes.channels * size)
-        if self.writer.composed is not None:
-            several = count if plan.kind in ("chunks", "look-back") else 0
-            functions, flags = several, 0
-            if plan.kind == "look-back":  # of stretches and groups; of states as well
-                functions, flags = 2 * count, flags_of(sizes, plan)
-            works += [functions * self.writer.summary_bytes, several * self.writer.state_bytes]
-            works += [4 * several, 4 * flags]
-        return works
-
-    def _launches(self, sizes: Geometry, plan: Schedule, dense: bool) -> list[Launch]:
+    def _walks(
+        self, sizes: Geometry, plan: Schedule, dense: bool
+    ) -> Iterator[tuple[str, int, int]]:
+        """Yield the launches that take the steps: names, blocks, threads of a block."""
+        blocks = -(-sizes.channels // plan.lanes) * plan.chunks
         if not sizes.channels:
-            return self._sums(sizes, plan)
-        tiles = -(-sizes.channels // plan.lanes)
-        shared, flat = self.writer.threads, 32
-        launches = []
+            return
         if plan.kind == "serial":
-            blocks = -(-sizes.channels // plan.threads)
-            until = self.writer.signature.has_stop
-            name = "until" if until else f"serial_{plan.ahead}"
-            launches.append(self.launch_of(name, blocks, plan.threads))
-        if plan.kind == "chunks":
-            each = -(-sizes.channels // flat)
-            launches.append(self.launch_of("summarize", tiles * plan.chunks, shared))
-            launches.append(self.launch_of("carry", each, flat))
-            launches.append(self.launch_of("walk", tiles * plan.chunks, shared))
-            launches.append(self.launch_of("repair", each, flat))
-        if plan.kind == "look-back":
+            yield f"serial_{plan.ahead}", -(-sizes.channels // plan.threads), plan.threads
+        elif plan.kind == "rows":
+            yield "walk", blocks, plan.threads
+        else:
+            yield "reset", -(-flags_of(sizes, plan) // RESETS), RESETS
             name = "look_back_dense" if dense and plan.lanes == 1 else "look_back"
-            resets = -(-flags_of(sizes, plan) // RESETS)
-            launches.append(self.launch_of("reset", resets, RESETS))
-            launches.append(self.launch_of(name, tiles * plan.chunks, shared))
-            launches.append(self.launch_of("mend", -(-sizes.channels // flat), flat))
-        if plan.kind == "rows":
-            launches.append(self.launch_of("walk", tiles, shared))
-        return launches + self._sums(sizes, plan)
+            yield name, blocks, plan.threads
+            yield "mend", -(-sizes.channels // FLAT), FLAT
 
-    def _sums(self, sizes: Geometry, plan: Schedule) -> list[Launch]:
-        """Return the launches that add up what channels have left: a block or a thread each."""
+    def _sums(self, sizes: Geometry, plan: Schedule) -> Iterator[tuple[str, int, int]]:
+        """Yield the launches that add up what channels have left: a block or a thread each."""
+        threads = self.writer.threads
         results = [f"c{i}" for i in self.writer.sums] + [f"z{i}" for i in self.writer.summed]
-        launches = []
         for k, name in enumerate(results):
             array = self.writer.arrays[name]
             items = prod(sizes.sizes[axis] for _, axis in array.kept)
             terms = sizes.channels // max(items, 1) * (1 if array.lead else plan.chunks)
             items *= sizes.steps if array.lead else 1
             if items and terms < FEW_TERMS:
-                blocks = -(-items // self.writer.threads)
-                launches.append(self.launch_of(f"short_sum_{k}", blocks, self.writer.threads))
+                yield f"short_sum_{k}", -(-items // threads), threads
             elif items:
-                launches.append(self.launch_of(f"sum_{k}", items, self.writer.threads))
-        return launches
+                yield f"sum_{k}", items, threads
 
 
 def flags_of(sizes: Geometry, plan: Schedule) -> int:
@@ -273,19 +228,9 @@ def flags_of(sizes: Geometry, plan: Schedule) -> int:
 
 
 def launch(
-    driver: Driver,
-    handles: Sequence[int],
-    call: Call,
-    addresses: Sequence[int],
-    stream: int,
+    driver: Driver, handles: Sequence[int], call: Call, addresses: Sequence[int], stream: int
 ) -> None:
-    """Launch the kernels of a call on a stream.
-
-    Parameters
-    ----------
-    addresses : sequence of int
-        Of the inputs, the outputs and the works.
-    """
+    """Launch the kernels of a call on a stream; addresses are in the order of `Call.slots`."""
     words = (ctypes.c_longlong * len(call.words))(*call.words)
     for slot, address in zip(call.slots, addresses, strict=True):
         words[slot] += address

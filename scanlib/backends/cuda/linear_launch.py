@@ -10,31 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from scanlib.backends.cuda.launch import Call, Kernels, Launch
-from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
+from scanlib.backends.cuda.launch import Call, Kernels
 from scanlib.backends.cuda.linear_writer import LinearWriter, item_bytes
-from scanlib.ops.linear_loop import check_shapes, count_steps
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.backends.cuda.schedule import choose_linear
+from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 Shape = tuple[int, ...]
-FULL = 1024  # vectors per multiprocessor, from which on blocks may be large
 
 
 @dataclass(frozen=True)
 class LinearGeometry:
-    """The sizes of one call.
-
-    Attributes
-    ----------
-    steps : int
-    size : int
-        The rows of the matrix.
-    columns : int
-        Of the state: 1 for vectors.
-    batch : tuple of int
-    outputs : list of tuple of int
-        The shape of the result.
-    """
+    """The sizes of one call: rows of the matrix, columns of the state (1 for vectors), results."""
 
     steps: int
     size: int
@@ -49,12 +36,6 @@ class LinearGeometry:
 
 def linear_geometry(op: LinearScan, inputs: Sequence[Any]) -> LinearGeometry:
     """Return the sizes of a matrix recurrence, and check that its arguments agree.
-
-    Parameters
-    ----------
-    op : LinearScan
-    inputs : sequence
-        Arrays of any kind, and the number of steps where it is an argument.
 
     Raises
     ------
@@ -74,23 +55,7 @@ def linear_geometry(op: LinearScan, inputs: Sequence[Any]) -> LinearGeometry:
 
 
 class LinearKernels(Kernels):
-    """The kernels of a matrix recurrence of one size.
-
-    Parameters
-    ----------
-    op : LinearScan
-    dtype : str
-        Of the state.
-    ranks : tuple of int
-        How many axes the matrix and the initial state have.
-    size, width : int
-        The rows of the matrix; the columns of the state, where matrices are at both its sides.
-
-    Raises
-    ------
-    NoCCodeError
-        If the recurrence has no kernel.
-    """
+    """The kernels of a matrix recurrence of one size; see `LinearWriter`."""
 
     def __init__(
         self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int
@@ -101,15 +66,9 @@ class LinearKernels(Kernels):
     def call(
         self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
     ) -> Call:
-        """Return the launches for arguments of known sizes.
+        """Return how the kernels are called on a device with so many multiprocessors.
 
-        Parameters
-        ----------
-        sizes : LinearGeometry
-        strides : sequence of tuple of int
-            Of the arguments and of the result, in bytes.
-        processors : int
-            How many multiprocessors the device has.
+        `strides` are those of the arguments and of the result, in bytes.
         """
         writer = self.writer
         plan = choose_linear(sizes.steps, sizes.vectors, processors, writer.group, writer.columns)
@@ -118,58 +77,31 @@ class LinearKernels(Kernels):
             "channels": sizes.vectors,
             "chunk": plan.chunk,
             "chunks": plan.chunks,
-            "n2": sizes.columns,
         }
-        values |= {f"n{axis}": size for axis, size in enumerate(sizes.batch, 3)}
-        words, slots = self.pack(values, strides)
-        launches = self._launches(sizes, plan, processors)
-        return Call(words, slots, self._works(sizes, plan), launches)
-
-    def _works(self, sizes: LinearGeometry, plan: LinearSchedule) -> list[int]:
-        writer = self.writer
-        if writer.both:
-            return []
-        count = sizes.vectors * plan.chunks * writer.size if plan.chunks > 1 else 0
-        item = item_bytes(writer.dtype)
-        real = item // 2 if np.dtype(writer.dtype).kind == "c" else item
-        return [count * writer.columns * item, 2 * count * writer.columns * real, count * item]
-
-    def _launches(
-        self, sizes: LinearGeometry, plan: LinearSchedule, processors: int
-    ) -> list[Launch]:
-        writer = self.writer
-        if not prod(sizes.outputs[0]):
-            return []
-        if writer.both:
-            return [self.launch_of("walk", 1, writer.threads)]
-        threads, each = writer.threads, writer.threads // writer.group
-        if writer.group == 1:
-            threads = each = 128 if sizes.vectors >= FULL * processors else 32
-        walked = sizes.vectors * (1 if writer.op.untraced else plan.chunks)
-        jobs = {"walk": walked}
+        works, counts = [], {"walk": 1}
+        if not writer.both:
+            axes = (*sizes.batch, sizes.columns)
+            values |= {f"n{axis}": size for axis, size in enumerate(axes)}
+            items = sizes.vectors * plan.chunks * writer.size if plan.chunks > 1 else 0
+            item = item_bytes(writer.dtype)
+            real = item // 2 if np.dtype(writer.dtype).kind == "c" else item
+            works = [items * writer.columns * item, 2 * items * writer.columns * real, items * item]
+            counts["walk"] = sizes.vectors * (1 if writer.op.untraced else plan.chunks)
         if plan.chunks > 1:
             probed = sizes.vectors * (plan.chunks - 1) * writer.columns
-            jobs = {"probe": probed, "carry": sizes.vectors, "walk": walked}
-        return [self.launch_of(name, -(-count // each), threads) for name, count in jobs.items()]
+            counts = {"probe": probed, "carry": sizes.vectors} | counts
+        if not prod(sizes.outputs[0]):
+            counts = {}
+        each = writer.threads // max(writer.group, 1)
+        jobs = [(name, -(-count // each), writer.threads) for name, count in counts.items()]
+        return self.prepared(values, strides, works, jobs)
 
 
-@lru_cache(maxsize=256)
-def _kernels(
-    op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int
-) -> LinearKernels:
-    return LinearKernels(op, dtype, ranks, size, width)
+_kernels = lru_cache(maxsize=256)(LinearKernels)
 
 
 def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearKernels:
     """Return the kernels for arguments of these sizes, written once for each.
-
-    Parameters
-    ----------
-    op : LinearScan
-    inputs : sequence
-        Arrays of any kind, and the number of steps where it is an argument.
-    dtype : str
-        Of the state.
 
     Raises
     ------
@@ -178,8 +110,7 @@ def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearK
     ValueError
         As the recurrence does on other devices.
     """
-    sizes = linear_geometry(op, inputs)
-    parts = op.parts(inputs)
-    ranks = parts.matrix.ndim, parts.initial.ndim
+    sizes, parts = linear_geometry(op, inputs), op.parts(inputs)
     width = sizes.columns if op.side == "both" else 1
+    ranks = parts.matrix.ndim, parts.initial.ndim
     return _kernels(op, dtype, ranks, max(sizes.size, 1), max(width, 1))

@@ -1,15 +1,24 @@
-"""The numbers that a kernel is given: one struct of 64-bit integers.
+"""What a kernel is given: one struct of 64-bit integers, of which each has one place.
 
-Addresses, strides in bytes, sizes and counts have one name each, the same in the kernel and in
-Python, and one place in the struct.
+Counts come first, then for each array its address, how far one row is from the next, and how far
+items are apart along each of the channels' axes and of others that a kernel knows, in bytes.
+Addresses of plain memory come last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from scanlib.ops.elemwise_scan import Axes
+from scanlib.ops.lowered.elemwise_scan import Axes
+
+COUNTS = ("steps", "channels", "lanes", "lane_bits", "chunk", "chunks")
+
+
+def contiguous(shape: Sequence[int], item: int) -> tuple[int, ...]:
+    """Return the strides of an array without gaps, in bytes."""
+    return tuple(item * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @dataclass(frozen=True)
@@ -39,59 +48,81 @@ class Array:
         pairs = enumerate(self.axes, self.lead)
         return [(own, axis) for own, axis in pairs if axis is not None]
 
-    def words(self) -> Iterator[str]:
-        yield self.name
-        if self.lead:
-            yield f"{self.name}_t"
-        yield from (f"{self.name}_{axis}" for _, axis in self.kept)
-
-    def strides(self, strides: tuple[int, ...]) -> dict[str, int]:
-        """Return the numbers that say where items are, from the array's strides in bytes."""
-        found = {f"{self.name}_t": strides[0]} if self.lead else {}
-        return found | {f"{self.name}_{axis}": strides[own] for own, axis in self.kept}
-
-
-COUNTS = ("steps", "channels", "lanes", "lane_bits", "chunk", "chunks")
-
 
 class Parameters:
-    """The names of a kernel's numbers, in order.
+    """The places of a kernel's numbers.
 
     Parameters
     ----------
-    ndim : int
-        How many axes the channels have.
+    sizes : int
+        How many axes the channels have: the first ones of those that arrays have.
     inputs, outputs : list of Array
         What the loop is given and returns, in its order; a number of steps does not count.
-    works : list of str
-        Names of arrays for intermediate results.
-    more : sequence of str, optional
-        Names of further numbers.
+    terms : list of Array, optional
+        Of intermediate results.
+    works, more : sequence of str, optional
+        Names of plain memory, and of further numbers.
     """
 
     def __init__(
         self,
-        ndim: int,
+        sizes: int,
         inputs: list[Array],
         outputs: list[Array],
-        works: list[str],
+        terms: Sequence[Array] = (),
+        works: Sequence[str] = (),
         more: Sequence[str] = (),
     ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.works = works
-        names = [*COUNTS, *(f"n{axis}" for axis in range(ndim))]
-        names += [word for array in [*inputs, *outputs] for word in array.words()]
-        self.names = [*names, *more, *works]
-        self.place = {name: k for k, name in enumerate(self.names)}
+        self.inputs, self.outputs = inputs, outputs
+        self.arrays = [*inputs, *outputs, *terms]
+        self.works, self.more = list(works), list(more)
+        self.sizes = sizes
+        self.axes = (
+            max([0, sizes - 1, *(own for array in self.arrays for _, own in array.kept)]) + 1
+        )
+        numbers = [*COUNTS, *(f"n{axis}" for axis in range(max(sizes, 1))), *more]
+        self.place = {name: k for k, name in enumerate(numbers)}
+        self.count = len(numbers)
+        for array in self.arrays:
+            self.place[array.name] = self.count
+            self.count += 2 + self.axes
+        self.place |= {name: self.count + k for k, name in enumerate(works)}
+        self.count += len(self.works)
 
-    def pack(self, values: dict[str, int]) -> list[int]:
-        """Return the numbers in order; those that are not given are zero."""
-        packed = [0] * len(self.names)
+    def pack(
+        self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
+    ) -> tuple[list[int], list[int]]:
+        """Return the numbers, and where among them the addresses go.
+
+        `values` are counts and sizes by name, zero if they are not given, `strides` those of all
+        arrays, in bytes.
+        """
+        packed = [0] * self.count
         for name, value in values.items():
             packed[self.place[name]] = value
-        return packed
+        for array, own in zip(self.arrays, strides, strict=True):
+            first = self.place[array.name]
+            packed[first + 1] = own[0] if array.lead else 0
+            for axis, along in array.kept:
+                packed[first + 2 + along] = own[axis]
+        names = [*(array.name for array in self.arrays), *self.works]
+        return packed, [self.place[name] for name in names]
 
     def struct(self) -> str:
-        """Return the C struct."""
-        return "struct Params {\n  int64_t " + ", ".join(self.names) + ";\n};\n"
+        """Return the C struct, in which arrays have their numbers by name."""
+        names = "".join(f"{array.name}, " for array in self.arrays)
+        works = "".join(f" char *{name};" for name in self.works)
+        counts = ", ".join([*COUNTS, f"n[{max(self.sizes, 1)}]", *self.more])
+        along = " || ".join(
+            f"k == {array.name} && axis == {axis}"
+            for array in self.arrays
+            for _, axis in array.kept
+        )
+        return (
+            f"struct Params {{\n  enum {{ {names}ARRAYS, SIZES = {self.sizes} }};\n"
+            f"  int64_t {counts};\n"
+            f"  struct {{ char *data; int64_t t, e[{self.axes}]; }} at[ARRAYS];\n {works}\n"
+            "  /* Whether the items of array `k` differ along an axis. */\n"
+            "  SCANLIB_METHOD static bool along(int k, int axis) {\n"
+            f"    return {along or 'false'};\n  }}\n}};\n"
+        )

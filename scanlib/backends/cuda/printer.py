@@ -2,8 +2,8 @@
 
 The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of a loop ``L``
 
-``Channel``, ``locate``, ``advance``, ``dense``
-    where the items of one channel are;
+``row``
+    which row of the arrays belongs to a step;
 ``Fixed``, ``fix``
     the non-sequences of a channel;
 ``Rows``, ``load`` and ``Results``, ``store``
@@ -21,59 +21,54 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 
 import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.cuda.channel import whole_sums, write_channel
+from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
 from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter
-from scanlib.backends.cuda.cpp_lines import Source
-from scanlib.backends.cuda.families import composed_recurrences
-from scanlib.backends.cuda.items import write_fixed, write_results, write_rows
 from scanlib.backends.cuda.parameters import Array, Parameters
-from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, item_type, memory_type
-from scanlib.backends.cuda.summary import SummaryWriter
-from scanlib.backends.cuda.sums import SumWriter
+from scanlib.backends.cuda.scalar_code import (
+    Code,
+    ScalarUnit,
+    Source,
+    computed,
+    item_type,
+    memory_type,
+)
 from scanlib.backends.cuda.support import check_supported
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channel_plan import ChannelPlan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import has_positions, loaded
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.channel_plan import ChannelPlan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import has_positions, loaded
 
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 ROWS = 256  # bytes of the rows that a thread keeps, in registers
 LIGHT = 192  # bytes of rows and results with which a thread takes few registers
 LANES = 32
-TEMPLATES = {
-    "until": (),
-    "serial": (),
-    "walk": ("walk", "chunks"),
-    "look_back": ("walk", "chunks", "look_back"),
-}
-UNITS = {
-    "until": ("until",),
-    "serial": ("serial_4", "serial_16"),
-    "walk": ("walk", "summarize", "carry", "repair"),
-    "look_back": ("reset", "look_back", "look_back_dense", "mend"),
-}
+TEMPLATES = {"serial": (), "walk": ("walk",), "look_back": ("walk", "look_back")}
 KERNELS = {
-    "until": "FLAT_KERNEL(until, scanlib_until<Loop>(p, index))",
-    "serial_4": "FLAT_KERNEL(serial_4, (scanlib_serial<Loop, 4>(p, index)))",
-    "serial_16": "FLAT_KERNEL(serial_16, (scanlib_serial<Loop, 16>(p, index)))",
-    "walk": "BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))",
-    "summarize": "BLOCK_KERNEL(summarize, scanlib_summarize<Loop>(p, block))",
-    "carry": "FLAT_KERNEL(carry, scanlib_carry<Loop>(p, index))",
-    "repair": "FLAT_KERNEL(repair, scanlib_repair<Loop>(p, index))",
-    "reset": "FLAT_KERNEL(reset, scanlib_reset<Loop>(p, index))",
-    "look_back": "CONCURRENT_KERNEL(look_back, 512, scanlib_look_back<Loop>(given))",
-    "look_back_dense": "CONCURRENT_KERNEL(look_back_dense, SCANLIB_RESIDENT, "
-    "Params p = given; Loop::dense(p); scanlib_look_back<Loop>(p))",
-    "mend": "FLAT_KERNEL(mend, scanlib_mend<Loop>(p, index))",
+    "serial": {
+        "serial_4": "FLAT_KERNEL(serial_4, (scanlib_serial<Loop, 4>(p, index)))",
+        "serial_16": "FLAT_KERNEL(serial_16, (scanlib_serial<Loop, 16>(p, index)))",
+    },
+    "walk": {"walk": "BLOCK_KERNEL(walk, scanlib_walk<Loop>(p, block))"},
+    "look_back": {
+        "reset": "FLAT_KERNEL(reset, scanlib_reset(p, index))",
+        "look_back": "CONCURRENT_KERNEL(look_back, 512, scanlib_look_back<Loop>(given))",
+        "look_back_dense": "CONCURRENT_KERNEL(look_back_dense, SCANLIB_RESIDENT, "
+        "Params p = given; Loop::dense(p); scanlib_look_back<Loop>(p))",
+        "mend": "FLAT_KERNEL(mend, scanlib_mend<Loop>(p, index))",
+    },
 }
+Item = tuple[str, str, str]  # its name in a struct, its array, its row
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
+# The dtypes in which sums are collected, wider than the items are.
+TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
 
 
 class LoopWriter:
@@ -115,14 +110,16 @@ class LoopWriter:
         self.traced = [i for i, gone in enumerate(self.signature.untraced) if not gone]
         reductions = enumerate(self.layout.output_reductions)
         self.summed = [i for i, axes in reductions if axes]  # outputs
-        works = [f"partial{i}" for i in self.sums] + [f"whole{i}" for i in self.summed]
-        if self.composed is not None:
-            works += ["summaries", "states", "alarms", "flags"]
-        more = [] if self.places is None else self.places.names
+        ndim = self.layout.ndim
         self.parameters = Parameters(
-            self.layout.ndim, list(self._inputs()), list(self._outputs()), works, more
+            ndim,
+            list(self._inputs()),
+            list(self._outputs()),
+            list(self._terms()),
+            [] if self.composed is None else ["summaries", "states", "flags"],
+            [] if self.places is None else list(self.places.lengths),
         )
-        self.arrays = {a.name: a for a in [*self.parameters.inputs, *self.parameters.outputs]}
+        self.arrays = {array.name: array for array in self.parameters.arrays}
         self.threads, self.items = self._block()
         try:
             self.loop = self._loop()
@@ -140,6 +137,9 @@ class LoopWriter:
             (inner.non_sequences, outer.non_sequences, 0, layout.non_sequences),
         ):
             for variable, name, own in zip(variables, names, axes, strict=True):
+                if self.places is not None:  # axes that are not the channels' have strides as well
+                    hidden = enumerate(own, layout.ndim)
+                    own = tuple(k if axis is None else axis for k, axis in hidden)
                 yield Array(name, variable.type.dtype, lead, own)
 
     def _outputs(self) -> Iterator[Array]:
@@ -154,7 +154,16 @@ class LoopWriter:
         if self.signature.has_stop:
             yield Array(TAKEN, "int64", 0, ())
         if self.places is not None:
-            yield Array(WRONG, "int64", 0, ())
+            yield Array(WRONG, "int64", 0, tuple(range(layout.ndim)))
+
+    def _terms(self) -> Iterator[Array]:
+        """Yield the terms of sums: for all channels of one chunk each, of one step each."""
+        every = tuple(range(self.layout.ndim))
+        for i in self.sums:
+            kind = np.dtype(self.result.carries[i].type.dtype).kind
+            yield Array(f"partial{i}", TOTALS[kind], 1, every)
+        for i in self.summed:
+            yield Array(f"whole{i}", computed(self.result.outputs[i].type.dtype), 1, every)
 
     @property
     def state_bytes(self) -> int:
@@ -175,9 +184,7 @@ class LoopWriter:
         """Return how many threads a block has, and how many steps each of them at a time."""
         if self.composed is None:
             return 256, 1
-        stored = [self.result.states[i] for i in self.traced] + self.result.outputs
-        rows = _struct_bytes(self.inner.rows)
-        size = max(rows, _struct_bytes(stored), 4)
+        rows, size = _struct_bytes(self.inner.rows), max(self._row_bytes(), 4)
         choices = [items for items in (16, 8, 4, 2) if items * rows <= ROWS or items == 2]
         for threads in (256, 128, 64):
             summaries = (threads + threads // 8 + 2 * (threads // 8 + LANES)) * self.summary_bytes
@@ -191,23 +198,41 @@ class LoopWriter:
         self.composed = None
         return 256, 1
 
+    def _row_bytes(self, together: bool = False) -> int:
+        """Return the size of what a step reads or writes, or of both."""
+        stored = [self.result.states[i] for i in self.traced] + self.result.outputs
+        sizes = _struct_bytes(self.inner.rows), _struct_bytes(stored)
+        return sum(sizes) if together else max(sizes)
+
     def resident(self) -> int:
         """Return how many threads a multiprocessor shall hold: they share its registers."""
-        stored = [self.result.states[i] for i in self.traced] + self.result.outputs
-        each = self.items * (_struct_bytes(self.inner.rows) + _struct_bytes(stored))
-        return 768 if each <= LIGHT else 512
+        return 768 if self.items * self._row_bytes(together=True) <= LIGHT else 512
+
+    def is_dense(self, strides: list[tuple[int, ...]]) -> bool:
+        """Whether items that follow one another in time lie side by side."""
+        own = dict(zip(self.arrays, strides, strict=True))
+        return all(own[name][0] == np.dtype(self.arrays[name].dtype).itemsize
+                   for name in self._timed())  # fmt: skip
+
+    def _timed(self) -> Iterator[str]:
+        """Yield the arrays of which every step has a row."""
+        yield from self.plan.outer.sequences
+        yield from (f"h{i}" for i in self.traced)
+        yield from (self.stacked(i) for i in range(self.signature.n_outputs))
+
+    def stacked(self, i: int) -> str:
+        """Return the array that has what every step makes of an output."""
+        return f"whole{i}" if i in self.summed else f"z{i}"
 
     # The whole
 
     def units(self) -> list[str]:
         """Return what can be compiled apart: the kernels of some schedules."""
-        if self.signature.has_stop:
-            return ["until"]
-        return ["serial"] if self.composed is None else ["serial", "walk", "look_back"]
+        return ["serial"] if self.composed is None else list(TEMPLATES)
 
     def kernels(self, unit: str) -> dict[str, str]:
         """Return the kernels of a unit: for each name, what a thread or a block does."""
-        found = {name: call for name, call in KERNELS.items() if name in UNITS[unit]}
+        found = dict(KERNELS[unit])
         for k in range(len(self.sums) + len(self.summed)):
             found[f"sum_{k}"] = f"BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))"
             short = f"scanlib_short_sum<Sum{k}>(p, index)"
@@ -216,105 +241,197 @@ class LoopWriter:
 
     def write(self, unit: str) -> str:
         """Return the translation unit of some schedules."""
-        head = [
-            f"#define SCANLIB_THREADS {self.threads}",
-            f"#define SCANLIB_ITEMS {self.items}",
-            f"#define SCANLIB_ITEM_BITS {self.items.bit_length() - 1}",
-            f"#define SCANLIB_LANES {LANES}",
-            f"#define SCANLIB_RESIDENT {self.resident()}",
+        numbers = {
+            "THREADS": self.threads,
+            "ITEMS": self.items,
+            "ITEM_BITS": self.items.bit_length() - 1,
+            "LANES": LANES,
+            "RESIDENT": self.resident(),
+        }
+        parts = [
+            *(f"#define SCANLIB_{name} {number}" for name, number in numbers.items()),
             template("device"),
             *([template("complex")] if self.has_complex() else []),
             self.unit.text(),
             self.parameters.struct(),
-            template("until" if self.signature.has_stop else "serial"),
-            template("sums"),
+            *(template(name) for name in ("channel", "serial", "sums", *TEMPLATES[unit])),
+            self.loop,
+            *(f"SCANLIB_{kernel}" for kernel in self.kernels(unit).values()),
         ]
-        head += [template(name) for name in TEMPLATES[unit]]
-        calls = [f"SCANLIB_{kernel}" for kernel in self.kernels(unit).values()]
-        return "\n".join([*head, self.loop, *calls, ""])
+        return "\n".join([*parts, ""])
 
     def _loop(self) -> str:
         """Return the struct of the loop, and those of its sums."""
-        with self.source.block("struct Loop"):
-            write_channel(self)
-            write_fixed(self)
-            write_rows(self)
-            write_results(self)
+        with self.source.struct("Loop"):
+            row = "steps - 1 - i" if self.signature.reverse else "i"
+            with self.method("int64_t row(int64_t steps, int64_t i)"):
+                self.source.line(f"return {row};")
+            self.write_fixed()
+            self.write_rows()
+            self.write_results()
             self.write_state()
-            SumWriter(self).write_members()
+            self.write_sums()
             self.write_step()
             if self.composed is not None:
+                self.write_dense()
                 SummaryWriter(self, self.composed).write()
-        self.source.lines[-1] += ";"
-        SumWriter(self).write_results()
+        results = [(f"partial{i}", f"c{i}", self.plan.outer.carries[i]) for i in self.sums]
+        results += [(f"whole{i}", f"z{i}", "") for i in self.summed]
+        for number, names in enumerate(results):
+            self.write_sum(number, *names)
         return self.source.text()
 
     def has_complex(self) -> bool:
         variables = [*self.graph.inputs, *self.graph.variables, *self.graph.outputs]
         return any(variable.type.dtype.startswith("complex") for variable in variables)
 
-    # What a channel keeps
+    def method(self, head: str) -> AbstractContextManager[None]:
+        return self.source.block(f"SCANLIB_METHOD static {head}")
 
-    def struct(self, name: str, members: list[tuple[str, str]]) -> None:
+    @contextmanager
+    def function(self, head: str) -> Iterator[Code]:
+        """Write a method that calls a function of the kernel language."""
+        with self.method(head):
+            yield Code(self.unit, f"scanlib_{head[: head.index('(')].split()[-1]}_function")
+
+    def members(self, name: str, members: list[tuple[str, str]]) -> None:
+        """Write a struct."""
         text = " ".join(f"{kind} {member};" for kind, member in members)
         self.source.line(f"struct {name} {{ {text} }};")
 
-    def fetched(self, name: str, row: str = "") -> str:
-        """Return the text that reads an item of an input of the loop."""
-        array = self.arrays[name]
-        place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
-        return f"{item_type(array.dtype)}(scanlib_fetch<{memory_type(array.dtype)}>({place}))"
+    # Items of arrays
 
-    def stored(self, name: str, row: str, value: str) -> str:
-        """Return the statement that writes an item of a result."""
-        array = self.arrays[name]
-        kind = (item_type if name in whole_sums(self) else memory_type)(array.dtype)
-        place = f"l.{name} + ({row}) * l.{name}_t" if row else f"l.{name}"
-        return f"*({kind} *)({place}) = {kind}({value});"
+    def write_struct(self, name: str, items: list[Item], *more: tuple[str, str]) -> None:
+        members = [(item_type(self.arrays[array].dtype), member) for member, array, _ in items]
+        self.members(name, [*members, *more])
+
+    def read_all(self, target: str, items: list[Item]) -> None:
+        for member, array, row in items:
+            dtype, place = self.arrays[array].dtype, _item_place(array, row)
+            text = f"{item_type(dtype)}(scanlib_fetch<{memory_type(dtype)}>({place}))"
+            self.source.line(f"{target}.{member} = {text};")
+
+    def store_all(self, source: str, items: list[Item]) -> None:
+        for member, array, row in items:
+            kind = memory_type(self.arrays[array].dtype)
+            place = _item_place(array, row)
+            self.source.line(f"*({kind} *)({place}) = {kind}({source}.{member});")
+
+    def read_items(self, variables: list[Variable], names: list[str]) -> list[tuple[int, str]]:
+        """Return which of the inputs have an item of the channel that is read, and their arrays.
+
+        Others are there for their sizes, or read at computed places; they may have no item at all.
+        """
+        pairs = enumerate(zip(variables, names, strict=True))
+        return [(k, name) for k, (variable, name) in pairs if variable in self.loaded]
+
+    def write_fixed(self) -> None:
+        names = self.read_items(self.inner.non_sequences, self.plan.outer.non_sequences)
+        items = [(f"w{k}", name, "0") for k, name in names]
+        more = [("scanlib_channel", "l"), ("const Params *", "p")]
+        self.write_struct("Fixed", items, *(more if self.places else ()))
+        with self.method("void fix(const Params &p, const scanlib_channel &l, Fixed &w)"):
+            self.read_all("w", items)
+            if self.places is not None:
+                self.source.line("w.l = l; w.p = &p;")
+
+    def write_rows(self) -> None:
+        names = self.read_items(self.inner.rows, self.plan.outer.sequences)
+        items = [(f"v{k}", name, "t") for k, name in names]
+        self.write_struct("Rows", items, *([("int64_t", "t")] if self.places else ()))
+        with self.method("void load(const scanlib_channel &l, int64_t t, Rows &x)"):
+            self.read_all("x", items)
+            if self.places is not None:
+                self.source.line("x.t = t;")
+
+    def write_results(self) -> None:
+        depths = [0 if self.signature.reverse else depth for depth in self.signature.depths]
+        items = [(f"h{i}", f"h{i}", f"(t + {depths[i]})") for i in self.traced]
+        items += [(f"z{i}", self.stacked(i), "t") for i in range(self.signature.n_outputs)]
+        self.write_struct("Results", items)
+        with self.method("void store(const scanlib_channel &l, int64_t t, const Results &y)"):
+            self.store_all("y", items)
+
+    def write_dense(self) -> None:
+        """Write what is known of one channel without gaps in time."""
+        with self.method("void dense(Params &p)"):
+            self.source.line("p.channels = p.lanes = 1;")
+            self.source.line("p.lane_bits = 0;")
+            self.source.line("p.chunk = SCANLIB_THREADS * SCANLIB_ITEMS;")
+            for name in self._timed():
+                size = np.dtype(self.arrays[name].dtype).itemsize
+                self.source.line(f"p.at[Params::{name}].t = {size};")
 
     # Past values and carries
 
-    def past(self) -> Iterator[tuple[int, int, str]]:
+    def past(self) -> Iterator[tuple[int, int, int]]:
         """Yield all past values: the state, how many steps back, and the row of ``K`` rows."""
         for i, depth in enumerate(self.signature.depths):
             for k in range(1, depth + 1):
-                yield i, k, str(k - 1 if self.signature.reverse else depth - k)
+                yield i, k, k - 1 if self.signature.reverse else depth - k
 
     def write_state(self) -> None:
-        outer, line = self.plan.outer, self.source.line
-        kinds = [taps[0].type.dtype for taps in self.inner.taps]
-        members = [(item_type(kinds[i]), f"r{i}_{k}") for i, k, _ in self.past()]
-        members += [(item_type(self.inner.carries[i].type.dtype), f"c{i}") for i in self.carried]
-        if self.places is not None:
-            members += [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
-        self.struct("State", members)
-        head = "static void start(const Channel &l, int64_t steps, State &s, bool write)"
-        with self.source.block(f"SCANLIB_METHOD {head}"):
-            for i, k, row in self.past():
-                line(f"s.r{i}_{k} = {self.fetched(outer.initials[i], row)};")
-            for i in self.carried:
-                line(f"s.c{i} = {self.fetched(outer.carries[i])};")
+        outer, line, back = self.plan.outer, self.source.line, self.signature.reverse
+        given = [(f"r{i}_{k}", outer.initials[i], str(row)) for i, k, row in self.past()]
+        given += [(f"c{i}", outer.carries[i], "0") for i in self.carried]
+        more = [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
+        self.write_struct("State", given, *(more if self.places else ()))
+        head = "const scanlib_channel &l, int64_t steps, State &s, bool write"
+        with self.method(f"void start({head})"):
+            self.read_all("s", given)
             if self.places is not None:
                 line("s.step = s.wrong_index = 0;")
                 line("s.wrong_step = -1;")
             line("if (!write) return;")
-            for i, k, row in self.past():
-                if i in self.traced:
-                    place = f"steps + {row}" if self.signature.reverse else row
-                    line(self.stored(f"h{i}", place, f"s.r{i}_{k}"))
-        with self.source.block(
-            "SCANLIB_METHOD static void finish(const Channel &l, const State &s)"
-        ):
-            for i, k, row in self.past():
-                if i not in self.traced:
-                    line(self.stored(f"h{i}", row, f"s.r{i}_{k}"))
-            for i in self.carried:
-                line(self.stored(f"c{i}", "", f"s.c{i}"))
+            self.store_all("s", [
+                (f"r{i}_{k}", f"h{i}", f"(steps + {row})" if back else str(row))
+                for i, k, row in self.past() if i in self.traced
+            ])  # fmt: skip
+        with self.method("void finish(const scanlib_channel &l, const State &s, int64_t taken)"):
+            last = [(f"r{i}_{k}", f"h{i}", str(row))
+                    for i, k, row in self.past() if i not in self.traced]  # fmt: skip
+            self.store_all("s", last + [(f"c{i}", f"c{i}", "0") for i in self.carried])
             for k, name in enumerate(("wrong_step", "wrong_index") if self.places else ()):
-                line(f"((int64_t *)l.{WRONG})[{k}] = s.{name};")
-        if self.signature.has_stop:
-            head = "SCANLIB_METHOD static void taken(const Channel &l, int64_t steps)"
-            line(f"{head} {{ {self.stored(TAKEN, '', 'steps')} }}")
+                line(f"((int64_t *)l.at[Params::{WRONG}])[{k}] = s.{name};")
+            if self.signature.has_stop:
+                line(f"*(int64_t *)l.at[Params::{TAKEN}] = taken;")
+
+    # Sums
+
+    def write_sums(self) -> None:
+        """Write the partial sums of a thread, and how they are added and kept."""
+        items = [(f"s{i}", f"partial{i}", "chunk") for i in self.sums]
+        self.write_struct("Sums", items)
+        self.source.line(f"enum {{ SUMS = {int(bool(items))} }};")
+        with self.method("void add(Sums &sums, const Sums &other)"):
+            for member, _, _ in items:
+                self.source.line(f"sums.{member} += other.{member};")
+        with self.method("void keep(const scanlib_channel &l, int64_t chunk, const Sums &sums)"):
+            self.store_all("sums", items)
+
+    def write_sum(self, number: int, terms: str, result: str, given: str) -> None:
+        """Write the struct of a sum (see ``sums.cuh``): over steps if something is `given`."""
+        array, kept = self.arrays[result], 0
+        for _, axis in array.kept:
+            kept |= 1 << axis
+        numbers = {
+            "TERMS": f"Params::{terms}",
+            "RESULT": f"Params::{result}",
+            "GIVEN": f"Params::{given}" if given else "-1",
+            "KEPT": kept,
+            "ROWS": int(bool(given)),
+        }
+        types = {
+            "Term": item_type(self.arrays[terms].dtype),
+            "Item": item_type(array.dtype),
+            "Memory": memory_type(array.dtype),
+            "Total": item_type(TOTALS[np.dtype(array.dtype).kind]),
+        }
+        with self.source.struct(f"Sum{number}"):
+            text = ", ".join(f"{name} = {value}" for name, value in numbers.items())
+            self.source.line(f"enum {{ {text} }};")
+            for name, kind in types.items():
+                self.source.line(f"typedef {kind} {name};")
 
     # One step
 
@@ -334,37 +451,42 @@ class LoopWriter:
                 code.bind(variable, text)
 
     def write_step(self) -> None:
-        line, result = self.source.line, self.result
+        line, result, places = self.source.line, self.result, self.places
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
-        with self.source.block(f"SCANLIB_METHOD static bool step({head})"):
-            code = Code(self.unit, "scanlib_step")
+        with self.function(f"bool step({head})") as code:
             stop = [] if result.stop is None else [result.stop]
             outputs = [*result.states, *result.carries, *result.outputs, *stop]
             self.bind(code, self.graph.inputs, outputs)
-            special = None if self.places is None else self.places.bind(code)
-            code.scalars.emit(outputs, *([] if special is None else [special]))
+            code.scalars.emit(outputs, *([] if places is None else [places.bind(code)]))
             numbers = code.numbers(outputs)
             if stop:
                 numbers[-1] = code.scalars.truth(numbers[-1])
-            noted = [] if self.places is None else self.places.noted(code)
-            texts = iter(code.write(self.source, [*numbers, *noted]))
-            for i, depth in enumerate(self.signature.depths):
-                for k in range(depth, 1, -1):
-                    line(f"s.r{i}_{k} = s.r{i}_{k - 1};")
-                line(f"s.r{i}_1 = {next(texts)};")
-                if i in self.traced:
-                    line(f"y.h{i} = s.r{i}_1;")
-            for i in range(len(result.carries)):
-                target = f"sums.s{i} +=" if i in self.sums else f"s.c{i} ="
-                line(f"{target} {next(texts)};")
-            for i in range(len(result.outputs)):
-                line(f"y.z{i} = {next(texts)};")
-            line(f"const bool ends = {next(texts) if stop else 'false'};")
-            if self.places is not None:
-                line(f"s.wrong_step = {next(texts)};")
-                line(f"s.wrong_index = {next(texts)};")
+            for i, k, _ in self.past():
+                if k > 1:
+                    line(f"const auto p{i}_{k} = s.r{i}_{k - 1};")
+            targets = [f"s.r{i}_1 =" for i in range(len(result.states))]
+            targets += [f"sums.s{i} +=" if i in self.sums else f"s.c{i} ="
+                        for i in range(len(result.carries))]  # fmt: skip
+            targets += [f"y.z{i} =" for i in range(len(result.outputs))]
+            targets += ["const bool ends ="] * len(stop)
+            if places is not None:
+                numbers += places.noted()
+                targets += ["s.wrong_step =", "s.wrong_index ="]
+            code.write(self.source, numbers, targets)
+            for i, k, _ in self.past():
+                if k > 1:
+                    line(f"s.r{i}_{k} = p{i}_{k};")
+            for i in self.traced:
+                line(f"y.h{i} = s.r{i}_1;")
+            if places is not None:
                 line("s.step++;")
-            line("return ends;")
+            line(f"return {'ends' if stop else 'false'};")
+
+
+def _item_place(name: str, row: str) -> str:
+    """Return the text of the address of a channel's item in a row."""
+    time = "" if row == "0" else f" + {row} * l.t[Params::{name}]"
+    return f"l.at[Params::{name}]{time}"
 
 
 def _struct_bytes(members: list[Variable]) -> int:

@@ -7,12 +7,12 @@ single precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytensor.scalar.math as psm
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.backends.cuda.cpp_lines import Source
 from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import item_text, print_functions
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
@@ -28,6 +28,33 @@ OUTSIDE = {
     psm.Psi: "_psi",
     psm.TriGamma: "_tri_gamma",
 }
+
+
+class Source:
+    """Collects lines of C++."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def block(self, head: str, end: str = "}") -> Iterator[None]:
+        """Put what follows into braces after `head`."""
+        self.line(f"{head} {{")
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.line(end)
+
+    def struct(self, name: str) -> AbstractContextManager[None]:
+        """Put what follows into a struct."""
+        return self.block(f"struct {name}", "};")
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
 
 
 def computed(dtype: str) -> str:
@@ -98,22 +125,24 @@ class Code:
         """Return the numbers of variables that are written or constant."""
         return [self.scalars.number(variable) for variable in variables]
 
-    def write(self, source: Source, results: list[Number]) -> list[str]:
-        """End the function and write its call; return the expressions of its results."""
+    def write(self, source: Source, results: list[Number], targets: list[str]) -> None:
+        """End the function, and write its call and what becomes of its results.
+
+        A target is what stands before a result, such as ``s.h =``.
+        """
         values = [part for number in results for part in parts(number)]
         self.unit.add(
             Function(self.name, tuple(self.given.values()), self.writer.block, tuple(values))
         )
-        if not values:
-            return []
-        source.line(f"const auto found = {self.name}({', '.join(self.given)});")
+        if values:
+            source.line(f"const auto found = {self.name}({', '.join(self.given)});")
         names = iter([f"found.r{k}" for k in range(len(values))] if values[1:] else ["found"])
-        return [
-            f"scanlib_complex<{item_text(number.real.type.dtype)}>({next(names)}, {next(names)})"
-            if isinstance(number, Pair)
-            else next(names)
-            for number in results
-        ]
+        for target, number in zip(targets, results, strict=True):
+            text = next(names)
+            if isinstance(number, Pair):
+                kind = item_text(number.real.type.dtype)
+                text = f"scanlib_complex<{kind}>({text}, {next(names)})"
+            source.line(f"{target} {text};")
 
     def _outside(self, node: Apply, values: list[Value]) -> list[Value]:
         symbol, made = OUTSIDE.get(type(node.op)), self.scalars.dtype(node.outputs[0])

@@ -9,41 +9,36 @@
     The steps of a few channels are cut into stretches, one for each block. A block composes its
     stretch, finds the values before it from what the blocks before it have found, and walks it. All
     is read once.
-``chunks``
-    The same in three passes: the steps are cut into as many chunks as fill the device; they are
-    composed, the values before each are found, then all chunks are walked at once. The inputs are
-    read twice. For steps with so many numbers that a block has room for a short stretch only, and
-    wherever the flag ``scanlib__cuda_look_back`` is off.
+
+Of matrix recurrences, there is one vector for each item of the batch and each column of the state.
+All are walked at once, step by step. Where they are too few to fill the device, the steps are cut
+into chunks, and what each chunk does to any state is found first. That takes a walk of every chunk
+from each column of the identity matrix, so that it pays for few vectors and many steps only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import isqrt
+from typing import NamedTuple
 
 CHANNELS = 64  # per multiprocessor: so many threads keep its memory busy
 BUSY = 512  # per multiprocessor: reading few steps ahead is enough
-BLOCKS = 4  # per multiprocessor, of those that walk chunks
+BLOCKS = 4  # per multiprocessor, of those that look back
 SECTOR = 8  # channels side by side that memory gives at once
-STRETCHES = 4  # a chunk is worth its own block if it is so many stretches long
+STRETCHES = 8  # fewer are walked by one block
 SLOTS = 32  # threads of a block for each of its channels that looks back: groups need some
-LEAST_STRETCH = 64  # steps: looking back takes a block as long as walking some
+
+THREADS = 1024  # per multiprocessor: so many hide the time that memory takes
+FEWEST_STEPS = 512  # below, one launch is over before three have started
+FEWEST_CHUNKS = 4  # each step of a chunk is taken twice, and more
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """How a loop is walked.
 
-    Attributes
-    ----------
-    kind : {"serial", "rows", "chunks", "look-back"}
-    lanes : int
-        Channels of a block, except for ``serial``.
-    chunk, chunks : int
-        Steps of a chunk, and the number of chunks; for ``look-back``, a chunk is one stretch.
-    threads : int
-        Of a block that does not share steps.
-    ahead : int
-        How many steps a thread reads ahead.
+    `kind` is ``"serial"``, ``"rows"`` or ``"look-back"``; `lanes` are the channels of a block, one
+    for ``serial``; the steps are cut into so many `chunks` of `chunk` steps each, the stretches of
+    ``look-back``; a block has so many `threads`, of which each reads so many steps `ahead`.
     """
 
     kind: str
@@ -55,27 +50,12 @@ class Schedule:
 
 
 def choose(
-    steps: int,
-    channels: int,
-    processors: int,
-    composes: bool,
-    threads: int,
-    items: int,
-    look_back: bool = True,
+    steps: int, channels: int, processors: int, composes: bool, threads: int, items: int
 ) -> Schedule:
-    """Return the schedule for a loop.
+    """Return the schedule for a loop on a device with so many multiprocessors.
 
-    Parameters
-    ----------
-    steps, channels : int
-    processors : int
-        How many multiprocessors the device has.
-    composes : bool
-        Whether the steps of the loop compose.
-    threads, items : int
-        Threads of a block that shares steps, and the steps of each at a time.
-    look_back : bool, optional
-        Whether blocks may look back.
+    If its steps compose, a block that shares them has so many `threads`, and each of these so many
+    `items`, steps at a time.
 
     Examples
     --------
@@ -85,8 +65,6 @@ def choose(
     'rows'
     >>> choose(100_000_000, 1, 132, True, 256, 16).kind
     'look-back'
-    >>> choose(100_000_000, 1, 132, True, 256, 16, look_back=False).kind
-    'chunks'
     """
     few = channels < CHANNELS * processors
     if not composes or not few or not channels or steps < 4 * items:
@@ -94,19 +72,11 @@ def choose(
     lanes = _lanes(channels, 2 * processors)
     stretch = threads // lanes * items
     tiles = -(-channels // lanes)
-    wanted = max(1, BLOCKS * processors // tiles)
-    chunks = min(wanted, steps // (STRETCHES * stretch))
-    if chunks < 2:
+    if BLOCKS * processors < 2 * tiles or steps < STRETCHES * stretch:
         return Schedule("rows", lanes, max(steps, 1), 1, threads, 0)
-    if look_back:
-        lanes = min(lanes, threads // SLOTS)
-        stretch = threads // lanes * items
-        if stretch >= LEAST_STRETCH:
-            return Schedule("look-back", lanes, stretch, -(-steps // stretch), threads, 0)
-        return choose(steps, channels, processors, composes, threads, items, look_back=False)
-    stretches = -(-steps // (chunks * stretch))
-    chunk = stretches * stretch
-    return Schedule("chunks", lanes, chunk, -(-steps // chunk), threads, 0)
+    lanes = min(lanes, threads // SLOTS)
+    stretch = threads // lanes * items
+    return Schedule("look-back", lanes, stretch, -(-steps // stretch), threads, 0)
 
 
 def _serial(steps: int, channels: int, processors: int) -> Schedule:
@@ -124,3 +94,36 @@ def _lanes(channels: int, tiles: int) -> int:
     while lanes > 1 and (lanes >= 2 * channels or (lanes > SECTOR and channels < tiles * lanes)):
         lanes //= 2
     return lanes
+
+
+class LinearSchedule(NamedTuple):
+    """How a matrix recurrence is walked: the steps of a chunk, and the number of chunks."""
+
+    chunk: int
+    chunks: int
+
+
+def choose_linear(
+    steps: int, vectors: int, processors: int, group: int, columns: int
+) -> LinearSchedule:
+    """Return the schedule for a matrix recurrence on a device with so many multiprocessors.
+
+    A `group` of threads walks one vector. To know what a chunk does it is walked from as many
+    vectors as there are `columns`; 0 if that is not possible.
+
+    Examples
+    --------
+    >>> choose_linear(1000, 100_000, 132, 1, 5).chunks
+    1
+    >>> choose_linear(1_000_000, 1, 132, 1, 5).chunks
+    707
+    """
+    whole = LinearSchedule(max(steps, 1), 1)
+    if not columns or not vectors or steps < FEWEST_STEPS:
+        return whole
+    # States before chunks are found one after the other, so that many chunks cost time as well.
+    wanted = min(THREADS * processors // (vectors * columns * group), isqrt(steps // 2))
+    if wanted < FEWEST_CHUNKS:
+        return whole
+    chunk = -(-steps // wanted)
+    return LinearSchedule(chunk, -(-steps // chunk))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from scanlib.backends.cuda.computed_places import check_places
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.channel_plan import ChannelPlan
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.channel_plan import ChannelPlan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 
 DEPTH = 8  # of states whose past values are kept in registers
 KINDS = "biufc"

@@ -9,10 +9,10 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import IfElse, freeze_graph
 from scanlib.backends.handler.clusters import Cluster, Plan
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 

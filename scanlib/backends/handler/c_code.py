@@ -10,7 +10,7 @@ from pytensor.scalar.basic import ScalarType
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import C_CODE, calling_lines, make_thunk
 from scanlib.kernels.compiled import program_key
-from scanlib.ops.c_code import NODE_NAME, CCode, NoCCodeError, register_c_printer
+from scanlib.ops.c_linker import NODE_NAME, CCode, NoCCodeError, register_c_printer
 from scanlib.source_keys import source_key
 
 

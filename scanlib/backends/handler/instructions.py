@@ -34,14 +34,14 @@ from scanlib.backends.handler.clusters import SAME, Cluster, Plan
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.state_products import Products, products_of
 from scanlib.kernels.program import LoopProgram
-from scanlib.ops.checked_rows import CheckedRows
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import SpecifiedShapeError
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.messages import SPECIFIED_SHAPE
-from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.scan import Scan
-from scanlib.schedules.linear import linear_program
+from scanlib.schedules.linear_steps import linear_program
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FEW = 1 << 14  # items that stay in the cache

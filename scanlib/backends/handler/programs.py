@@ -23,15 +23,14 @@ from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.progress import ASKING
 from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import array_program
 from scanlib.schedules.choice import elementwise_program
 from scanlib.schedules.graphs import graph_program
-from scanlib.schedules.linear import linear_program
+from scanlib.schedules.linear_steps import linear_program
 
 _WORDS = ("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size", "functions")
 _ENTRIES = ("prepare_entry", "start_entry", "run_parts")
@@ -81,8 +80,6 @@ def program_of_node(node: Apply) -> LoopProgram | None:
     if isinstance(op, ElemwiseScan | Scan):
         program = program_of(op)
         return None if program is None or program.unfit else program
-    if isinstance(op, CheckedLinearScan):
-        return None
     try:
         if isinstance(op, KernelGraph):
             return op.program or graph_program(thaw_graph(op.body))

@@ -17,9 +17,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.schedules.linear import has_products
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.schedules.linear_steps import has_products
 
 _LAST, _MIDDLE = (0, 1, "x"), (0, "x", 1)
 
@@ -35,7 +34,7 @@ class Products:
     other : Variable
         Where the other rows are; it has to be computed before the recurrence.
     outer : {"after", "before"}
-        The place of the states, see `scanlib.schedules.linear.linear_program`.
+        The place of the states, see `scanlib.schedules.linear_steps.linear_program`.
     """
 
     product: Apply
@@ -47,7 +46,7 @@ def products_of(fgraph: FunctionGraph) -> dict[Apply, Products]:
     """Return the recurrences of a graph that have such products."""
     found: dict[Apply, Products] = {}
     for node in fgraph.toposort():
-        if isinstance(node.op, LinearScan) and not isinstance(node.op, CheckedLinearScan):
+        if isinstance(node.op, LinearScan):
             products = _products_of(fgraph, node, {p.other for p in found.values()})
             if products is not None:
                 found[node] = products

@@ -8,12 +8,12 @@ import jax
 
 from scanlib.backends.jax import (
     associative,
+    checks,
     compiled_loops,
+    graph_functions,
     linear,
     row_ops,
-    rows,
     segments,
-    static,
 )
 
 
@@ -24,11 +24,11 @@ def combines_in_trees() -> bool:
 
 __all__ = [
     "associative",
+    "checks",
     "combines_in_trees",
     "compiled_loops",
+    "graph_functions",
     "linear",
     "row_ops",
-    "rows",
     "segments",
-    "static",
 ]

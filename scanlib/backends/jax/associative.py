@@ -1,6 +1,6 @@
 """`AssociativeScan` under JAX: `lax.associative_scan` of the body, vectorized over time.
 
-See `scanlib.ops.associative_scan`. On a CPU associative scans have become walks before the linker
+See `ops.lowered.associative_scan`. On a CPU associative scans have become walks before the linker
 sees them; here they are combined in a tree of logarithmic depth.
 """
 
@@ -17,8 +17,8 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.body import array_of, body_function
 from scanlib.backends.jax.loops import single
-from scanlib.ops.associative_scan import AssociativeScan, length_message
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.lowered.associative_scan import AssociativeScan, length_message
 
 
 @jax_funcify.register(AssociativeScan)

@@ -17,6 +17,7 @@ from pytensor.tensor.shape import Shape_i
 
 from scanlib._compat import thaw_graph
 from scanlib._compat.jax import JAXShapeTuple
+from scanlib.backends.jax.bounded import number_of
 from scanlib.ops.graph import is_numeric
 from scanlib.ops.linker_features import NeedsKnownLengths
 from scanlib.ops.scan import Scan
@@ -74,4 +75,4 @@ def array_of(value: Any, variable: Variable) -> Any:
     if not is_numeric(variable):
         return value
     dtype = jax.dtypes.canonicalize_dtype(variable.type.dtype)
-    return jnp.asarray(value, dtype=dtype)
+    return jnp.asarray(number_of(value), dtype=dtype)

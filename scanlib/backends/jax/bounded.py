@@ -7,7 +7,7 @@ is a buffer as long as the loop can get, and the number of rows that count::
 
 `Bounded` is both. scanlib's rules read and write it, and where PyTensor's compiled function returns
 one, the caller gets a NumPy array of the `n` rows: outside of compiled code the length is known.
-Any other use raises `UnknownLengthError`.
+Items that a mask selects are `Bounded` as well. Any other use raises `UnknownLengthError`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 # Where an array comes from, and what to do about it where JAX has to know its length.
 RANGE = "a range up to a number that is computed"
+CHOSEN = "an array of the items that a mask selects"
 MASKED = (
     "Keep all rows and let the mask say what counts: pt.where(mask, x, 0) in place of x[mask], "
     "pt.where(mask[:, None], A, 0) in place of the rows A[mask], and in a matrix that is inverted "
@@ -27,6 +28,7 @@ MASKED = (
 )
 ADVICE = {
     RANGE: "Make a range of the greatest length, and let pt.where(range < n, …, 0) choose",
+    CHOSEN: MASKED,
 }
 SQUARE = (
     "JAX does not know when it compiles how many rows and columns a matrix has; the function "
@@ -45,16 +47,20 @@ class UnknownLengthError(NotImplementedError):
 
 
 class Length:
-    """A number that is known when the loop has run, and what it is at most.
+    """A number that is known when the loop has run, and between what it lies.
 
     Parameters
     ----------
     value : jax.Array
+    low : int or float
+        The least value, ``-inf`` where nothing is known of it.
     bound : int
+        The greatest value.
     """
 
-    def __init__(self, value: Any, bound: int) -> None:
+    def __init__(self, value: Any, low: float, bound: int) -> None:
         self.value = value
+        self.low = low
         self.bound = bound
 
     def __jax_array__(self) -> Any:
@@ -62,7 +68,7 @@ class Length:
 
 
 def number_of(value: Any) -> Any:
-    """Return a number without its bound."""
+    """Return a number without its bounds."""
     return value.value if isinstance(value, Length) else value
 
 
@@ -137,57 +143,48 @@ class Bounded:
             self.__jax_array__()
         return _counted(self.rows, self.length, self.time).astype(dtype or self.dtype)
 
-    def __getitem__(self, index: Any) -> Any:
-        first, *rest = index if isinstance(index, tuple) else (index,)
-        first = number_of(first)
-        if isinstance(first, slice):
-            taken: Any = self.slice(first.start, first.stop, first.step)
-            if rest:
-                taken = taken.like(taken.rows[(slice(None), *rest)])
-            return taken
-        if first is None or first is Ellipsis or np.ndim(first):
+    def row(self, place: Any) -> Any:
+        """Return one row, counted from the end where the place is negative."""
+        if np.ndim(place):
             self.__jax_array__()
         if not self.capacity:
             raise IndexError(f"a row of {self.origin} was read, but it has none")
-        position = jnp.where(jnp.asarray(first) < 0, self.length + first, first)
-        row = jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
-        return row[tuple(rest)] if rest else row
+        position = jnp.where(jnp.asarray(place) < 0, self.length + place, place)
+        return jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
 
-    def slice(self, start: Any, stop: Any, step: Any) -> Bounded:
+    def slice(self, where: slice) -> Bounded:
         """Return the rows of a slice, as NumPy counts them."""
-        start, stop = number_of(start), number_of(stop)
-        if step is not None and static_int(step) != 1:
-            return self.strided(start, stop, static_int(step))
-        first = 0 if start is None else bound_of(start, self.length)
-        last = self.length if stop is None else bound_of(stop, self.length)
-        rows = self.rows
+        step = 1 if where.step is None else static_int(where.step)
+        if step != 1:
+            return self.strided(where.start, where.stop, step)
+        first = 0 if where.start is None else place_of(where.start, self.length)
+        last = self.length if where.stop is None else place_of(where.stop, self.length)
         known = static_int(first)
-        rows = jnp.roll(rows, -first, axis=0) if known is None else rows[known:]
-        end = static_int(stop) if stop is not None else None
+        rows = jnp.roll(self.rows, -first, axis=0) if known is None else self.rows[known:]
+        end = None if where.stop is None else static_int(where.stop)
         if end is not None and end >= 0 and known is not None:
             rows = rows[: max(end - known, 0)]
         return Bounded(rows, jnp.maximum(last - first, 0), self.origin)
 
     def strided(self, start: Any, stop: Any, step: int | None) -> Bounded:
-        """Return the rows of a slice with a step."""
+        """Return the rows of a slice with a step, which the adjoint of a running sum reads."""
         if step is None:
             self.__jax_array__()
         assert step is not None
         # Going down, a place is clipped to -1 … n - 1 instead of 0 … n.
         down = int(step < 0)
-        first = self.length - 1 if down else 0
-        last = -1 if down else self.length
+        first, last = (self.length - 1, -1) if down else (0, self.length)
         if start is not None:
-            first = bound_of(start, self.length, down)
+            first = place_of(start, self.length, down)
         if stop is not None:
-            last = bound_of(stop, self.length, down)
+            last = place_of(stop, self.length, down)
         number = (last - first + step + (1 if down else -1)) // step
         places = first + step * jnp.arange(self.capacity)
         rows = self.rows[jnp.clip(places, 0, self.capacity - 1)]
         return Bounded(rows, jnp.maximum(number, 0), self.origin)
 
 
-def bound_of(bound: Any, length: Any, down: int = 0) -> Any:
+def place_of(bound: Any, length: Any, down: int = 0) -> Any:
     """Return the place of a slice's bound in an array of some length."""
     known, of = static_int(bound), static_int(length)
     if known is not None and of is not None:

@@ -1,4 +1,4 @@
-"""Checks of what JAX knows when it compiles: made then, and gone from compiled code."""
+"""Checks of loops and their results: made where JAX knows enough when it compiles."""
 
 from __future__ import annotations
 
@@ -8,28 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
-from pytensor.raise_op import CheckAndRaise
 
 from scanlib.backends.jax.bounded import static_int
-from scanlib.ops.checked_convergence import CheckedConvergence
-from scanlib.ops.checked_rows import CheckedPlaces, CheckedRows
 from scanlib.ops.errors import SequenceLengthError
-
-
-class StaticCheck(CheckAndRaise):
-    """A check of conditions that are computed from sizes and integer inputs."""
-
-
-@jax_funcify.register(StaticCheck)
-def funcify_static_check(op: StaticCheck, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that checks what is known."""
-
-    def check(value: Any, *conditions: Any) -> Any:
-        if any(static_int(condition) == 0 for condition in conditions):
-            raise op.exc_type(op.msg)
-        return value
-
-    return check
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows
 
 
 @jax_funcify.register(CheckedPlaces)

@@ -1,9 +1,11 @@
 """`Scan` and `ElemwiseScan` under JAX: compiled loops on the CPU, elementwise ones kernels on CUDA
-devices, else `lax.scan`.
+devices, else `lax.scan`, or `lax.while_loop`.
 
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
-a known number of steps. Loops that end by a condition are `lax.while_loop`, or kernels
-(`scanlib.backends.jax.until`).
+a number of steps that JAX knows when it compiles, or at most so many where a condition ends the
+loop. Then both write into buffers as long as the loop can get, as `lax.while_loop` does, and say
+how many steps they took. Between the three, results are plain arrays: the buffers, then the
+lengths of those that are `Bounded`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from pytensor.graph.basic import Apply
@@ -18,11 +21,11 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
-from scanlib.backends.jax.bounded import has_unknown_rows, static_int
+from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     CallTarget,
-    calling,
+    call_target,
     is_compiled,
     known_numbers,
     results_like,
@@ -32,13 +35,13 @@ from scanlib.backends.jax.kernels import (
     words_of,
 )
 from scanlib.backends.jax.loops import JAXLoop, single
-from scanlib.backends.jax.mesh_axes import check_whole
+from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import count_steps
-from scanlib.backends.jax.until import run_until
+from scanlib.backends.jax.unknown_steps import as_stopped, origins_of
 from scanlib.backends.jax.windows import Window, windows
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 
@@ -48,23 +51,18 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
     """Return the JAX function of a loop."""
     is_elementwise = isinstance(op, ElemwiseScan)
     loop = JAXLoop(op.scan if is_elementwise else op, node)
-    in_c = is_compiled(op, node)
     kernels = kernels_for(op, node) if is_elementwise else None
-
+    has_code = kernels is not None or is_compiled(op, node)
     read = op.signature.split_inputs(node.inputs).sequences
 
     def scan(*inputs: Any) -> Any:
-        check_whole(
-            loop.title(), zip(read, op.signature.split_inputs(inputs).sequences, strict=True)
-        )
-        if op.signature.has_stop:
-            return single(run_until(op, node, loop, kernels, inputs))
-        known = not any(has_unknown_rows(value) for value in inputs)
-        if op.signature.has_n_steps:
-            known = known and static_int(inputs[0]) is not None
-        if (not in_c and kernels is None) or not known:
-            return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
-        return single(run_compiled(op, node, loop, kernels, inputs))
+        outer = op.signature.split_inputs(inputs)
+        check_whole(loop.title(), zip(read, outer.sequences, strict=True))
+        if has_code and not any(map(has_unknown_rows, inputs)):
+            steps = count_steps(outer.n_steps, outer.sequences).known
+            if steps is not None and (steps < 2**31 or not op.signature.has_stop):
+                return single(run_compiled(op, node, loop, kernels, inputs))
+        return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
 
     return scan
 
@@ -76,39 +74,43 @@ def run_compiled(
     kernels: KernelLoop | None,
     inputs: tuple[Any, ...],
 ) -> list[Any]:
-    """Run a loop of a known number of steps by compiled code, or by kernels."""
-    outer = op.signature.split_inputs(inputs)
+    """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
+    outer, stops = op.signature.split_inputs(inputs), op.signature.has_stop
     number = count_steps(outer.n_steps, outer.sequences)
     loop.check(outer, number)
     assert number.known is not None
+    taken, origins = number.known, origins_of(loop) if stops else []
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
-    steps = [number.known] if op.signature.has_n_steps else []
     known = known_numbers(values)
+    has_steps = op.signature.has_n_steps
 
     def portable(*arguments: Any) -> list[Any]:
         rows = with_known(arguments[: len(arrays)], known)
         for k, (start, length) in enumerate(np.asarray(places).tolist(), first):
             rows[k] = rows[k][start : start + length]
-        return loop(*rows)
+        found = loop(*rows)
+        lengths = [jnp.asarray(r.length, jnp.int64) for r in found if has_unknown_rows(r)]
+        return [r.rows if has_unknown_rows(r) else r for r in found] + lengths
 
     def own(arguments: Sequence[Any]) -> list[Any]:
         """Return a loop's arguments without the places, and the number of steps as one number."""
-        return [*steps, *arguments[len(steps) : len(arrays)]]
-
-    def run_kernels(*arguments: Any) -> list[Any]:
-        sizes = cuda_sizes(arguments)
-        kept = call_kernels(kernels, sizes, own(arguments)[len(steps) :], places)
-        return kept[: len(node.outputs)]
+        return [*[taken][:has_steps], *arguments[has_steps : len(arrays)]]
 
     def cuda_sizes(arguments: Sequence[Any]) -> Any:
         if kernels is None:
             return None
-        given = own(arguments)[len(steps) :]
-        return sizes_of(kernels, given, places, steps[0] if steps else None)
+        sizes = sizes_of(kernels, own(arguments)[has_steps:], places, taken if has_steps else None)
+        is_empty = stops and sizes is not None and not (sizes.channels and sizes.steps)
+        return None if is_empty else sizes
 
-    factors = loop_factors(op, int(count > 0))
+    def run_kernels(*arguments: Any) -> list[Any]:
+        given = own(arguments)[has_steps:]
+        found = call_kernels(kernels, cuda_sizes(arguments), given, places)
+        return as_stopped(op, taken, found) if stops else found[: len(node.outputs)]
+
+    factors = None if stops else loop_factors(op, int(count > 0))
     part = None if factors is None else part_of(node, factors)
     sizes = [np.shape(array) for array in arrays]
 
@@ -121,20 +123,37 @@ def run_compiled(
 
     def results(*arguments: Any) -> list[Any]:
         fit, target = target_of(arguments)
-        like = results_like(target, fit, own(arguments), known, places) or portable
-        return like(*arguments)
+        like = results_like(target, fit, own(arguments), known, places)
+        if like is None:
+            return portable(*arguments)
+        lengths = [jnp.asarray(taken, jnp.int64) for origin in origins if origin is not None]
+        return [*like(*arguments), *varying(lengths, arguments)]
 
     def run_target(*arguments: Any) -> list[Any]:
         _, target = target_of(arguments)
         assert target is not None
-        return calling(target, results)(*arguments)
+        like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
+        if not stops:
+            return call_target(target, like, arguments)
+        *found, words = call_target(target, [*like, STEPS_TAKEN], arguments)
+        return as_stopped(op, taken, [*found, words[0]])
 
     target = target_for(op, node)
     results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
     on_cpu = None if target is None else run_target
     on_cuda = None if cuda_sizes(arrays) is None else run_kernels
-    if steps:
-        arrays[0] = jnp.asarray(words_of(steps))
+    if has_steps:
+        arrays[0] = jnp.asarray(words_of([taken]))
     window = [jnp.asarray(words_of(places))] if count else []
     run = on_platforms(portable, results, on_cpu, on_cuda, factors if part else None)
-    return run(*arrays, *window)
+    found = run(*arrays, *window)
+    if not stops:
+        return found
+    lengths = iter(found[len(origins) :])
+    return [
+        rows if origin is None else Bounded(rows, next(lengths), origin)
+        for rows, origin in zip(found, origins, strict=False)
+    ]
+
+
+STEPS_TAKEN = jax.ShapeDtypeStruct((2,), jnp.int32)  # one number of 64 bits

@@ -11,9 +11,8 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
-from math import prod
 from typing import Any
 
 import jax
@@ -28,14 +27,14 @@ from scanlib.backends.cuda.geometry import Geometry, geometry
 from scanlib.backends.cuda.launch import KernelLoop, Kernels
 from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
 from scanlib.backends.cuda.linear_writer import check_linear
-from scanlib.backends.jax.callback import python_handler
+from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.narrow import kept_dtype, narrowed
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
@@ -111,11 +110,12 @@ def _are_wanted(node: Apply) -> bool:
 
 
 def _are_ready(kernels: KernelLoop | Kernels) -> bool:
-    """Whether kernels compile for the device; yes if there is none."""
+    """Whether kernels, and the handler that calls them, compile for the device; yes if there is
+    none."""
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
         return True
-    if not _compiles(kernels, device):
+    if load_handler() is None or not _compiles(kernels, device):
         return False
     register(LIBRARY, "CUDA")
     return True
@@ -148,7 +148,7 @@ def processors() -> int:
 
 @cache
 def register(driver: str, platform: str, target: str = TARGET) -> None:
-    """Make the handler known to XLA: the compiled one, or that in Python.
+    """Make the handler known to XLA.
 
     Parameters
     ----------
@@ -158,17 +158,14 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
     target : str, optional
         The name of the custom call.
     """
-    library, any_stream = load_handler(), platform != "CUDA"
-    if library is None:
-        handler = python_handler(_loops, partial(_driver, driver), any_stream)
-        _kept.append(handler)
-    else:
-        find = FIND(_finder(driver))
-        library.scanlib_connect.argtypes = [ctypes.c_char_p, FIND, ctypes.c_int]
-        library.scanlib_connect(driver.encode(), find, int(any_stream))
-        handler = library.scanlib_handler
-        _kept.append(find)
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
+    library = load_handler()
+    assert library is not None
+    find = FIND(_finder(driver))
+    library.scanlib_connect.argtypes = [ctypes.c_char_p, FIND, ctypes.c_int]
+    library.scanlib_connect(driver.encode(), find, int(platform != "CUDA"))
+    _kept.append(find)
+    handler = jax.ffi.pycapsule(library.scanlib_handler)
+    jax.ffi.register_ffi_target(target, handler, platform=platform)
 
 
 _kept: list[Any] = []  # what the handler calls
@@ -242,7 +239,7 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         jax.ShapeDtypeStruct(shape, dtype)
         for shape, dtype in zip(sizes.outputs, dtypes, strict=True)
     ]
-    strides = [_strides(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
+    strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
     call = kernels.call(sizes, strides, processors())
     words = list(call.words)
     for k, (first, _) in enumerate(places.tolist()):
@@ -261,7 +258,3 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         count=np.array([len(kernels.names)], np.int64),
     )
     return varying(list(found[: len(results)]), list(arrays))
-
-
-def _strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    return tuple(item * prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -15,11 +15,14 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.tensor.subtensor import indices_from_subtensor
 
+from scanlib._compat import INDEX_WRITES
 from scanlib.backends.jax.bounded import (
+    CHOSEN,
+    MASKED,
     Bounded,
     UnknownLengthError,
-    bound_of,
     number_of,
+    place_of,
     rows_of,
     static_int,
 )
@@ -31,7 +34,7 @@ Plain = Callable[..., Any]
 
 def subtensor(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     """Return a part of an array."""
-    value, *parts = inputs
+    value, *parts = map(number_of, inputs)
     indices = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(value))
     time = value.time if isinstance(value, Bounded) else _unknown_axis(indices)
     if time is None:
@@ -39,32 +42,38 @@ def subtensor(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     own, others = indices[time], [*indices[:time], *indices[time + 1 :]]
     if isinstance(value, Bounded):
         first = value.moved(0)
-    elif own.step not in (None, 1):
-        return plain(*inputs)
     else:
         array = jnp.moveaxis(jnp.asarray(value), time, 0)
         first = Bounded(array, len(array), "a slice of unknown length")
-    found = first[(own, *others)]
-    return found.moved(_kept(indices[:time])) if isinstance(found, Bounded) else found
+    if not isinstance(own, slice):
+        row = first.row(own)
+        return row[tuple(others)] if others else row
+    found = first.slice(own)
+    return found.like(found.rows[(slice(None), *others)]).moved(_kept(indices[:time]))
 
 
 def inc_subtensor(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     """Return an array with something added to a part of it, or written there."""
-    target, values, *parts = inputs
-    indices = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(target))
-    time = _written_axis(target, values, indices)
-    if time is None:
-        first = indices[0]
-        if isinstance(first, slice) and len(node.op.idx_list) == 1 and first.step in (None, 1):
-            return _updated(node, jnp.asarray(target), values, first)
+    target, values, *parts = map(number_of, inputs)
+    own, *others = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(target))
+    arrays = [array for array in (target, values) if isinstance(array, Bounded)]
+    if not arrays and _unknown_axis([own, *others]) is None:
+        if isinstance(own, slice) and len(node.op.idx_list) == 1 and own.step in (None, 1):
+            return _updated(node, jnp.asarray(target), values, own)
         return plain(*inputs)
-    own, others = indices[time], [*indices[:time], *indices[time + 1 :]]
-    values = _time_first(values, _kept(indices), _kept(indices[:time]), isinstance(own, slice))
+    in_rows = isinstance(own, slice) and own.step in (None, 1)
+    is_row = not isinstance(own, slice) and not isinstance(values, Bounded)
+    of_rows = not isinstance(values, Bounded) or values.ndim == 1 + _kept(others)
+    if not (in_rows or is_row) or any(a.time for a in arrays) or not of_rows:
+        raise UnknownLengthError(
+            "JAX needs to know when it compiles which part of an array is written; it is computed "
+            "by the function itself. Let pt.where choose by the places of the rows, or compile "
+            'with mode="NUMBA"'
+        )
     if isinstance(target, Bounded):
-        rows = _written(node, target.moved(0).rows, values, own, others, target.length)
-        return target.like(jnp.moveaxis(rows, 0, time))
-    first = jnp.moveaxis(jnp.asarray(target), time, 0)
-    return jnp.moveaxis(_written(node, first, values, own, others, len(first)), 0, time)
+        return target.like(_written(node, target.rows, values, own, others, target.length))
+    target = jnp.asarray(target)
+    return _written(node, target, values, own, others, len(target))
 
 
 def _of_all_axes(indices: Any, ndim: int) -> list[Any]:
@@ -83,32 +92,6 @@ def _unknown_axis(indices: list[Any]) -> int | None:
         if any(bound is not None and static_int(bound) is None for bound in bounds):
             return axis
     return None
-
-
-def _written_axis(target: Any, values: Any, indices: list[Any]) -> int | None:
-    """Return the axis of an array that has, or is written by, an unknown length."""
-    if isinstance(target, Bounded):
-        return target.time
-    if not isinstance(values, Bounded):
-        return _unknown_axis(indices)
-    kept = [axis for axis, index in enumerate(indices) if isinstance(index, slice)]
-    return kept[values.time - values.ndim]
-
-
-def _time_first(values: Any, ndim: int, time: int, has_time: bool) -> Any:
-    """Return what is written to a part of `ndim` axes with its time as the first one."""
-    if not np.ndim(values) or not has_time:
-        return values
-    new = ndim - np.ndim(values)
-    if isinstance(values, Bounded):
-        whole = values.rows.reshape(*(1 for _ in range(new)), *values.rows.shape)
-        if values.time + new != time:
-            values.__jax_array__()
-        return values.like(whole, time).moved(0)
-    if not time and new:
-        return values  # the same for all rows
-    values = jnp.asarray(values)
-    return jnp.moveaxis(values.reshape(*(1 for _ in range(new)), *values.shape), time, 0)
 
 
 def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
@@ -130,17 +113,10 @@ def _written(node: Apply, target: Any, rows: Any, own: Any, others: list[Any], l
     if not isinstance(own, slice):
         place = jnp.where(jnp.asarray(own) < 0, length + own, own)
         return _changed(node, target.at[(place, *others)], rows)
-    if own.step not in (None, 1):
-        raise UnknownLengthError(
-            "JAX needs to know when it compiles which part of an array is written; it is computed "
-            "by the function itself. Let pt.where choose by the places of the rows, or compile "
-            'with mode="NUMBA"'
-        )
-    capacity = len(target)
-    whole = Bounded(target, length, "")
-    places = jnp.arange(capacity)
-    start = 0 if own.start is None else bound_of(own.start, whole.length)
-    chosen = (places >= start) & (places < start + whole.slice(own.start, own.stop, None).length)
+    places = jnp.arange(len(target))
+    start = 0 if own.start is None else place_of(own.start, length)
+    chosen = places >= start
+    chosen &= places < start + Bounded(target, length, "").slice(own).length
     values = jnp.asarray(rows_of(rows))
     if values.ndim == 1 + _kept(others) and (len(values) != 1 or isinstance(rows, Bounded)):
         if not len(values):
@@ -171,24 +147,55 @@ def join(parts: Sequence[Any], time: int, dtype: Any) -> Bounded:
     return Bounded(rows, length, first.origin, time)
 
 
-def split(array: Any, sizes: Sequence[Any]) -> list[Any]:
-    """Return the parts of an array that lie behind one another in time: the gradient of a join."""
-    rows, start, parts = rows_of(array), 0, []
-    for size in map(number_of, sizes):
-        known = static_int(size)
-        if known is not None:
-            part: Any = jax.lax.dynamic_slice_in_dim(rows, start, known)
-        else:
-            part = Bounded(jnp.roll(rows, -start, axis=0), size, "a part of unknown length")
-        parts.append(part)
-        start = start + size
-    return parts
+# Items at places, and those that a mask selects
 
 
-def refuse_places(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Items at arrays of places, where the array, what is written or the places are that long."""
-    raise UnknownLengthError(
-        "JAX compiles no arrays as the index of an array of unknown length, and none of unknown "
-        "length as an index. Read one row after the other in the loop, keep all rows and let "
-        'pt.where choose, or compile with mode="NUMBA"'
-    )
+def items(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    """Read or write items at arrays of places, or those that a mask selects.
+
+    How many a mask selects is not known: what is read are the rows that it does, as `Bounded`.
+    """
+    writes = isinstance(node.op, INDEX_WRITES)
+    target, *parts = map(number_of, inputs)
+    values: Any = parts.pop(0) if writes else None
+    indices = indices_from_subtensor(parts, node.op.idx_list)
+    unknown = [index for index in indices if isinstance(index, jax.core.Tracer | Bounded)]
+    masks = [index for index in unknown if index.dtype == np.bool_]
+    if not masks and not any(isinstance(value, Bounded) for value in (target, values, *indices)):
+        return plain(*inputs)
+    if len(indices) != 1 or not masks:
+        raise UnknownLengthError(_NO_MASK if masks else _NO_PLACES)
+    (mask,) = masks
+    whole, flags = rows_of(target), mask.filled(False) if isinstance(mask, Bounded) else mask
+    if flags.shape != whole.shape[: flags.ndim]:
+        raise IndexError(f"a mask of shape {flags.shape} is no index of an array of {whole.shape}")
+    rows = whole.reshape((-1, *whole.shape[flags.ndim :]))
+    chosen = flags.reshape(-1)
+    if not writes:
+        (places,) = jnp.nonzero(chosen, size=len(chosen), fill_value=0)
+        return Bounded(rows[places], chosen.sum(), CHOSEN)
+    if np.ndim(values) == rows.ndim:
+        new = rows_of(values)
+        if len(new) != 1 or isinstance(values, Bounded):
+            new = new[jnp.clip(jnp.cumsum(chosen) - 1, 0, max(len(new) - 1, 0))]
+    else:
+        new = jnp.asarray(values)
+    new = new if node.op.set_instead_of_inc else rows + new
+    changed = jnp.where(chosen.reshape((-1, *(1 for _ in rows.shape[1:]))), new, rows)
+    changed = changed.astype(rows.dtype).reshape(whole.shape)
+    return target.like(changed) if isinstance(target, Bounded) else changed
+
+
+def nonzero(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    """Return the places where a mask is true, which JAX must know when it compiles."""
+    if isinstance(inputs[0], jax.core.Tracer | Bounded):
+        raise UnknownLengthError(_NO_MASK)
+    return plain(*inputs)
+
+
+_NO_MASK = f"JAX does not know when it compiles how many items a mask selects. {MASKED}"
+_NO_PLACES = (
+    "JAX compiles no arrays as the index of an array of unknown length, and none of unknown length "
+    "as an index. Read one row after the other in the loop, keep all rows and let pt.where choose, "
+    'or compile with mode="NUMBA"'
+)

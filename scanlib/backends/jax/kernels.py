@@ -24,8 +24,8 @@ from scanlib.backends.jax.handlers import TARGET, program_handler, register_prog
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
 from scanlib.kernels.program import LoopProgram
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 KINDS = "biufc"  # of dtypes that handlers know

@@ -15,6 +15,7 @@ from pytensor.tensor.basic import (
     Alloc,
     AllocEmpty,
     ARange,
+    Eye,
     MakeVector,
     ScalarFromTensor,
     Split,
@@ -26,25 +27,24 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import split_of, thaw_graph
-from scanlib.backends.jax.static import StaticRange
-from scanlib.ops.checked_rows import CheckedRows
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.row_segments import SplitRows
 from scanlib.ops.scan import Scan
-from scanlib.ops.segments import SplitRows
 
 # Which input is the first of those that say how large something is.
 FIRST_SIZE: dict[type, int] = {
     Alloc: 1,
     AllocEmpty: 0,
     ARange: 0,
+    Eye: 0,
     CheckedRows: 1,
     PaddedRows: 1,
     Reshape: 1,
     SpecifyShape: 1,
     SplitRows: 1,
-    StaticRange: 2,
 }
 # What makes another number of numbers, or puts them side by side.
 ARITHMETIC = (CheckAndRaise, Elemwise, ScalarFromTensor, TensorFromScalar)

@@ -1,7 +1,7 @@
 r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t``.
 
 It is compiled on the CPU, runs by kernels on CUDA devices, and as `lax.scan` elsewhere.
-Shapes and semirings are those of `scanlib.ops.linear_scan`. Arrays of an unknown length (`Bounded`)
+Shapes and semirings are those of `ops.lowered.linear_scan`. Arrays of an unknown length (`Bounded`)
 run over their whole buffers; steps beyond the length leave the state as it is, so that row `n` of
 the history, in either direction, is right.
 """
@@ -34,9 +34,8 @@ from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import linear_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.state_rows import StepCount, count_steps
-from scanlib.ops import linear_loop
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered import linear_loop
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 
 @jax_funcify.register(LinearScan)
@@ -96,14 +95,6 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         return single(on_platforms(portable, None, on_cpu, on_cuda, factors)(*arrays))
 
     return linear_scan
-
-
-@jax_funcify.register(CheckedLinearScan)
-def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the JAX function of the recurrence, without the loop that it stands for."""
-    plain = op.plain(node)
-    function = funcify_linear_scan(plain.op, plain, **kwargs)
-    return lambda *inputs: function(*inputs[: op.n_own()])
 
 
 def run(op: LinearScan, parts: Parts) -> Any:

@@ -19,8 +19,8 @@ from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.scalar.basic import Cast, get_scalar_type
 
 from scanlib._compat import freeze_graph, thaw_graph
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.positions import PositionalOp
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import PositionalOp
 
 
 def kept_dtype(dtype: Any) -> str:

@@ -32,9 +32,9 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.backends.jax.mesh_axes import channels_to_cut, cut_channels
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.scan import Scan
 
 Axes = tuple[str | None, ...]

@@ -17,9 +17,9 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
-from scanlib.ops.one_row import OneRow
-from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.step_products import StepProducts
 
 
 @jax_funcify.register(OneRow)

@@ -1,13 +1,13 @@
 """PyTensor's own Ops on arrays of unknown length.
 
-`OnRows` stands in front of an Op of PyTensor's that reads rows of a loop of an unknown number of
-steps. On ordinary arrays it is that Op. On `Bounded` arrays
+A rule takes a node, PyTensor's function for it, and what it is given while JAX traces. On `Bounded`
+arrays
 
 * elementwise Ops, dimshuffles and products with a matrix work on the whole buffer; where arrays of
   different lengths meet, the result is NaN;
 * what does not count holds what does not change the result where time is reduced, or summed over in
   a product. It stands behind what counts, so running sums need no such thing;
-* arrays are joined and sliced, and rows of them read and written (`indexed_rows`).
+* arrays are joined, sliced and masked, and rows of them read and written (`indexed_rows`).
 
 Any other Op raises `UnknownLengthError`.
 """
@@ -15,60 +15,59 @@ Any other Op raises `UnknownLengthError`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pytensor.compile.ops import DeepCopyOp, TypeCastingOp
 from pytensor.graph.basic import Apply
-from pytensor.link.jax.dispatch.basic import jax_funcify
-from pytensor.scalar.basic import ScalarOp
-from pytensor.tensor.basic import Alloc, AllocEmpty, Eye, Join
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Nonzero, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Argmax, Dot
-from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of, split_of
 from scanlib.backends.jax.bounded import (
+    RANGE,
     SQUARE,
     Bounded,
     Length,
     UnknownLengthError,
-    has_value,
+    known_number,
     number_of,
     static_int,
 )
-from scanlib.backends.jax.indexed_rows import inc_subtensor, join, refuse_places, subtensor
-from scanlib.backends.jax.stand_in import StandIn
+from scanlib.backends.jax.indexed_rows import inc_subtensor, items, join, nonzero, subtensor
+from scanlib.backends.jax.known_numbers import range_of
 
 Plain = Callable[..., Any]
 
 
-class OnRows(StandIn):
-    """An Op of PyTensor's, one of `KNOWN`, that may meet arrays of an unknown length."""
+def rule_of(op: Any) -> Plain | None:
+    """Return the rule for an Op, None if it has none."""
+    return next((rule for kind, rule in _RULES.items() if isinstance(op, kind)), None)
 
 
-@jax_funcify.register(OnRows)
-def funcify_on_rows(op: OnRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of the Op, for ordinary arrays and for those of unknown length."""
-    core = Apply(op.core, node.inputs, [out.type() for out in node.outputs])
-    plain = jax_funcify(op.core, node=core, **kwargs)
-    rule = next(rule for kind, rule in _RULES.items() if isinstance(op.core, kind))
-
-    def on_rows(*inputs: Any) -> Any:
-        if rule in _SIZED:
-            return rule(core, plain, inputs)
-        inputs = tuple(map(number_of, inputs))
-        has_time = any(isinstance(value, Bounded) for value in inputs)
-        return rule(core, plain, inputs) if has_time or rule in _ALWAYS else plain(*inputs)
-
-    return on_rows
+def refuse(inputs: tuple[Any, ...]) -> Any:
+    """Raise what an array of unknown length says where no rule takes it."""
+    for value in inputs:
+        if isinstance(value, Bounded):
+            value.__jax_array__()
 
 
 # Sizes
+
+LARGE = (
+    "JAX needs to know when it compiles how large an array is; the function itself computes its "
+    "size from data. Take an array of the greatest size and let pt.where choose, give the size as "
+    'an input, or compile with mode="NUMBA"'
+)
 
 
 def _alloc(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
@@ -80,36 +79,102 @@ def _alloc(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     lengths = [axis for axis, size in enumerate(sizes) if isinstance(size, Length)]
     others = [static_int(size) for size in sizes if not isinstance(size, Length)]
     if len(lengths) > 1 or None in others:
-        raise UnknownLengthError(
-            "JAX needs to know when it compiles how large an array is; the function itself "
-            "computes its size from data. Take an array of the greatest size and let pt.where "
-            'choose, give the size as an input, or compile with mode="NUMBA"'
-        )
-    if not lengths:
-        return plain(*map(number_of, inputs))
-    (time,) = lengths
-    shape = [getattr(size, "bound", size) for size in sizes]
+        raise UnknownLengthError(LARGE)
+    # PyTensor writes constants into its code as numbers of Python's, which have no dtype.
     value = jnp.asarray(value, dtype=jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype))
-    rows = jnp.broadcast_to(value, shape)
+    if not lengths:
+        return plain(value, *sizes) if isinstance(node.op, Alloc) else plain(*sizes)
+    (time,) = lengths
+    rows = jnp.broadcast_to(value, [getattr(size, "bound", size) for size in sizes])
     return Bounded(rows, sizes[time].value, "an array of unknown length", time)
 
 
 def _eye(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    if any(isinstance(size, Length) for size in inputs):
+    if None in map(static_int, inputs):
         raise UnknownLengthError(SQUARE)
-    return plain(*inputs)
+    return plain(*map(int, inputs))
+
+
+def _arange(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(node.op.dtype)
+    known = [known_number(value) for value in inputs]
+    if None not in known:
+        step = known[-1]
+        if step == 1:
+            return jnp.arange(known[0], known[1], dtype=dtype)
+        return jnp.asarray(np.arange(known[0], known[1], step, dtype=node.op.dtype), dtype)
+    start, stop, step = inputs
+    (first, first_most), (least, last), (low, _) = map(range_of, inputs)
+    span = last - first if low > 0 else first_most - least
+    by = static_int(step)
+    if by is None or span == np.inf:
+        raise UnknownLengthError(
+            "JAX needs to know when it compiles how long a range can get, and arange is given a "
+            "number that the function computes. Say what it is at most, as in "
+            "pt.arange(pt.minimum(n, 10)), or make a range of the greatest length and let "
+            "pt.where(range < n, …, 0) choose"
+        )
+    start, stop = number_of(start), number_of(stop)
+    rows = start + by * jnp.arange(max(ceil(span / abs(by)), 0))
+    return Bounded(rows.astype(dtype), jnp.maximum(-((start - stop) // by), 0), RANGE)
+
+
+def _reshape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    value, shape = inputs
+    refuse(inputs)
+    if isinstance(shape, jax.core.Tracer):
+        raise UnknownLengthError(LARGE)
+    sizes = [
+        static_int(size) for size in (shape if isinstance(shape, tuple) else np.asarray(shape))
+    ]
+    if None in sizes:
+        raise UnknownLengthError(LARGE)
+    return jnp.reshape(value, sizes)
+
+
+def _split(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    refuse(inputs)
+    array, (_, axis, _) = inputs[0], split_of(node)
+    sizes = inputs[-1]
+    if axis is None or isinstance(sizes, jax.core.Tracer):
+        raise UnknownLengthError(
+            "JAX must know the sizes of the parts of an array. Give them as inputs or constants, "
+            'or compile with mode="NUMBA"'
+        )
+    known = np.asarray(sizes).tolist()
+    if min(known) < 0 or sum(known) != array.shape[axis]:
+        raise ValueError(
+            f"an array of {array.shape[axis]} rows cannot be split into parts of {known}"
+        )
+    parts = jnp.split(array, np.cumsum(known)[:-1], axis=axis)
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _check(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    """Checks of known conditions are made when JAX compiles; of others it makes none."""
+    value, *conditions = inputs
+    known = [known_number(condition) for condition in conditions]
+    if 0 in known:
+        raise node.op.exc_type(node.op.msg)
+    if None in known:
+        plain(*inputs)
+    return value
+
+
+def _same(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+    return inputs[0]
 
 
 def _shape_i(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     (value,) = inputs
     if node.op.i != value.time:
-        return value.shape[node.op.i]
-    return Length(value.length, value.capacity)
+        return np.int64(value.shape[node.op.i])
+    return Length(value.length, 0, value.capacity)
 
 
 def _specify_shape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     value, *sizes = inputs
-    sizes = [None if isinstance(size, Length) else size for size in sizes]
+    sizes = [static_int(size) for size in sizes]
     if not isinstance(value, Bounded):
         return plain(value, *sizes)
     if sizes[value.time] is not None and value.capacity:
@@ -120,17 +185,14 @@ def _specify_shape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
 
 def _if_else(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     condition, *values = inputs
-    known, count = static_int(number_of(condition)), node.op.n_outs
-    pairs = list(zip(values[:count], values[count:], strict=True))
-    same = all(isinstance(one, int) and one == other for one, other in pairs)  # sizes
-    if known is not None or same:
-        chosen = values[:count] if known or same else values[count:]
-        return chosen[0] if count == 1 else chosen
-    return plain(number_of(condition), *map(_ordinary, map(number_of, values)))
-
-
-def _ordinary(value: Any) -> Any:
-    return value.__jax_array__() if isinstance(value, Bounded) else value
+    known, count = static_int(condition), node.op.n_outs
+    one, other = map(known_number, (values[0], values[-1]))
+    same = len(values) == 2 and one is not None and one == other  # a size that both have
+    if known is None and not same:
+        refuse(inputs)
+        return plain(*inputs)
+    chosen = values[:count] if known or same else values[count:]
+    return chosen[0] if count == 1 else chosen
 
 
 # Item by item, and row by row
@@ -201,7 +263,8 @@ def _dot(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     sums = [isinstance(value, Bounded) and value.time == axis for value, axis in pairs]
     if not any(sums):
         if isinstance(left, Bounded):
-            return left.like(plain(left.rows, _ordinary(right)))
+            refuse((right,))
+            return left.like(plain(left.rows, right))
         return right.like(plain(left, right.rows), node.outputs[0].type.ndim - 1)
     # What does not count is zero on both sides.
     filled = [
@@ -278,35 +341,43 @@ def _along(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
 
 def _repeat(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     value, numbers = inputs
-    if not (isinstance(numbers, np.ndarray) or has_value(numbers)):
+    if isinstance(numbers, jax.core.Tracer | Bounded):
         raise UnknownLengthError(
             "JAX needs to know when it compiles how many rows `repeat` gives, but the function "
             "itself computes how often each is repeated. Repeat all rows as often as one can be, "
             'and let pt.where choose, or compile with mode="NUMBA"'
         )
-    return plain(_ordinary(value), np.asarray(numbers))
+    refuse(inputs)
+    return plain(value, np.asarray(numbers))
 
 
 _RULES: dict[type, Plain] = {
     Alloc: _alloc,
     AllocEmpty: _alloc,
+    ARange: _arange,
     Eye: _eye,
+    Reshape: _reshape,
+    Split: _split,
+    Repeat: _repeat,
+    Nonzero: nonzero,
+    CheckAndRaise: _check,
+    IfElse: _if_else,
+    Shape_i: _shape_i,
+    SpecifyShape: _specify_shape,
     Elemwise: _elemwise,
     Join: _join,
     CAReduce: _reduce,
     Argmax: _reduce,
     DimShuffle: _dimshuffle,
     Dot: _dot,
-    IfElse: _if_else,
-    Shape_i: _shape_i,
-    SpecifyShape: _specify_shape,
     Subtensor: subtensor,
     IncSubtensor: inc_subtensor,
     **dict.fromkeys((CumOp, Softmax, LogSoftmax), _along),
-    Repeat: _repeat,
-    ScalarOp: _elemwise,  # numbers that are computed from lengths
-    **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], refuse_places),
+    **dict.fromkeys((DeepCopyOp, TypeCastingOp), _same),
+    **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], items),
 }
-KNOWN = tuple(_RULES)
-_SIZED = (_alloc, _eye, _if_else, _specify_shape)  # that read bounds of sizes
-_ALWAYS = (_repeat, subtensor, inc_subtensor)  # also for arrays of known length
+# Rules for arrays of known length as well.
+ALWAYS = {
+    _alloc, _arange, _check, _eye, _if_else, nonzero, _repeat, _reshape, _split,
+    _specify_shape, inc_subtensor, items, subtensor,
+}  # fmt: skip

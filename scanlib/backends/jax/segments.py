@@ -14,7 +14,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.bounded import UnknownLengthError, static_int
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
+from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, SplitRows
 
 
 def _known(*values: Any) -> list[int]:

@@ -25,10 +25,8 @@ from scanlib.backends.jax.mesh_axes import cut_channels
 from scanlib.backends.jax.time_loops import Spread, plain, run_loop, title
 from scanlib.backends.jax.time_ops import plain_function, run_op
 from scanlib.backends.jax.time_pieces import FEW, TILES, Grid, Timed, TimeShardingError
-from scanlib.backends.jax.windows import Slice
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 EXPLICIT = AxisType.Explicit
@@ -279,13 +277,9 @@ class ShardedFunction:
         return [value_of(variable) for variable in self.graph.outputs]
 
     def _results(self, node: Apply, given: list[Any]) -> list[Any]:
-        if isinstance(node.op, CheckedLinearScan):
-            own, node = node.op.n_own(), node.op.plain(node)
-            given = given[:own]
         if not any(isinstance(value, Timed) for value in given):
             if node not in self.functions:
-                core = isinstance(node.op, Slice)
-                self.functions[node] = plain_function(node, core)
+                self.functions[node] = plain_function(node)
             known = not any(isinstance(value, jax.core.Tracer) for value in given)
             small = all(getattr(out.type, "ndim", 0) <= 1 for out in node.outputs)
             # Sizes and bounds of slices that are computed from numbers stay numbers.

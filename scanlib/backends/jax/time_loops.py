@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -46,88 +47,22 @@ from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.linear import product
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.backends.jax.time_pieces import Grid, Timed, TimeShardingError, together
-from scanlib.ops.elemwise_scan import Axes, ElemwiseScan, Recurrence
-from scanlib.ops.linear_scan import LinearScan, Parts
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import loop_title
-from scanlib.ops.positions import has_positions
 from scanlib.ops.scan import Scan
+from scanlib.recurrences import CLASSES, squares
 
 Summary = list[Any]
 
 
-# Recurrence classes: of elementwise loops
-
-
-@dataclass(frozen=True)
-class Composed:
-    """How the steps of a recurrence compose to one.
-
-    Attributes
-    ----------
-    start : callable
-        From the state's shape and dtype to the summary of no step.
-    step : callable
-        From the summary so far and the step's elements to the next one, in PyTensor's arrays.
-    apply : callable
-        From a summary and a state to the state after it, in JAX's.
-    """
-
-    start: Callable[[Any], Summary]
-    step: Callable[[list[Variable], list[Variable | None]], list[Variable]]
-    apply: Callable[[Summary, Any], Any]
-
-
-def _lowest(state: Any, sign: int) -> Any:
-    if jnp.issubdtype(state.dtype, jnp.floating):
-        return jnp.full_like(state, -sign * jnp.inf)
-    if state.dtype == bool:
-        return jnp.full_like(state, sign < 0)
-    limits = jnp.iinfo(state.dtype)
-    return jnp.full_like(state, limits.min if sign > 0 else limits.max)
-
-
-def _plus(a: Variable, b: Variable | None) -> Variable:
-    return a if b is None else a + b
-
-
-def _clamp_step(summary: list[Variable], elements: list[Variable | None]) -> list[Variable]:
-    shift, low, high = (_plus(value, elements[0]) for value in summary)
-    if elements[1] is not None:
-        low, high = pt.maximum(low, elements[1]), pt.maximum(high, elements[1])
-    if elements[2] is not None:
-        low, high = pt.minimum(low, elements[2]), pt.minimum(high, elements[2])
-    return [shift, low, high]
-
-
-_log_add_exp = Elemwise(log_add_exp)
-
-COMPOSED = {
-    "maximum": Composed(
-        lambda h: [_lowest(h, 1)],
-        lambda s, e: [pt.maximum(s[0], e[1])],
-        lambda s, h: jnp.maximum(h, s[0]),
-    ),
-    "minimum": Composed(
-        lambda h: [_lowest(h, -1)],
-        lambda s, e: [pt.minimum(s[0], e[1])],
-        lambda s, h: jnp.minimum(h, s[0]),
-    ),
-    "log-affine": Composed(
-        lambda h: [jnp.zeros_like(h), _lowest(h, 1)],
-        lambda s, e: [_plus(s[0], e[0]), _log_add_exp(_plus(s[1], e[0]), e[1])],
-        lambda s, h: jnp.logaddexp(h + s[0], s[1]),
-    ),
-    "clamp": Composed(
-        lambda h: [jnp.zeros_like(h), _lowest(h, 1), _lowest(h, -1)],
-        _clamp_step,
-        lambda s, h: jnp.minimum(jnp.maximum(h + s[0], s[1]), s[2]),
-    ),
-}
-SQUARES = "affine in squares"
-AFFINE = ("affine", SQUARES)
+# What formulas of recurrence classes are written with in PyTensor's arrays, as in `jax.numpy`.
+ARRAYS = SimpleNamespace(maximum=pt.maximum, minimum=pt.minimum, logaddexp=Elemwise(log_add_exp))
+AFFINE = ("affine", squares.FAMILY)
 
 
 # Loops in general
@@ -348,9 +283,6 @@ class _Entries:
             self.refuse(others, in_turn)
             return self.walk_in_turn(others)
         for number, recurrence in enumerate(recurrences):
-            if recurrence.family not in (*COMPOSED, *AFFINE):
-                self.refuse(list(recurrence.parts), in_turn, recurrence.family)
-                return self.walk_in_turn(others)
             self.exchange(number, recurrence)
         if not self.spread.how:
             self.spread.how = "each device by itself"
@@ -361,13 +293,13 @@ class _Entries:
             return []
         return [self.n_states + k for k, one in enumerate(self.op.layout.sums) if one]
 
-    def refuse(self, parts: list[int], in_turn: bool, family: str | None = None) -> None:
+    def refuse(self, parts: list[int], in_turn: bool) -> None:
         """Raise unless devices may wait for one another."""
         if in_turn:
             return
         labels, notes = self.scan.labels, getattr(self.op, "notes", ())
         names = [*labels.states, *labels.carries]
-        known = [p for p in parts if p < len(notes) and notes[p] not in (*COMPOSED, *AFFINE)]
+        known = [p for p in parts if p < len(notes) and notes[p] not in CLASSES]
         part = (known or parts)[0]
         if part >= self.n_states:
             kind = f"carry number {part - self.n_states} (counted from 0)"
@@ -375,8 +307,6 @@ class _Entries:
             kind = f"state number {part} (counted from 0)"
         name = f"state `{names[part]}`" if names[part] else kind
         reason = notes[part] if part < len(notes) else "its step is not elementwise"
-        if family is not None:
-            reason = f"summaries of the class '{family}' are not exchanged"
         raise TimeShardingError(
             f"{title(self.node)}: {name} has to be walked in order ({reason}), but time is cut "
             f"over the axis {self.piece.grid.axis!r}. Cut channels or the batch, or pass "
@@ -389,9 +319,9 @@ class _Entries:
         """Find the entries of one recurrence; those of the earlier ones are known."""
         piece, parts = self.piece, recurrence.parts
         columns = sum(map(self.depth, parts)) + 1
-        affine = recurrence.family in AFFINE
+        affine, formulas = recurrence.family in AFFINE, CLASSES[recurrence.family].formulas
         starts = {part: self.taps_of(part, self.starts[part]) for part in parts}
-        if recurrence.family == SQUARES:
+        if recurrence.family == squares.FAMILY:
             starts = {part: [h**2 for h in taps] for part, taps in starts.items()}
         states = [h for part in parts for h in starts[part]]
         if affine:
@@ -401,7 +331,8 @@ class _Entries:
                 for h, row in zip(states, identity, strict=False)
             ]
         else:
-            first = COMPOSED[recurrence.family].start(states[0])
+            h = states[0]
+            first = [jnp.full_like(h, number) for number in formulas.identity(str(h.dtype))]
         build = _once(self.node, number, lambda: self.summary_loop(number, recurrence))
         earlier = [self.entries[part] for part in build.earlier]
         given = [*piece.sequences(), *([piece.valid()] if piece.has_gaps else [])]
@@ -409,11 +340,11 @@ class _Entries:
         found = list(_function(build, piece.has_gaps)(*varying(given, given)))
         summaries = _packed(found, piece.grid.gather)
         if affine:
-            apply = _apply_affine
-            after = piece.fold(summaries, states, apply)
+            after = piece.fold(summaries, states, _apply_affine)
         else:
-            after = [piece.fold(summaries, states[0], COMPOSED[recurrence.family].apply)]
-        if recurrence.family == SQUARES:
+            apply = partial(formulas.apply, jnp)
+            after = [piece.fold(summaries, states[0], apply)]
+        if recurrence.family == squares.FAMILY:
             after = [jnp.sqrt(jnp.where(piece.is_first(), 0, h)) for h in after]
         values = iter(after)
         for part in parts:
@@ -477,11 +408,14 @@ class _Entries:
         else:
             (part,), ((term,),) = parts, recurrence.terms
             places = [term.coefficient, *recurrence.constants]
-            values = [None if p is None else elements(p, part) for p in places]
-            values += [None] * (3 - len(values))
-            count = len(COMPOSED[recurrence.family].start(jnp.zeros(())))
-            summary = [tensor(part)() for _ in range(count)]
-            nexts = COMPOSED[recurrence.family].step(summary, values)
+            formulas, dtype = CLASSES[recurrence.family].formulas, tensor(part).dtype
+            neutral = formulas.identity(dtype)
+            step = tuple(
+                pt.constant(number, dtype=dtype) if place is None else elements(place, part)
+                for place, number in zip(places[-len(neutral) :], neutral, strict=True)
+            )
+            summary = [tensor(part)() for _ in neutral]
+            nexts = list(formulas.compose(ARRAYS, tuple(summary), step))
         states = [loop.states[p] for p in earlier if p < self.n_states]
         carries = [loop.carries[p - self.n_states] for p in earlier if p >= self.n_states]
         for state in states:

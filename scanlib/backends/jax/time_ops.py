@@ -19,9 +19,8 @@ import pytensor.scalar as ps
 from jax import lax
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply
-from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, Join
+from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
@@ -30,10 +29,9 @@ from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import join_of
+from scanlib._compat import join_of, split_of
 from scanlib.backends.jax.bounded import static_int
-from scanlib.backends.jax.checks import StaticCheck
-from scanlib.backends.jax.static import StaticSplit
+from scanlib.backends.jax.graph_functions import funcify_node
 from scanlib.backends.jax.time_pieces import (
     Timed,
     TimeShardingError,
@@ -42,9 +40,9 @@ from scanlib.backends.jax.time_pieces import (
     split,
     together,
 )
-from scanlib.ops.one_row import OneRow
-from scanlib.ops.padded_rows import PaddedRows
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.step_products import StepProducts
 
 Rule = Callable[[Apply, list[Any]], Any]
 RULES: dict[type, Rule] = {}
@@ -60,8 +58,7 @@ def rule(*kinds: type) -> Callable[[Rule], Rule]:
 
 def run_op(node: Apply, inputs: list[Any]) -> list[Any]:
     """Return the results of an Op of which an input is cut along time."""
-    core = getattr(node.op, "core", node.op)  # of `OnRows`
-    found = next((RULES[kind] for kind in type(core).__mro__ if kind in RULES), None)
+    found = next((RULES[kind] for kind in type(node.op).__mro__ if kind in RULES), None)
     try:
         result = None if found is None else _either_way(found, node, inputs)
     except _NoRuleError:
@@ -70,8 +67,9 @@ def run_op(node: Apply, inputs: list[Any]) -> list[Any]:
         grid = next(value.grid for value in inputs if isinstance(value, Timed))
         names = [v.name for v in (*node.inputs, *node.outputs) if v.name]
         raise TimeShardingError(
-            f"{core}{f' of `{names[0]}`' if names else ''} does not work row by row, and time is "
-            f"cut over the axis {grid.axis!r}. Compute it before, from arrays that are not cut so"
+            f"{node.op}{f' of `{names[0]}`' if names else ''} does not work row by row, and "
+            f"time is cut over the axis {grid.axis!r}. Compute it before, from arrays that are not "
+            "cut so"
         )
     return result if isinstance(result, list) else [result]
 
@@ -102,10 +100,10 @@ class _NoRuleError(Exception):
     """This Op, applied so, has no rule."""
 
 
-def plain_function(node: Apply, core: bool = True) -> Callable[..., list[Any]]:
-    """Return the JAX function of an Op, or of that which it wraps."""
+def plain_function(node: Apply) -> Callable[..., list[Any]]:
+    """Return the JAX function of an Op."""
     with jax.ensure_compile_time_eval():
-        function = jax_funcify(getattr(node.op, "core", node.op) if core else node.op, node=node)
+        function = funcify_node(node.op, node)
 
     def run(*values: Any) -> list[Any]:
         found = function(*values)
@@ -296,8 +294,7 @@ def _cumulate(node: Apply, inputs: list[Any]) -> Any:
 
 
 def _indices(node: Apply, inputs: list[Any]) -> list[Any]:
-    core = getattr(node.op, "core", node.op)
-    return list(indices_from_subtensor(inputs, core.idx_list))
+    return list(indices_from_subtensor(inputs, node.op.idx_list))
 
 
 def _bounds(index: Any, length: int) -> tuple[int, int, bool]:
@@ -346,7 +343,7 @@ def _subtensor(node: Apply, inputs: list[Any]) -> Any:
 @rule(IncSubtensor)
 def _inc_subtensor(node: Apply, inputs: list[Any]) -> Any:
     whole, part, *places = inputs
-    op = getattr(node.op, "core", node.op)
+    op = node.op
     indices = _indices(node, places)
     first = _first([whole, part])
     grid = first.grid
@@ -436,13 +433,15 @@ def _join(node: Apply, inputs: list[Any]) -> Any:
     return new
 
 
-@rule(StaticSplit)
+@rule(Split)
 def _split(node: Apply, inputs: list[Any]) -> Any:
-    value, *sizes = inputs
-    axis = node.op.axis % value.ndim
+    value, *others = inputs
+    _, axis, _ = split_of(node)
+    if axis is None or isinstance(others[-1], jax.core.Tracer):
+        raise _NoRuleError
     if axis != value.axis:
-        axes = [value.axis, *[None] * len(sizes)]
-        return along(node, inputs, axes, value.axis)
+        return along(node, inputs, [value.axis, *[None] * len(others)], value.axis)
+    sizes = others[-1]
     ends = [sum(map(int, sizes[:k])) for k in range(len(sizes) + 1)]
     return [value.sliced(*pair) for pair in pairwise(ends)]
 
@@ -470,7 +469,7 @@ def _shape_i(node: Apply, inputs: list[Any]) -> Any:
     return inputs[0].shape[node.op.i]
 
 
-@rule(SpecifyShape, CheckAndRaise, StaticCheck, DeepCopyOp, ViewOp)
+@rule(SpecifyShape, CheckAndRaise, DeepCopyOp, ViewOp)
 def _same(node: Apply, inputs: list[Any]) -> Any:
     if not isinstance(inputs[0], Timed):
         raise _NoRuleError

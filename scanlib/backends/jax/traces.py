@@ -17,8 +17,8 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_index
-from scanlib.ops.channel_plan import ChannelPlan
-from scanlib.ops.elemwise_scan import ElemwiseScan, Layout
+from scanlib.ops.lowered.channel_plan import ChannelPlan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Layout
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 

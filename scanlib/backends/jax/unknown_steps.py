@@ -139,6 +139,26 @@ def _results(loop: JAXLoop, steps: StepCount, end: Progress) -> list[Any]:
     return results
 
 
+def as_stopped(op: Any, steps: int, found: list[Any]) -> list[Any]:
+    """Return what compiled code has written for a loop of at most so many steps, the number of
+    those that it took last, as `lax.while_loop` leaves it: buffers, then their lengths."""
+    signature = op.signature
+    *results, taken = found[: signature.n_states + signature.n_carries + signature.n_outputs + 1]
+    skipped = steps - taken if signature.reverse else None
+    rows, lengths = [], []
+    pairs = zip(signature.depths, signature.untraced, strict=True)
+    depths = [None if untraced else depth for depth, untraced in pairs]
+    depths += [None] * signature.n_carries + [0] * signature.n_outputs
+    for i, (result, depth) in enumerate(zip(results, depths, strict=True)):
+        if depth is not None:
+            lengths.append(jnp.asarray(taken + depth, jnp.int64))
+            result = rolled(result, skipped)
+        elif i < signature.n_states:
+            result = marked(result, taken >= signature.required_steps)
+        rows.append(result)
+    return [*rows, *lengths]
+
+
 def rolled(buffer: Any, skipped: Any) -> Any:
     """Return a buffer without the rows that a reverse loop skipped, which come first."""
     return buffer if skipped is None else jnp.roll(buffer, -skipped, axis=0)

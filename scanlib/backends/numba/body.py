@@ -13,8 +13,8 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib._compat import thaw_graph
 from scanlib.ops.execution import register_preparer
 from scanlib.ops.graph import is_tensor
+from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.ops.scan import Scan
-from scanlib.ops.triangular import true_shapes
 
 
 @dataclass

@@ -33,25 +33,24 @@ from scanlib.backends.handler.instructions import LOOPS, graph_inside
 from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.loop import LoopWriter
+from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.programs import call_program
 from scanlib.kernels.program import CarryShapeError
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.checked_convergence import CheckedConvergence
-from scanlib.ops.checked_linear import CheckedLinearScan, limits
-from scanlib.ops.checked_rows import CheckedRows
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.execution import NotCompilableError, register_compiler
-from scanlib.ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.linear_scan import LinearScan, register_linear_compiler
 from scanlib.ops.linker_features import CompilesStepProducts
-from scanlib.ops.one_row import OneRow
-from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan, register_linear_compiler
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, SplitRows
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.ops.segments import JoinRows, MergeRows, SplitRows
-from scanlib.ops.step_products import StepProducts
-from scanlib.schedules.linear import linear_program
+from scanlib.schedules.linear_steps import linear_program
 
 Found = tuple[Callable[..., Any], str | None]
 
@@ -110,20 +109,6 @@ def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
         return walk, key
     call, own = call_program(program, walk)
     return call, None if key is None else f"{own} or {key}"
-
-
-@register_funcify_and_cache_key(CheckedLinearScan)
-def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Found:
-    """Return the function of the loop that a recurrence stands for."""
-    first = len(node.inputs) - len(op.of_loop(node.inputs))
-    exact = op.exact.make_node(*op.of_loop(node.inputs))
-    loop, key = numba_funcify_and_cache_key(op.exact, node=exact)
-
-    @numba_njit
-    def checked(*inputs):
-        return loop(*inputs[first:])
-
-    return checked, None if key is None else f"from {first} {key}"
 
 
 def loop_of(op: Scan | ElemwiseScan) -> Scan:
@@ -210,42 +195,9 @@ def _copied(value: Any) -> Any:
 
 @register_linear_compiler
 def compile_recurrence(op: LinearScan, node: Apply) -> Callable[..., np.ndarray]:
-    """Return a function from values to the value that runs the recurrence compiled.
-
-    What stands for a loop that it may not be (`scanlib.ops.checked_linear`) is checked, and the
-    loop called where it has to be.
-    """
-    plain = op.plain(node) if isinstance(op, CheckedLinearScan) else node
+    """Return a function from values to the value that runs a matrix recurrence compiled."""
     try:
-        run = runner(linear_program(plain.op, plain))
+        run = runner(linear_program(op, node))
     except NoKernelError as error:
         raise NotCompilableError(str(error)) from error
-    if not isinstance(op, CheckedLinearScan):
-        return lambda *inputs: run(*inputs)[0]
-    factors, states = limits(node.outputs[0].type.dtype)
-    exact = op.exact.make_node(*op.of_loop(node.inputs))
-
-    def run_checked(*inputs: Any) -> np.ndarray:
-        (history,) = run(*inputs[: op.n_own()])
-        if _has_steps(op, inputs) and not _is_trusted(op, inputs, history, factors, states):
-            storage: list[list[Any]] = [[None]]
-            op.exact.perform(exact, op.of_loop(inputs), storage)
-            return storage[0][0]
-        return history
-
-    return run_checked
-
-
-def _is_trusted(
-    op: CheckedLinearScan, inputs: Any, history: np.ndarray, factors: float, states: float
-) -> bool:
-    sizes = [np.abs(value) for value in op.factors(inputs)]
-    fits = all(np.all((size == 0) | ((size >= 1 / factors) & (size <= factors))) for size in sizes)
-    return fits and bool(np.all(np.abs(history) <= states))
-
-
-def _has_steps(op: CheckedLinearScan, inputs: Any) -> bool:
-    parts = op.parts(inputs)
-    if parts.n_steps is not None:
-        return int(parts.n_steps) > 0
-    return len(parts.matrix if parts.offset is None else parts.offset) > 0
+    return lambda *inputs: run(*inputs)[0]

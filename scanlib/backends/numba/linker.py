@@ -35,7 +35,7 @@ from scanlib.backends.handler.graph_runner import GraphRunner
 from scanlib.backends.handler.instructions import LOOPS, Instructions
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import compile_for_perform, compile_recurrence, holds_loops
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 
 @route_graphs(holds_loops)

@@ -4,6 +4,13 @@ Imported by `scanlib.backends.torch_hook` when the linker runs. Importing it imp
 registers a rule for every Op with `pytensor.link.pytorch.dispatch.pytorch_funcify`.
 """
 
-from scanlib.backends.torch import conversions, elementwise, loops, row_ops, slices, static_sizes
+from scanlib.backends.torch import (
+    conversions,
+    elementwise_ops,
+    loops,
+    row_ops,
+    slices,
+    static_sizes,
+)
 
-__all__ = ["conversions", "elementwise", "loops", "row_ops", "slices", "static_sizes"]
+__all__ = ["conversions", "elementwise_ops", "loops", "row_ops", "slices", "static_sizes"]

@@ -19,9 +19,9 @@ from scanlib.backends.cuda.launch import KernelLoop, launch
 from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
 from scanlib.backends.torch.operator import Run
 from scanlib.backends.torch.portable import torch_dtype
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import count_steps
 

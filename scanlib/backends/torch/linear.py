@@ -1,6 +1,6 @@
 """Matrix recurrences on tensors, for devices without a compiled kernel.
 
-``h_t = A_t ⊗ h_{t-1} + b_t`` in the semirings of `scanlib.ops.linear_scan`: a walk of one batched
+``h_t = A_t ⊗ h_{t-1} + b_t`` in the semirings of `ops.lowered.linear_scan`: a walk of one batched
 product per step.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from scanlib.backends.torch.operator import Run
-from scanlib.ops.linear_loop import check_shapes, count_steps
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 
 def linear_rows(op: LinearScan) -> Run:

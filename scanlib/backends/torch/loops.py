@@ -21,10 +21,9 @@ from scanlib.backends.torch.portable import TorchLoop, torch_dtype
 from scanlib.backends.torch.result_shapes import shapes_of_loop
 from scanlib.kernels.program import CarryShapeError
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.checked_linear import CheckedLinearScan
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_numeric
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 
@@ -124,11 +123,3 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a matrix recurrence."""
     return _funcify(op, node, linear_rows(op), shapes_of_loop)
-
-
-@pytorch_funcify.register(CheckedLinearScan)
-def funcify_checked(op: CheckedLinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of the recurrence, without the loop that it stands for."""
-    plain = op.plain(node)
-    function = funcify_linear_scan(plain.op, plain, **kwargs)
-    return lambda *inputs: function(*inputs[: op.n_own()])

@@ -20,9 +20,9 @@ from pytensor.tensor.elemwise import Elemwise
 from scanlib.backends.torch.operator import Shapes
 from scanlib.lengths.numbers import constant_integer, measured
 from scanlib.lengths.steps import Steps
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_numeric
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 

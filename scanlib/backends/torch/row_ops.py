@@ -17,11 +17,11 @@ from pytensor.scalar.math import Softplus
 
 from scanlib._compat import IfElse
 from scanlib.backends.torch.portable import torch_dtype
-from scanlib.ops.checked_convergence import CheckedConvergence
-from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.errors import ConvergenceError, SequenceLengthError
-from scanlib.ops.one_row import OneRow
-from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 
 @pytorch_funcify.register(OneRow)

@@ -24,9 +24,9 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.backends.torch.result_shapes import UnknownSizeError, shapes_read, size_of
-from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.linker_features import holds_scanlib_ops
-from scanlib.ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 # How many inputs come before those that are sizes, or conditions on sizes.
 _READERS: dict[type, int] = {

@@ -20,10 +20,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.frontend.scan import scan
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.filter import Parts, Walk, factor, predict, solve
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
-from scanlib.frontend.step import until
+from scanlib.frontend.step_function import until
 
 # A covariance has settled if no item changes by more, relative to the greatest.
 TOLERANCES = {"float64": 1e-13, "float32": 1e-6}

@@ -22,7 +22,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
-from scanlib.frontend.scan import scan
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.model import (
     Observations,
     StateSpace,

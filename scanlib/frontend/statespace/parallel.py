@@ -35,8 +35,8 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib.frontend.associative import associative_scan
-from scanlib.frontend.scan import scan
+from scanlib.frontend.associative_functions import associative_scan
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.filter import (
     Parts,
     Walk,
@@ -49,7 +49,7 @@ from scanlib.frontend.statespace.filter import (
 )
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
 from scanlib.frontend.statespace.smoother import root
-from scanlib.ops.found_results import FoundResults
+from scanlib.ops.lowered.found_results import FoundResults
 
 Element = tuple[Variable, ...]
 

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib.frontend.associative import associative_scan
-from scanlib.frontend.scan import scan
+from scanlib.frontend.associative_functions import associative_scan
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.filter import Parts, Walk
 from scanlib.frontend.statespace.model import StateSpace, is_timed
 

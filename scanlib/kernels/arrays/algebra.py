@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.scalar.basic import Mul
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
@@ -12,18 +11,17 @@ from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Size, product, total
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import FLOATS, Value
-from scanlib.kernels.linalg import factorizations
+from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix
-from scanlib.kernels.linalg.products import multiply
-from scanlib.kernels.scalars import PAIR_RULES, NoKernelError, Pair, parts_of
-from scanlib.kernels.spans import added, load_number, store_number
+from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.spans import load_number
 from scanlib.ops.messages import shape_text
-from scanlib.ops.step_products import LENGTHS, SIZES, StepProducts
+from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
 CONFORM = "Dimensions of A and B do not conform: "
@@ -80,28 +78,11 @@ def write_dot(step: Step, node: Apply) -> None:
 
 def write_product(step: Step, a: Place, b: Place, c: Place, more: bool = False) -> None:
     """Write ``c = a b``, or ``c += a b`` with `more`."""
+    one, other, result = (matrix(step, place) for place in (a, b, c))
     if parts_of(c.dtype) is None:
-        one, other, result = (matrix(step, place) for place in (a, b, c))
-        multiply(step.writer, one, other, result, more=more, library=step.library)
-        return
-    # Complex numbers, one by one.
-    w, sizes = step.writer, [step.value(s) for s in (*c.sizes, a.sizes[1])]
-    if not more:
-        write_copy(step, step.scalars.constant(0, c.dtype), c)
-    with w.loop(0, sizes[0]) as i, w.loop(0, sizes[1]) as j, w.loop(0, sizes[2]) as k:
-        x, y, z = (
-            load_number(w, c.dtype, place.pointer, _item(step, place, *indices))
-            for place, indices in ((a, (i, k)), (b, (k, j)), (c, (i, j)))
-        )
-        assert isinstance(x, Pair)
-        assert isinstance(y, Pair)
-        term = PAIR_RULES[Mul](w, x, y)
-        store_number(w, c.pointer, _item(step, c, i, j), added(z, term))
-
-
-def _item(step: Step, place: Place, i: Value, j: Value) -> Value:
-    row, column = place.strides
-    return step.bytes(i, row) + step.bytes(j, column)
+        products.multiply(step.writer, one, other, result, more=more, library=step.library)
+    else:
+        products.write_product(step.writer, one, other, result, result if more else None)
 
 
 # Factorizations and solves

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.blockwise import Blockwise
 
-from scanlib.kernels.arrays.nests import Walk, move, walked, write_copy
+from scanlib.kernels.arrays.array_step import Destination, Step, rule
+from scanlib.kernels.arrays.nests import deliver, over, walked
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
-from scanlib.kernels.arrays.step import Destination, Step, rule
 from scanlib.kernels.language import INT64, Block, Value
-from scanlib.kernels.spans import store_number
 
 BATCHES = "Incompatible sizes of the batches of an operation on matrices, {} and {}"
 RESULTS = "Items of a batch have results of different shapes"
@@ -33,7 +31,6 @@ class Batch:
         self.sizes = self._sizes()
         self.first = Block()
         self.whole: dict[Variable, Place] = {}
-        self.walks: dict[Variable, Walk] = {}
 
     def _leading(self, variable: Variable, signature: Sequence[str]) -> int:
         return variable.type.ndim - len(signature)
@@ -71,20 +68,15 @@ class Batch:
         for inner, outer in zip(self.core.outputs, self.node.outputs, strict=True):
             self._give_destination(inner, outer)
         block, before = w.block, len(w.block.statements)
-        self.walks.update({inner: walk for inner, _, _, walk in inputs})
-        with ExitStack() as stack, step.scope():
-            self.loops = []
-            for axis, size in enumerate(self.sizes):
-                index = stack.enter_context(w.loop(0, step.value(size)))
-                self.loops.append(index)
-                move(step, list(self.walks.values()), axis, index, stack)
+        walks = [walk for _, _, _, walk in inputs]
+        with over(step, walks, self.sizes) as self.loops, step.scope():
             for inner, place, lead, walk in inputs:
                 pointer = w.offset(place.pointer, w.as_value(walk.offset, INT64))
                 item = place.view(list(place.sizes[lead:]), list(place.strides[lead:]), pointer)
                 step.bind_place(inner, item)
             step.apply(self.core)
             for inner in self.core.outputs:
-                self._store(inner)
+                deliver(step, inner, step.destinations[inner])
         block.statements[before:before] = self.first.statements
         for inner, outer in zip(self.core.outputs, self.node.outputs, strict=True):
             step.bind_place(outer, self.whole[inner])
@@ -108,18 +100,6 @@ class Batch:
             )
 
         step.destinations[inner] = Destination(place, "ValueError", (RESULTS,) * inner.type.ndim)
-
-    def _store(self, inner: Variable) -> None:
-        """Write a result where it goes, if it is not there yet."""
-        step = self.step
-        destination = step.destinations[inner]
-        if inner.type.ndim == 0:
-            place = destination.place(())
-            store_number(step.writer, place.pointer, 0, step.number(inner))
-            return
-        place = step.place(inner)
-        if step.arrived.get(inner) != (destination, place.pointer):
-            write_copy(step, place, step.at_destination(destination, place.sizes))
 
 
 @rule(Blockwise)

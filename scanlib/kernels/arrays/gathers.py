@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
-from scanlib.kernels.arrays.nests import Walk, move, walked, write_copy
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
+from scanlib.kernels.arrays.nests import Walk, over, walked, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.arrays.views import (
     broadcast,
     copied_base,
@@ -98,11 +97,7 @@ class Gather:
         along = Walk(other.pointer, other.dtype, [other.strides[axis] for axis in inner])
         kept = [axis for axis in range(other.ndim) if axis not in inner]
         walks = [index for index in self.indices if isinstance(index, Walk)]
-        with ExitStack() as stack:
-            for axis, size in enumerate(self.loops):
-                if step.sizes.same(size) != 1:
-                    index = stack.enter_context(w.loop(0, step.value(size)))
-                    move(step, [*walks, along], axis, index, stack)
+        with over(step, [*walks, along], self.loops):
             pointer = self.pointer
             for found, (axis, size, stride) in zip(self.indices, self.by_index, strict=True):
                 number = found.load(step, 1) if isinstance(found, Walk) else found

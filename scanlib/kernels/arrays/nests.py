@@ -9,8 +9,8 @@ A sum over inner axes is collected in one number for each lane, one over outer a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,12 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, get_scalar_type
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
+from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
-from scanlib.kernels.arrays.step import Step, rule
 from scanlib.kernels.language import INT64, Local, Value
 from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
-from scanlib.kernels.spans import added, itemsize, load_number, store_number
+from scanlib.kernels.spans import added, itemsize, load_number, over_lanes, store_number
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
@@ -98,17 +98,31 @@ def collapse(step: Step, arrays: Sequence[Walk], sizes: Sequence[Size]) -> list[
 
 
 def nest(
-    step: Step, arrays: Sequence[Walk], sizes: Sequence[Size], write: Callable[[int], None]
+    step: Step,
+    arrays: Sequence[Walk],
+    sizes: Sequence[Size],
+    write: Callable[[int], None],
+    first: int = 0,
 ) -> None:
-    """Write loops of some sizes; `write` gets how many items are taken at once.
+    """Write loops of some sizes, from an axis on; `write` gets how many items are taken at once.
 
     It may raise `LanesError`, after which single items are taken.
     """
-    with ExitStack() as stack:
-        for axis in range(len(sizes) - 1):
-            index = stack.enter_context(step.writer.loop(0, step.value(sizes[axis])))
-            move(step, arrays, axis, index, stack)
+    with over(step, arrays, sizes[first:-1], first):
         innermost(step, arrays, sizes[-1] if sizes else 1, write)
+
+
+@contextmanager
+def over(
+    step: Step, arrays: Sequence[Walk], sizes: Sequence[Size], first: int = 0
+) -> Iterator[list[Value]]:
+    """Open loops over axes, from the first one on, along which arrays move; yield the indices."""
+    indices: list[Value] = []
+    with ExitStack() as stack:
+        for axis, size in enumerate(sizes, first):
+            indices.append(stack.enter_context(step.writer.loop(0, step.value(size))))
+            move(step, arrays, axis, indices[-1], stack)
+        yield indices
 
 
 def move(
@@ -345,6 +359,20 @@ def write_tree(tree: Tree, node: Apply, targets: Sequence[Place]) -> None:
 # Copies
 
 
+def deliver(step: Step, variable: Variable, destination: Destination) -> None:
+    """Write a result where it goes, if it is not there yet."""
+    if variable.type.ndim == 0:
+        place, number = destination.place(()), step.number(variable)
+        store_number(step.writer, place.pointer, 0, spread(step, number, 1))
+        return
+    place = step.place(variable)
+    if step.arrived.get(variable) == (destination, place.pointer):
+        return
+    target = step.at_destination(destination, place.sizes)
+    if target.pointer is not place.pointer:
+        write_copy(step, place, target)
+
+
 def write_copy(step: Step, source: Place | Number, target: Place, add: bool = False) -> None:
     """Write that an array of the target's sizes, or a number, is copied or added."""
     write = walked(step, target, target.sizes)
@@ -358,19 +386,10 @@ def write_copy(step: Step, source: Place | Number, target: Place, add: bool = Fa
             item = arrays[1].load(step, lanes)
         else:
             item = spread(step, source, lanes)
-        item = converted(step, item, target.dtype)
+        item = step.scalars.number_as(item, target.dtype)
         write.store(step, added(write.load(step, lanes), item) if add else item)
 
     nest(step, arrays, sizes, copy)
-
-
-def converted(step: Step, number: Number, dtype: str) -> Number:
-    """Return a number as another dtype has it."""
-    half = parts_of(dtype)
-    if half is not None:
-        return step.scalars.pair(number, half)
-    assert isinstance(number, Value)
-    return step.scalars.convert(number, dtype)
 
 
 def contiguous(step: Step, variable: Variable) -> Place:
@@ -417,7 +436,7 @@ class Reduction:
             item = arrays[0].load(self.step, lanes)
         else:
             item = spread(self.step, self.tree.write(self.variable.owner, lanes)[0], lanes)
-        return converted(self.step, item, self.dtype)
+        return self.step.scalars.number_as(item, self.dtype)
 
     def identity(self) -> Number:
         op, dtype = self.op.scalar_op, np.dtype(self.dtype)
@@ -444,19 +463,7 @@ class Reduction:
             (result,) = scalars.apply(node, [one, other])
         finally:
             scalars.lanes = kept
-        return converted(self.step, result, self.dtype)
-
-    def of_lanes(self, value: Number) -> Number:
-        """Return what all lanes give together, in pairs of halves."""
-        w = self.step.writer
-        while isinstance(value, Value) and value.type.lanes > 1:
-            half = value.type.lanes // 2
-            if half == 1:
-                low, high = w.lane(value, 0), w.lane(value, 1)
-            else:
-                low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
-            value = self.combined(low, high)
-        return value
+        return self.step.scalars.number_as(result, self.dtype)
 
     def write(self) -> None:
         step, sizes = self.step, self.sizes()
@@ -479,7 +486,7 @@ class Reduction:
         arrays = self.arrays(sizes)
         loops = collapse(self.step, arrays, sizes)
         total = self.collect(arrays, loops, 0)
-        self.step.bind_number(self.out, converted(self.step, total, self.out.type.dtype))
+        self.step.bind_number(self.out, self.step.scalars.number_as(total, self.out.type.dtype))
 
     def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
         """Write the loops from an axis on, and return what they give together."""
@@ -502,21 +509,12 @@ class Reduction:
                 w.assign(local, part)
             used.add(lanes)
 
-        inner = loops[first:]
-        shifted = [_from_axis(array, first) for array in arrays]
-        for array, own in zip(arrays, shifted, strict=True):
-            own.offset = array.offset
-        by_walk = dict(zip(map(id, arrays), shifted, strict=True))
-        if self.tree is not None:
-            kept_walks = dict(self.tree.walks)
-            self.tree.walks = {v: by_walk[id(walk)] for v, walk in self.tree.walks.items()}
-        arrays = shifted
-        nest(step, arrays, inner, write)
-        if self.tree is not None:
-            self.tree.walks = kept_walks
+        nest(step, arrays, loops, write, first)
         whole = None
         for lanes in sorted(used, reverse=True):
-            result = self.of_lanes(_whole([w.copy(local) for local in totals[lanes]]))
+            result = _whole([w.copy(local) for local in totals[lanes]])
+            if isinstance(result, Value):
+                result = over_lanes(w, result, self.combined)
             whole = result if whole is None else self.combined(whole, result)
         return self.identity() if whole is None else whole
 
@@ -525,12 +523,8 @@ class Reduction:
         step = self.step
         arrays = self.arrays(sizes)
         result = walked(step, sums, sums.sizes)
-        with ExitStack() as stack:
-            for axis in range(lead):
-                index = stack.enter_context(step.writer.loop(0, step.value(sizes[axis])))
-                move(step, [*arrays, result], axis, index, stack)
-            total = self.collect(arrays, sizes, lead)
-            result.store(step, total)
+        with over(step, [*arrays, result], sizes[:lead]):
+            result.store(step, self.collect(arrays, sizes, lead))
 
     def write_outer(self, sizes: list[Size], kept: list[int], sums: Place) -> None:
         """Write a reduction that is collected in memory, in the order of the array's axes."""
@@ -552,10 +546,6 @@ class Reduction:
         nest(step, [*arrays, result], loops, write)
 
 
-def _from_axis(walk: Walk, first: int) -> Walk:
-    return Walk(walk.pointer, walk.dtype, walk.strides[first:])
-
-
 def _parts(number: Number) -> list[Value]:
     return [number.real, number.imag] if isinstance(number, Pair) else [number]
 
@@ -571,7 +561,7 @@ def write_reduction(step: Step, node: Apply) -> None:
         _reduce_items(step, node)
         return
     if variable.type.ndim == 0 and variable not in step.deferred:
-        step.bind_number(out, converted(step, step.number(variable), out.type.dtype))
+        step.bind_number(out, step.scalars.number_as(step.number(variable), out.type.dtype))
         return
     Reduction(step, node).write()
 
@@ -590,5 +580,7 @@ def _reduce_items(step: Step, node: Apply) -> None:
         return
     total = reduction.identity()
     for member in members:
-        total = reduction.combined(total, converted(step, step.number(member), reduction.dtype))
-    step.bind_number(node.outputs[0], converted(step, total, node.outputs[0].type.dtype))
+        total = reduction.combined(
+            total, step.scalars.number_as(step.number(member), reduction.dtype)
+        )
+    step.bind_number(node.outputs[0], step.scalars.number_as(total, node.outputs[0].type.dtype))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from pytensor.graph.basic import Apply
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Argmax
 
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import (
     Walk,
     collapse,
     contiguous,
-    move,
     nest,
+    over,
     walked,
     write_copy,
 )
 from scanlib.kernels.arrays.sizes import Size, product
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, Number, parts_of
 from scanlib.kernels.spans import added
@@ -82,16 +80,10 @@ def write_argmax(step: Step, node: Apply) -> None:
     walks = [walk]
     if target is not None:
         walks.append(Walk(target.pointer, target.dtype, list(target.strides)))
-    with ExitStack() as stack:
-        for axis, length in enumerate(outer):
-            index = stack.enter_context(w.loop(0, step.value(length)))
-            move(step, walks, axis, index, stack)
+    with over(step, walks, outer):
         best = w.local(_real(walk.load(step, 1)))
         where, count = w.local(0, INT64), w.local(0, INT64)
-        with ExitStack() as inner:
-            for k, axis in enumerate(axes):
-                index = inner.enter_context(w.loop(0, step.value(place.sizes[axis])))
-                move(step, [walk], len(kept) + k, index, inner)
+        with over(step, [walk], [place.sizes[axis] for axis in axes], len(kept)):
             item, old = _real(walk.load(step, 1)), w.copy(best)
             if place.dtype == "bool":
                 larger = item & ~old

@@ -34,6 +34,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, split_of
+from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import (
     Tree,
     contiguous,
@@ -43,7 +44,6 @@ from scanlib.kernels.arrays.nests import (
 )
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
-from scanlib.kernels.arrays.step import Step, core_op, rule
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number

@@ -11,6 +11,4 @@ behind the other. Where routines of BLAS or LAPACK are to be used for large matr
 their addresses: `library` is a function from a `scanlib.kernels.program.Routine` to the value that
 has its address, a word of the table of a `LoopProgram` that lists the routine among its
 `functions`.
-
-For batches, `matrices.each` writes the loop over their places.
 """

@@ -38,6 +38,9 @@ from scanlib.kernels.scalars import NoKernelError
 
 LARGE = 48  # rows up to which LAPACK is not asked
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
+RIGHT = (*MATRIX, INT64, INT64, POINTER)  # right-hand sides, both sizes, and the result
+
+Call = Callable[..., tuple[Value, ...]]
 
 
 def spare_items(rows: int) -> int:
@@ -45,147 +48,77 @@ def spare_items(rows: int) -> int:
     return rows * (rows + 1)
 
 
-def cholesky(
-    w: Writer, a: Matrix, out: Matrix, lower: bool = True, library: Library | None = None
-) -> None:
-    """Write Cholesky's lower, or upper, factor of a matrix, of which that triangle is read."""
-    address = _routine(w, a, library)
-    source = a.turned if lower else a
-    operands = [*source.values(w), *sized(w, a.rows), w.constant(lower, BOOL), out.pointer]
-    w.call(_function("cholesky", _dtype(a, out), address is not None), *operands, *_given(address))
+# Functions that kernels share
 
 
-def solve_triangular(
-    w: Writer, a: Matrix, b: Matrix, out: Matrix, lower: bool = True, unit: bool = False
-) -> None:
-    """Write the solution of ``A X = B``; with `unit`, the diagonal of `A` is taken for ones."""
-    flags = [w.constant(flag, BOOL) for flag in (lower, unit)]
-    operands = [*a.values(w), *flags, *b.values(w), *sized(w, b.rows, b.columns), out.pointer]
-    w.call(_function("solve_triangular", _dtype(a, b, out)), *operands)
+def _shared(*types: Type | None) -> Callable[[Callable[..., Any]], Call]:
+    """Make what writes statements a function for each dtype, which all kernels share.
 
+    Parameters
+    ----------
+    types : Type or None
+        Of its parameters; None for a number of the matrices' dtype. Where there is one operand
+        more, it is the address of a routine.
 
-def solve_cholesky(w: Writer, factor: Matrix, b: Matrix, out: Matrix, lower: bool = True) -> None:
-    """Write the solution with a matrix that is given by Cholesky's factor."""
-    upper = factor.turned if lower else factor
-    operands = [*upper.values(w), *b.values(w), *sized(w, b.rows, b.columns), out.pointer]
-    w.call(_function("solve_cholesky", _dtype(factor, b, out)), *operands)
-
-
-def solve_positive(
-    w: Writer,
-    a: Matrix,
-    b: Matrix,
-    out: Matrix,
-    spare: Value,
-    lower: bool = True,
-    library: Library | None = None,
-) -> None:
-    """Write the solution with a positive definite matrix, of which one triangle is read.
-
-    `spare` is memory for `spare_items`.
+    Returns
+    -------
+    callable
+        Makes, of the function that writes the statements, one that writes a call: it takes a
+        `Writer`, the dtype and the operands.
     """
-    address = _routine(w, a, library)
-    source = a.turned if lower else a
-    operands = [*source.values(w), *b.values(w), *sized(w, b.rows, b.columns), out.pointer, spare]
-    function = _function("solve_positive", _dtype(a, b, out), address is not None)
-    w.call(function, *operands, *_given(address))
+
+    def decorate(write: Callable[..., Any]) -> Call:
+        name = write.__name__.strip("_")
+
+        def statements(*values: Any, dtype: str) -> Any:
+            found = write(*values, dtype=dtype)
+            return () if found is None else found
+
+        @cache
+        def function(dtype: str, has_library: bool) -> Function:
+            own = [Type(dtype) if kind is None else kind for kind in types]
+            whole = f"{name}_{dtype}{'_library' * has_library}"
+            own += [POINTER] * has_library
+            return write_function(whole, own, partial(statements, dtype=dtype), is_shared=True)
+
+        def call(w: Writer, dtype: str, *operands: Value) -> tuple[Value, ...]:
+            return w.call(function(dtype, len(operands) > len(types)), *operands)
+
+        return call
+
+    return decorate
 
 
-def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
-    """Write the solution with any square matrix; `spare` is memory for `spare_items`."""
-    operands = [*a.values(w), *b.values(w), *sized(w, b.rows, b.columns), out.pointer, spare]
-    w.call(_function("solve", _dtype(a, b, out)), *operands)
+@_shared(*MATRIX, INT64, INT64, POINTER)
+def _copy(w: Writer, *values: Value, dtype: str) -> None:
+    """Write a matrix to where its rows lie one behind the other."""
+    a, row, column, n, m, out = values
+    kind = Type(dtype)
+    with w.loop(0, n) as i, w.loop(0, m) as j:
+        value = w.load(kind, a, i * row + j * column)
+        w.store(out, (i * m + j) * kind.itemsize, value)
 
 
-def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
-    """Write the inverse of a matrix; return zero, `NOT_FINITE` or `SINGULAR`.
-
-    `spare` is memory for `spare_items`.
-    """
-    operands = [*a.values(w), *sized(w, a.rows), out.pointer, spare]
-    (found,) = w.call(_function("inverse", _dtype(a, out)), *operands)
-    return found
+@_shared(POINTER, INT64, None)
+def _fill(w: Writer, out: Value, count: Value, value: Value, dtype: str) -> None:
+    with w.loop(0, count) as i:
+        w.store(out, i * value.type.itemsize, value)
 
 
-def factor_lu(w: Writer, a: Matrix, out: Matrix, pivots: Value) -> None:
-    """Write both triangular factors into one matrix.
-
-    `pivots` has, as 32-bit integers, with which row each row was exchanged.
-    """
-    operands = [*a.values(w), *sized(w, a.rows), out.pointer, pivots]
-    w.call(_function("factor_lu", _dtype(a, out)), *operands)
+def _write_nan_unless(w: Writer, dtype: str, done: Value, out: Value, count: Value) -> None:
+    with w.when(~done):
+        _fill(w, dtype, out, count, w.constant(float("nan"), Type(dtype)))
 
 
-def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, Value, Value]:
-    """Write the determinant of a matrix, its sign, and the logarithm of its absolute value.
-
-    `spare` is memory for `spare_items`.
-    """
-    operands = [*a.values(w), *sized(w, a.rows), spare]
-    found, sign, size = w.call(_function("determinant", _dtype(a)), *operands)
-    return found, sign, size
+# Cholesky's factor
 
 
-def _dtype(*matrices: Matrix) -> str:
-    dtypes = {matrix.dtype for matrix in matrices}
-    if len(dtypes) > 1 or not dtypes <= set(FLOATS):
-        raise NoKernelError(f"linear algebra with matrices of {', '.join(sorted(dtypes))}")
-    return dtypes.pop()
-
-
-def _routine(w: Writer, a: Matrix, library: Library | None) -> Value | None:
-    """Return the address of LAPACK's factorization where it may be needed."""
-    rows = known(a.rows)
-    if library is None or (rows is not None and rows <= LARGE):
-        return None
-    return library(routine_of("potrf", _dtype(a)))
-
-
-def _given(address: Value | None) -> list[Value]:
-    return [] if address is None else [address]
-
-
-# Functions
-
-
-@cache
-def _function(name: str, dtype: str, has_library: bool = False) -> Function:
-    """Return a function of this module, one for all matrices of a dtype."""
-    types, write = _FUNCTIONS[name]
-    own = [Type(dtype) if kind is None else kind for kind in types]
-    own += [POINTER] if has_library else []
-    whole = f"{name}_{dtype}{'_library' if has_library else ''}"
-    return write_function(whole, own, partial(write, dtype=dtype), is_shared=True)
-
-
-def _call(w: Writer, name: str, dtype: str, *operands: Value) -> tuple[Value, ...]:
-    return w.call(_function(name, dtype), *operands)
-
-
-def _write_cholesky(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    """Write the upper factor, and transpose it where the lower one is asked for."""
-    a, row, column, n, lower, out, *address = values
-    done = _factor(w, dtype, (a, row, column, n, out), address)
-    kind, item = Type(dtype), Type(dtype).itemsize
-    with w.when(done) as choice, w.loop(0, n) as i, w.loop(i + 1, n) as j:
-        above, below = (i * n + j) * item, (j * n + i) * item
-        value = w.load(kind, out, above)
-        w.store(out, below, w.select(lower, value, 0))
-        w.store(out, above, w.select(lower, 0, value))
-    with w.otherwise(choice):
-        _call(w, "fill", dtype, out, n * n, w.constant(float("nan"), kind))
-    return ()
-
-
-def _factor(w: Writer, dtype: str, operands: tuple[Value, ...], address: list[Value]) -> Value:
+@_shared(*MATRIX, INT64, POINTER)
+def _factor(w: Writer, *values: Value, dtype: str) -> Value:
     """Write the upper factor of the upper triangle of a matrix; return whether there is one.
 
     What is below its diagonal stays undefined.
     """
-    return w.call(_function("factor", dtype, bool(address)), *operands, *address)[0]
-
-
-def _write_factor(w: Writer, *values: Value, dtype: str) -> Value:
     a, row, column, n, out, *address = values
     kind, item = Type(dtype), Type(dtype).itemsize
     line = n * item
@@ -274,7 +207,26 @@ def _write_pieces(
         start = end
 
 
-def _write_substitute(w: Writer, *values: Value, dtype: str) -> Value:
+@_shared(*MATRIX, INT64, BOOL, POINTER)
+def _cholesky(w: Writer, *values: Value, dtype: str) -> None:
+    """Write the upper factor, and transpose it where the lower one is asked for."""
+    a, row, column, n, lower, out, *address = values
+    (done,) = _factor(w, dtype, a, row, column, n, out, *address)
+    kind, item = Type(dtype), Type(dtype).itemsize
+    with w.when(done) as choice, w.loop(0, n) as i, w.loop(i + 1, n) as j:
+        above, below = (i * n + j) * item, (j * n + i) * item
+        value = w.load(kind, out, above)
+        w.store(out, below, w.select(lower, value, 0))
+        w.store(out, above, w.select(lower, 0, value))
+    with w.otherwise(choice):
+        _fill(w, dtype, out, n * n, w.constant(float("nan"), kind))
+
+
+# Solves
+
+
+@_shared(*MATRIX, INT64, BOOL, BOOL, POINTER, INT64)
+def _substitute(w: Writer, *values: Value, dtype: str) -> Value:
     """Solve ``T X = X`` in place; return whether the diagonal of T has no zero."""
     t, row, column, n, lower, unit, x, m = values
     kind, item = Type(dtype), Type(dtype).itemsize
@@ -292,7 +244,49 @@ def _write_substitute(w: Writer, *values: Value, dtype: str) -> Value:
     return w.copy(done)
 
 
-def _write_eliminate(w: Writer, *values: Value, dtype: str) -> Value:
+@_shared(*MATRIX, BOOL, BOOL, *RIGHT)
+def _solve_triangular(w: Writer, *values: Value, dtype: str) -> None:
+    a, row, column, lower, unit, b, b_row, b_column, n, m, out = values
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    (done,) = _substitute(w, dtype, a, row, column, n, lower, unit, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
+@_shared(*MATRIX, *RIGHT)
+def _solve_cholesky(w: Writer, *values: Value, dtype: str) -> None:
+    u, row, column, b, b_row, b_column, n, m, out = values
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    done = _write_both(w, dtype, (u, row, column), n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
+def _write_both(
+    w: Writer, dtype: str, upper: tuple[Value, Value, Value], n: Value, x: Value, m: Value
+) -> Value:
+    """Write the solution of ``Uᵀ U X = X``; return whether the diagonal of U has no zero."""
+    yes, no = w.constant(True, BOOL), w.constant(False, BOOL)
+    u, row, column = upper
+    (done,) = _substitute(w, dtype, u, column, row, n, yes, no, x, m)
+    _substitute(w, dtype, u, row, column, n, no, no, x, m)
+    return done
+
+
+@_shared(*MATRIX, *RIGHT, POINTER)
+def _solve_positive(w: Writer, *values: Value, dtype: str) -> None:
+    a, row, column, b, b_row, b_column, n, m, out, spare, *address = values
+    item = Type(dtype).itemsize
+    (done,) = _factor(w, dtype, a, row, column, n, spare, *address)
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    with w.when(done):
+        _write_both(w, dtype, (spare, n * item, w.constant(item, INT64)), n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
+# Elimination
+
+
+@_shared(POINTER, INT64, POINTER)
+def _eliminate(w: Writer, *values: Value, dtype: str) -> Value:
     """Write triangular factors into a matrix, and pivots; return whether it is not singular."""
     f, n, pivots = values
     kind, item = Type(dtype), Type(dtype).itemsize
@@ -345,22 +339,14 @@ def _write_exchange(w: Writer, kind: Type, x: Value, y: Value, count: Value) -> 
         w.store(y, at, kept)
 
 
-def _write_solve(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    a, row, column, b, b_row, b_column, n, m, out, spare = values
-    _copy(w, dtype, (a, row, column), (n, n), spare)
-    _copy(w, dtype, (b, b_row, b_column), (n, m), out)
-    (done,) = _call(w, "solve_in_place", dtype, spare, n, out, m)
-    _write_nan_unless(w, dtype, done, out, n * m)
-    return ()
-
-
-def _write_solve_in_place(w: Writer, *values: Value, dtype: str) -> Value:
+@_shared(POINTER, INT64, POINTER, INT64)
+def _solve_in_place(w: Writer, *values: Value, dtype: str) -> Value:
     """Solve ``F X = X``, overwriting both; return whether F is not singular."""
     f, n, x, m = values
     kind, item = Type(dtype), Type(dtype).itemsize
     line = n * item
     pivots = w.offset(f, n * line)
-    (done,) = _call(w, "eliminate", dtype, f, n, pivots)
+    (done,) = _eliminate(w, dtype, f, n, pivots)
     with w.when(done):
         with w.loop(0, n) as k:
             other = w.cast(w.load(Type("int32"), pivots, k * 4), "int64")
@@ -369,81 +355,46 @@ def _write_solve_in_place(w: Writer, *values: Value, dtype: str) -> Value:
                 _write_exchange(w, kind, mine, found, m)
         yes, no = w.constant(True, BOOL), w.constant(False, BOOL)
         strides = line, w.constant(item, INT64)
-        _call(w, "substitute", dtype, f, *strides, n, yes, yes, x, m)
-        _call(w, "substitute", dtype, f, *strides, n, no, no, x, m)
+        _substitute(w, dtype, f, *strides, n, yes, yes, x, m)
+        _substitute(w, dtype, f, *strides, n, no, no, x, m)
     return done
 
 
-def _write_inverse(w: Writer, *values: Value, dtype: str) -> Value:
+@_shared(*MATRIX, *RIGHT, POINTER)
+def _solve(w: Writer, *values: Value, dtype: str) -> None:
+    a, row, column, b, b_row, b_column, n, m, out, spare = values
+    _copy(w, dtype, a, row, column, n, n, spare)
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    (done,) = _solve_in_place(w, dtype, spare, n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
+@_shared(*MATRIX, INT64, POINTER, POINTER)
+def _inverse(w: Writer, *values: Value, dtype: str) -> Value:
     a, row, column, n, out, spare = values
     kind, item = Type(dtype), Type(dtype).itemsize
-    _copy(w, dtype, (a, row, column), (n, n), spare)
+    _copy(w, dtype, a, row, column, n, n, spare)
     code, limit = w.local(0, INT64), w.constant(float("inf"), kind)
     with w.loop(0, n * n) as i:
         is_finite = abs(w.load(kind, spare, i * item)) < limit
         w.assign(code, w.select(is_finite, w.copy(code), NOT_FINITE))
     with w.when(w.copy(code).equals(0)):
-        _call(w, "fill", dtype, out, n * n, w.constant(0, kind))
+        _fill(w, dtype, out, n * n, w.constant(0, kind))
         with w.loop(0, n) as i:
             w.store(out, (i * n + i) * item, w.constant(1, kind))
-        (done,) = _call(w, "solve_in_place", dtype, spare, n, out, n)
+        (done,) = _solve_in_place(w, dtype, spare, n, out, n)
         w.assign(code, w.select(done, w.constant(0, INT64), SINGULAR))
     return w.copy(code)
 
 
-def _write_solve_triangular(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    a, row, column, lower, unit, b, b_row, b_column, n, m, out = values
-    _copy(w, dtype, (b, b_row, b_column), (n, m), out)
-    (done,) = _call(w, "substitute", dtype, a, row, column, n, lower, unit, out, m)
-    _write_nan_unless(w, dtype, done, out, n * m)
-    return ()
-
-
-def _write_solve_cholesky(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    u, row, column, b, b_row, b_column, n, m, out = values
-    _copy(w, dtype, (b, b_row, b_column), (n, m), out)
-    done = _write_both(w, dtype, (u, row, column), n, out, m)
-    _write_nan_unless(w, dtype, done, out, n * m)
-    return ()
-
-
-def _write_both(
-    w: Writer, dtype: str, upper: tuple[Value, Value, Value], n: Value, x: Value, m: Value
-) -> Value:
-    """Write the solution of ``Uᵀ U X = X``; return whether the diagonal of U has no zero."""
-    yes, no = w.constant(True, BOOL), w.constant(False, BOOL)
-    u, row, column = upper
-    (done,) = _call(w, "substitute", dtype, u, column, row, n, yes, no, x, m)
-    _call(w, "substitute", dtype, u, row, column, n, no, no, x, m)
-    return done
-
-
-def _write_solve_positive(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    a, row, column, b, b_row, b_column, n, m, out, spare, *address = values
-    item = Type(dtype).itemsize
-    done = _factor(w, dtype, (a, row, column, n, spare), address)
-    _copy(w, dtype, (b, b_row, b_column), (n, m), out)
-    with w.when(done):
-        _write_both(w, dtype, (spare, n * item, w.constant(item, INT64)), n, out, m)
-    _write_nan_unless(w, dtype, done, out, n * m)
-    return ()
-
-
-def _write_factor_lu(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    a, row, column, n, out, pivots = values
-    _copy(w, dtype, (a, row, column), (n, n), out)
-    (done,) = _call(w, "eliminate", dtype, out, n, pivots)
-    _write_nan_unless(w, dtype, done, out, n * n)
-    return ()
-
-
-def _write_determinant(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
+@_shared(*MATRIX, INT64, POINTER)
+def _determinant(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
     """Write the product of the pivots, whose sign each exchange of rows turns."""
     a, row, column, n, spare = values
     kind, item = Type(dtype), Type(dtype).itemsize
     pivots = w.offset(spare, n * n * item)
-    _copy(w, dtype, (a, row, column), (n, n), spare)
-    _call(w, "eliminate", dtype, spare, n, pivots)
+    _copy(w, dtype, a, row, column, n, n, spare)
+    _eliminate(w, dtype, spare, n, pivots)
     whole, sign = w.local(1.0, kind), w.local(1.0, kind)
     size = w.local(0.0, kind)
     with w.loop(0, n) as k:
@@ -459,54 +410,86 @@ def _write_determinant(w: Writer, *values: Value, dtype: str) -> tuple[Value, ..
     return w.copy(whole), w.copy(sign), w.copy(size)
 
 
-def _write_nan_unless(w: Writer, dtype: str, done: Value, out: Value, count: Value) -> None:
-    with w.when(~done):
-        _call(w, "fill", dtype, out, count, w.constant(float("nan"), Type(dtype)))
+# Calls
 
 
-def _copy(
-    w: Writer,
-    dtype: str,
-    source: tuple[Value, Value, Value],
-    sizes: tuple[Value, Value],
-    out: Value,
+def cholesky(
+    w: Writer, a: Matrix, out: Matrix, lower: bool = True, library: Library | None = None
 ) -> None:
-    _call(w, "copy", dtype, *source, *sizes, out)
+    """Write Cholesky's lower, or upper, factor of a matrix, of which that triangle is read."""
+    source = a.turned if lower else a
+    flag, address = w.constant(lower, BOOL), _routine(w, a, library)
+    _cholesky(w, _dtype(a, out), *source.values(w), *sized(w, a.rows), flag, out.pointer, *address)
 
 
-def _write_copy(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    """Write a matrix to where its rows lie one behind the other."""
-    a, row, column, n, m, out = values
-    kind = Type(dtype)
-    with w.loop(0, n) as i, w.loop(0, m) as j:
-        value = w.load(kind, a, i * row + j * column)
-        w.store(out, (i * m + j) * kind.itemsize, value)
-    return ()
+def solve_triangular(
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, lower: bool = True, unit: bool = False
+) -> None:
+    """Write the solution of ``A X = B``; with `unit`, the diagonal of `A` is taken for ones."""
+    flags = [w.constant(flag, BOOL) for flag in (lower, unit)]
+    _solve_triangular(w, _dtype(a, b, out), *a.values(w), *flags, *_right(w, b, out))
 
 
-def _write_fill(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
-    out, count, value = values
-    with w.loop(0, count) as i:
-        w.store(out, i * value.type.itemsize, value)
-    return ()
+def solve_cholesky(w: Writer, factor: Matrix, b: Matrix, out: Matrix, lower: bool = True) -> None:
+    """Write the solution with a matrix that is given by Cholesky's factor."""
+    upper = factor.turned if lower else factor
+    _solve_cholesky(w, _dtype(factor, b, out), *upper.values(w), *_right(w, b, out))
 
 
-_SIZE, _FLAG, _NUMBER = INT64, BOOL, None  # a number has the dtype of the matrices
-_RIGHT = (*MATRIX, _SIZE, _SIZE, POINTER)  # right-hand sides, both sizes, and the result
+def solve_positive(
+    w: Writer,
+    a: Matrix,
+    b: Matrix,
+    out: Matrix,
+    spare: Value,
+    lower: bool = True,
+    library: Library | None = None,
+) -> None:
+    """Write the solution with a positive definite matrix, of which one triangle is read.
 
-_FUNCTIONS: dict[str, tuple[tuple[Type | None, ...], Callable[..., Any]]] = {
-    "cholesky": ((*MATRIX, _SIZE, _FLAG, POINTER), _write_cholesky),
-    "factor": ((*MATRIX, _SIZE, POINTER), _write_factor),
-    "solve_triangular": ((*MATRIX, _FLAG, _FLAG, *_RIGHT), _write_solve_triangular),
-    "solve_cholesky": ((*MATRIX, *_RIGHT), _write_solve_cholesky),
-    "solve_positive": ((*MATRIX, *_RIGHT, POINTER), _write_solve_positive),
-    "solve": ((*MATRIX, *_RIGHT, POINTER), _write_solve),
-    "inverse": ((*MATRIX, _SIZE, POINTER, POINTER), _write_inverse),
-    "determinant": ((*MATRIX, _SIZE, POINTER), _write_determinant),
-    "factor_lu": ((*MATRIX, _SIZE, POINTER, POINTER), _write_factor_lu),
-    "substitute": ((*MATRIX, _SIZE, _FLAG, _FLAG, POINTER, _SIZE), _write_substitute),
-    "eliminate": ((POINTER, _SIZE, POINTER), _write_eliminate),
-    "solve_in_place": ((POINTER, _SIZE, POINTER, _SIZE), _write_solve_in_place),
-    "copy": ((*MATRIX, _SIZE, _SIZE, POINTER), _write_copy),
-    "fill": ((POINTER, _SIZE, _NUMBER), _write_fill),
-}
+    `spare` is memory for `spare_items`.
+    """
+    source, address = a.turned if lower else a, _routine(w, a, library)
+    operands = [*source.values(w), *_right(w, b, out), spare, *address]
+    _solve_positive(w, _dtype(a, b, out), *operands)
+
+
+def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
+    """Write the solution with any square matrix; `spare` is memory for `spare_items`."""
+    _solve(w, _dtype(a, b, out), *a.values(w), *_right(w, b, out), spare)
+
+
+def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
+    """Write the inverse of a matrix; return zero, `NOT_FINITE` or `SINGULAR`.
+
+    `spare` is memory for `spare_items`.
+    """
+    return _inverse(w, _dtype(a, out), *a.values(w), *sized(w, a.rows), out.pointer, spare)[0]
+
+
+def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
+    """Write the determinant of a matrix, its sign, and the logarithm of its absolute value.
+
+    `spare` is memory for `spare_items`.
+    """
+    return _determinant(w, _dtype(a), *a.values(w), *sized(w, a.rows), spare)
+
+
+def _right(w: Writer, b: Matrix, out: Matrix) -> list[Value]:
+    """Return the operands of `RIGHT`."""
+    return [*b.values(w), *sized(w, b.rows, b.columns), out.pointer]
+
+
+def _dtype(*matrices: Matrix) -> str:
+    dtypes = {matrix.dtype for matrix in matrices}
+    if len(dtypes) > 1 or not dtypes <= set(FLOATS):
+        raise NoKernelError(f"linear algebra with matrices of {', '.join(sorted(dtypes))}")
+    return dtypes.pop()
+
+
+def _routine(w: Writer, a: Matrix, library: Library | None) -> list[Value]:
+    """Return the address of LAPACK's factorization where it may be needed."""
+    rows = known(a.rows)
+    if library is None or (rows is not None and rows <= LARGE):
+        return []
+    return [library(routine_of("potrf", _dtype(a)))]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scanlib.kernels.language import INT64, Constant, Type, Value, Writer
@@ -47,37 +46,18 @@ class Matrix:
             column_stride=self.row_stride,
         )
 
-    def moved(self, w: Writer, count: Size) -> Matrix:
-        """Return the matrix some bytes on."""
-        return replace(self, pointer=w.offset(self.pointer, count))
+    def place(self, w: Writer, i: Size, j: Size) -> Value:
+        """Return how many bytes after the first item another is."""
+        row, column = sized(w, self.row_stride, self.column_stride)
+        return row * i + column * j
+
+    def load(self, w: Writer, i: Size, j: Size) -> Value:
+        """Read an item, which is no complex number."""
+        return w.load(Type(self.dtype), self.pointer, self.place(w, i, j))
 
     def values(self, w: Writer) -> list[Value]:
         """Return the operands by which a function gets it: a pointer and both strides."""
         return [self.pointer, *sized(w, self.row_stride, self.column_stride)]
-
-
-@contextmanager
-def each(
-    w: Writer, sizes: Sequence[Size], matrices: Sequence[tuple[Matrix, Sequence[Size]]]
-) -> Iterator[list[Matrix]]:
-    """Write loops over the places of a batch; yield the matrices that are there.
-
-    Parameters
-    ----------
-    w : Writer
-    sizes : sequence of Value or int
-        Of the batch.
-    matrices : sequence of tuple
-        The matrices at the first place, and how many bytes they are from the next ones along each
-        axis of the batch: none if they are the same there.
-    """
-    if not sizes:
-        yield [matrix for matrix, _ in matrices]
-        return
-    with w.loop(0, sizes[0]) as i:
-        moved = [(matrix.moved(w, i * steps[0]), steps[1:]) for matrix, steps in matrices]
-        with each(w, sizes[1:], moved) as found:
-            yield found
 
 
 def sized(w: Writer, *sizes: Size) -> list[Value]:

@@ -22,6 +22,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,10 +41,10 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, sized
+from scanlib.kernels.linalg.semiring_products import SmallVectors, less
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.semiring_products import SmallVectors, less
-from scanlib.kernels.spans import sum_of_lanes
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, parts_of
+from scanlib.kernels.spans import added, load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
 LARGEST = 128**3  # multiplications that are not left to BLAS
@@ -179,21 +180,58 @@ def _gathered(w: Writer, vectors: SmallVectors, pointer: Value, start: Value, st
 # Products one number after the other
 
 
+def write_product(
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, add: Matrix | None, mask: Matrix | None = None
+) -> None:
+    """Write ``out = a b + add``, number by number, of any dtypes.
+
+    Terms are left out where an item of a `mask` is false that has the sizes of `a`. `add` may be
+    `out`.
+    """
+    half = parts_of(out.dtype)
+    kind = Type(half or out.dtype)
+    sizes = sized(w, out.rows, out.columns, a.columns)
+    with w.loop(0, sizes[0]) as i, w.loop(0, sizes[1]) as j:
+        totals = [w.local(0, kind) for _ in range(1 if half is None else 2)]
+        with w.loop(0, sizes[2]) as k, ExitStack() as stack:
+            if mask is not None:
+                stack.enter_context(w.when(mask.load(w, i, k)))
+            places = (a, i, k), (b, k, j)
+            x, y = (load_number(w, m.dtype, m.pointer, m.place(w, *at)) for m, *at in places)
+            for total, terms in zip(totals, _terms(w, x, y, out.dtype), strict=True):
+                value: Value = w.copy(total)
+                for pair in terms:
+                    value = multiply_add(w, *pair, value)
+                w.assign(total, value)
+        parts = [w.copy(total) for total in totals]
+        found: Number = parts[0] if half is None else Pair(*parts)
+        if add is not None:
+            found = added(load_number(w, add.dtype, add.pointer, add.place(w, i, j)), found)
+        store_number(w, out.pointer, out.place(w, i, j), found)
+
+
+def _terms(w: Writer, x: Number, y: Number, dtype: str) -> list[list[tuple[Value, Value]]]:
+    """Return, for each part of a product, the factors of its terms."""
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return [[(x.real, y.real), (-x.imag, y.imag)], [(x.real, y.imag), (x.imag, y.real)]]
+    assert isinstance(x, Value)
+    assert isinstance(y, Value)
+    return [[(w.cast(x, dtype), w.cast(y, dtype))]]
+
+
 @cache
 def _plain_product(dtypes: tuple[str, str, str]) -> Function:
     """Return the function of products of numbers of any dtypes."""
-    kinds = [Type(dtype) for dtype in dtypes]
 
     def write(w: Writer, *values: Value) -> tuple[Value, ...]:
         a, a_row, a_column, b, b_row, b_column, c, c_row, c_column, m, depth, n, more = values
-        with w.loop(0, m) as i, w.loop(0, n) as j:
-            place = i * c_row + j * c_column
-            total = w.local(w.select(more, w.load(kinds[2], c, place), 0))
-            with w.loop(0, depth) as k:
-                x = w.cast(w.load(kinds[0], a, i * a_row + k * a_column), dtypes[2])
-                y = w.cast(w.load(kinds[1], b, k * b_row + j * b_column), dtypes[2])
-                w.assign(total, multiply_add(w, x, y, w.copy(total)))
-            w.store(c, place, w.copy(total))
+        one = Matrix(a, dtypes[0], m, depth, a_row, a_column)
+        other = Matrix(b, dtypes[1], depth, n, b_row, b_column)
+        out = Matrix(c, dtypes[2], m, n, c_row, c_column)
+        with w.when(more) as choice:
+            write_product(w, one, other, out, out)
+        with w.otherwise(choice):
+            write_product(w, one, other, out, None)
         return ()
 
     name = f"plain_product_{'_'.join(dtypes)}"

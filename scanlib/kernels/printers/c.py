@@ -1,8 +1,7 @@
-"""Kernels of plain numbers as C++ text, for g++, clang++ and CUDA's compilers.
+"""Functions of plain numbers as C++ text, for g++, clang++ and CUDA's compilers.
 
-Of several lanes, LLVM knows alone. The two functions of a kernel are those of
-`scanlib.kernels.printers.llvm`. To be compiled with ``-fwrapv -ffp-contract=off -fno-fast-math``,
-or ``-fmad=false`` for CUDA.
+Of several lanes, and of whole kernels, LLVM knows alone. To be compiled with ``-fwrapv
+-ffp-contract=off -fno-fast-math``, or ``-fmad=false`` for CUDA.
 """
 
 from __future__ import annotations
@@ -91,14 +90,6 @@ def print_functions(functions: Sequence[ir.Function], declared: str = "static in
     return "\n".join(_Module(list(dict.fromkeys(needed)), declared).text())
 
 
-def print_kernels(*kernels: ir.Kernel) -> str:
-    """Return kernels, of different names, their entries, and what they call."""
-    module = _Module(list(dict.fromkeys(f for kernel in kernels for f in ir.functions_of(kernel))))
-    for kernel in kernels:
-        module.kernel(kernel)
-    return "\n".join(module.text())
-
-
 def type_text(type: ir.Type) -> str:
     """Return the text of a type.
 
@@ -139,33 +130,9 @@ class _Module:
             body.line("return results;")
         else:
             result = "void"
-        given = ", ".join(self.parameter(value) for value in function.parameters)
-        how = "__attribute__((noinline)) static" if function.is_shared else self.declared
-        self.lines.append(f"{how} {result} {function.name}({given}) {{")
+        given = ", ".join(f"{type_text(v.type)} {v.name}" for v in function.parameters)
+        self.lines.append(f"{self.declared} {result} {function.name}({given}) {{")
         self.lines += [*body.lines, "}"]
-
-    def parameter(self, value: ir.Value) -> str:
-        return f"{type_text(value.type)} {value.name}"
-
-    def kernel(self, kernel: ir.Kernel) -> None:
-        body = _Body(kernel.body, kernel.parameters)
-        given = [
-            f"char *__restrict__ {value.name}"
-            if value.type == ir.POINTER
-            else self.parameter(value)
-            for value in kernel.parameters
-        ]
-        head = f"static int64_t {kernel.name}({', '.join([*given, 'char *frame'])})"
-        self.lines += [f"__attribute__((noinline)) {head} {{", *body.lines, "  return 0;", "}"]
-        slots = [
-            "table" if slot == ir.TABLE else f"*({type_text(value.type)} *)(table + {8 * slot})"
-            for value, slot in zip(kernel.parameters, kernel.slots, strict=True)
-        ]
-        self.lines += [
-            f"static int64_t {kernel.name}_entry(char *table, char *frame) {{",
-            f"  return {kernel.name}({', '.join([*slots, 'frame'])});",
-            "}",
-        ]
 
 
 class _Body:
@@ -281,11 +248,6 @@ class _Body:
             self.line(f"*({type_text(type)} *)({place}) = {text};")
 
     @write.register
-    def _(self, statement: ir.Prefetch) -> None:
-        place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
-        self.line(f"__builtin_prefetch({place}, 0, 3);")
-
-    @write.register
     def _(self, statement: ir.Scratch) -> None:
         item, name = item_text(statement.dtype), statement.result.name
         self.line(f"alignas(64) {item} {name}_memory[{statement.count}];")
@@ -336,39 +298,6 @@ class _Body:
     def _(self, statement: ir.CallSymbol) -> None:
         given = ", ".join(self.read(value) for value in statement.operands)
         self.define(statement.result, f"{statement.symbol}({given})")
-
-    @write.register
-    def _(self, statement: ir.CallPointer) -> None:
-        kinds = ", ".join(type_text(value.type) for value in statement.operands)
-        result = statement.result
-        kind = "void" if result is None else type_text(result.type)
-        given = ", ".join(self.read(value) for value in statement.operands)
-        call = f"(({kind} (*)({kinds})){self.read(statement.pointer)})({given})"
-        if result is None:
-            self.line(f"{call};")
-        else:
-            self.define(result, call)
-
-    @write.register
-    def _(self, statement: ir.Poll) -> None:
-        self.frame_words(ir.PROGRESS, statement.steps)
-        self.line("{ int (*ask)(void *) = *(int (**)(void *))frame;")
-        self.line(f"  if (ask && ask(frame)) return {ir.INTERRUPTED}; }}")
-
-    @write.register
-    def _(self, statement: ir.Fail) -> None:
-        self.frame_words(ir.NUMBERS, statement.values)
-        self.line(f"return {statement.code};")
-
-    def frame_words(self, first: int, values: Sequence[ir.Value]) -> None:
-        """Write values into words of the frame."""
-        for place, value in enumerate(values, first):
-            kind = type_text(value.type)
-            self.line(f"*({kind} *)(frame + {8 * place}) = {self.read(value)};")
-
-    @write.register
-    def _(self, statement: ir.End) -> None:
-        self.line(f"return {statement.code};")
 
 
 def _function(operation: str, dtype: str) -> str:

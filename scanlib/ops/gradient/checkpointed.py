@@ -1,6 +1,6 @@
 """Reverse mode from checkpoints: segments are run again, from the last to the first.
 
-The loop is seen as a nest (`scanlib.ops.nest`) of segments and a tail. Its pullback is that of the
+The loop is seen as a nest (`ops.gradient.nest`) of segments and a tail. Its pullback is that of the
 tail, then that of the outer loop, which is an ordinary loop: its own pullback reads the starts
 of the segments, and its step runs the inner loop forward and pulls it back. What is special here
 is where the starts come from. They are read from the histories of the loop that the user has
@@ -21,7 +21,6 @@ from pytensor.tensor.type import lvector
 
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.derivatives import Variables
-from scanlib.ops.generator_words import GeneratorWords
 from scanlib.ops.gradient.cotangents import (
     HistoryCotangent,
     placed_history,
@@ -29,14 +28,21 @@ from scanlib.ops.gradient.cotangents import (
     terms_of,
     total_of,
 )
+from scanlib.ops.gradient.nest import Cut, outer_loop, restored_carry, stored_carry, tail_loop
 from scanlib.ops.gradient.pullback import finish, is_null, pull_back, reachable
 from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
 from scanlib.ops.gradient.truncated import truncated_pullback
 from scanlib.ops.graph import is_differentiable, is_tensor
 from scanlib.ops.loop import Carry, Loop, Results, State
-from scanlib.ops.nest import Cut, outer_loop, restored_carry, stored_carry, tail_loop
+from scanlib.ops.row_ops.generator_words import GeneratorWords
+from scanlib.ops.row_ops.row_segments import (
+    JoinRows,
+    MergeRows,
+    PlacedStarts,
+    SegmentStarts,
+    SplitRows,
+)
 from scanlib.ops.scan import Scan
-from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts, SplitRows
 from scanlib.ops.signature import OuterInputs, OuterOutputs
 
 

@@ -10,7 +10,7 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.ops.graph import depends_on, is_numeric, is_tensor
 from scanlib.ops.loop import Loop, Output, Results, State
-from scanlib.ops.ran_steps import RanSteps, is_mask
+from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 
 
 class ForwardValues:

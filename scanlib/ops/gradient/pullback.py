@@ -28,7 +28,7 @@ from scanlib.ops.gradient.step_pullback import (
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
-from scanlib.ops.ran_steps import is_mask
+from scanlib.ops.row_ops.ran_steps import is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterOutputs
 

@@ -33,7 +33,6 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import UNBATCH, is_legacy_scan
 from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
 from scanlib.lengths.numbers import constant_index
-from scanlib.rewrites.adopt.adopt_until import read_last_steps
 
 # What one member's part of a result is computed by, from its parts of the inputs.
 STRUCTURE = (
@@ -81,30 +80,28 @@ def _adopt_rank(
     one = FunctionGraph(roots, results, clone=True)
     _leave_out_what_does_nothing.rewrite(one)
     MergeOptimizer().rewrite(one)
-    count = _count_legacy(one)
+    loops = _legacy_loops(one)
+    if len(loops) > 1 and any(node.op.info.as_while for node in loops):
+        return {}  # members end by themselves, but a gradient takes as many steps for all
     adopt(one)
-    if _count_legacy(one) == count:
+    if len(_legacy_loops(one)) == len(loops):
         return {}
-    read_last_steps.rewrite(one)
     copies = dict(zip(one.inputs, roots, strict=True))
     shared = {new: root for new, root in copies.items() if root not in member.batches}
     batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
     try:
         made = vectorize_graph(graph_replace(one.outputs, shared), batches)
-    except NotImplementedError:  # of truncated gradients of loops with `until`, for example
+    except NotImplementedError:  # of shapes that depend on what a step computes, for example
         return {}
     return dict(zip(read, made, strict=True))
 
 
-def _count_legacy(fgraph: FunctionGraph) -> int:
-    return sum(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
+def _legacy_loops(fgraph: FunctionGraph) -> list[Apply]:
+    return [node for node in fgraph.apply_nodes if is_legacy_scan(node.op)]
 
 
 def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variable]:
-    """Return a result if other nodes read it than slices of it, and what those slices give.
-
-    Rows written into zeros are followed, too: of them the last that ran may be read.
-    """
+    """Return a result if other nodes read it than slices of it, and what those slices give."""
     found: list[Variable] = []
     is_read = False
     for client, position in fgraph.clients.get(variable, ()):
@@ -116,17 +113,14 @@ def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variabl
 
 
 def _slices_rows(node: Apply, position: int, rank: int) -> bool:
-    """Whether a node reads rows of each member of a batch, or writes them into zeros."""
+    """Whether a node reads rows of each member of a batch."""
     op = node.op
     core = op.core_op if isinstance(op, Blockwise) else op
-    if not isinstance(core, Subtensor | IncSubtensor):
-        return False
-    array = 1 if isinstance(core, IncSubtensor) else 0
-    if position != array:
+    if not isinstance(core, Subtensor) or position:
         return False
     if isinstance(op, Blockwise):
         return op.batch_ndim(node) == rank
-    return behind_the_batch(node, array + 1, rank) is not None
+    return behind_the_batch(node, 1, rank) is not None
 
 
 def _is_size(variable: Variable) -> bool:

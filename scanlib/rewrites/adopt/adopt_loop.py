@@ -30,13 +30,11 @@ from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.triangular import returns_other_shapes
+from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.rewrites.adopt.adopt_buffers import flipped, initial_rows, is_shared, only_row
 from scanlib.rewrites.adopt.adopt_reads import last_reads, readings
 from scanlib.rewrites.adopt.adopt_steps import step_of
-from scanlib.rewrites.adopt.adopt_until import end_of, last_step, ran_steps
 from scanlib.rewrites.adopt.adopt_windows import BufferWindow, Slid, slide, whole_buffer
 from scanlib.rewrites.edit import results_by_part
 
@@ -104,9 +102,7 @@ class _Adoption:
         prepare_body(body)
         self.inner, self.results = list(body.inputs), list(body.outputs)
         self.plain = Lengths(known=known)
-        self.steps, self.ran = ran_steps(self.plain.integer(node.inputs[0]), self.plain)
-        # Which step is the last of them, where the loop asks.
-        self.end: Sequence | None = None
+        self.steps = self.plain.integer(node.inputs[0])
         self.rows = Lengths(self.steps, known)
         self.reverse = self.is_reversed()
         self.loop = Loop(
@@ -133,10 +129,7 @@ class _Adoption:
     # Direction
 
     def is_reversed(self) -> bool:
-        """Whether fewer reversals are left if the loop walks from the last row to the first.
-
-        Only what it is given says so where it walks over the steps that another loop ran.
-        """
+        """Whether fewer reversals are left if the loop walks from the last row to the first."""
         read = set(ancestors(self.results))
         score = 0
         sequences = zip(
@@ -148,8 +141,6 @@ class _Adoption:
         for outer in self.op.outer_mitmot(self.node.inputs):
             if not is_zeros(outer):
                 score += 1 if self.rows.view(outer).flipped else -1
-        if self.ran is not None:
-            return score > 0
         histories = [
             *self.op.outer_mitsot_outs(self.node.outputs),
             *self.op.outer_sitsot_outs(self.node.outputs),
@@ -215,40 +206,8 @@ class _Adoption:
         kept = [part for part in self.loop.sequences if part.row in read]
         self.unread = [part for part in self.loop.sequences if part.row not in read]
         for part in kept:
-            for each in [part] if self.ran is None else self.from_end(part):
-                each.outer = self.orient(each.outer)
-                self.loop.sequences.append(each)
-
-    def from_end(self, part: Sequence) -> list[Sequence]:
-        """Take the cotangent of the last row out of a sequence; return what is left of it.
-
-        The last step that ran differs in a batch: a loop that begins with it carries the cotangent
-        until then, another one is told which step it is.
-        """
-        end = end_of(self.rows.view(part.outer))
-        if end is None:
-            return [part]
-        last, rest = end
-        value = part.row.type()
-        if self.reverse:
-            self.loop.carries.append(Carry(last, value, pt.zeros_like(value), part.name))
-            added = value
-        else:
-            self.loop.non_sequences.append(NonSequence(last, value, part.name))
-            added = pt.switch(self.at_end(), value, pt.zeros_like(value))
-        if rest is None:
-            self.replaced[part.row] = added
-            return []
-        left = Sequence(rest, part.row.type(), part.name)
-        self.replaced[part.row] = added + left.row
-        return [left]
-
-    def at_end(self) -> Variable:
-        """Return, in the body, whether a step is the last that ran."""
-        if self.end is None:
-            self.end = Sequence(last_step(self.ran), pt.scalar(dtype="bool"))
-            self.loop.sequences.append(self.end)
-        return self.end.row
+            part.outer = self.orient(part.outer)
+            self.loop.sequences.append(part)
 
     def add_windows(self) -> None:
         op, info = self.op, self.info
@@ -364,8 +323,6 @@ class _Adoption:
 
     def set_length(self) -> None:
         """Say how many steps there are, where the sequences do not."""
-        if self.ran is not None:
-            self.loop.sequences.append(Sequence(self.ran, row_type(self.ran)()))
         sequences = [*self.loop.sequences, *self.unread]
         for part in sequences:
             if self.plain.agrees(part.outer, self.steps):

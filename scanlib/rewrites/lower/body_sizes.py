@@ -17,7 +17,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.variable import TensorConstant
 
-from scanlib.analysis.matrix_affine import NotAffineError, name_of
+from scanlib.analysis.linear_forms import NotAffineError, name_of
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Loop, NonSequence
 from scanlib.ops.shapes import output_row_shapes

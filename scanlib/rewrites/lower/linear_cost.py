@@ -1,4 +1,4 @@
-"""Which recurrences in matrices are left to the loop for what their matrices would cost.
+"""Which matrix recurrences are left to the loop for what their matrices would cost.
 
 A lowered recurrence reads a matrix for each step. Where the loop itself multiplies with a fixed
 matrix and with a row, as the adjoint of ``h_t = tanh(x_t + U h_{t-1})`` does with ``U`` and
@@ -11,11 +11,16 @@ Small matrices cost little memory, but what makes them is compiled, node by node
 becomes one function. Products and sums do not: with those of a Kalman filter of two states,
 ``F (I - k_t hᵀ)`` and its adjoints, a gradient of 1,000 steps takes two thirds of the time that the
 loop takes, and five times as long to compile.
+
+A joined matrix holds zeros that nobody multiplied before. Joining pays where few of its blocks are
+missing, and for small systems in any case: a step of a general loop takes as long as a few hundred
+multiplications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
@@ -23,6 +28,8 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 
+from scanlib.analysis.matrix_recurrence import MatrixRecurrence
+from scanlib.ops.connection import reached_by
 from scanlib.ops.graph import depends_on
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.over_time.peel_nodes import elementwise_region
@@ -30,11 +37,80 @@ from scanlib.rewrites.over_time.split_cost import core
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
 # and their covariance, six numbers, takes 1.3 to 2.9 times as long with matrices.)
-SMALL = 4
+SMALL_MATRIX = 4
+SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
+SMALL_PER_STEP = 16  # the same, with a matrix for each step
+WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items
+SMALL_PRODUCT = 8  # items of a state whose products from both sides are one product with a matrix
+FEW_BLOCKS = (
+    "its states are coupled by few or sparse matrices: joined, most of the matrix would be zeros"
+)
 
 
-def builds_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Variable) -> bool:
-    """Whether a recurrence's matrices of all steps cost more than what they are made of.
+class NotLinearError(Exception):
+    """A loop is not a matrix recurrence with maps around it; the text says why."""
+
+
+def check_sparsity(values: Sequence[Variable], nexts: Sequence[Variable]) -> None:
+    """Refuse many numbers few of which depend on one another, before anything is computed.
+
+    Raises
+    ------
+    NotLinearError
+    """
+    if len(values) <= SMALL or any(value.type.ndim for value in values):
+        return
+    used = sum(mask.bit_count() for mask in reached_by(values, nexts))
+    if len(values) ** 2 > WASTE * used:
+        raise NotLinearError(FEW_BLOCKS)
+
+
+def check_joined_cost(
+    sizes: Sequence[int | None],
+    ranks: Sequence[int],
+    full: Sequence[Sequence[int]],
+    per_step: bool,
+) -> None:
+    """Refuse systems of which too much is missing.
+
+    Parameters
+    ----------
+    sizes, ranks : sequence
+        Of each state, without its batch.
+    full : sequence of sequence of int
+        For each next value, the states that all its items read.
+    per_step : bool
+        Whether the joined matrix differs from step to step.
+
+    Raises
+    ------
+    NotLinearError
+    """
+    known = [size for size in sizes if size is not None]
+    if len(known) == len(sizes) and sum(known) <= (SMALL_PER_STEP if per_step else SMALL):
+        return
+    if any(rank > 1 for rank in ranks):
+        raise NotLinearError("its states are matrices that the matrices do not keep apart")
+    largest = max(known, default=0)
+    guessed = [largest or 1 if size is None else size for size in sizes]
+    if len(known) < len(sizes):
+        guessed = [size if rank else 0 for size, rank in zip(guessed, ranks, strict=True)]
+    used = sum(guessed[i] * guessed[j] for i, row in enumerate(full) for j in row)
+    if sum(guessed) ** 2 > WASTE * used:
+        raise NotLinearError(FEW_BLOCKS)
+
+
+def is_small_product(loop: Loop, recurrence: MatrixRecurrence, state: Variable) -> bool:
+    """Whether fixed matrices on both sides are better taken as one matrix of few items."""
+    sizes = state.type.shape
+    if recurrence.across is None or None in sizes or math.prod(sizes) > SMALL_PRODUCT:
+        return False
+    above = set(ancestors([recurrence.matrix, recurrence.across]))
+    return not any(sequence.row in above for sequence in loop.sequences)
+
+
+def check_step_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Variable) -> None:
+    """Refuse recurrences whose matrices of all steps cost more than what they are made of.
 
     Parameters
     ----------
@@ -44,13 +120,17 @@ def builds_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Vari
         The next value of every recurrent value in the loop's body.
     matrix : Variable
         The matrix of one step, with the state's other axes in front of its own two.
+
+    Raises
+    ------
+    NotLinearError
     """
     rows = {sequence.row for sequence in loop.sequences}
     if not rows.intersection(ancestors([matrix])) or _step_has_matrices(steps, rows):
-        return False
-    if _is_made_of_products(matrix, rows):
-        return True
-    return max((length or SMALL + 1 for length in matrix.type.shape[-2:]), default=0) > SMALL
+        return
+    largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
+    if _is_made_of_products(matrix, rows) or largest > SMALL_MATRIX:
+        raise NotLinearError("making a matrix for each step would cost more than the steps do")
 
 
 def _is_made_of_products(matrix: Variable, rows: set[Variable]) -> bool:

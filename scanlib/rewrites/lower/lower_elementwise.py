@@ -12,10 +12,10 @@ from pytensor.tensor.math import Dot
 
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_linear_algebra
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.loop_rewrite import LowersLoops
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.lower.absorb import absorb_producers
 from scanlib.rewrites.lower.functions_of_sums import take_sums_apart
@@ -32,7 +32,7 @@ _SPECIALIZED = RewriteDatabaseQuery(
 
 
 class LowerElementwiseLoops(LowersLoops):
-    """Replace every loop whose body is elementwise; see `scanlib.ops.elemwise_scan`."""
+    """Replace every loop whose body is elementwise; see `scanlib.ops.lowered.elemwise_scan`."""
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:

@@ -15,22 +15,32 @@ the cotangents is as large as that of the states. A state of which only the last
 nobody but itself, is not stored.
 
 Several recurrent parts, deeper taps, and states that a step cuts up or joins are first made one
-vector (`linear_system`). Loops with `until` stay.
+vector (`linear_recurrence`). Loops with `until` stay, and so do those whose matrix would be a
+product that no step computes.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import ancestors
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.elemwise import DimShuffle
 
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import compiles_step_products
-from scanlib.ops.loop import Loop
+from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.ops.loop_rewrite import LowersLoops
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 from scanlib.rewrites.detached import detach
-from scanlib.rewrites.lower.linear_choice import find_recurrence
-from scanlib.rewrites.lower.linear_lowering import LinearLowering
-from scanlib.rewrites.lower.linear_roles import NotLinearError, Roles
+from scanlib.rewrites.lower.linear_cost import NotLinearError
+from scanlib.rewrites.lower.linear_recurrence import Roles, find_recurrence, value_of
+from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.simplify import replace
 
 
@@ -90,3 +100,258 @@ def lower_parts(
     except NotImplementedError as error:
         raise NotLinearError(f"a step cannot be evaluated as a batch: {error}") from error
     return detached.attach(results)
+
+
+class Operands(NamedTuple):
+    """What a recurrence reads at all steps."""
+
+    matrix: Variable
+    offset: Variable | None
+    mask: Variable | None
+    right: Variable | None = None
+
+
+class LinearLowering:
+    """Builds what replaces a loop's outputs."""
+
+    def __init__(
+        self, loop: Loop, parts: Roles, read: list[bool], lengths: dict[Variable, Any]
+    ) -> None:
+        self.loop = loop
+        self.lengths = lengths
+        self.parts = parts
+        self.read = read
+        self.part = parts.recurrent
+        self.over_time_fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
+        self.sequence_values = self.sequences()
+        self.over_time = OverTime(loop.length(), self.over_time_fixed, self.sequence_values)
+
+    def sequences(self) -> dict[Variable, Variable]:
+        """Return the sequences, with a check where their lengths may differ."""
+        length = self.loop.length()
+        known = None if self.loop.n_steps is not None else self.loop.sequences[0].outer
+        found = {}
+        for sequence in self.loop.sequences:
+            outer = sequence.outer
+            if not self.same_length(known, outer):
+                message = "linear scan: a sequence does not have one row for every step"
+                check = CheckAndRaise(SequenceLengthError, message)
+                outer = check(outer, pt.eq(outer.shape[0], length))
+            found[sequence.row] = outer
+        return found
+
+    def same_length(self, known: Variable | None, outer: Variable) -> bool:
+        """Whether two sequences are known to have the same number of rows."""
+        if known is None:
+            return False
+        if known.type.shape[0] is not None and outer.type.shape[0] == known.type.shape[0]:
+            return True
+        return self.lengths[outer] == self.lengths[known]
+
+    def results(self) -> list[Variable | None]:
+        loop, over_time = self.loop, self.over_time
+        history, last = self.run() if self.parts.shift is None else self.run_shifted()
+        if self.parts.shift is not None:
+            assert history is not None
+            over_time.add(value_of(self.part), history)
+            last = self.last_carry(history)
+        elif history is not None:
+            before, after = history[:-1], history[1:]
+            if loop.reverse:
+                before, after = after, before
+            over_time.add(value_of(self.part), before)
+            if self.part.next is not value_of(self.part):
+                over_time.add(self.part.next, after)
+        added = {id(carry): value for carry, value in self.parts.sums}
+        values: list[Variable | None] = []
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        for part, read in zip(every, self.read, strict=True):
+            if not read:
+                values.append(None)
+            elif part is self.part:
+                whole = isinstance(part, State) and not part.untraced
+                values.append(history if whole else last)
+            elif isinstance(part, Output):
+                values.append(over_time.rows(part.value))
+            else:
+                assert isinstance(part, Carry)
+                total = part.initial + over_time.total(added[id(part)])
+                values.append(conform(total, part.value.type))
+        return values
+
+    def reads_states(self) -> bool:
+        """Whether anything but the recurrence reads the states."""
+        state = [value_of(self.part), self.part.next]
+        fixed = [whole.inner for whole in self.loop.non_sequences]
+        others = [value for _, value in self.parts.sums]
+        others += [output.value for output in self.loop.outputs]
+        above = set(ancestors(others, blockers=[*state, *fixed]))
+        return any(variable in above for variable in state)
+
+    def run(self) -> tuple[Variable | None, Variable]:
+        """Return the history, if it is needed, and the state's last value or row."""
+        part, loop = self.part, self.loop
+        is_state = isinstance(part, State)
+        traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
+        op, operands = self.operation(traced)
+        initial = part.initial if is_state else part.initial[None]
+        n_steps = loop.length() if op.has_n_steps else None
+        inputs = op.join(Parts(n_steps, *operands[:2], initial, *operands[2:]))
+        out = op(*inputs)
+        if not traced:
+            return None, out if is_state else out[0]
+        index = 0 if loop.reverse else -1
+        rows = out[:1] if loop.reverse else out[-1:]
+        return out, rows if is_state else out[index]
+
+    def run_shifted(self) -> tuple[Variable, None]:
+        """Return all values of ``u = c + g``; see `linear_recurrence.shift_carries`."""
+        assert self.parts.shift is not None
+        op, operands = self.operation(True)
+        matrix, offset, mask, right = operands
+        shift = self.full_rows(self.parts.shift)
+        first, later = (slice(-1, None), slice(None, -1))
+        earlier = slice(1, None)
+        if not self.loop.reverse:
+            first, later, earlier = slice(None, 1), slice(1, None), slice(None, -1)
+        op = op.with_options(has_offset=True, has_n_steps=False)
+        if op.coefficient == "steps":
+            matrix = matrix[earlier]
+            right = None if right is None else right[earlier]
+        added = shift[later] if offset is None else shift[later] + offset[earlier]
+        initial = self.part.initial[None] + shift[first]
+        inputs = op.join(Parts(None, matrix, added, initial, mask, right))
+        return op(*inputs), None
+
+    def last_carry(self, history: Variable) -> Variable:
+        """Return the carry after the last step: one more step, if there was any."""
+        row = slice(None, 1) if self.loop.reverse else slice(-1, None)
+        here = OverTime(
+            pt.minimum(self.loop.length(), 1),
+            self.over_time_fixed,
+            {inner: values[row] for inner, values in self.sequence_values.items()},
+            self.over_time.step_products,
+        )
+        here.add(value_of(self.part), history[row])
+        last = here.rows(self.part.next)
+        return pt.concatenate([last, self.part.initial[None]])[0]
+
+    def operation(self, traced: bool) -> tuple[LinearScan, Operands]:
+        """Choose the Op for a recurrence, and lay out what it reads."""
+        recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
+        if recurrence.across is not None:
+            return self.from_both_sides(traced)
+        matrix, has_time = self.over_time.value(recurrence.matrix)
+        lead = int(has_time)
+        others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
+        state = [k for k in range(ndim) if k != recurrence.axis]
+        side, vector = "left", True
+        batch = state
+        if ndim > 1 and recurrence.semiring == "real":
+            companion = ndim - 2 if recurrence.axis == ndim - 1 else ndim - 1
+            if recurrence.axis < ndim - 2:
+                raise NotLinearError("the matrix acts on an axis that is not among the last two")
+            if others[state.index(companion)]:
+                vector = False
+                side = "right" if recurrence.axis == ndim - 1 else "left"
+                batch = [k for k in state if k != companion]
+            elif recurrence.axis != ndim - 1:
+                raise NotLinearError("the matrix differs between the columns of the state")
+        time = [0] if has_time else []
+        used = [state.index(k) for k in batch]
+        if all(others[k] for k in used):
+            kept: list[int] = []
+        else:
+            kept = [lead + k for k in used]
+            sizes = [self.part_sizes()[k] for k in batch]
+            target = list(matrix.shape)
+            for k, size in zip(kept, sizes, strict=True):
+                target[k] = size
+            matrix = pt.broadcast_to(matrix, target)
+        end = [matrix.type.ndim - 2, matrix.type.ndim - 1]
+        matrix = matrix.dimshuffle(*time, *kept, *(end[::-1] if side == "right" else end))
+        if vector and not kept:
+            side, matrix = _untransposed(side, matrix)
+        operands = Operands(matrix, self.offset(), self.mask(side))
+        return self.make_op(operands, has_time, side, vector, traced), operands
+
+    def from_both_sides(self, traced: bool) -> tuple[LinearScan, Operands]:
+        """Lay out the matrices on both sides of a state."""
+        recurrence = self.parts.recurrence
+        found = [self.over_time.value(v) for v in (recurrence.matrix, recurrence.across)]
+        has_time = any(varies for _, varies in found)
+        sides = []
+        for value, varies in found:
+            if has_time and not varies:
+                value = pt.broadcast_to(value, (self.loop.length(), *tuple(value.shape)))
+            sides.append(value)
+        operands = Operands(sides[0], self.offset(), None, sides[1].mT)
+        return self.make_op(operands, has_time, "both", False, traced), operands
+
+    def make_op(
+        self, operands: Operands, has_time: bool, side: str, vector: bool, traced: bool
+    ) -> LinearScan:
+        has_offset = operands.offset is not None
+        return LinearScan.of(
+            self.parts.recurrence.semiring,
+            "steps" if has_time else "fixed",
+            side,
+            vector,
+            self.loop.reverse,
+            has_offset=has_offset,
+            has_n_steps=self.loop.n_steps is not None or not (has_offset or has_time),
+            untraced=not traced,
+            required_steps=self.loop.required_steps,
+            has_mask=operands.mask is not None,
+            name=self.loop.name,
+        )
+
+    def mask(self, side: str) -> Variable | None:
+        """Return which items the matrix has, as it stands beside the state."""
+        if self.parts.mask is None:
+            return None
+        value, has_time = self.over_time.value(self.parts.mask)
+        if has_time:
+            raise NotLinearError("which states a step reads differs from step to step")
+        return value if side == "left" else value.T
+
+    def part_sizes(self) -> list[Variable]:
+        initial = self.part.initial
+        return list(initial.shape)[1:] if isinstance(self.part, State) else list(initial.shape)
+
+    def offset(self) -> Variable | None:
+        offset = self.parts.recurrence.offset
+        return None if offset is None else self.full_rows(offset)
+
+    def full_rows(self, offset: Variable) -> Variable:
+        """Return the values of a body variable at all steps, of the state's shape."""
+        ndim = value_of(self.part).type.ndim
+        if offset.type.ndim != ndim:
+            raise NotLinearError("the offset has another rank than the state")
+        value, has_time = self.over_time.value(offset)
+        state = self.part.initial.type.shape
+        state = state[1:] if isinstance(self.part, State) else state
+        row = value.type.shape[1:] if has_time else value.type.shape
+        full = all(a != 1 or b == 1 for a, b in zip(row, state, strict=True))
+        if has_time and full:
+            return pt.cast(value, value_of(self.part).type.dtype)
+        value = value if has_time else value[None]
+        return pt.broadcast_to(value, (self.loop.length(), *self.part_sizes()))
+
+
+def _untransposed(side: str, matrix: Variable) -> tuple[str, Variable]:
+    """Return a side and matrix without a transposition: a vector may stand on either."""
+    node = matrix.owner
+    while node is not None and isinstance(node.op, DimShuffle):
+        order = node.op.new_order
+        ndim = len(order)
+        inner = node.inputs[0]
+        if order == tuple(range(inner.type.ndim)):
+            matrix, node = inner, inner.owner
+            continue
+        if order == (*range(ndim - 2), ndim - 1, ndim - 2) and inner.type.ndim == ndim:
+            side = "right" if side == "left" else "left"
+            matrix, node = inner, inner.owner
+            continue
+        break
+    return side, matrix

@@ -1,4 +1,4 @@
-"""Newton's iterations as a loop: what `scanlib.ops.newton_scan.NewtonScan` becomes.
+"""Newton's iterations as a loop: what `scanlib.ops.lowered.newton_scan.NewtonScan` becomes.
 
 A loop with `until` carries the histories of all states and, for each member (see `linearize`),
 whether it has converged. A member that has, or that is lost (an item is not finite, and no damping
@@ -15,13 +15,13 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.ops.checked_convergence import CheckedConvergence
 from scanlib.ops.graph import conform
 from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.newton_scan import MEMBERS, Newton, NewtonScan
 from scanlib.ops.messages import not_converged
-from scanlib.ops.newton_scan import MEMBERS, Newton, NewtonScan
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
 from scanlib.rewrites.newton.linearize import Linearization, along, linearize
 from scanlib.rewrites.simplify import simplify
 

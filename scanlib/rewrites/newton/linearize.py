@@ -24,9 +24,9 @@ from pytensor.tensor.type import TensorType
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.graph import conform, substitute
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.loop import Loop, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.lowered.linear_scan import LinearScan
 
 # A state whose next value depends on another state, and how many steps back.
 Coupling = tuple[int, int, int]
@@ -221,7 +221,7 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
     ----------
     loop : Loop
     jacobian : {"auto", "full", "block", "diagonal"}
-        See `scanlib.ops.newton_scan.Newton`.
+        See `scanlib.ops.lowered.newton_scan.Newton`.
     """
     states = loop.states
     taps = [list(state.taps.values()) for state in states]

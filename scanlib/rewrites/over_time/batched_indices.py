@@ -18,9 +18,9 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib.ops.checked_rows import checked_places
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop, NonSequence
+from scanlib.ops.row_ops.checked_rows import checked_places
 
 Value = Callable[[Variable], tuple[Variable, bool]]
 

@@ -18,13 +18,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar import upcast
-from pytensor.tensor.basic import Alloc, Eye, Join, MakeVector, ScalarFromTensor, Split
+from pytensor.tensor.basic import Join, ScalarFromTensor, Split
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.math import Sum as TensorSum
-from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import (
@@ -37,7 +36,7 @@ from scanlib._compat import (
 )
 from scanlib.ops.graph import row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.batched_indices import (
     all_zeros,
     gathered,
@@ -47,37 +46,12 @@ from scanlib.rewrites.over_time.batched_indices import (
 )
 from scanlib.rewrites.over_time.peel_nodes import Value, batched, elementwise_region
 from scanlib.rewrites.over_time.split_cost import (
+    ONE_PASS,
     core,
     is_function,
     multiplies_in_batches,
     outer_factors,
 )
-
-# Operations that a batch computes in one pass over memory, as the steps did.
-_CHEAP: tuple[type, ...] = (
-    Alloc,
-    Argmax,
-    CAReduce,
-    DimShuffle,
-    Dot,
-    Elemwise,
-    Eye,
-    IncSubtensor,
-    Join,
-    LogSoftmax,
-    MakeVector,
-    Reshape,
-    Shape,
-    Shape_i,
-    Softmax,
-    SpecifyShape,
-    Split,
-    Subtensor,
-)
-
-
-if LOG_SUM_EXP is not None:
-    _CHEAP = (*_CHEAP, LOG_SUM_EXP)
 
 
 class NotPeelableError(Exception):
@@ -138,7 +112,8 @@ class OverTime:
                 raise NotPeelableError(f"a step computes {node.op} at places that differ")
             op = core(node)
             in_rows = isinstance(op, (*INDEX_READS, *INDEX_WRITES))
-            if not isinstance(op, _CHEAP) or (in_rows and isinstance(node.op, Blockwise)):
+            is_batched = isinstance(op, (*ONE_PASS, Dot, Split))
+            if not is_batched or (in_rows and isinstance(node.op, Blockwise)):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:

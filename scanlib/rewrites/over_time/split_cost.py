@@ -81,45 +81,26 @@ from pytensor.tensor.subtensor import (
 )
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import is_linear_algebra, is_tensor
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.over_time.batched_indices import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
 
 _VIEWS = (DimShuffle, Subtensor, SpecifyShape, ScalarFromTensor, TensorFromScalar)
-_LIGHT: tuple[type, ...] = (
-    *_VIEWS,
-    Alloc,
-    Argmax,
-    CAReduce,
-    CheckAndRaise,
-    CumOp,
-    Elemwise,
-    ExtractDiag,
-    Eye,
-    IncSubtensor,
-    Join,
-    LogSoftmax,
-    MakeVector,
-    Reshape,
-    Shape,
-    Shape_i,
-    Softmax,
+# Operations that a batch computes in one pass over memory, as the steps did.
+ONE_PASS: tuple[type, ...] = (
+    *(Alloc, Argmax, CAReduce, DimShuffle, Elemwise, Eye, IncSubtensor, Join, LogSoftmax),
+    *(MakeVector, Reshape, Shape, Shape_i, Softmax, SpecifyShape, Subtensor),
+    *([] if LOG_SUM_EXP is None else [LOG_SUM_EXP]),
 )
-if LOG_SUM_EXP is not None:
-    _LIGHT = (*_LIGHT, LOG_SUM_EXP)
+_LIGHT = (*_VIEWS, *ONE_PASS, CheckAndRaise, CumOp, ExtractDiag)
 
 # Which input is the first of those that say how large a result is.
 _FIRST_SIZES: dict[type, int] = {
-    Alloc: 1,
-    AllocEmpty: 0,
-    ARange: 0,
-    Eye: 0,
-    Nonzero: 0,
-    Repeat: 1,
-    Reshape: 1,
+    **dict.fromkeys((AllocEmpty, ARange, Eye, Nonzero), 0),
+    **dict.fromkeys((Alloc, Repeat, Reshape), 1),
 }
 
 # Functions that kernels of elementwise loops compute for several items at once.
@@ -127,24 +108,9 @@ FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
 
 # Arithmetic that is done again rather than stored.
 _ARITHMETIC = (
-    ps.Add,
-    ps.Sub,
-    ps.Mul,
-    ps.TrueDiv,
-    ps.Neg,
-    ps.Sqr,
-    ps.Abs,
-    ps.Cast,
-    ps.Identity,
-    ps.Second,
-    ps.Switch,
-    ps.Sign,
-    ps.ScalarMaximum,
-    ps.ScalarMinimum,
-    ps.LogicalComparison,
-    ps.AND,
-    ps.OR,
-    ps.Invert,
+    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Sqr, ps.Abs, ps.Cast, ps.Identity),
+    *(ps.Second, ps.Switch, ps.Sign, ps.ScalarMaximum, ps.ScalarMinimum),
+    *(ps.LogicalComparison, ps.AND, ps.OR, ps.Invert),
 )
 
 

@@ -1,6 +1,6 @@
 """Associative scans as loops: what a single processor does fastest.
 
-Every `AssociativeScan` becomes its walk (`scanlib.ops.associative_scan.as_loop`), early, so
+Every `AssociativeScan` becomes its walk (`scanlib.ops.lowered.associative_scan.as_loop`), early, so
 that everything known about loops applies to it. For backends that combine rows in
 parallel, the graph carries the feature `CombinesInTrees`, and this rewrite does nothing.
 """
@@ -13,9 +13,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib._compat import features
-from scanlib.ops.associative_scan import AssociativeScan, walked
 from scanlib.ops.linker_features import CombinesInTrees
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.associative_scan import AssociativeScan, walked
 from scanlib.rewrites.simplify.last_rows import _last_row
 from scanlib.rewrites.simplify.simplify import replace
 

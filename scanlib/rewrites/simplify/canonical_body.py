@@ -13,7 +13,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
-from scanlib.ops.triangular import true_shapes
+from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
@@ -22,17 +22,8 @@ _CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
 # Scalar work that costs less than reading its result again; compilers hoist it by themselves.
 _CHEAP = (
-    ps.Add,
-    ps.Sub,
-    ps.Mul,
-    ps.TrueDiv,
-    ps.Neg,
-    ps.Cast,
-    ps.Sqr,
-    ps.Switch,
-    ps.Second,
-    ps.Identity,
-    ps.LogicalComparison,
+    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Cast, ps.Sqr, ps.Switch),
+    *(ps.Second, ps.Identity, ps.LogicalComparison),
 )
 # Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)

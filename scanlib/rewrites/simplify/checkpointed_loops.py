@@ -5,7 +5,7 @@ them decides what the forward loop is:
 
 * nothing reads starts (there is no gradient): an ordinary loop;
 * every history with starts is read whole as well: it is stored anyway, and starts are slices of it;
-* otherwise: a nest of segments (`scanlib.ops.nest`). The outer loop's histories are the starts.
+* otherwise: a nest of segments (`ops.gradient.nest`). The outer loop's histories are the starts.
   Results that are read whole are stacked segment by segment.
 
 A loop with `until` stacks nothing by segments, since the last one may have fewer rows: there the
@@ -23,9 +23,9 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.gradient.nest import Cut, outer_loop, restored_carry, tail_loop
 from scanlib.ops.loop import Results
-from scanlib.ops.nest import Cut, outer_loop, restored_carry, tail_loop
-from scanlib.ops.segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts
+from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.simplify.last_rows import LastRow, is_trace, last_row_reads
 

@@ -17,9 +17,9 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.rewrites.edit import Lookup, LoopEdit
 
 

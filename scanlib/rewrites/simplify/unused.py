@@ -9,7 +9,7 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Carry, State
-from scanlib.ops.ran_steps import RanSteps, is_mask, steps_of
+from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
 from scanlib.rewrites.edit import LoopEdit
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 

@@ -33,7 +33,6 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.known import countable_scalars
-from scanlib.ops.checked_rows import CheckedRows
 from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import (
     compiles_step_products,
@@ -41,9 +40,10 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.rewrites.detached import detach
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.linear_roles import canonical_loop
+from scanlib.rewrites.lower.canonical_loop import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.join_slices import join_slices
@@ -56,6 +56,7 @@ from scanlib.rewrites.split.split_components import (
     fresh_copy,
     rows_of_tap,
     separate,
+    sub_loop,
 )
 from scanlib.rewrites.split.split_parts import SplitParts
 from scanlib.rewrites.split.split_record import SplitNote, record, record_of
@@ -220,28 +221,9 @@ def remaining_loop(
     taken = {id(carry) for carry, _ in parts.taken_sums}
     gone = {id(part) for part in parts.outputs}
     stored = {id(value): Output(value) for value in parts.stored}
-    rest = Loop(
-        n_steps=loop.n_steps,
-        sequences=list(loop.sequences),
-        states=[
-            State(part.initial, dict(part.taps), part.next, part.untraced, part.name)
-            for part in loop.states
-            if id(part) not in taken
-        ],
-        carries=[
-            Carry(part.initial, part.value, part.next, part.name)
-            for part in loop.carries
-            if id(part) not in taken
-        ],
-        non_sequences=list(loop.non_sequences),
-        outputs=[Output(p.value, p.name) for p in loop.outputs if id(p) not in gone],
-        stop=loop.stop,
-        reverse=loop.reverse,
-        truncate_gradient=loop.truncate_gradient,
-        required_steps=loop.required_steps,
-        name=loop.name,
-        function=loop.function,
-    )
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    kept = [part for part in recurrent if id(part) not in taken]
+    rest = sub_loop(loop, kept, [p for p in loop.outputs if id(p) not in gone])
     rest.outputs += stored.values()
     if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
         rest.outputs.append(Output(rest.stop))  # its rows tell how many steps ran

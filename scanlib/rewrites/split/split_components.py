@@ -24,7 +24,7 @@ from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.linear_roles import canonical_loop
+from scanlib.rewrites.lower.canonical_loop import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
@@ -108,7 +108,7 @@ class _Components:
         return runs
 
     def _kind(self, component: _Component) -> str:
-        alone = sub_loop(self.loop, component.parts, [], [])
+        alone = sub_loop(self.loop, component.parts, [])
         others = [p for p in self.plan.recurrent if not _among(p, component.parts)]
         read = set(ancestors(alone.body_outputs()))
         for value in (v for part in others for v in past_values(part) if v in read):
@@ -171,14 +171,9 @@ def known_values(part: State | Carry) -> list[Variable]:
     return [value for value in past_values(part) if is_tensor(value)]
 
 
-def sub_loop(
-    loop: Loop,
-    recurrent: list[State | Carry],
-    sums: list[State | Carry],
-    outputs: list[Output],
-) -> Loop:
+def sub_loop(loop: Loop, recurrent: list[State | Carry], outputs: list[Output]) -> Loop:
     """Return a loop with some of the parts of another, in its order."""
-    kept = {id(part) for part in [*recurrent, *sums]}
+    kept = {id(part) for part in recurrent}
     return replace(
         loop,
         sequences=list(loop.sequences),
@@ -251,7 +246,7 @@ class _Distribution:
     def _run(
         self, group: list[State | Carry], sums: list[State | Carry], outputs: list[Output]
     ) -> None:
-        part_loop = sub_loop(self.loop, group, sums, outputs)
+        part_loop = sub_loop(self.loop, [*group, *sums], outputs)
         finals: list[tuple[State | Carry, Callable[[Variable], Variable]]] = []
         later = self._read_later(group)
         old: list[State | Carry | Output] = [

@@ -20,9 +20,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib.ops.graph import depends_on, is_tensor
+from scanlib.ops.graph import depends_on, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.rewrites.lower.linear_roles import added_up, readers_of
+from scanlib.rewrites.lower.accumulators import added_up
 from scanlib.rewrites.over_time.batched_indices import varying_index
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
@@ -67,7 +67,7 @@ class SplitParts:
         parts: list[State | Carry] = [*loop.states, *loop.carries]
         readers = readers_of(loop.body_outputs())
         for part in parts:
-            added = added_up(part, loop, readers)
+            added = added_up(part, readers)
             if added is None:
                 self.recurrent.append(part)
             else:

@@ -22,10 +22,10 @@ from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.scalar_body import NotElementwiseError
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.graph import depends_on, merge_equal, substitute
 from scanlib.ops.loop import Carry, Loop, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import Part
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.simplify.simplify import replace

@@ -1,7 +1,6 @@
 """The CUDA kernels compile for real devices; how they are scheduled; what is kept on disk."""
 
 import ctypes
-import os
 
 import numpy as np
 import pytensor
@@ -14,19 +13,20 @@ from scanlib.backends.cuda.compiler import (
     KernelCompileError,
     NoCompilerError,
     compile_kernels,
-    find_nvcc,
     find_nvrtc,
 )
 from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear_launch import LinearKernels
+from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.cuda.schedule import choose
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.backends.cuda.test_cuda_kernels import channels
 from tests.backends.cuda.test_cuda_places import regimes, rows, until_accepted
 from tests.backends.cuda.test_cuda_until import scalars, vectors
 from tests.cubin import resources
+from tests.cuda_device import host_library
 from tests.families import FAMILIES
 from tests.modes import MODES
 
@@ -50,9 +50,9 @@ def launched(loop, *shape):
               else (1, *shape[1:])[1 - array.lead :] for array in inputs]  # fmt: skip
     sizes = geometry(loop.writer, shapes)
     arrays = zip([*shapes, *sizes.outputs], [*inputs, *loop.parameters.outputs], strict=True)
-    strides = [np.empty(0, array.dtype).itemsize * np.ones(len(own), int) for own, array in arrays]
+    strides = [contiguous(own, np.dtype(array.dtype).itemsize) for own, array in arrays]
     unit = loop.of(sizes, 132)
-    call = unit.call(sizes, [tuple(own.tolist()) for own in strides], 132)
+    call = unit.call(sizes, strides, 132)
     return [unit.names[one.kernel] for one in call.launches]
 
 
@@ -84,9 +84,9 @@ def sources():
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_instance_compiles(sources, architecture):
-    found = find_nvrtc() or find_nvcc()
+    found = find_nvrtc()
     if found is None:
-        pytest.skip("neither NVRTC nor nvcc on this machine")
+        pytest.skip("no NVRTC on this machine")
     seen = set()
     for name, texts in sources.items():
         for text in texts:
@@ -161,9 +161,9 @@ LINEAR = [  # every template and semiring, at the largest sizes of each
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_instance_of_matrix_recurrences_compiles(architecture):
-    found = find_nvrtc() or find_nvcc()
+    found = find_nvrtc()
     if found is None:
-        pytest.skip("neither NVRTC nor nvcc on this machine")
+        pytest.skip("no NVRTC on this machine")
     for op, dtype, size in LINEAR:
         ranks = 3 if op.coefficient == "steps" else 2, 3 if op.side == "both" else 2
         kernels = LinearKernels(op, dtype, ranks, size, size if op.side == "both" else 1)
@@ -171,19 +171,18 @@ def test_every_instance_of_matrix_recurrences_compiles(architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("find", [find_nvrtc, find_nvcc])
-def test_compilers(sources, find):
-    found = find()
+def test_the_compiler(sources):
+    found = find_nvrtc()
     if found is None:
-        pytest.skip(f"no {find.__name__.removeprefix('find_')} on this machine")
-    assert found.version.startswith(find.__name__.removeprefix("find_"))
+        pytest.skip("no NVRTC on this machine")
+    assert found.version.startswith("nvrtc")
     assert b"walk" in found.compile(sources["affine-f32"][1], "sm_90")
 
 
 def test_what_does_not_compile_says_why():
-    found = find_nvrtc() or find_nvcc()
+    found = find_nvrtc()
     if found is None:
-        pytest.skip("neither NVRTC nor nvcc on this machine")
+        pytest.skip("no NVRTC on this machine")
     with pytest.raises(KernelCompileError, match="nothing_of_this_name"):
         found.compile("__global__ void f() { nothing_of_this_name(); }", "sm_90")
 
@@ -215,18 +214,7 @@ class TestDisk:
 
     def test_no_compiler(self, monkeypatch):
         monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
-        monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
         with pytest.raises(NoCompilerError, match="pip install nvidia-cuda-nvrtc"):
-            compile_kernels("x", "sm_80")
-
-    def test_a_compiler_that_does_not_run(self, monkeypatch, tmp_path):
-        program = tmp_path / "nvcc"
-        program.write_text("#!/bin/sh\nexit 1\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
-        monkeypatch.setattr(compiler, "find_nvcc", find_nvcc.__wrapped__)
-        with pytest.raises(NoCompilerError):
             compile_kernels("x", "sm_80")
 
 
@@ -263,22 +251,10 @@ class TestSchedule:
         plan = self.choose(10**6, 64)
         assert (plan.kind, plan.lanes, plan.chunk) == ("look-back", 8, 512)
 
-    def test_few_long_rows_are_cut_otherwise_where_blocks_may_not_look_back(self):
-        plan = self.choose(10**8, 1, look_back=False)
-        assert (plan.kind, plan.lanes) == ("chunks", 1)
-        assert 3 * 132 < plan.chunks <= 4 * 132
-        plan = self.choose(10**6, 64, look_back=False)
-        assert (plan.kind, plan.lanes) == ("chunks", 8)
-        assert choose(10**6, 64, 132, True, 64, 2).kind == "look-back"  # 64 steps in a block
-        assert choose(10**6, 64, 132, True, 64, 1).kind == "chunks"
-
-    def test_the_flag_keeps_blocks_from_looking_back(self):
+    def test_kernels_of_a_schedule(self):
         (loop,) = kernels(*FAMILIES["affine-f32"].render())
-        for look_back, wanted in ((True, "look_back_dense"), (False, "walk")):
-            with pytensor.config.change_flags(scanlib__cuda_look_back=look_back):
-                names = launched(loop, 10**7)
-            assert wanted in names
-            assert names[0] == ("reset" if look_back else "summarize")
+        assert launched(loop, 10**7) == ["reset", "look_back_dense", "mend"]
+        assert launched(loop, 1000) == ["walk"]
 
     def test_short_rows_are_not(self):
         assert self.choose(10_000, 1).kind == "rows"
@@ -294,10 +270,9 @@ class TestSchedule:
             assert (plan.chunks - 1) * plan.chunk < max(steps, 1) <= plan.chunks * plan.chunk
             assert plan.lanes in (1, 2, 4, 8, 16, 32)
             assert plan.lanes < 2 * count
-            if plan.kind in ("chunks", "look-back"):
-                stretches = plan.chunk / (256 // plan.lanes * 16)
+            if plan.kind == "look-back":
                 assert plan.chunks > 1
-                assert stretches == (1 if plan.kind == "look-back" else int(stretches))
+                assert plan.chunk == 256 // plan.lanes * 16
 
 
 @pytest.mark.slow
@@ -306,10 +281,8 @@ def test_explain_tells_of_kernels(mode):
     pytest.importorskip({"JAX": "jax", "PYTORCH": "torch"}[mode])
     inputs, output = FAMILIES["affine-f32"].render()
     function = pytensor.function(inputs, output, mode=mode)
-    cut = "as kernels on CUDA devices, where few rows of many steps are read "
-    assert f"{cut}once; " in scanlib.explain(function).loops[0].runs
-    with pytensor.config.change_flags(scanlib__cuda_look_back=False):
-        assert f"{cut}twice; " in scanlib.explain(function).loops[0].runs
+    cut = "as kernels on CUDA devices, where few rows of many steps are read once; "
+    assert cut in scanlib.explain(function).loops[0].runs
     several = pytensor.function(*FAMILIES["arma"].render(), mode=mode)
     assert "as kernels on CUDA devices; " in scanlib.explain(several).loops[0].runs
     with pytensor.config.change_flags(scanlib__cuda=False):
@@ -339,11 +312,21 @@ def test_explain_tells_of_kernels_of_matrix_recurrences(mode):
 
 def test_numbers_of_a_kernel_have_one_place_each():
     (loop, *_) = kernels(*channels())
-    names = loop.parameters.names
-    assert len(set(names)) == len(names)
-    struct = loop.parameters.struct()
-    assert [name.strip() for name in struct.split("int64_t")[1].split(";")[0].split(",")] == names
-    assert ctypes.sizeof(ctypes.c_longlong) * len(names) < 4096
-    packed = loop.parameters.pack({"steps": 5, names[-1]: 7})
-    assert (packed[0], packed[-1], sum(packed)) == (5, 7, 12)
-    assert np.array(packed).dtype == np.int64
+    parameters = loop.parameters
+    assert len(set(parameters.place.values())) == len(parameters.place)
+    assert ctypes.sizeof(ctypes.c_longlong) * parameters.count < 4096
+    strides = [(0,) * (array.lead + len(array.axes)) for array in parameters.arrays]
+    packed, slots = parameters.pack({"steps": 5}, strides)
+    assert (packed[0], len(packed)) == (5, parameters.count)
+    assert len(set(slots)) == len(slots) == len(parameters.arrays) + len(parameters.works)
+    source = (
+        loop.unit("serial").source
+        + """
+    extern "C" int64_t size() { return sizeof(Params); }
+    extern "C" int64_t place(const Params *p, int k) { return (char *)&p->at[k].data - (char *)p; }
+    """
+    )
+    library = ctypes.CDLL(str(host_library(source)))
+    assert library.size() == 8 * parameters.count
+    for k, array in enumerate(parameters.arrays):
+        assert library.place(None, k) == 8 * parameters.place[array.name]

@@ -9,8 +9,8 @@ import scanlib
 from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.schedule import choose
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.cuda_device import check_calls, emulated, forced, launches
 from tests.families import both
 
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler
 
 LONG = {
     "rows": forced("rows", lanes=1),
-    "chunks": forced("chunks", lanes=1, chunks=7),
     "look-back": forced("look-back", lanes=1),
 }
 

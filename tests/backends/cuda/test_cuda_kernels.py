@@ -11,7 +11,7 @@ from hypothesis import given
 import scanlib
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.printer import template
-from scanlib.ops.c_code import NoCCodeError
+from scanlib.ops.c_linker import NoCCodeError
 from tests.analysis.test_extreme_values import assert_same_kind, loops_of, plain_affine
 from tests.c_loops import compiled as compiled_c
 from tests.cuda_device import check_calls, emulated, forced, host_library, walked_again
@@ -23,8 +23,6 @@ SCHEDULES = {
     "serial": forced("serial"),
     "rows": forced("rows", lanes=8),
     "one-row": forced("rows", lanes=1),
-    "chunks": forced("chunks", lanes=32, chunks=7),
-    "one-chunked-row": forced("chunks", lanes=1, chunks=2),
     "look-back": forced("look-back", lanes=8),
     "one-row-looks-back": forced("look-back", lanes=1),
 }
@@ -211,7 +209,7 @@ def test_every_number_of_half_precision():
     assert np.isnan(found.view(np.float16)[~number]).all()
 
 
-@pytest.mark.parametrize("kind", ["rows", "chunks", "one-chunked-row", "look-back"])
+@pytest.mark.parametrize("kind", ["rows", "look-back"])
 def test_order_of_threads_does_not_matter(kind):
     rng = np.random.default_rng(0)
     steps = 3000
@@ -226,9 +224,9 @@ def test_order_of_threads_does_not_matter(kind):
 
 
 class TestExtremeValues:
-    @pytest.fixture(scope="class", params=["rows", "chunks", "look-back"])
+    @pytest.fixture(scope="class", params=["rows", "look-back"])
     def affine(self, request):
-        lanes = forced(request.param, lanes=32, chunks=5)
+        lanes = forced(request.param, lanes=32)
         with emulated(lanes) as (mode, _):
             functions = {dtype: affine_of(dtype, mode) for dtype in ("float64", "float32")}
 
@@ -331,7 +329,7 @@ def test_decay_is_composed(start, noise, most):
         assert walked_again(KernelLoop(ran[0]).unit("walk")) <= most
 
 
-@pytest.mark.parametrize("kind", ["rows", "chunks", "look-back"])
+@pytest.mark.parametrize("kind", ["rows", "look-back"])
 def test_extreme_values_of_logarithms(kind):
     a, b, h0 = pt.dmatrix("a"), pt.dmatrix("b"), pt.dvector("h0")
     h = scanlib.scan(lambda a, b, h: pt.logaddexp(h + a, b), [a, b], h0, return_updates=False)
@@ -348,7 +346,7 @@ def test_extreme_values_of_logarithms(kind):
     values[1][:, :30] = -np.inf
     start = rng.choice([0.0, -np.inf, 1e4], 300)
     last, error = start, np.zeros(300)
-    with emulated(forced(kind, lanes=32, chunks=5)) as (mode, _):
+    with emulated(forced(kind, lanes=32)) as (mode, _):
         found = pytensor.function([a, b, h0], h, mode=mode)(*values, start)
     for x, y, mine in zip(*values, found, strict=True):
         terms = np.abs([last, x, y])

@@ -1,25 +1,22 @@
 """Matrix recurrences by CUDA kernels, run on the CPU: every form, size and schedule."""
 
 import itertools
-from unittest import mock
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 import pytest
 
 from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda import linear_launch
 from scanlib.backends.cuda.linear_launch import LinearKernels
-from scanlib.backends.cuda.linear_schedule import LinearSchedule, choose_linear
 from scanlib.backends.cuda.linear_writer import check_linear
-from scanlib.ops.c_code import NoCCodeError
+from scanlib.backends.cuda.schedule import LinearSchedule, choose_linear
+from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError, SequenceLengthError
-from scanlib.ops.linear_loop import run_in_python
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_loop import run_in_python
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import compile_for_host, launches
 from tests.cuda_linear import cut, kernels_of, run, run_in_chunks
-from tests.modes import MODES
 from tests.ops.test_linear_scan import OPTIONS, arguments, make_values, reference
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
@@ -255,25 +252,3 @@ def test_kernels_are_written_once():
     other = kernels_of(LinearScan.of("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
     assert isinstance(other, LinearKernels)
     assert other.source != first.source
-
-
-def test_gradients(cuda_in_chunks):
-    """What `pytensor.grad` makes are recurrences in the other direction."""
-    op = LinearScan.of("real", "steps", "left")
-    values = make_values(op, 30, 3, batch=(2,))
-    inputs = [pt.tensor(dtype="float64", shape=value.shape) for value in values]
-    gradients = pytensor.grad((op(*inputs) ** 2).sum(), inputs)
-    function = pytensor.function(inputs, gradients, mode=MODES["py"])
-    with pytensor.config.change_flags(scanlib__perform="python"):
-        expected = function(*values)
-
-    def runner(self, choice, node):
-        return lambda *given: run(self, given)
-
-    with mock.patch.object(LinearScan, "_runner", runner):
-        on_device = pytensor.function(inputs, gradients, mode=MODES["py"])
-        before = launches()
-        found = on_device(*values)
-    assert launches() == before + 6
-    for mine, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-12)

@@ -7,7 +7,7 @@ import pytensor
 import pytest
 
 from scanlib.backends.cuda import linear_launch
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import walked_again
 from tests.cuda_linear import cut, kernels_of, run
 from tests.ops.test_linear_scan import make_values, reference

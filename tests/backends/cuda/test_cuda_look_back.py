@@ -21,6 +21,7 @@ from scanlib.backends.cuda.printer import LoopWriter
 from tests.analysis.test_extreme_values import assert_same_kind, plain_affine
 from tests.backends.cuda.test_cuda_kernels import affine_of, run_families
 from tests.cuda_device import (
+    HOST,
     emulated,
     emulated_driver,
     forced,
@@ -255,12 +256,12 @@ int main() {
   std::vector<int> flags(1 + channels * (1 + 3 * chunks), -1);
   Params p;
   memset(&p, 0, sizeof p);
-  p.steps = steps, p.channels = p.n0 = channels, p.chunk = 64, p.chunks = chunks;
+  p.steps = steps, p.channels = p.n[0] = channels, p.chunk = 64, p.chunks = chunks;
   p.lanes = 2, p.lane_bits = 1;
   PLACES
-  p.summaries = (int64_t)summaries.data();
-  p.states = (int64_t)states.data();
-  p.flags = (int64_t)flags.data();
+  p.summaries = summaries.data();
+  p.states = states.data();
+  p.flags = (char *)flags.data();
   reset(flags.size() / 64 + 1, 64, &p);
   look_back(2 * chunks, 64, &p);
   mend(1, 32, &p);
@@ -278,12 +279,13 @@ def test_what_blocks_share_is_ordered_by_flags(tmp_path, sanitizer):
     writer = KernelLoop(ran[0]).writer
     names = [*writer.plan.outer.sequences, *writer.plan.outer.initials, "h0"]
     places = "".join(
-        f"p.{name} = (int64_t){own}.data(), p.{name}_t = 4 * channels, p.{name}_0 = 4;"
+        f"p.at[Params::{name}] = {{(char *){own}.data(), 4 * channels, {{4}}}};"
         for name, own in zip(names, ("a", "b", "start", "h"), strict=True)
     )
     source, program = tmp_path / "loop.cpp", tmp_path / "loop"
     source.write_text(writer.write("look_back") + MAIN.replace("PLACES", places))
     command = [pytensor.config.cxx, "-O1", "-std=c++17", "-w", "-fwrapv", *FLAGS]
+    command.append(f'-DSCANLIB_HOST="{HOST}"')
     made = subprocess.run([*command, f"-fsanitize={sanitizer}", source, "-o", program, "-lpthread"])
     if made.returncode:
         pytest.skip("the compiler has no such sanitizer")

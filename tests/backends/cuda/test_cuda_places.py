@@ -7,10 +7,10 @@ import pytest
 
 import scanlib
 from scanlib.backends.cuda.launch import KernelLoop
-from scanlib.ops.c_code import NoCCodeError
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import StepIndexError
-from scanlib.ops.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.positions import has_positions
 from tests.cuda_device import check_calls, emulated, launches
 from tests.families import both
 

@@ -13,8 +13,8 @@ import scanlib
 from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.compiled import program_key
 from scanlib.kernels.printers.c import literal
-from scanlib.ops.elemwise_scan import ElemwiseScan
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.c_loops import compiled, trace, uniform
 from tests.checks import assert_same
 from tests.modes import MODES

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 import scanlib
 from scanlib._compat import thaw_graph
-from scanlib.ops.elemwise_scan import BLOCK
-from scanlib.ops.sums_first import sums_first
-from scanlib.recurrences import affine_scan as affine_kernels
-from scanlib.recurrences import extremes_scan as extremes
-from scanlib.recurrences import lanes, logs, trust
+from scanlib.ops.lowered.sums_first import sums_first
+from scanlib.recurrences import block_scans, lanes, trust
 from scanlib.schedules import blocks
+from scanlib.schedules.selection import BLOCK
 from tests.analysis.test_extreme_values import COEFFICIENTS, TINY, VALUES, assert_same_kind
 from tests.c_loops import compiled, trace, uniform
 from tests.checks import assert_derivatives
@@ -32,7 +30,7 @@ LENGTHS = (0, 1, 2, 7, 8, 9, 17, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1)
 def registers(width):
     """Compile for registers of so many bytes."""
     with ExitStack() as stack:
-        for module in (affine_kernels, blocks, extremes, lanes, logs, trust):
+        for module in (blocks, block_scans, lanes, trust):
             stack.enter_context(mock.patch.object(module, "register_bytes", return_value=width))
         yield
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.ops.elemwise_scan import BLOCK, schedule
+from scanlib.schedules.selection import BLOCK, schedule
 from tests.c_loops import compiled, trace, uniform
 from tests.checks import assert_same
 from tests.families import FAMILIES, assert_close

@@ -14,7 +14,7 @@ from pytensor.configdefaults import config
 import scanlib
 from scanlib.backends.handler.programs import address, program_of, registered
 from scanlib.backends.handler.thunks import Thunk, library, runner
-from scanlib.ops.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.exploration import explore, half
 from tests.modes import MODES
 from tests.strategies import loops

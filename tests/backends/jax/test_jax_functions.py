@@ -8,8 +8,8 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.replace import vectorize_graph
 
 import scanlib
-from scanlib.ops.elemwise_scan import ElemwiseScan
-from scanlib.ops.linear_scan import LinearScan
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_same, in_python
 from tests.derivatives import central_gradient
 from tests.jax_loops import compiled, run_python

@@ -7,8 +7,8 @@ import pytest
 from pytensor.graph.replace import clone_replace
 
 import scanlib
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.ops.step_products import StepProducts
 from tests.checks import assert_derivatives, assert_same, in_python
 from tests.jax_loops import compiled, loop_ops, run_python
 from tests.reference import reference_scan

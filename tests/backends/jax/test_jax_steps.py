@@ -214,18 +214,18 @@ class TestNumbersOfLengths:
             )
 
         outputs = [pt.zeros(rest) + 2, halved(rest), halved(rest)[-1], halved(done * rest),
-                   halved(rest // done), halved(12 % done)]  # fmt: skip
+                   halved(rest // 2), halved(rest % 3)]  # fmt: skip
         return compiled([x], outputs)
 
     @pytest.mark.parametrize("size, done", [(1.0, 4), (0.5, 7), (2.0, 2)])
-    def test_lengths_that_are_subtracted_or_divided_by(self, function, size, done):
+    def test_lengths_that_are_subtracted_or_multiplied(self, function, size, done):
         """The greatest length is not what gives the greatest number."""
         rest = 10 - done
         row = np.array(size * done)
         rows = [row := 0.5 * row + 1 for _ in range(40)]
         found = [np.asarray(result) for result in function(np.full(10, size))]
         expected = [np.full(rest, 2.0), rows[:rest], rows[rest - 1], rows[: done * rest],
-                    rows[: rest // done], rows[: 12 % done]]  # fmt: skip
+                    rows[: rest // 2], rows[: rest % 3]]  # fmt: skip
         assert_same(found, [np.array(value) for value in expected])
 
 

@@ -8,7 +8,7 @@ import pytest
 import scanlib
 from scanlib.backends.handler import instructions
 from scanlib.backends.numba import linker
-from scanlib.ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import StepProducts
 
 RNG = np.random.default_rng(4)
 

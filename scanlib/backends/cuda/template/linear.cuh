@@ -1,165 +1,154 @@
-/* Matrix recurrences x_t = A_t x_{t-1} + b_t by one thread for each vector: all is in registers.
+/* Matrix recurrences x_t = A_t x_{t-1} + b_t by a group of threads for each vector.
  *
- * `L` is the recurrence (see `linear_writer.py`): where a vector's items are, its SIZE, and its
- * `Semiring`. There is one vector for each item of the batch and each column of the state. The steps
- * of few vectors are cut into chunks:
+ * `L` is the recurrence (see `linear_writer.py`): its sizes, arrays, and products of its items. There is
+ * one vector for each channel: an item of the batch and a column of the state. A group has GROUP
+ * threads, of which each has ROWS rows of the matrix: one thread has all of them, and the vector, in
+ * registers (ALONE), or SIZE threads have one row each. Then vectors are in shared memory, twice: one
+ * is read while the other is written. All groups of a block take equally many steps, some of them
+ * idly, so that threads wait for each other at the same places.
+ *
+ * The steps of few vectors are cut into chunks:
  *
  * 1. `scanlib_probe` runs every chunk from the columns of the identity, and from zero: what the chunk
  *    does to any state follows from where these end;
- * 2. `scanlib_carry_vectors` finds the state before each chunk;
- * 3. `scanlib_walk_vectors` runs all chunks from there.
+ * 2. `scanlib_carry` finds the state before each chunk;
+ * 3. `scanlib_walk` runs all chunks from there.
  */
-
-/* What belongs to all steps, and to one. */
-template <class L> struct scanlib_constants {
-  typedef typename L::Item Item;
-  enum { ITEMS = L::STEPS ? 1 : L::SIZE * L::SIZE, ROWS = L::MASKED ? L::SIZE : 1 };
-  Item a[ITEMS];
-  uint64_t kept_[ROWS];
-  SCANLIB_METHOD void fetch(const Params &p, const typename L::Channel &channel) {
-    SCANLIB_UNROLL
-    for (int k = 0; k < ITEMS && !L::STEPS; k++)
-      a[k] = L::matrix(p, channel, 0, k / L::SIZE, k % L::SIZE);
-    SCANLIB_UNROLL
-    for (int i = 0; i < ROWS && L::MASKED; i++) kept_[i] = L::kept(p, channel, i);
-  }
-  SCANLIB_METHOD uint64_t kept(int i) const { return L::MASKED ? kept_[i] : ~uint64_t(0); }
-};
-
-template <class L> struct scanlib_terms {
-  typedef typename L::Item Item;
-  enum { ITEMS = L::STEPS ? L::SIZE * L::SIZE : 1, ROWS = L::OFFSET ? L::SIZE : 1 };
-  Item a[ITEMS], b[ROWS];
-  SCANLIB_METHOD void fetch(const Params &p, const typename L::Channel &channel, int64_t t) {
-    SCANLIB_UNROLL
-    for (int k = 0; k < ITEMS && L::STEPS; k++)
-      a[k] = L::matrix(p, channel, t, k / L::SIZE, k % L::SIZE);
-    SCANLIB_UNROLL
-    for (int i = 0; i < ROWS && L::OFFSET; i++) b[i] = L::offset(p, channel, t, i);
-  }
-};
-
-/* Steps of one vector; results are stored if `STORE`. */
-template <class L, bool STORE> struct scanlib_walker {
-  typedef typename L::Item Item;
-  Item x[L::SIZE];
-  SCANLIB_METHOD void step(const Params &p, const typename L::Channel &channel,
-                           const scanlib_constants<L> &constants, const scanlib_terms<L> &terms,
-                           int64_t t) {
-    Item y[L::SIZE];
-    const Item *a = L::STEPS ? terms.a : constants.a;
-    SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++) {
-      y[i] = L::Semiring::template product<L::SIZE>(a + i * L::SIZE, x, constants.kept(i));
-      if (L::OFFSET) y[i] = y[i] + terms.b[i];
-    }
-    SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++) {
-      x[i] = y[i];
-      if (STORE) L::store(p, channel, L::after(t), i, y[i]);
-    }
-  }
-};
-
-/* Steps of one column of a chunk's map, with its bounds. */
-template <class L> struct scanlib_prober {
+template <class L> struct scanlib_lane {
   typedef typename L::Item Item;
   typedef typename L::Real Real;
-  Item x[L::SIZE];
-  Real peak[L::SIZE], lost[L::SIZE];
-  bool with_offset;
-  SCANLIB_METHOD void start(int column) {
-    with_offset = L::OFFSET && (!L::Semiring::LINEAR || column == L::SIZE);
+  /* What belongs to one step. */
+  struct terms {
+    Item a[L::STEPS ? L::ROWS * L::SIZE : 1], b[L::OFFSET ? L::ROWS : 1];
+  };
+  enum { AHEAD = L::AHEAD ? L::AHEAD : 1, BLOCK = L::ALONE ? 1 : SCANLIB_THREADS };
+  /* What the lanes of a block share: the items of vectors before a step and after it. */
+  struct shared {
+    Item x[2][BLOCK];
+    Real lost[2][BLOCK];
+    int wrong[SCANLIB_THREADS];
+  };
+
+  scanlib_channel channel;
+  terms now[AHEAD], coming[AHEAD];
+  Item a[L::STEPS ? 1 : L::ROWS * L::SIZE];
+  Item x[L::ROWS], y[L::ROWS];
+  Real lost[L::ROWS], peak[L::ROWS];
+  uint64_t kept[L::ROWS];
+  int64_t s, chunk, first, last; /* the channel; steps */
+  int row, base, column;
+  bool works, with_offset;
+
+  SCANLIB_METHOD void locate(const Params &p, int t, int64_t series, bool active) {
+    row = t % L::GROUP * L::ROWS;
+    base = t - t % L::GROUP;
+    works = active && row < L::SIZE;
+    s = series;
+    with_offset = L::OFFSET;
+    scanlib_locate(p, s, channel);
     SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++) {
-      x[i] = i == column ? L::Semiring::unit() : L::Semiring::zero();
-      peak[i] = lost[i] = Real(0);
+    for (int r = 0; r < L::ROWS; r++) {
+      peak[r] = lost[r] = Real(0);
+      kept[r] = works && L::MASKED ? scanlib_kept<L>(p, channel, row + r) : ~uint64_t(0);
     }
+    if (works && !L::STEPS) fetch_matrix(p, 0, a);
   }
-  SCANLIB_METHOD void step(const Params &, const typename L::Channel &,
-                           const scanlib_constants<L> &constants, const scanlib_terms<L> &terms,
-                           int64_t) {
-    Item y[L::SIZE];
-    Real error[L::SIZE];
-    const Item *a = L::STEPS ? terms.a : constants.a;
+  SCANLIB_METHOD void fetch_matrix(const Params &p, int64_t t, Item *to) const {
     SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++) {
-      const Item b = L::OFFSET && with_offset ? terms.b[i] : Item(0);
-      y[i] = L::Semiring::template product<L::SIZE>(a + i * L::SIZE, x, constants.kept(i)) + b;
-      error[i] = L::Semiring::template watch<L::SIZE>(a + i * L::SIZE, x, lost, constants.kept(i),
-                                                      b, y[i], peak[i]);
-    }
+    for (int k = 0; k < L::ROWS * L::SIZE; k++)
+      to[k] = scanlib_item<L>(p, channel, L::MATRIX, t, row + k / L::SIZE, k % L::SIZE);
+  }
+  SCANLIB_METHOD void fetch(const Params &p, int64_t k, terms &to) const {
+    if (!works || first + k >= last) return;
+    const int64_t t = scanlib_row<L>(p.steps, first + k);
+    if (L::STEPS) fetch_matrix(p, t, to.a);
     SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++) {
-      x[i] = y[i];
-      lost[i] = error[i];
-    }
+    for (int r = 0; r < L::ROWS && L::OFFSET; r++)
+      to.b[r] = scanlib_item<L>(p, channel, L::ADDED, t, row + r, 0);
+  }
+  /* The whole vector, and the items that belong to this thread. */
+  SCANLIB_METHOD const Item *vector(const shared &all, int now) const {
+    return L::ALONE ? x : all.x[now] + base;
+  }
+  SCANLIB_METHOD Item &item(shared &all, int now, int t, int r) {
+    return L::ALONE ? x[r] : all.x[now][L::ALONE ? 0 : t];
+  }
+  SCANLIB_METHOD Real &error(shared &all, int now, int t, int r) {
+    return L::ALONE ? lost[r] : all.lost[now][L::ALONE ? 0 : t];
   }
 };
 
-/* Take the steps from `i` to `end`, with AHEAD of them read before they are needed. */
-template <class L, class Job>
-SCANLIB_DEVICE void scanlib_take_steps(const Params &p, const typename L::Channel &channel,
-                                       const scanlib_constants<L> &constants, int64_t i,
-                                       int64_t end, Job &job) {
-  enum { AHEAD = L::AHEAD ? L::AHEAD : 1 };
-  scanlib_terms<L> now[AHEAD], coming[AHEAD];
-  if (L::AHEAD && i + AHEAD <= end) {
-    SCANLIB_UNROLL
-    for (int k = 0; k < AHEAD; k++) now[k].fetch(p, channel, L::row(p.steps, i + k));
+enum { SCANLIB_WALK, SCANLIB_PROBE, SCANLIB_SKIP }; /* store results, keep bounds, or neither */
+
+/* Step `k` of one thread; idle threads keep their value. */
+template <class L, int KIND>
+SCANLIB_DEVICE void scanlib_lane_step(const Params &p, scanlib_lane<L> &own,
+                                      typename scanlib_lane<L>::terms &terms,
+                                      typename scanlib_lane<L>::shared &all, int t, int now,
+                                      int64_t k) {
+  typedef typename L::Item Item;
+  typename L::Real lost[L::ROWS];
+  if (!own.works || own.first + k >= own.last) {
+    if (!L::ALONE) own.item(all, 1 - now, t, 0) = own.item(all, now, t, 0);
+    return;
   }
-  for (; L::AHEAD && i + AHEAD <= end; i += AHEAD) {
-    if (i + 2 * AHEAD <= end) {
-      SCANLIB_UNROLL
-      for (int k = 0; k < AHEAD; k++)
-        coming[k].fetch(p, channel, L::row(p.steps, i + AHEAD + k));
-    }
-    SCANLIB_UNROLL
-    for (int k = 0; k < AHEAD; k++)
-      job.step(p, channel, constants, now[k], L::row(p.steps, i + k));
-    SCANLIB_UNROLL
-    for (int k = 0; k < AHEAD; k++) now[k] = coming[k];
+  if (!L::AHEAD) own.fetch(p, k, terms);
+  const int64_t row = scanlib_row<L>(p.steps, own.first + k);
+  const Item *x = own.vector(all, now), *a = L::STEPS ? terms.a : own.a;
+  const typename L::Real *before = L::ALONE ? own.lost : all.lost[now] + own.base;
+  SCANLIB_UNROLL
+  for (int r = 0; r < L::ROWS; r++) {
+    const Item b = L::OFFSET && own.with_offset ? terms.b[L::OFFSET ? r : 0] : Item(0);
+    const Item *line = a + r * L::SIZE;
+    own.y[r] = L::product(line, x, own.kept[r]);
+    if (L::OFFSET) own.y[r] = own.y[r] + b;
+    if (KIND == SCANLIB_PROBE)
+      lost[r] = L::watch(line, x, before, own.kept[r], b, own.y[r],
+                                                     own.peak[r]);
+    if (KIND == SCANLIB_WALK && !L::LAST)
+      scanlib_store<L>(p, own.channel, scanlib_after<L>(row), own.row + r, 0, own.y[r]);
   }
-  for (; i < end; i++) {
-    now[0].fetch(p, channel, L::row(p.steps, i));
-    job.step(p, channel, constants, now[0], L::row(p.steps, i));
+  SCANLIB_UNROLL
+  for (int r = 0; r < L::ROWS; r++) {
+    own.item(all, 1 - now, t, r) = own.y[r];
+    if (KIND == SCANLIB_PROBE) own.error(all, 1 - now, t, r) = lost[r];
   }
 }
 
-/* Which chunk of which vector a thread, or a group of threads, walks. Where only the last row is
- * wanted, that is the last one. */
-template <class L> struct scanlib_stretch {
-  int64_t s, chunk, first, last;
-  bool active;
-  SCANLIB_METHOD scanlib_stretch(const Params &p, int64_t job) {
-    s = job % p.channels;
-    chunk = L::LAST ? p.chunks - 1 : job / p.channels;
-    active = job < p.channels * (L::LAST ? 1 : p.chunks);
-    first = chunk * p.chunk;
-    last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
-    if (!active) s = chunk = first = last = 0;
+/* All groups take `count` steps, with AHEAD of them read before they are needed; returns which of the
+ * two vectors holds the result. */
+template <class L, int KIND>
+SCANLIB_DEVICE int scanlib_take_steps(const Params &p, scanlib_each<scanlib_lane<L> > &lane,
+                                      typename scanlib_lane<L>::shared &all, int64_t count,
+                                      int now) {
+  enum { AHEAD = scanlib_lane<L>::AHEAD };
+  SCANLIB_EACH(t) {
+    SCANLIB_UNROLL
+    for (int k = 0; k < AHEAD && L::AHEAD; k++) lane[t].fetch(p, k, lane[t].coming[k]);
   }
-};
-
-/* Which column of which chunk of which vector. Threads side by side share matrices where these
- * change from step to step. Powers of one matrix are the same for all chunks, and found once. */
-template <class L> struct scanlib_probed {
-  int64_t s, chunk;
-  int column;
-  bool active;
-  SCANLIB_METHOD scanlib_probed(const Params &p, int64_t job) {
-    const int64_t chunks = p.chunks - 1, all = p.channels * chunks;
-    active = job < all * L::COLUMNS;
-    if (!active) job = 0;
-    column = (int)(L::STEPS ? job % L::COLUMNS : job / all);
-    const int64_t rest = L::STEPS ? job / L::COLUMNS : job % all;
-    s = rest % p.channels;
-    chunk = rest / p.channels;
-    if (L::ONE_POWER && column < L::SIZE && chunk) active = false;
+  SCANLIB_ROLLED
+  for (int64_t low = 0; low < count; low += AHEAD) {
+    SCANLIB_EACH(t) {
+      SCANLIB_UNROLL
+      for (int k = 0; k < AHEAD && L::AHEAD; k++) {
+        lane[t].now[k] = lane[t].coming[k];
+        lane[t].fetch(p, low + k + AHEAD, lane[t].coming[k]);
+      }
+    }
+    SCANLIB_UNROLL
+    for (int k = 0; k < AHEAD; k++) {
+      SCANLIB_EACH(t) {
+        scanlib_lane_step<L, KIND>(p, lane[t], lane[t].now[k], all, t, now, low + k);
+      }
+      if (!L::ALONE) SCANLIB_SYNC();
+      now = 1 - now;
+    }
   }
-};
+  return now;
+}
 
-/* Where an item of a column is kept, and of the state before a chunk. */
+/* Where an item of a column of a chunk is kept, and of the state before a chunk. Powers of one matrix
+ * are the same for all chunks, and found once. */
 template <class L>
 SCANLIB_DEVICE int64_t scanlib_column_place(const Params &p, int64_t s, int64_t chunk, int column,
                                              int i) {
@@ -167,15 +156,9 @@ SCANLIB_DEVICE int64_t scanlib_column_place(const Params &p, int64_t s, int64_t 
   return ((chunk * p.channels + s) * L::COLUMNS + column) * L::SIZE + i;
 }
 template <class L>
-SCANLIB_DEVICE int64_t scanlib_state_place(const Params &p, int64_t s, int64_t chunk, int i) {
-  return (chunk * p.channels + s) * L::SIZE + i;
-}
-template <class L>
-SCANLIB_DEVICE void scanlib_keep_column(const Params &p, int64_t place, typename L::Item x,
-                                        typename L::Real peak, typename L::Real lost) {
-  ((typename L::Item *)p.columns)[place] = x;
-  ((typename L::Real *)p.bounds)[2 * place] = peak;
-  ((typename L::Real *)p.bounds)[2 * place + 1] = lost;
+SCANLIB_DEVICE typename L::Item &scanlib_state_before(const Params &p, int64_t s, int64_t chunk,
+                                                      int i) {
+  return ((typename L::Item *)p.states)[(chunk * p.channels + s) * L::SIZE + i];
 }
 
 /* Item `i` of what a chunk makes of the state `x`; returns whether it can be trusted. */
@@ -201,75 +184,139 @@ SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, int64_t s, int64_t chun
     peak = bounds[2 * place];
     lost = bounds[2 * place + 1];
   }
-  y = L::Semiring::template product<L::SIZE>(a, x, ~uint64_t(0)) + b;
-  if (!L::MASKED && L::Semiring::template settled<L::SIZE>(x)) return true; /* so is y */
-  return L::Semiring::template trusted<L::SIZE>(peaks, losts, x, peak, lost, y);
+  y = L::product(a, x, ~uint64_t(0)) + b;
+  if (!L::MASKED && L::settled(x)) return true; /* so is y */
+  return L::trusted(peaks, losts, x, peak, lost, y);
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_walk_vectors(const Params &p, int64_t index) {
-  const scanlib_stretch<L> own(p, index);
-  if (!own.active) return;
-  typename L::Channel channel;
-  scanlib_constants<L> constants;
-  scanlib_walker<L, !L::LAST> walker;
-  L::locate(p, own.s, channel);
-  constants.fetch(p, channel);
-  SCANLIB_UNROLL
-  for (int i = 0; i < L::SIZE; i++) {
-    walker.x[i] = p.chunks > 1 ? ((const typename L::Item *)
-                                      p.states)[scanlib_state_place<L>(p, own.s, own.chunk, i)]
-                               : L::initial(p, channel, i);
-    if (!L::LAST && own.chunk == 0) L::store(p, channel, L::before(p.steps), i, walker.x[i]);
-  }
-  scanlib_take_steps<L>(p, channel, constants, own.first, own.last, walker);
-  SCANLIB_UNROLL
-  for (int i = 0; i < L::SIZE; i++)
-    if (L::LAST) L::store(p, channel, 0, i, walker.x[i]);
+/* Which group of the whole grid a thread belongs to. */
+template <class L> SCANLIB_DEVICE int64_t scanlib_job(int64_t block, int t) {
+  return block * (SCANLIB_THREADS / L::GROUP) + t / L::GROUP;
 }
 
-template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t index) {
-  const scanlib_probed<L> own(p, index);
-  if (!own.active) return;
-  typename L::Channel channel;
-  scanlib_constants<L> constants;
-  scanlib_prober<L> prober;
-  L::locate(p, own.s, channel);
-  constants.fetch(p, channel);
-  prober.start(own.column);
-  const int64_t first = own.chunk * p.chunk;
-  scanlib_take_steps<L>(p, channel, constants, first, first + p.chunk, prober);
-  SCANLIB_UNROLL
-  for (int i = 0; i < L::SIZE; i++)
-    scanlib_keep_column<L>(p, scanlib_column_place<L>(p, own.s, own.chunk, own.column, i),
-                           prober.x[i], prober.peak[i], prober.lost[i]);
-}
-
-template <class L> SCANLIB_DEVICE void scanlib_carry_vectors(const Params &p, int64_t s) {
-  if (s >= p.channels) return;
-  typedef typename L::Item Item;
-  typename L::Channel channel;
-  scanlib_constants<L> constants;
-  scanlib_walker<L, false> walker;
-  L::locate(p, s, channel);
-  constants.fetch(p, channel);
-  SCANLIB_UNROLL
-  for (int i = 0; i < L::SIZE; i++) walker.x[i] = L::initial(p, channel, i);
-  for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
-    Item y[L::SIZE];
-    bool good = true;
+/* A group walks one chunk of one vector; where only the last row is wanted, the last one. */
+template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t block) {
+  SCANLIB_SHARED typename scanlib_lane<L>::shared all;
+  scanlib_each<scanlib_lane<L> > lane;
+  SCANLIB_EACH(t) {
+    scanlib_lane<L> &own = lane[t];
+    const int64_t job = scanlib_job<L>(block, t);
+    const int64_t chunk = L::LAST ? p.chunks - 1 : job / p.channels;
+    const bool active = job < p.channels * (L::LAST ? 1 : p.chunks);
+    own.locate(p, t, active ? job % p.channels : 0, active);
+    own.first = chunk * p.chunk;
+    own.last = own.first + p.chunk < p.steps ? own.first + p.chunk : p.steps;
     SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++)
-      ((Item *)p.states)[scanlib_state_place<L>(p, s, chunk, i)] = walker.x[i];
-    if (chunk == p.chunks - 1) return;
-    SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++)
-      good = scanlib_apply_chunk<L>(p, s, chunk, i, walker.x, y[i]) && good;
-    if (good) {
-      SCANLIB_UNROLL
-      for (int i = 0; i < L::SIZE; i++) walker.x[i] = y[i];
-    } else {
-      SCANLIB_NOTE();
-      scanlib_take_steps<L>(p, channel, constants, chunk * p.chunk, (chunk + 1) * p.chunk, walker);
+    for (int r = 0; r < L::ROWS; r++) {
+      typename L::Item x = typename L::Item(0);
+      if (own.works) {
+        x = p.chunks > 1 ? scanlib_state_before<L>(p, own.s, chunk, own.row + r)
+                         : scanlib_item<L>(p, own.channel, L::INITIAL, 0, own.row + r, 0);
+        if (!L::LAST && chunk == 0)
+          scanlib_store<L>(p, own.channel, scanlib_before<L>(p.steps), own.row + r, 0, x);
+      }
+      own.item(all, 0, t, r) = x;
     }
+  }
+  SCANLIB_SYNC();
+  const int64_t count = p.steps < p.chunk ? p.steps : p.chunk;
+  const int now = scanlib_take_steps<L, SCANLIB_WALK>(p, lane, all, count, 0);
+  SCANLIB_EACH(t) {
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++)
+      if (L::LAST && lane[t].works)
+        scanlib_store<L>(p, lane[t].channel, 0, lane[t].row + r, 0, lane[t].item(all, now, t, r));
+  }
+}
+
+/* A group walks one column of one chunk of one vector. Groups side by side share matrices where these
+ * change from step to step. */
+template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t block) {
+  SCANLIB_SHARED typename scanlib_lane<L>::shared all;
+  scanlib_each<scanlib_lane<L> > lane;
+  SCANLIB_EACH(t) {
+    scanlib_lane<L> &own = lane[t];
+    const int64_t chunks = p.chunks - 1, every = p.channels * chunks;
+    int64_t job = scanlib_job<L>(block, t);
+    bool active = job < every * L::COLUMNS;
+    if (!active) job = 0;
+    own.column = (int)(L::STEPS ? job % L::COLUMNS : job / every);
+    const int64_t rest = L::STEPS ? job / L::COLUMNS : job % every;
+    own.chunk = rest / p.channels;
+    if (L::ONE_POWER && own.column < L::SIZE && own.chunk) active = false;
+    own.locate(p, t, rest % p.channels, active);
+    own.first = own.chunk * p.chunk;
+    own.last = own.first + p.chunk;
+    own.with_offset = L::OFFSET && (!L::LINEAR || own.column == L::SIZE);
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++) {
+      own.item(all, 0, t, r) = own.row + r == own.column ? L::unit() : L::zero();
+      own.error(all, 0, t, r) = typename L::Real(0);
+    }
+  }
+  SCANLIB_SYNC();
+  const int now = scanlib_take_steps<L, SCANLIB_PROBE>(p, lane, all, p.chunk, 0);
+  SCANLIB_EACH(t) {
+    scanlib_lane<L> &own = lane[t];
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++)
+      if (own.works) {
+        const int64_t place =
+            scanlib_column_place<L>(p, own.s, own.chunk, own.column, own.row + r);
+        ((typename L::Item *)p.columns)[place] = own.item(all, now, t, r);
+        ((typename L::Real *)p.bounds)[2 * place] = own.peak[r];
+        ((typename L::Real *)p.bounds)[2 * place + 1] = own.error(all, now, t, r);
+      }
+  }
+}
+
+/* Find the states before each chunk. Where one cannot be trusted, its group walks the chunk. */
+template <class L> SCANLIB_DEVICE void scanlib_carry(const Params &p, int64_t block) {
+  SCANLIB_SHARED typename scanlib_lane<L>::shared all;
+  scanlib_each<scanlib_lane<L> > lane;
+  int now = 0;
+  SCANLIB_EACH(t) {
+    scanlib_lane<L> &own = lane[t];
+    const int64_t s = scanlib_job<L>(block, t);
+    own.locate(p, t, s < p.channels ? s : 0, s < p.channels);
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++)
+      own.item(all, 0, t, r) =
+          own.works ? scanlib_item<L>(p, own.channel, L::INITIAL, 0, own.row + r, 0)
+                    : typename L::Item(0);
+  }
+  SCANLIB_SYNC();
+  for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
+    SCANLIB_EACH(t) {
+      scanlib_lane<L> &own = lane[t];
+      all.wrong[t] = 0;
+      SCANLIB_UNROLL
+      for (int r = 0; r < L::ROWS; r++)
+        if (own.works) {
+          const int i = own.row + r;
+          scanlib_state_before<L>(p, own.s, chunk, i) = own.item(all, now, t, r);
+          if (chunk < p.chunks - 1 &&
+              !scanlib_apply_chunk<L>(p, own.s, chunk, i, own.vector(all, now), own.y[r]))
+            all.wrong[t] = 1;
+        }
+    }
+    SCANLIB_SYNC();
+    if (chunk == p.chunks - 1) return;
+    bool walk = false;
+    for (int t = 0; t < SCANLIB_THREADS; t++) walk = walk || all.wrong[t];
+    SCANLIB_EACH(t) {
+      scanlib_lane<L> &own = lane[t];
+      bool wrong = false;
+      for (int k = 0; k < L::GROUP; k++) wrong = wrong || all.wrong[own.base + k];
+      own.first = chunk * p.chunk;
+      own.last = wrong ? own.first + p.chunk : own.first;
+      SCANLIB_UNROLL
+      for (int r = 0; r < L::ROWS; r++)
+        if (own.works && !wrong) own.item(all, now, t, r) = own.y[r];
+    }
+    SCANLIB_SYNC();
+    if (!walk) continue;
+    SCANLIB_NOTE();
+    now = scanlib_take_steps<L, SCANLIB_SKIP>(p, lane, all, p.chunk, now);
   }
 }

@@ -26,121 +26,43 @@
 #endif
 enum { SCANLIB_STRETCH, SCANLIB_WHOLE_GROUP, SCANLIB_END }; /* what is published */
 
-#ifdef __CUDACC__
-SCANLIB_DEVICE void scanlib_raise(int32_t *flag) {
-  asm volatile("st.release.gpu.s32 [%0], 1;" ::"l"(flag) : "memory");
-}
-SCANLIB_DEVICE bool scanlib_is_raised(const int32_t *flag) {
-  int32_t value;
-  asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-  return value != 0;
-}
-SCANLIB_DEVICE int32_t scanlib_ticket(int32_t *next) { return atomicAdd(next, 1); }
-SCANLIB_DEVICE void scanlib_at_least(int32_t *most, int32_t value) { atomicMax(most, value); }
-#define SCANLIB_REST() __nanosleep(32)
-#define SCANLIB_SHAKE() /* for tests */
-#define SCANLIB_CONCURRENT_KERNEL(name, threads, call)                                             \
-  extern "C" __global__ void __launch_bounds__(SCANLIB_THREADS, threads / SCANLIB_THREADS)         \
-      name(const __grid_constant__ Params given) {                                                 \
-    call;                                                                                          \
-  }
-#else
-/* On a CPU, blocks are threads, of which a few run at a time; sleeps change who is first. */
-#include <pthread.h>
-#include <sched.h>
-#include <time.h>
-#define SCANLIB_AT_ONCE 6
-extern "C" {
-int32_t scanlib_seed = 1, scanlib_waits = 0; /* for tests: 0 for no sleeps; how often one waited */
-}
-static inline void scanlib_raise(int32_t *flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
-static inline bool scanlib_is_raised(const int32_t *flag) {
-  return __atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0;
-}
-static inline int32_t scanlib_ticket(int32_t *next) {
-  return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-}
-static inline void scanlib_at_least(int32_t *most, int32_t value) {
-  int32_t now = __atomic_load_n(most, __ATOMIC_RELAXED);
-  while (now < value &&
-         !__atomic_compare_exchange_n(most, &now, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-}
-static inline void scanlib_rest() {
-  __atomic_fetch_add(&scanlib_waits, 1, __ATOMIC_RELAXED);
-  sched_yield();
-}
-static inline void scanlib_shake() {
-  if (!__atomic_load_n(&scanlib_seed, __ATOMIC_RELAXED)) return;
-  const uint32_t drawn = __atomic_add_fetch((uint32_t *)&scanlib_seed, 2, __ATOMIC_RELAXED);
-  const uint32_t mixed = (drawn * 2654435769u) >> 20;
-  const timespec some = {0, (long)(mixed % 64) * 1000};
-  if (mixed % 8 == 0) nanosleep(&some, NULL);
-}
-#define SCANLIB_REST() scanlib_rest()
-#define SCANLIB_SHAKE() scanlib_shake()
-struct scanlib_grid {
-  void (*block)(const Params &);
-  const Params *p;
-  int64_t left;
-};
-static void *scanlib_resident(void *argument) {
-  scanlib_grid &grid = *(scanlib_grid *)argument;
-  while (__atomic_fetch_sub(&grid.left, 1, __ATOMIC_RELAXED) > 0) grid.block(*grid.p);
-  return NULL;
-}
-static void scanlib_run_blocks(void (*block)(const Params &), int64_t blocks, const Params *p) {
-  pthread_t threads[SCANLIB_AT_ONCE];
-  scanlib_grid grid = {block, p, blocks};
-  int started = 0;
-  while (started < SCANLIB_AT_ONCE && started < blocks &&
-         !pthread_create(&threads[started], NULL, scanlib_resident, &grid))
-    started++;
-  if (!started) scanlib_resident(&grid);
-  while (started) pthread_join(threads[--started], NULL);
-}
-#define SCANLIB_CONCURRENT_KERNEL(name, threads, call)                                             \
-  static void name##_block(const Params &given) { call; }                                          \
-  extern "C" void name(int64_t blocks, int64_t, const Params *p) {                               \
-    scanlib_run_blocks(name##_block, blocks, p);                                                   \
-  }
-#endif
-
 /* The flags begin with the number of the next block, and for each channel how many chunks there are
  * from the first one on that came near to overflow. */
-template <class L> SCANLIB_DEVICE int32_t *scanlib_near(const Params &p, int64_t c) {
-  return L::flags(p) + 1 + c;
+SCANLIB_DEVICE int32_t *scanlib_near(const Params &p, int64_t c) {
+  return ((int32_t *)p.flags) + 1 + c;
 }
-template <class L>
 SCANLIB_DEVICE int32_t *scanlib_flag(const Params &p, int what, int64_t place, int64_t c) {
-  return L::flags(p) + 1 + p.channels + (what * p.chunks + place) * p.channels + c;
+  return ((int32_t *)p.flags) + 1 + p.channels + (what * p.chunks + place) * p.channels + c;
 }
-template <class L> SCANLIB_DEVICE void scanlib_reset(const Params &p, int64_t index) {
-  if (index < 1 + p.channels + 3 * p.chunks * p.channels) L::flags(p)[index] = 0;
+SCANLIB_DEVICE void scanlib_reset(const Params &p, int64_t index) {
+  if (index < 1 + p.channels + 3 * p.chunks * p.channels) ((int32_t *)p.flags)[index] = 0;
 }
 
+template <class L> SCANLIB_DEVICE typename L::State *scanlib_states(const Params &p) {
+  return (typename L::State *)p.states;
+}
 template <class L>
 SCANLIB_DEVICE typename L::Summary &scanlib_published(const Params &p, int what, int64_t place,
                                                       int64_t c) {
-  return L::summaries(p)[(what * p.chunks + place) * p.channels + c];
+  return ((typename L::Summary *)p.summaries)[(what * p.chunks + place) * p.channels + c];
 }
 template <class L>
 SCANLIB_DEVICE void scanlib_publish(const Params &p, int what, int64_t place, int64_t c,
                                     const typename L::Summary &value) {
   SCANLIB_SHAKE();
   scanlib_published<L>(p, what, place, c) = value;
-  scanlib_raise(scanlib_flag<L>(p, what, place, c));
+  scanlib_raise(scanlib_flag(p, what, place, c));
 }
 template <class L>
 SCANLIB_DEVICE void scanlib_await(const Params &p, int what, int64_t place, int64_t c) {
-  const int32_t *flag = scanlib_flag<L>(p, what, place, c);
+  const int32_t *flag = scanlib_flag(p, what, place, c);
   SCANLIB_SHAKE();
   while (!scanlib_is_raised(flag)) SCANLIB_REST();
 }
 template <class L>
 SCANLIB_DEVICE typename L::State scanlib_end_of(const Params &p, int64_t chunk, int64_t c) {
   scanlib_await<L>(p, SCANLIB_END, chunk, c);
-  return L::states(p)[chunk * p.channels + c];
+  return scanlib_states<L>(p)[chunk * p.channels + c];
 }
 
 /* So many that half of the threads of a block have one for each lane. */
@@ -229,9 +151,9 @@ SCANLIB_DEVICE void scanlib_one_stretch(const Params &p, int64_t chunk, int n, s
     if (t < (int)p.lanes && own.tile[t].active) {
       const int64_t c = own.tile[t].c;
       SCANLIB_SHAKE();
-      L::states(p)[chunk * p.channels + c] = shared.current()[t];
-      scanlib_raise(scanlib_flag<L>(p, SCANLIB_END, chunk, c));
-      if (shared.alarm[t]) scanlib_at_least(scanlib_near<L>(p, c), (int32_t)(p.chunks - chunk));
+      scanlib_states<L>(p)[chunk * p.channels + c] = shared.current()[t];
+      scanlib_raise(scanlib_flag(p, SCANLIB_END, chunk, c));
+      if (shared.alarm[t]) scanlib_at_least(scanlib_near(p, c), (int32_t)(p.chunks - chunk));
     }
   }
   scanlib_store<L, WHOLE>(p, begin, n, own, shared);
@@ -242,21 +164,13 @@ template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
   SCANLIB_SHARED int32_t ticket;
   scanlib_own<L> own;
   SCANLIB_EACH(t) {
-    if (t == 0) ticket = scanlib_ticket(L::flags(p));
+    if (t == 0) ticket = scanlib_ticket(((int32_t *)p.flags));
   }
   SCANLIB_SYNC();
   SCANLIB_SHAKE();
   const int tiles = (int)((p.channels + p.lanes - 1) >> (int)p.lane_bits), chunk = ticket / tiles;
   const int64_t left = p.steps - chunk * p.chunk;
-  SCANLIB_EACH(t) {
-    own.tile[t].locate(p, ticket - chunk * tiles, t);
-    own.sums[t] = typename L::Sums();
-    if (t < (int)p.lanes) {
-      shared.redo[t] = shared.alarm[t] = shared.again = 0;
-      if (own.tile[t].active)
-        L::start(own.tile[t].channel(p), p.steps, shared.current()[t], chunk == 0);
-    }
-  }
+  scanlib_enter<L>(p, ticket - chunk * tiles, chunk == 0, own, shared);
   if (left >= p.chunk)
     scanlib_one_stretch<L, true>(p, chunk, (int)p.chunk, own, shared);
   else
@@ -264,14 +178,21 @@ template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
   scanlib_leave<L>(p, chunk, own, shared);
 }
 
-/* Walk a channel from its first stretch on that came near to overflow. */
+/* Walk a channel, one by one, from its first stretch on that came near to overflow. */
 template <class L> SCANLIB_DEVICE void scanlib_mend(const Params &p, int64_t c) {
-  if (c >= p.channels || !*scanlib_near<L>(p, c)) return;
-  const int64_t chunk = p.chunks - *scanlib_near<L>(p, c);
-  typename L::Channel channel;
+  if (c >= p.channels || !*scanlib_near(p, c)) return;
+  const int64_t chunk = p.chunks - *scanlib_near(p, c);
+  scanlib_channel channel;
+  typename L::Fixed fixed;
   typename L::State state;
-  L::locate(p, c, channel);
+  typename L::Sums sums = {};
+  const typename L::Sums none = {};
+  scanlib_locate(p, c, channel);
+  L::fix(p, channel, fixed);
   L::start(channel, p.steps, state, false);
-  if (chunk) state = L::states(p)[(chunk - 1) * p.channels + c];
-  scanlib_walk_on<L>(p, c, chunk, state);
+  if (chunk) state = scanlib_states<L>(p)[(chunk - 1) * p.channels + c];
+  scanlib_steps<L, 4>(channel, fixed, p.steps, chunk * p.chunk, p.steps, state, sums);
+  L::finish(channel, state, p.steps);
+  L::keep(channel, chunk, sums);
+  for (int64_t k = chunk + 1; L::SUMS && k < p.chunks; k++) L::keep(channel, k, none);
 }

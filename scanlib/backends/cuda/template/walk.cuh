@@ -14,9 +14,7 @@
  * Where composing cannot be trusted, one thread walks the stretch to find the values before the
  * segments, and 3 is done again. So results never depend on it, but for rounding.
  *
- * A block walks a chunk of the steps. With several chunks, `scanlib_summarize` composes the steps of
- * each first, and `scanlib_carry` finds the values before each. In one pass, a chunk is one stretch
- * (`look_back.cuh`).
+ * A block walks all steps of its tile, or one stretch, which is then called a chunk (`look_back.cuh`).
  *
  * Functions of a stretch have a copy for stretches as long as they get, `WHOLE`, without tests.
  */
@@ -33,12 +31,12 @@ template <class L> struct scanlib_tile {
     segment = t >> (int)p.lane_bits;
     c = tile * p.lanes + lane;
     active = c < p.channels;
-    L::fix(channel(p), fixed);
+    L::fix(p, channel(p), fixed);
   }
   /* Found anew by each phase: it is large. */
-  SCANLIB_METHOD typename L::Channel channel(const Params &p) const {
-    typename L::Channel found;
-    L::locate(p, active ? c : 0, found);
+  SCANLIB_METHOD scanlib_channel channel(const Params &p) const {
+    scanlib_channel found;
+    scanlib_locate(p, active ? c : 0, found);
     return found;
   }
 };
@@ -77,13 +75,13 @@ SCANLIB_DEVICE void scanlib_read(const Params &p, typename L::Rows *shared, int6
   const int64_t further = L::row(p.steps, apart) - L::row(p.steps, 0);
   SCANLIB_EACH(t) {
     if (tile[t].active) {
-      typename L::Channel here = tile[t].channel(p);
-      L::advance(here, L::row(p.steps, begin + tile[t].segment));
+      scanlib_channel here = tile[t].channel(p);
+      scanlib_advance(here, L::row(p.steps, begin + tile[t].segment));
       SCANLIB_UNROLL
       for (int k = 0; k < SCANLIB_ITEMS; k++) {
         if (WHOLE || tile[t].segment + k * apart < n)
           L::load(here, 0, shared[scanlib_dealt<WHOLE>(p, t, k)]);
-        L::advance(here, further);
+        scanlib_advance(here, further);
       }
     }
   }
@@ -213,7 +211,7 @@ SCANLIB_DEVICE bool scanlib_entries(const Params &p, scanlib_tile<L> &tile, int6
   typename L::Sums sums = {};
   typename L::Results results;
   typename L::Rows rows;
-  const typename L::Channel channel = tile.channel(p);
+  const scanlib_channel channel = tile.channel(p);
   bool moderate = true;
   SCANLIB_NOTE();
   for (int k = 0; k < n; k++) {
@@ -263,20 +261,17 @@ template <class L> struct scanlib_own {
   scanlib_each<typename L::Sums> sums;
 };
 
-/* Find the channels of each thread, and the values before the chunk. */
+/* Find the channels of each thread, and the values before the first step. */
 template <class L>
-SCANLIB_DEVICE void scanlib_enter(const Params &p, int64_t tile, int64_t chunk,
-                                  scanlib_own<L> &own, scanlib_shared<L> &shared) {
+SCANLIB_DEVICE void scanlib_enter(const Params &p, int64_t tile, bool first, scanlib_own<L> &own,
+                                  scanlib_shared<L> &shared) {
   SCANLIB_EACH(t) {
     own.tile[t].locate(p, tile, t);
     own.sums[t] = typename L::Sums();
     if (t < (int)p.lanes) {
       shared.redo[t] = shared.alarm[t] = shared.again = 0;
-      if (own.tile[t].active) {
-        typename L::State &state = shared.current()[t];
-        L::start(own.tile[t].channel(p), p.steps, state, chunk == 0);
-        if (p.chunks > 1) state = L::states(p)[chunk * p.channels + own.tile[t].c];
-      }
+      if (own.tile[t].active)
+        L::start(own.tile[t].channel(p), p.steps, shared.current()[t], first);
     }
   }
 }
@@ -330,13 +325,13 @@ SCANLIB_DEVICE void scanlib_store(const Params &p, int64_t begin, int n, scanlib
     const scanlib_tile<L> &tile = own.tile[t];
     if (t < lanes) shared.redo[t] = shared.again = 0;
     if (tile.active) {
-      typename L::Channel here = tile.channel(p);
-      L::advance(here, L::row(p.steps, begin + tile.segment));
+      scanlib_channel here = tile.channel(p);
+      scanlib_advance(here, L::row(p.steps, begin + tile.segment));
       SCANLIB_UNROLL
       for (int k = 0; k < SCANLIB_ITEMS; k++) {
         if (WHOLE || tile.segment + k * apart < n)
           L::store(here, 0, shared.results()[scanlib_dealt<WHOLE>(p, t, k)]);
-        L::advance(here, further);
+        scanlib_advance(here, further);
       }
     }
   }
@@ -356,33 +351,25 @@ SCANLIB_DEVICE void scanlib_leave(const Params &p, int64_t chunk, scanlib_own<L>
       typename L::Sums total = shared.totals()[t];
       for (int other = t + lanes; L::SUMS && other < SCANLIB_THREADS; other += lanes)
         L::add(total, shared.totals()[other]);
-      L::keep(p, chunk * p.channels + tile.c, total);
-      if (chunk == p.chunks - 1) L::finish(tile.channel(p), shared.current()[t]);
+      const scanlib_channel here = tile.channel(p);
+      L::keep(here, chunk, total);
+      if (chunk == p.chunks - 1) L::finish(here, shared.current()[t], p.steps);
     }
   }
 }
 
-/* Walk one chunk of one tile. */
+/* Walk all steps of one tile. */
 template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t block) {
   SCANLIB_SHARED scanlib_shared<L> shared;
   scanlib_own<L> own;
-  const int lanes = (int)p.lanes, stretch = (SCANLIB_THREADS >> (int)p.lane_bits) * SCANLIB_ITEMS;
-  const int64_t tiles = (p.channels + lanes - 1) / lanes, chunk = block / tiles;
-  const int64_t first = chunk * p.chunk;
-  const int64_t last = first + p.chunk < p.steps ? first + p.chunk : p.steps;
-  scanlib_enter<L>(p, block % tiles, chunk, own, shared);
-  for (int64_t begin = first; begin < last; begin += stretch) {
-    const int n = last - begin < stretch ? (int)(last - begin) : stretch;
+  const int stretch = (SCANLIB_THREADS >> (int)p.lane_bits) * SCANLIB_ITEMS;
+  scanlib_enter<L>(p, block, true, own, shared);
+  for (int64_t begin = 0; begin < p.steps; begin += stretch) {
+    const int n = p.steps - begin < stretch ? (int)(p.steps - begin) : stretch;
     scanlib_read<L, false>(p, shared.rows(), begin, n, own.tile, own.segment);
     scanlib_compose<L, false>(p, n, shared.composed(), shared.whole(), own.tile, own.segment);
     scanlib_segments<L, false>(p, begin, n, own, shared);
     scanlib_store<L, false>(p, begin, n, own, shared);
   }
-  scanlib_leave<L>(p, chunk, own, shared);
-  SCANLIB_EACH(t) {
-    if (p.chunks > 1 && t < lanes && own.tile[t].active) {
-      int32_t &found = L::alarms(p)[chunk * p.channels + own.tile[t].c];
-      found = shared.alarm[t] && !found;
-    }
-  }
+  scanlib_leave<L>(p, 0, own, shared);
 }

@@ -1,0 +1,76 @@
+"""Graphs as functions of JAX arrays, of which some have a length that JAX does not know.
+
+While JAX traces, a node gets what it is given, and that decides what it does:
+
+* what is computed from known numbers is a known number (`known_numbers`);
+* where an array of unknown length comes in, or a number that decides one, a rule of `rows` is it;
+* a slice that only compiled loops read is a `Window`;
+* everything else is PyTensor's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+from pytensor.graph.basic import Apply
+from pytensor.graph.fg import AbstractFunctionGraph
+from pytensor.link.jax.dispatch.basic import jax_funcify, jax_typify
+
+from scanlib._compat.jax import fgraph_to_python
+from scanlib.backends.jax.bounded import Bounded, number_of
+from scanlib.backends.jax.known_numbers import computed, may_be_known, with_bounds
+from scanlib.backends.jax.rows import ALWAYS, refuse, rule_of
+from scanlib.backends.jax.windows import funcify_slice, slices_read_in_place
+from scanlib.lengths.known import is_scalar
+from scanlib.ops.linker_features import holds_scanlib_ops, needs_known_lengths
+
+_plain_graph = jax_funcify.dispatch(AbstractFunctionGraph)
+
+
+@jax_funcify.register(AbstractFunctionGraph)
+def funcify_graph(fgraph: AbstractFunctionGraph, **kwargs: Any) -> Callable[..., tuple]:
+    """Return the function of a graph; one that has no loops, and had none, is PyTensor's."""
+    if not (needs_known_lengths(fgraph) or holds_scanlib_ops(fgraph)):
+        return _plain_graph(fgraph, **kwargs)
+    in_place = slices_read_in_place(fgraph)
+
+    def convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+        function = funcify_node(op, node, **kwargs)
+        return funcify_slice(node, function) if node in in_place else function
+
+    kwargs = {"fgraph_name": "jax_funcified_fgraph", **kwargs}
+    kwargs.pop("node", None)
+    return fgraph_to_python(fgraph, convert, type_conversion_fn=jax_typify, **kwargs)
+
+
+def funcify_node(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of a node, for ordinary arrays, known numbers, and unknown lengths."""
+    if type(op).__module__.startswith("scanlib."):
+        return jax_funcify(op, node=node, **kwargs)
+    rule, counts = rule_of(op), may_be_known(node)
+    has_bounds = counts and all(map(is_scalar, node.outputs))
+
+    @cache
+    def own() -> Callable[..., Any]:
+        with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
+            return jax_funcify(op, node=node, **kwargs)
+
+    def plain(*inputs: Any) -> Any:
+        return own()(*map(number_of, inputs))
+
+    def run(*inputs: Any) -> Any:
+        if not any(isinstance(value, Bounded) for value in inputs):
+            found = computed(node, inputs) if counts else None
+            if found is not None:
+                return found[0] if len(found) == 1 else found
+            if rule not in ALWAYS:
+                result = plain(*inputs)
+                return with_bounds(node, inputs, result) if has_bounds else result
+        return refuse(inputs) if rule is None else rule(node, plain, inputs)
+
+    if rule is None:  # PyTensor has rules for constants alone of some Ops that have one here
+        own()
+    return run

@@ -1,0 +1,336 @@
+r"""Scans and reductions with the user's own associative function.
+
+For rows ``x_0 … x_{T-1}`` and an associative function ∘,
+
+    associative_scan:     y_t = x_0 ∘ x_1 ∘ … ∘ x_t,   t = 0 … T-1
+    associative_reduce:   y_{T-1}
+
+with the rows taken from the end under `reverse`. The function is called once, with symbolic
+single rows; see `scanlib.ops.lowered.associative_scan` for the Op that comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+
+from scanlib._compat import freeze_graph
+from scanlib.frontend.axes import read_axis
+from scanlib.frontend.step_function import call_function, captured_variables
+from scanlib.frontend.values import as_tensor, read_flag
+from scanlib.ops.graph import conform, is_tensor, row_type, substitute
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+
+
+class _Names(NamedTuple):
+    """What a function and its arguments are called, for messages."""
+
+    function: str
+    elems: str = "elems"
+    axis: str = "axis"
+
+
+class _Elems(NamedTuple):
+    """The arrays to scan, time first; `axis` is where time stood, `kind` what held them."""
+
+    arrays: list[Variable]
+    labels: list[str]
+    axis: int
+    kind: type | None
+
+
+def associative_scan(
+    fn: Callable[..., Any], elems: Any, axis: int = 0, reverse: bool = False
+) -> Any:
+    """Combine all elements up to each one with an associative function.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes two elements, ``fn(earlier, later)``, and returns their combination, of the same
+        shapes and dtypes. An element is one slice of `elems` without the scanned axis: a tensor
+        if `elems` is a tensor, a tuple of tensors otherwise. `fn` must be associative,
+        ``fn(fn(a, b), c) = fn(a, fn(b, c))`` up to rounding; it need not be commutative. This is
+        taken on trust. Variables that `fn` uses without being given them become inputs.
+    elems : tensor, array_like, or tuple or list of these
+        The elements, stacked along `axis`: tensors of the same length along it, otherwise of
+        any shapes and dtypes. A list is a list of tensors, not one tensor.
+    axis : int, optional
+        The axis to scan along. A negative axis counts from the end of the first tensor.
+    reverse : bool, optional
+        Scan from the last element to the first: `earlier` is then what stands further towards
+        the end, and result ``t`` combines the elements from the last one to element ``t``.
+
+    Returns
+    -------
+    variable, or tuple or list of variable
+        What `elems` is, with the same shapes and dtypes. Element ``t`` combines elements
+        ``0 … t``.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type, or `fn` returns another number of tensors, another
+        rank or another dtype than it was given.
+    ValueError
+        If lengths, or the shapes that `fn` is given and returns, are known to differ.
+    numpy.exceptions.AxisError
+        If a tensor does not have the axis.
+
+    Notes
+    -----
+    When it runs, `scanlib.ops.errors.SequenceLengthError` is raised if lengths differ and
+    `scanlib.ops.errors.StepShapeError` if `fn` changes a shape. No elements give no results.
+
+    In the order of its arguments this is ``jax.lax.associative_scan``. JAX calls `fn` with
+    batches of elements, with the scanned axis in its place; here `fn` sees single elements and
+    is batched afterwards. docs/associative.md says when a function must be changed.
+
+    G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
+
+    Examples
+    --------
+    A linear recurrence ``h[t] = a[t] h[t-1] + b[t]``, as the composition of affine functions:
+
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> a, b = pt.vectors("a", "b")
+    >>> _, h = scanlib.associative_scan(
+    ...     lambda first, then: (first[0] * then[0], first[1] * then[0] + then[1]), (a, b)
+    ... )
+    >>> pytensor.function([a, b], h)([1, 2, 3], [1, 1, 1])
+    array([ 1.,  3., 10.])
+    """
+    return _scan(_Names("associative_scan"), fn, elems, axis, reverse)
+
+
+def associative_reduce(
+    fn: Callable[..., Any], elems: Any, axis: int = 0, reverse: bool = False
+) -> Any:
+    """Combine all elements with an associative function.
+
+    Parameters
+    ----------
+    fn, elems, axis, reverse
+        As in `associative_scan`.
+
+    Returns
+    -------
+    variable, or tuple or list of variable
+        The last result of `associative_scan`, without the scanned axis. The results before it
+        are not stored.
+
+    Raises
+    ------
+    TypeError, ValueError, numpy.exceptions.AxisError
+        As in `associative_scan`; `ValueError` also if there are known to be no elements.
+    IndexError
+        When it runs, if there are no elements: without an identity there is no result then.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> matrices = pt.tensor3("matrices")
+    >>> product = scanlib.associative_reduce(pt.dot, matrices)
+    >>> pytensor.function([matrices], product)(np.full((3, 2, 2), 2.0))
+    array([[32., 32.],
+           [32., 32.]])
+    """
+    return _reduce(_Names("associative_reduce"), fn, elems, axis, reverse)
+
+
+def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: Any = 0) -> Any:
+    """Combine all elements up to each one, with the arguments of ``torch_parallel_scan``.
+
+    Parameters
+    ----------
+    x : tensor, array_like, or tuple or list of these
+        The elements, stacked along `dim`.
+    prefix_func : callable
+        As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
+    dim : int
+        The axis to scan along.
+    pad_value : float, optional
+        Accepted, without a meaning: any length is scanned as it is, nothing is padded.
+
+    Returns
+    -------
+    variable, or tuple or list of variable
+        ``associative_scan(prefix_func, x, axis=dim)``.
+
+    Notes
+    -----
+    F. A. Heinsen, "An implementation of parallel scan", 2024
+    (https://github.com/glassroom/torch_parallel_scan).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.tensor3("x")
+    >>> y = scanlib.prefix_scan(x, pt.matmul, dim=-3)
+    >>> pytensor.function([x], y[:, 0, 0])(np.full((3, 2, 2), 2.0))
+    array([ 2.,  8., 32.])
+    """
+    del pad_value
+    return _scan(_Names("prefix_scan", "x", "dim"), prefix_func, x, dim, False)
+
+
+def reduce_scan(x: Any, reduce_func: Callable[..., Any], dim: int) -> Any:
+    """Combine all elements, with the arguments of ``torch_parallel_scan``.
+
+    This is ``associative_reduce(reduce_func, x, axis=dim)``; see `prefix_scan`.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.matrix("x")
+    >>> y = scanlib.reduce_scan(x, pt.maximum, dim=-1)
+    >>> pytensor.function([x], y)([[1, 5, 2], [4, 3, 0]])
+    array([5., 4.])
+    """
+    return _reduce(_Names("reduce_scan", "x", "dim"), reduce_func, x, dim, False)
+
+
+# Arguments
+
+
+def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
+    """Read the elements and move the scanned axis to the front."""
+    title = names.function
+    kind = type(elems) if isinstance(elems, list | tuple) else None
+    if kind is not None and not elems:
+        raise ValueError(
+            f"{title}: there is nothing to scan, {names.elems} is an empty {kind.__name__}"
+        )
+    given = [elems] if kind is None else elems
+    labels = [names.elems if kind is None else f"{names.elems}[{i}]" for i in range(len(given))]
+    tensors = [
+        as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
+    ]
+    labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
+    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], names.axis)
+    for tensor, label in zip(tensors[1:], labels[1:], strict=True):
+        read_axis(title, position, tensor.type.ndim, label, names.axis)
+    arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
+    lengths = {
+        label: x.type.shape[0]
+        for label, x in zip(labels, arrays, strict=True)
+        if x.type.shape[0] is not None
+    }
+    if len(set(lengths.values())) > 1:
+        text = ", ".join(f"{label} has {length}" for label, length in lengths.items())
+        raise ValueError(
+            f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
+        )
+    return _Elems(arrays, labels, position, kind)
+
+
+# The body
+
+
+def _combined(
+    title: str, fn: Callable[..., Any], rows: _Elems, earlier: list, later: list
+) -> list[Variable]:
+    """Call the function once and return what it makes of two elements, checked."""
+    if not callable(fn):
+        raise TypeError(f"{title}: the function must be callable, got {type(fn).__name__}")
+    elements = (earlier[0], later[0]) if rows.kind is None else (tuple(earlier), tuple(later))
+    texts = ["the earlier element", "the later element"]
+    returned = call_function(fn, elements, texts, f"{title}: the function")
+    if rows.kind is None:
+        returned = [returned]
+    else:
+        if not isinstance(returned, list | tuple) or len(returned) != len(earlier):
+            n = len(returned) if isinstance(returned, list | tuple) else None
+            given = f"got {n}" if n is not None else f"got {type(returned).__name__}"
+            raise TypeError(
+                f"{title}: the function must return a tuple of {len(earlier)} tensors, one for "
+                f"each that it is given; {given}"
+            )
+    return [
+        _check_part(title, label, value, like)
+        for label, value, like in zip(rows.labels, returned, earlier, strict=True)
+    ]
+
+
+def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
+    """Return one part of a combination as a value of the element's type."""
+    if not isinstance(value, Variable) or not is_tensor(value):
+        came = getattr(value, "type", None) or f"{value!r} of type {type(value).__name__}"
+        raise TypeError(
+            f"{title}: for {label} the function must return a tensor of type {like.type}, "
+            f"got {came}"
+        )
+    if value.type.dtype != like.type.dtype:
+        raise TypeError(
+            f"{title}: an element of {label} has dtype {like.type.dtype}, but the function "
+            f"returned dtype {value.type.dtype} for it; cast the tensor before, or return "
+            f"pytensor.tensor.cast(value, {like.type.dtype!r})"
+        )
+    if value.type.ndim != like.type.ndim:
+        raise TypeError(
+            f"{title}: an element of {label} has {like.type.ndim} dimension(s) (the scanned axis "
+            f"is not one of them), but the function returned {value.type.ndim} for it; "
+            "combining must keep the shape"
+        )
+    for axis, (mine, theirs) in enumerate(zip(like.type.shape, value.type.shape, strict=True)):
+        if None not in (mine, theirs) and mine != theirs:
+            raise ValueError(
+                f"{title}: axis {axis} of an element of {label} has size {mine}, but the function "
+                f"returned size {theirs} for it; combining must keep the shape, pad the elements "
+                "to one that does"
+            )
+    return conform(value, like.type)
+
+
+def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
+    """Trace the function and apply the scan to the arrays, time first."""
+    earlier, later = (
+        [
+            row_type(x)(name=f"{label}[{when}]")
+            for x, label in zip(rows.arrays, rows.labels, strict=True)
+        ]
+        for when in ("earlier", "later")
+    )
+    outputs = _combined(title, fn, rows, earlier, later)
+    placeholders = [*earlier, *later]
+    captured = captured_variables(outputs, placeholders)
+    inner = [outer.type(name=outer.name) for outer in captured]
+    outputs = substitute(outputs, dict(zip(captured, inner, strict=True)))
+    body = freeze_graph([*placeholders, *inner], outputs)
+    op = AssociativeScan(body, len(rows.arrays), reverse, name=title, labels=tuple(rows.labels))
+    return op.make_node(*rows.arrays, *captured).outputs
+
+
+def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
+    rows = _read_elems(names, elems, axis)
+    outputs = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
+    return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in outputs])
+
+
+def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
+    rows = _read_elems(names, elems, axis)
+    if any(x.type.shape[0] == 0 for x in rows.arrays):
+        raise ValueError(
+            f"{names.function}: {rows.labels[0]} has length 0 along {names.axis}={axis}; there is "
+            "nothing to combine, and no identity to return"
+        )
+    if read_flag(names.function, "reverse", reverse):
+        # Only loops that run forward do without their history.
+        rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
+    return _as_given(rows, [y[-1] for y in _build(names.function, fn, rows, False)])
+
+
+def _as_given(rows: _Elems, values: list[Variable]) -> Any:
+    """Return results in what held the arrays: bare, in a list, or in a tuple."""
+    if rows.kind is None:
+        return values[0]
+    return values if issubclass(rows.kind, list) else tuple(values)

@@ -1,0 +1,494 @@
+r"""Products of small dense matrices, in the real, log, max and min semirings.
+
+All of them combine rows that are contiguous in memory,
+
+    out[l, c] = Σ_j factor[l, j] ⊗ row[j, c] + add[l, c]
+
+several numbers `c` at a time, in tiles of a few vectors that stay in registers while `j` runs. What
+is left of a line after its last whole vector is computed with a vector that begins earlier: no
+number is the worse for being computed twice. Only where the contiguous axis is the one that is
+summed over (`write_dots`) is a sum collected in several lanes, which are added at the end.
+
+In the order in which the terms of a number are added, sizes alone have a say.
+
+`SmallVectors` has the products of vectors that are one vector of the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from math import inf
+from operator import or_
+
+from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.linalg.matrices import Matrix, known, sized
+from scanlib.kernels.spans import over_lanes
+
+VECTOR_BYTES = 64
+LINES = 4  # that are computed at once: each row that is read serves all of them
+# How many vectors a tile has, and how many terms are summed apart so that additions need not wait
+# for one another: for a line, and for several.
+Tiles = tuple[tuple[int, int], ...]
+_TILES: Tiles = ((4, 2), (2, 4), (1, 4))
+_TILES_OF_LINES: Tiles = ((2, 1), (1, 1))
+
+
+def if_at_least(
+    w: Writer, value: Value, least: int, then: Callable[[], None], other: Callable[[], None]
+) -> None:
+    """Write one of two pieces of code, or the choice between them."""
+    size = known(value)
+    if size is not None:
+        (then if size >= least else other)()
+        return
+    with w.when(value >= least) as choice:
+        then()
+    with w.otherwise(choice):
+        other()
+
+
+def less(w: Writer, x: Value, y: Value) -> Value:
+    """Return the smaller one of two integers."""
+    return w.select(x < y, x, y)
+
+
+def plainly(w: Writer, index: Value) -> Value:
+    """Return the index of a loop that compilers are to leave as it is.
+
+    Loops that run seldom, or over few items, are no faster in vectors and take long to compile.
+    """
+    return w.apply("opaque", index)
+
+
+def any_lane(w: Writer, flags: Value) -> Value:
+    """Return whether a truth value holds in some lane."""
+    return reduce(or_, (w.lane(flags, lane) for lane in range(flags.type.lanes)))
+
+
+def largest_lane(w: Writer, value: Value) -> Value:
+    """Return the largest number of all lanes; NaN may be overlooked."""
+    return over_lanes(w, value, lambda low, high: w.select(low > high, low, high))
+
+
+@dataclass
+class Combination:
+    """Writes combinations of rows; see the module's text.
+
+    Attributes
+    ----------
+    w : Writer
+    semiring : str
+    out, factors, rows : Matrix
+        The numbers of rows lie side by side, but for those of `factors`.
+    add : Matrix or None
+        Without it, nothing is added.
+    """
+
+    w: Writer
+    semiring: str
+    out: Matrix
+    factors: Matrix
+    rows: Matrix
+    add: Matrix | None
+
+    def __post_init__(self) -> None:
+        self.dtype, self.itemsize = self.out.dtype, self.out.itemsize
+        sizes = self.out.rows, self.rows.rows, self.out.columns
+        self.lines, self.terms, self.width = sized(self.w, *sizes)
+
+    def write(self) -> None:
+        w = self.w
+        if known(self.lines) == 1:
+            self.columns(w.constant(0, INT64), 1, _TILES)
+            return
+        place: Value = w.constant(0, INT64)
+        if self.semiring == "real":
+            place = self.lines & -LINES
+            with w.loop(0, place, LINES) as line:
+                self.columns(line, LINES, _TILES_OF_LINES)
+        with w.loop(place, self.lines) as line:
+            self.columns(line, 1, _TILES[-1:])
+
+    def columns(self, line: Value, count: int, tiles: Tiles) -> None:
+        """Write all numbers of some lines."""
+        full = VECTOR_BYTES // self.itemsize
+        few = (full, full // 2, 1) if count == 1 else (full, full // 2, 2, 1)
+
+        def write(lanes: tuple[int, ...]) -> None:
+            first, *others = lanes
+            if not others:
+                self.vectors(line, count, first, tiles[-1:])
+                return
+            own = tiles if first == full else tiles[-1:]
+            if_at_least(
+                self.w,
+                self.width,
+                first,
+                lambda: self.vectors(line, count, first, own),
+                lambda: write(tuple(others)),
+            )
+
+        write(few)
+
+    def vectors(self, line: Value, count: int, lanes: int, tiles: Tiles) -> None:
+        """Write all numbers of some lines, in vectors that are no longer than a line."""
+        w = self.w
+        place: Value = w.constant(0, INT64)
+        for vectors, apart in tiles[:-1] if self.semiring == "real" else ():
+            size = vectors * lanes
+            end = place + ((self.width - place) & -size)
+            with w.loop(place, end, size) as c:
+                self.tile(line, c, count, Type(self.dtype, lanes), vectors, apart)
+            place = end
+        with w.loop(place, self.width, lanes) as c:
+            first = less(w, c, self.width - lanes) if lanes > 1 else c
+            self.tile(line, first, count, Type(self.dtype, lanes), *tiles[-1])
+
+    def tile(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
+        if self.semiring == "real":
+            self.sums(line, c, count, kind, vectors, apart)
+        else:
+            self.extremes(line, c, kind)
+
+    def factor(self, line: Value, j: Value, lanes: int) -> Value:
+        value = self.factors.load(self.w, line, j)
+        return self.w.splat(value, lanes) if lanes > 1 else value
+
+    def sums(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
+        w, lanes = self.w, kind.lanes
+        lines = [line + k for k in range(count)] if count > 1 else [line]
+        places = [(c + v * lanes) * self.itemsize for v in range(vectors)]
+        sums: list[list[list[Local]]] = []
+        for part in range(apart):
+            sums.append([])
+            for own in lines:
+                firsts: list[Value] = [w.constant(0, kind) for _ in places]
+                if self.add is not None and part == 0:
+                    at = own * self.add.row_stride
+                    firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
+                sums[-1].append([w.local(first) for first in firsts])
+
+        def term(j: Value, totals: list[list[Local]]) -> None:
+            row = j * self.rows.row_stride
+            items = [w.load(kind, self.rows.pointer, row + place) for place in places]
+            for own, locals in zip(lines, totals, strict=True):
+                factor = self.factor(own, j, lanes)
+                for item, total in zip(items, locals, strict=True):
+                    w.assign(total, w.fma(item, factor, w.copy(total)))
+
+        whole = self.terms & -apart if apart > 1 else self.terms
+        with w.loop(0, whole, apart) as j:
+            for part, totals in enumerate(sums):
+                term(j + part if part else j, totals)
+        if apart > 1:
+            with w.loop(whole, self.terms) as j:
+                term(j, sums[0])
+        for k, own in enumerate(lines):
+            for v, place in enumerate(places):
+                found: list[Value] = [w.copy(totals[k][v]) for totals in sums]
+                while len(found) > 1:
+                    found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
+                w.store(self.out.pointer, own * self.out.row_stride + place, found[0])
+
+    def extremes(self, line: Value, c: Value, kind: Type) -> None:
+        """Write the extreme, or the logarithm of the sum of exponentials, of sums."""
+        w, place = self.w, c * self.itemsize
+
+        def term(j: Value) -> Value:
+            row = w.load(kind, self.rows.pointer, j * self.rows.row_stride + place)
+            return self.factor(line, j, kind.lanes) + row
+
+        value = extreme_of(w, self.semiring, kind, self.terms, term)
+        if self.add is not None:
+            at = line * self.add.row_stride + place
+            value = value + w.load(kind, self.add.pointer, at)
+        w.store(self.out.pointer, line * self.out.row_stride + place, value)
+
+
+def better(w: Writer, semiring: str, x: Value, y: Value) -> Value:
+    """Return the larger, or the smaller, one of two numbers; NaN wins."""
+    is_better = y < x if semiring == "min" else y > x
+    return w.select(is_better | y.differs(y), y, x)
+
+
+def extreme_of(
+    w: Writer, semiring: str, kind: Type, terms: Value, term: Callable[[Value], Value]
+) -> Value:
+    """Return the extreme, or the logarithm of the sum of exponentials, of numbers; NaN wins."""
+    start = inf if semiring == "min" else -inf
+    best = w.local(w.constant(start, kind))
+    with w.loop(0, terms) as j:
+        w.assign(best, better(w, semiring, w.copy(best), term(j)))
+    found = w.copy(best)
+    if semiring != "log":
+        return found
+    is_finite = abs(found) < inf
+    shift = w.select(is_finite, found, 0.0)
+    exp, log = (vector_function(name, kind.dtype, kind.lanes) for name in ("exp", "log"))
+    total = w.local(w.constant(0.0, kind))
+    with w.loop(0, terms) as j:
+        (value,) = w.call(exp, term(j) - shift)
+        w.assign(total, w.copy(total) + value)
+    (rest,) = w.call(log, w.copy(total))
+    return w.select(is_finite, found + rest, found)
+
+
+RowSums = Callable[[list[Value], Value, Type], list[Local]]
+
+
+@dataclass
+class Dots:
+    """Writes ``out[i] = Σ_j A[i, j] ⊗ h[j] + add[i]``, with rows of `A` that are contiguous.
+
+    `A` is square, and the semiring is not the log one.
+    """
+
+    w: Writer
+    semiring: str
+    out: Value
+    matrix: Matrix
+    state: Value
+    add: Value | None
+
+    def __post_init__(self) -> None:
+        self.dtype, self.itemsize = self.matrix.dtype, self.matrix.itemsize
+        (self.size,) = sized(self.w, self.matrix.rows)
+
+    def write(self) -> None:
+        w, full = self.w, VECTOR_BYTES // self.itemsize
+        several = 4  # rows at once
+        size = known(self.size)
+        if size is not None and size >= several * full:
+            # Compilers that know how long rows are read several of them at once.
+            self.size = w.apply("opaque", self.size)
+            self.blocks(full // 2, self.one_by_one)
+            return
+        if_at_least(
+            w,
+            self.size,
+            several * full,
+            lambda: self.blocks(full // 2, self.one_by_one),
+            lambda: if_at_least(
+                w,
+                self.size,
+                full,
+                lambda: self.blocks(full, self.together),
+                lambda: if_at_least(
+                    w, self.size, 4, lambda: self.blocks(4, self.together), lambda: self.items()
+                ),
+            ),
+        )
+
+    def items(self) -> None:
+        w = self.w
+        kind = Type(self.dtype)
+        with w.loop(0, self.size) as i:
+            at, row = i * self.itemsize, i * self.matrix.row_stride
+            total = w.local(self.start(kind))
+            with w.loop(0, self.size) as j:
+                w.assign(total, self.term(kind, row, j * self.itemsize, w.copy(total)))
+            found: Value = w.copy(total)
+            if self.add is not None:
+                found = found + w.load(kind, self.add, at)
+            w.store(self.out, at, found)
+
+    def blocks(
+        self, lanes: int, sums_of: Callable[[list[Value], Value, Type], list[Local]]
+    ) -> None:
+        """Write all numbers, four rows at a time; there are as many rows, and lanes."""
+        w, kind = self.w, Type(self.dtype, lanes)
+        whole = self.size & -lanes
+        last = self.size - lanes
+        # Of the last vector, only what no vector before it has.
+        numbers = w.constant(range(lanes), Type("int64", lanes))
+        is_new = numbers + w.splat(last, lanes) >= w.splat(whole, lanes)
+        with w.loop(0, self.size, 4) as block:
+            first = less(w, block, self.size - 4)
+            starts = [(first + k) * self.matrix.row_stride for k in range(4)]
+            sums = sums_of(starts, whole, kind)
+            with w.when(whole < self.size):
+                at = last * self.itemsize
+                for start, total in zip(starts, sums, strict=True):
+                    before = w.copy(total)
+                    w.assign(total, w.select(is_new, self.term(kind, start, at, before), before))
+            found = self.of_lanes([w.copy(total) for total in sums])
+            at = first * self.itemsize
+            if self.add is not None:
+                found = found + w.load(Type(self.dtype, 4), self.add, at)
+            w.store(self.out, at, found)
+
+    def term(self, kind: Type, start: Value, at: Value, total: Value) -> Value:
+        """Return the sum of what there is and the products of some items of a row."""
+        w = self.w
+        item, other = w.load(kind, self.matrix.pointer, start + at), w.load(kind, self.state, at)
+        if self.semiring == "real":
+            return w.fma(item, other, total)
+        return self.sum(total, item + other)
+
+    def start(self, kind: Type) -> Value:
+        """Return the sum of no terms."""
+        return self.w.constant({"real": 0.0, "max": -inf, "min": inf}[self.semiring], kind)
+
+    def sum(self, x: Value, y: Value) -> Value:
+        return x + y if self.semiring == "real" else better(self.w, self.semiring, x, y)
+
+    def of_lanes(self, values: list[Value]) -> Value:
+        """Return the vector of the sums of the lanes of four vectors."""
+        w, lanes = self.w, values[0].type.lanes
+        while lanes > 4:
+            lanes //= 2
+            halves = range(lanes), range(lanes, 2 * lanes)
+            values = [self.sum(*(w.shuffle(v, v, half) for half in halves)) for v in values]
+        even, odd = (0, 4, 2, 6), (1, 5, 3, 7)
+        low, high = (
+            self.sum(w.shuffle(x, y, even), w.shuffle(x, y, odd))
+            for x, y in (values[:2], values[2:])
+        )
+        return self.sum(w.shuffle(low, high, (0, 1, 4, 5)), w.shuffle(low, high, (2, 3, 6, 7)))
+
+    def together(self, starts: list[Value], whole: Value, kind: Type) -> list[Local]:
+        """Write the sums of some rows, all of them vector by vector."""
+        w = self.w
+        sums = [w.local(self.start(kind)) for _ in starts]
+        with w.loop(0, whole, kind.lanes) as j:
+            at = j * self.itemsize
+            for start, total in zip(starts, sums, strict=True):
+                w.assign(total, self.term(kind, start, at, w.copy(total)))
+        return sums
+
+    def one_by_one(self, starts: list[Value], whole: Value, kind: Type) -> list[Local]:
+        """Write the sums of some rows, one after the other: long ones come from memory faster."""
+        w, found, lanes = self.w, [], kind.lanes
+        most = whole & -(4 * lanes)
+        for start in starts:
+            parts = [w.local(self.start(kind)) for _ in range(4)]
+            with w.loop(0, most, 4 * lanes) as j:
+                for k, part in enumerate(parts):
+                    at = (j + k * lanes) * self.itemsize
+                    w.assign(part, self.term(kind, start, at, w.copy(part)))
+            with w.loop(most, whole, lanes) as j:
+                w.assign(parts[0], self.term(kind, start, j * self.itemsize, w.copy(parts[0])))
+            a, b, c, d = (w.copy(part) for part in parts)
+            found.append(w.local(self.sum(self.sum(a, b), self.sum(c, d))))
+        return found
+
+
+def write_multiple(w: Writer, out: Value, factor: Value, row: Value, width: Value) -> None:
+    """Write a row times a number; all of them are contiguous."""
+    itemsize = factor.type.itemsize
+
+    def by(lanes: int) -> None:
+        kind = Type(factor.type.dtype, lanes)
+        with w.loop(0, width, lanes) as c:
+            at = (less(w, c, width - lanes) if lanes > 1 else c) * itemsize
+            several = w.splat(factor, lanes) if lanes > 1 else factor
+            w.store(out, at, several * w.load(kind, row, at))
+
+    if_at_least(
+        w, width, VECTOR_BYTES // itemsize, lambda: by(VECTOR_BYTES // itemsize), lambda: by(1)
+    )
+
+
+class SmallVectors:
+    """Vectors of a few numbers as one vector of the processor.
+
+    Lanes are as many as the next power of two; those past the end are copies of the last number.
+    """
+
+    def __init__(self, w: Writer, dtype: str, size: int) -> None:
+        self.w, self.size = w, size
+        self.lanes = 1 << (size - 1).bit_length()
+        self.type = Type(dtype, self.lanes)
+        self.itemsize = self.type.itemsize
+        self.zero = w.constant(0, self.type)
+        self.places = [min(lane, size - 1) for lane in range(self.lanes)]
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Return the powers of two that are the size together, and where they begin."""
+        found, place = [], 0
+        for count in (16, 8, 4, 2, 1):
+            if self.size & count:
+                found.append((place, count))
+                place += count
+        return found
+
+    def load(self, pointer: Value, offset: Value | int) -> Value:
+        w = self.w
+        offset = w.as_value(offset, INT64)
+        items = [
+            w.load(
+                Type(self.type.dtype, count),
+                pointer,
+                offset + place * self.itemsize if place else offset,
+            )
+            for place, count in self.pieces()
+        ]
+        value, have = items[0], items[0].type.lanes
+        for item in items[1:]:
+            wide, count = value.type.lanes, item.type.lanes
+            if count == 1:
+                item = w.splat(item, wide)
+            else:
+                item = w.shuffle(item, item, [min(lane, count - 1) for lane in range(wide)])
+            more = [wide + min(lane, count - 1) for lane in range(self.lanes - have)]
+            value = w.shuffle(value, item, [*range(have), *more])
+            have += count
+        return value
+
+    def rows(self, matrix: Matrix, count: int) -> list[Value]:
+        """Return the first rows of a matrix, whose numbers lie side by side."""
+        return [self.load(matrix.pointer, matrix.place(self.w, i, 0)) for i in range(count)]
+
+    def store(self, pointer: Value, offset: Value | int, value: Value) -> None:
+        w = self.w
+        offset = w.as_value(offset, INT64)
+        for place, count in self.pieces():
+            at = offset + place * self.itemsize if place else offset
+            if count == self.lanes:
+                part = value
+            elif count == 1:
+                part = w.lane(value, place)
+            else:
+                part = w.shuffle(value, value, range(place, place + count))
+            w.store(pointer, at, part)
+
+    def copies(self, value: Value) -> list[Value]:
+        """Return, for each number, a vector that repeats it."""
+        return [self.w.shuffle(value, value, [j] * self.lanes) for j in range(self.size)]
+
+    def product(self, columns: list[Value], items: list[Value], start: Value) -> Value:
+        """Return ``start + Σ_j columns[j] items[j]``, in two chains."""
+        w, size = self.w, len(columns)
+        half = size if size <= 2 else size // 2
+        first = start
+        for column, item in zip(columns[:half], items[:half], strict=True):
+            first = w.fma(column, item, first)
+        if half == size:
+            return first
+        second = columns[half] * items[half]
+        for column, item in zip(columns[half + 1 :], items[half + 1 :], strict=True):
+            second = w.fma(column, item, second)
+        return first + second
+
+    def transposed(self, rows: list[Value]) -> list[Value]:
+        """Return the columns of a square matrix given by rows."""
+        lanes = self.lanes
+        rows, block = [rows[place] for place in self.places], 1
+        while block < lanes:
+            # Blocks off the diagonal change places.
+            low = [k if not k & block else lanes + k - block for k in range(lanes)]
+            high = [k + block if not k & block else lanes + k for k in range(lanes)]
+            for i in range(lanes):
+                if not i & block:
+                    one, two = rows[i], rows[i + block]
+                    rows[i] = self.w.shuffle(one, two, low)
+                    rows[i + block] = self.w.shuffle(one, two, high)
+            block *= 2
+        return rows[: self.size]
+
+    def is_nan(self, value: Value) -> Value:
+        """Return whether some number is NaN."""
+        return any_lane(self.w, value.differs(value))

@@ -1,0 +1,1 @@
+"""The Ops that loops are lowered to."""

@@ -1,0 +1,246 @@
+"""Which results of a step share which loops over channels, and how long these are.
+
+The channels of an elementwise loop (see `ops.lowered.elemwise_scan`) have axes, and a result is
+computed for all indices into those it depends on. Results that read some array along the same axis
+have as many channels there, and are computed in one loop; results that share nothing may differ in
+size and get loops of their own. All backends write what a `ChannelPlan` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import toposort
+
+from scanlib.ops.lowered.positions import Hidden, inputs_read, node_level
+from scanlib.ops.signature import BodyInputs, BodyOutputs, Signature
+
+if TYPE_CHECKING:
+    from scanlib.ops.lowered.elemwise_scan import Axes, Layout
+
+
+def depth_of(axes: Axes) -> int:
+    """Return how many loops enclose what has these axes."""
+    return max((axis + 1 for axis in axes if axis is not None), default=0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """An array that a result is computed from or kept in.
+
+    `array` is its name, ``x3`` for the fourth input of the loop. `lead` is the number of its axes
+    that are not the channels', `axes` are the others. `owned` is the position of the state whose
+    initial rows it holds, if the result is its next value and does not read it: its size is
+    checked in words of its own.
+    """
+
+    array: str
+    lead: int
+    axes: Axes
+    owned: int | None = None
+
+    def along(self, axis: int) -> int | None:
+        """Return which of the array's axes runs along an axis of the channels."""
+        return self.axes.index(axis) + self.lead if axis in self.axes else None
+
+
+@dataclass
+class Target:
+    """A result of the step: what it is, and where it is computed and written.
+
+    The value is computed inside `inner` loops and written inside `level`. A sum over the axes
+    `reduced` is collected in a local variable, `total`, once a backend has given it a name, if it
+    is `collected`; otherwise in memory.
+    """
+
+    kind: str
+    number: int
+    value: Variable
+    axes: Axes
+    reduced: tuple[int, ...] = ()
+    inner: int = 0
+    level: int = 0
+    total: str | None = None
+
+    @property
+    def array(self) -> str:
+        letter = {"state": "h", "output": "z"}.get(self.kind, "c")
+        return f"{letter}{self.number}"
+
+    @property
+    def kept(self) -> list[int]:
+        return [axis for axis in self.axes if axis is not None]
+
+    @property
+    def adds(self) -> bool:
+        return self.kind == "sum" or bool(self.reduced)
+
+    @property
+    def collected(self) -> bool:
+        """Whether the axes that are summed over lie inside those that are kept."""
+        kept = self.kept
+        first = kept == list(range(len(kept)))
+        return bool(self.reduced) and first and min(self.reduced) >= len(kept)
+
+
+class ChannelPlan:
+    """Where the results of a step are computed: inside which loops over channels.
+
+    Parameters
+    ----------
+    signature : Signature
+    layout : Layout
+    inner : BodyInputs
+    result : BodyOutputs
+        The parts of one step, a graph of scalars.
+
+    Attributes
+    ----------
+    levels : dict of Variable to int
+        How many loops must enclose each value.
+    targets : list of Target
+        The results: states, carries, outputs.
+    """
+
+    def __init__(
+        self, signature: Signature, layout: Layout, inner: BodyInputs, result: BodyOutputs
+    ) -> None:
+        self.layout = layout
+        self.inner = inner
+        count = signature.n_sequences + signature.n_states
+        count += signature.n_carries + signature.n_non_sequences + int(signature.has_n_steps)
+        self.outer = signature.split_inputs([f"x{k}" for k in range(count)])
+        self.levels = self._levels(result)
+        self.targets = list(self._targets(result))
+        for target in self.targets:
+            axes = [depth_of(target.axes), *(axis + 1 for axis in target.reduced)]
+            target.inner = max(self.levels.get(target.value, 0), *axes)
+            target.level = len(target.kept) if target.collected else target.inner
+
+    def _levels(self, result: BodyOutputs) -> dict[Variable, int]:
+        layout, inner = self.layout, self.inner
+        levels: dict[Variable, int] = {}
+        for variables, axes in (
+            (inner.rows, layout.sequences),
+            (inner.carries, layout.carries),
+            (inner.non_sequences, layout.non_sequences),
+        ):
+            levels.update(zip(variables, map(depth_of, axes), strict=True))
+        for taps, own in zip(inner.taps, layout.states, strict=True):
+            levels.update({tap: depth_of(own) for tap in taps})
+        stop = [] if result.stop is None else [result.stop]
+        values = [*result.states, *result.carries, *result.outputs, *stop]
+        for node in toposort(values):
+            levels.update(dict.fromkeys(node.outputs, node_level(node, levels)))
+        return levels
+
+    def _targets(self, result: BodyOutputs) -> Iterator[Target]:
+        layout = self.layout
+        for i, value in enumerate(result.states):
+            yield Target("state", i, value, layout.states[i])
+        for i, value in enumerate(result.carries):
+            kind = "sum" if layout.sums[i] else "carry"
+            yield Target(kind, i, value, layout.carries[i], layout.carry_reductions[i])
+        for i, value in enumerate(result.outputs):
+            yield Target("output", i, value, layout.outputs[i], layout.output_reductions[i])
+
+    def places(self, target: Target) -> list[Place]:
+        """Return the arrays that a result is computed from or kept in."""
+        layout, inner, outer = self.layout, self.inner, self.outer
+        reads = inputs_read([target.value])
+        above = {variable for variable, hidden in reads.items() if None in hidden}
+        rows = zip(inner.rows, outer.sequences, layout.sequences, strict=True)
+        whole = zip(inner.non_sequences, outer.non_sequences, layout.non_sequences, strict=True)
+        found = [Place(array, 1, axes) for row, array, axes in rows if row in above]
+        found += [Place(array, 0, axes) for variable, array, axes in whole if variable in above]
+        found += self._places_at_positions(reads)
+        for i, taps in enumerate(inner.taps):
+            read = not above.isdisjoint(taps)
+            if read or (target.kind == "state" and target.number == i):
+                own = None if read else i
+                found.append(Place(outer.initials[i], 1, layout.states[i], own))
+        for i, carry in enumerate(inner.carries):
+            if carry in above or (target.kind in ("carry", "sum") and target.number == i):
+                found.append(Place(outer.carries[i], 0, layout.carries[i]))
+        return found
+
+    def array_of(self, variable: Variable) -> tuple[str, int, Axes]:
+        """Return the loop's input that holds an input of the body before the first step.
+
+        With its name come the number of axes that are not the channels', and the others.
+        """
+        layout, inner, outer = self.layout, self.inner, self.outer
+        if variable in inner.rows:
+            i = inner.rows.index(variable)
+            return outer.sequences[i], 1, layout.sequences[i]
+        if variable in inner.non_sequences:
+            i = inner.non_sequences.index(variable)
+            return outer.non_sequences[i], 0, layout.non_sequences[i]
+        for i, taps in enumerate(inner.taps):
+            if variable in taps:
+                return outer.initials[i], 1, layout.states[i]
+        i = inner.carries.index(variable)
+        return outer.carries[i], 0, layout.carries[i]
+
+    def _places_at_positions(self, reads: Mapping[Variable, Set[Hidden | None]]) -> Iterator[Place]:
+        """Yield the arrays that are read at positions, with the axes along which they are not."""
+        for variable, ways in reads.items():
+            for hidden in ways:
+                if hidden is not None:
+                    array, lead, axes = self.array_of(variable)
+                    shown = (None if k in hidden else axis for k, axis in enumerate(axes))
+                    yield Place(array, lead, tuple(shown))
+
+    def groups(self, targets: Sequence[Target], level: int) -> list[list[Target]]:
+        """Return the results inside `level` loops that share the next one."""
+        inside = [target for target in targets if target.inner > level]
+        found = _partition([self.places(target) for target in inside], level)
+        return [[inside[position] for position in group] for group in found]
+
+    def group_places(self, targets: Sequence[Target], level: int) -> list[Place]:
+        """Return the arrays that give a loop its length, one place each.
+
+        Those whose size is checked in words of their own come last, unless nothing else does.
+        """
+        places = [place for target in targets for place in self.places(target)]
+        owned = {place.array for place in places if place.owned is not None}
+        found: dict[tuple[str, int], Place] = {}
+        for place in sorted(places, key=lambda place: (place.array in owned, place.owned is None)):
+            own = place.along(level)
+            if own is not None:
+                found.setdefault((place.array, own), place)
+        return list(found.values())
+
+    def is_independent(self) -> bool:
+        """Whether one channel after the other may be walked through time.
+
+        Every result then belongs to every channel, or sums over some of their axes and over time;
+        and all have the same channels.
+        """
+        every = set(range(self.layout.ndim))
+        for target in self.targets:
+            if {*target.kept, *target.reduced} != every:
+                return False
+            if target.reduced and target.kind != "sum":
+                return False
+        return all(len(self.groups(self.targets, level)) == 1 for level in every)
+
+
+def _partition(places: Sequence[Sequence[Place]], axis: int) -> list[list[int]]:
+    """Return groups of positions in `places` whose results share an array along `axis`."""
+    groups: list[tuple[set[tuple[str, int | None]], list[int]]] = []
+    for position, own in enumerate(places):
+        keys = {(p.array, p.along(axis)) for p in own if p.along(axis) is not None}
+        members = [position]
+        apart = []
+        for group in groups:
+            if group[0].isdisjoint(keys):
+                apart.append(group)
+            else:
+                keys |= group[0]
+                members = group[1] + members
+        groups = [*apart, (keys, members)]
+    return [sorted(members) for _, members in sorted(groups, key=lambda group: min(group[1]))]

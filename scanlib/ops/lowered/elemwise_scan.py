@@ -1,0 +1,246 @@
+"""`ElemwiseScan`: a loop whose step works on every channel by itself.
+
+The canonical loop (see `scanlib.ops.scan`) whose body is elementwise: with channels `c`, an index
+into the axes of a row,
+
+    y_t[c] = f(x_t[c], y_{t-1}[c] … y_{t-K}[c], w[c])
+
+where inputs may lack axes and are broadcast along them, and where accumulators
+
+    s ← s + Σ_c g(x_t[c], …)
+
+sum over time and over any of the channels' axes. The body is a graph of scalars, the same for all
+channels, so that a kernel can keep the states of a step in registers and needs no temporaries.
+
+A `Recurrence` says in addition that some of the states belong to a family of functions that is
+closed under composition; a kernel may then work on several steps at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FrozenFunctionGraph
+from pytensor.graph.traversal import ancestors
+
+from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.lengths.steps import Steps
+from scanlib.ops.c_linker import PrintedOp
+from scanlib.ops.derivatives import Variables
+from scanlib.ops.execution import PerformsLoop
+from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
+from scanlib.ops.lowered.channel_plan import ChannelPlan
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import Signature
+
+Axes = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which axis of the channels each axis of a row is.
+
+    Attributes
+    ----------
+    ndim : int
+        How many axes the channels have.
+    sequences, states, carries, non_sequences, outputs : tuple of Axes
+        For every part, and every axis of its rows, the axis of the channels that it runs along;
+        None for an axis of length one. A part that lacks an axis is broadcast along it.
+    sums : tuple of bool
+        For carries, whether the body gives what a step adds to it instead of its next value.
+    carry_reductions, output_reductions : tuple of tuple of int
+        For carries that are sums, and for outputs, the channels' axes that are summed over.
+    """
+
+    ndim: int
+    sequences: tuple[Axes, ...]
+    states: tuple[Axes, ...]
+    carries: tuple[Axes, ...]
+    non_sequences: tuple[Axes, ...]
+    outputs: tuple[Axes, ...]
+    sums: tuple[bool, ...]
+    carry_reductions: tuple[tuple[int, ...], ...]
+    output_reductions: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a linear next value: the value of `part` at `tap`, times an element.
+
+    `coefficient` is the position of the element, or None for one.
+    """
+
+    part: int
+    tap: int
+    coefficient: int | None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Parts of a loop that belong to one recurrence family.
+
+    Attributes
+    ----------
+    family : str
+        The name of the family: its functions are closed under composition.
+    parts : tuple of int
+        The states and carries that depend on one another: states count first.
+    elements : FrozenFunctionGraph
+        From the body's inputs to the numbers that select a function of the family at each step.
+        They do not depend on the recurrent parts.
+    terms : tuple of tuple of Term
+        For the affine family: the terms of each part's next value. For families of one state:
+        its one term, with the element that acts on the state directly.
+    constants : tuple of (int or None)
+        For the affine family: the element that stands alone in each part's next value, None
+        where there is none. For other families: their further elements, in the order in which
+        the family's module writes them.
+    """
+
+    family: str
+    parts: tuple[int, ...]
+    elements: FrozenFunctionGraph
+    terms: tuple[tuple[Term, ...], ...]
+    constants: tuple[int | None, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"elements": FlatGraph.of(self.elements)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"elements": state["elements"].frozen()})
+
+
+class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
+    """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
+
+    Parameters
+    ----------
+    scan : Scan
+        The loop in canonical form. It answers for shapes, derivatives and batches.
+    body : FrozenFunctionGraph
+        One step of one channel: a graph of scalars in the order of `scan.signature`.
+    layout : Layout
+        How rows are laid over the channels.
+    recurrences : tuple of Recurrence, optional
+        What is known about the recurrent parts, in an order in which each one's elements depend
+        on earlier ones only. Empty if some part is of no family.
+    notes : tuple of str, optional
+        For each state and carry, what the analysis found: a family, or what stands in the way.
+    """
+
+    __props__ = ("scan", "body", "layout", "recurrences")
+
+    def __init__(
+        self,
+        scan: Scan,
+        body: FrozenFunctionGraph,
+        layout: Layout,
+        recurrences: tuple[Recurrence, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        scan.signature.split_body_inputs(body.inputs)
+        scan.signature.split_body_outputs(body.outputs)
+        self.scan = scan
+        self.body = body
+        self.layout = layout
+        self.recurrences = recurrences
+        self.notes = notes
+        self._runners: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_runners": {}}
+
+    def __str__(self) -> str:
+        inside = str(self.scan)[len("Scan{") : -1]
+        families = ", ".join(dict.fromkeys(r.family for r in self.recurrences))
+        return f"ElemwiseScan{{{inside}{': ' + families if families else ''}}}"
+
+    def elements_of(
+        self, number: int
+    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
+        """Return a graph of the elements of one recurrence, for a kernel.
+
+        Parameters
+        ----------
+        number : int
+            The position of the recurrence.
+
+        Returns
+        -------
+        inputs, outputs : list of Variable
+            The inputs of the body and the elements.
+        scanned : dict of Variable to int
+            Values in the graph that are next values of parts of earlier recurrences. A kernel
+            has to read them where it stored them: computed anew they would differ by rounding,
+            and a running maximum of a state would not be equal to any of its values.
+        """
+        elements = self.recurrences[number].elements
+        results = self.signature.split_body_outputs(self.body.outputs)
+        nexts = [*results.states, *results.carries]
+        above = set(ancestors(elements.outputs))
+        known = [
+            part
+            for recurrence in self.recurrences[:number]
+            for part in recurrence.parts
+            if nexts[part] in above and nexts[part].owner is not None
+        ]
+        values = [*elements.outputs, *(nexts[part] for part in known)]
+        graph = thaw_graph(freeze_graph(elements.inputs, values))
+        count = len(elements.outputs)
+        scanned = dict(zip(graph.outputs[count:], known, strict=True))
+        return list(graph.inputs), list(graph.outputs[:count]), scanned
+
+    def plan(self) -> ChannelPlan:
+        """Return which results of the body share which loops over channels."""
+        inner = self.signature.split_body_inputs(self.body.inputs)
+        result = self.signature.split_body_outputs(self.body.outputs)
+        return ChannelPlan(self.signature, self.layout, inner, result)
+
+    @property
+    def signature(self) -> Signature:
+        return self.scan.signature
+
+    def outer_input_types(self) -> list[Any]:
+        """Return the least specific type of each input, with the dtype that the body reads."""
+        types = self.scan.outer_input_types()
+        inner = self.signature.split_body_inputs(self.body.inputs)
+        states = [taps[0] for taps in inner.taps]
+        read = [*inner.rows, *states, *inner.carries, *inner.non_sequences]
+        first = len(types) - len(read)
+
+        def typed(type_: Any, dtype: str) -> Any:
+            return type_ if getattr(type_, "dtype", dtype) == dtype else type_.clone(dtype=dtype)
+
+        pairs = zip(types[first:], read, strict=True)
+        return types[:first] + [typed(type_, value.type.dtype) for type_, value in pairs]
+
+    # The rules: what the canonical loop says, except for how values are computed.
+
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what the loop says of lengths."""
+        return self.signature.steps_of(node.inputs)
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        node = self.scan.make_node(*inputs)
+        return Apply(self, node.inputs, [out.type() for out in node.outputs])
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        return self.scan.infer_shape(*arguments)
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return self.scan.connection_pattern(node)
+
+    def pullback(
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
+    ) -> list[Variable]:
+        same = self.scan.make_node(*inputs).outputs
+        return self.scan.pullback(inputs, same, cotangents)
+
+    def pushforward(
+        self, inputs: Variables, outputs: Variables, tangents: Variables
+    ) -> list[Variable]:
+        same = self.scan.make_node(*inputs).outputs
+        return self.scan.pushforward(inputs, same, tangents)

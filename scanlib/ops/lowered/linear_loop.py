@@ -1,0 +1,133 @@
+"""The plain NumPy loop of a `LinearScan`: what every kernel is held against.
+
+It knows the recurrence of `scanlib.ops.lowered.linear_scan` and nothing of how to make it fast.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scanlib.ops.errors import InitialRowsError, LoopError, SequenceLengthError, StepCountError
+
+if TYPE_CHECKING:
+    from scanlib.ops.lowered.linear_scan import LinearScan, Parts
+
+# Texts shared with the compiled kernels, where the numbers travel beside them.
+NEGATIVE_STEPS = "linear scan: n_steps must not be negative, got {}"
+MATRIX_ROWS = "linear scan: the matrix has {} rows in time, the recurrence takes {} steps"
+OFFSET_ROWS = "linear scan: the offset has {} rows in time, the recurrence takes {} steps"
+INITIAL_ROWS = "linear scan: the initial state needs 1 row in time, got {}"
+SHAPES = "linear scan: sizes of matrix, offset and initial state differ along one axis: {} and {}"
+
+
+def missing_steps(required: int) -> str:
+    """Return the text of the `IndexError` for rows that no step wrote."""
+    return f"a row was read that the loop did not write: it took fewer than {required} step(s)"
+
+
+def count_steps(op: LinearScan, parts: Parts) -> int:
+    """Return the number of steps and check that all inputs have it."""
+    given = op.steps(parts)
+    steps = len(given.sequences[0]) if given.n_steps is None else int(given.n_steps)
+    check_rows(op, parts, steps)
+    return steps
+
+
+def check_rows(op: LinearScan, parts: Parts, steps: int) -> None:
+    """Check that all inputs have the rows for a number of steps; those that are None are not."""
+    if steps < 0:
+        raise StepCountError(NEGATIVE_STEPS, steps)
+    matrices = [parts.matrix, parts.right] if op.coefficient == "steps" else []
+    for value in (parts.offset, *matrices):
+        if value is not None and len(value) != steps:
+            text = OFFSET_ROWS if value is parts.offset else MATRIX_ROWS
+            raise SequenceLengthError(text, len(value), steps)
+    if len(parts.initial) != 1 and (steps or len(parts.initial) or op.untraced):
+        raise InitialRowsError(INITIAL_ROWS, len(parts.initial))
+    if steps < op.required_steps:
+        raise IndexError(missing_steps(op.required_steps))
+
+
+def check_shapes(op: LinearScan, parts: Parts) -> None:
+    """Raise a `LoopError` if sizes of matrix, offset and initial state differ."""
+    row = parts.initial.shape[1:]
+    batch = op.batch_rank(parts.initial.ndim)
+    size = row[-1] if op.vector or op.side == "right" else row[-2]
+    wanted = (size, size)
+    if op.matrix_batch_rank(parts.matrix.ndim):
+        wanted = (*row[:batch], *wanted)
+    found = parts.matrix.shape[1:] if op.coefficient == "steps" else parts.matrix.shape
+    pairs = list(zip(found, wanted, strict=True))
+    if parts.offset is not None:
+        pairs += zip(parts.offset.shape[1:], row, strict=True)
+    if parts.right is not None:
+        pairs += zip(parts.right.shape[-2:], (row[-1],) * 2, strict=True)
+    if parts.mask is not None:
+        pairs += zip(parts.mask.shape, (size, size), strict=True)
+    for left, right in pairs:
+        if left != right:
+            raise LoopError(SHAPES, left, right)
+
+
+def product(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+    if semiring == "real":
+        return matrix @ state
+    terms = matrix[..., :, :, None] + state[..., None, :, :]
+    if semiring == "max":
+        return terms.max(axis=-2, initial=-np.inf)
+    if semiring == "min":
+        return terms.min(axis=-2, initial=np.inf)
+    largest = terms.max(axis=-2, initial=-np.inf)
+    shift = np.where(np.isinf(largest), 0, largest)
+    with np.errstate(divide="ignore", over="ignore"):
+        total = np.exp(terms - shift[..., None, :]).sum(axis=-2)
+        return shift + np.log(total)
+
+
+def masked_product(matrix: np.ndarray, state: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return ``A h`` without the terms that the mask leaves out."""
+    with np.errstate(invalid="ignore"):
+        terms = matrix[..., :, :, None] * state[..., None, :, :]
+        return np.where(mask[:, :, None], terms, 0).sum(axis=-2)
+
+
+def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
+    """Run the recurrence, one product per step."""
+    steps = count_steps(op, parts)
+    check_shapes(op, parts)
+    dtype = parts.initial.dtype
+    times = product
+    if parts.mask is not None:
+        mask = parts.mask if op.side == "left" else parts.mask.T
+
+        def times(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
+            return masked_product(matrix, state, mask)
+
+    if not len(parts.initial):
+        return np.empty(parts.initial.shape, dtype)
+    history = np.empty((steps + 1, *parts.initial.shape[1:]), dtype)
+    first = steps if op.reverse else 0
+    history[first] = parts.initial[0]
+    for i in range(steps):
+        t = steps - 1 - i if op.reverse else i
+        before, after = (t + 1, t) if op.reverse else (t, t + 1)
+        matrix = parts.matrix[t] if op.coefficient == "steps" else parts.matrix
+        state = history[before]
+        if op.vector:
+            matrix = matrix if op.side == "left" else np.swapaxes(matrix, -1, -2)
+            new = times(op.semiring, matrix, state[..., None])[..., 0]
+        elif op.side == "both":
+            new = matrix @ state @ (parts.right[t] if op.coefficient == "steps" else parts.right)
+        elif op.side == "left":
+            new = times(op.semiring, matrix, state)
+        else:
+            turned = times(op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2))
+            new = np.swapaxes(turned, -1, -2)
+        history[after] = new if parts.offset is None else new + parts.offset[t]
+    if not op.untraced:
+        return history
+    last = 0 if op.reverse else steps
+    return history[last : last + 1].copy()

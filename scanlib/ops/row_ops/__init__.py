@@ -1,0 +1,1 @@
+"""Ops on the rows around loops."""

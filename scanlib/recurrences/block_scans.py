@@ -1,0 +1,312 @@
+r"""Scans of the steps of a block: what composes them, for every class of one state.
+
+A class gives two formulas on the numbers that select its functions: `compose`, the function that
+does one and then another, and `apply`, what a function makes of a state. There are two ways to
+walk:
+
+* **In lanes**, with the function of a step in each lane of a vector register. A scan by halves (J.
+  Sklansky, "Conditional-sum addition logic", 1960) composes the second lane of each pair with the
+  first, then the second pair of each four with the last lane of the first pair, and so on; after
+  which lane `i` takes the state before the vector to the state after step `i`, and only one `apply`
+  of a vector waits for the state before it. Two vectors are composed side by side: the instructions
+  of one fill the waits of the other. No more than eight steps are composed where products of their
+  elements have to stay in range, so a vector of sixteen numbers holds two groups.
+* **By four steps** without vectors: in short registers cheaper than shuffles of several numbers.
+
+A block is scanned while the memory waits: the elements before and the results after are computed
+faster than they are read and written. So the scan asks for what the next block reads and writes
+(`Block.ahead`): a million steps of a gradient take half the time then, and short loops no longer.
+
+Every scan returns whether all its values can be trusted. They cannot where composing steps could
+lose what one step after the other keeps, or keep what it loses: where an element or a value is out
+of the bounds that the class gives, or the state before is NaN. The caller then takes the steps of
+the block one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from scanlib.kernels.language import BOOL, Type, Value, Writer
+from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.spans import Span
+from scanlib.recurrences.lanes import Block, Lanes, halves
+from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
+
+Function = tuple[Any, ...]  # the numbers that select a function of a class
+GROUP = 8  # how many steps are composed at most: products of coefficients, sums of shifts
+SIDE_BY_SIDE = 2  # vectors
+
+
+class Arithmetic:
+    """What formulas are written with, as statements of a kernel; for arrays, `jax.numpy` is."""
+
+    def __init__(self, w: Writer) -> None:
+        self.w = w
+
+    def maximum(self, a: Value, b: Value) -> Value:
+        """Return the larger number, the second one where neither is."""
+        return self._choose(a, b, lambda a, b: a > b)
+
+    def minimum(self, a: Value, b: Value) -> Value:
+        return self._choose(a, b, lambda a, b: a < b)
+
+    def _choose(self, a: Value, b: Value, test: Callable[[Value, Value], Value]) -> Value:
+        wide = (a, b)
+        if a.type.dtype == "bool":
+            wide = (self.w.cast(a, "int8"), self.w.cast(b, "int8"))
+        return self.w.select(test(*wide), a, b)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        return self.w.fma(a, b, c)
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """A class of functions of one state, closed under composition.
+
+    Attributes
+    ----------
+    compose : callable
+        From an arithmetic, a function and a later one to the function that does both.
+    apply : callable
+        From an arithmetic, a function and a state to the state after it.
+    identity : callable
+        From a dtype to the numbers of the function that changes nothing.
+    idempotent : bool
+        Whether a function composed with itself is itself.
+    """
+
+    compose: Callable[[Any, Function, Function], Function]
+    apply: Callable[[Any, Function, Any], Any]
+    identity: Callable[[str], tuple[float, ...]]
+    idempotent: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one block.
+
+    Attributes
+    ----------
+    elements : tuple of Items
+        The numbers that select a function at each step; None where a recurrence has none.
+    h : Span
+        Where the new values go.
+    before : Value
+        The state before the block.
+    old : Span, optional
+        Where the value before each step is, in the order of memory.
+    buffer : callable, optional
+        Returns memory for as many numbers as the block has steps.
+    """
+
+    elements: tuple[Any, ...]
+    h: Span
+    before: Value
+    old: Span | None = None
+    buffer: Callable[[], Span] | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What can be trusted: no number for which a test of its element holds, no value above
+    `most`."""
+
+    tests: tuple[Test | None, ...]
+    most: float | None = None
+
+
+class LaneScan:
+    """Writes the scan of a block in vectors.
+
+    Parameters
+    ----------
+    block : Block
+    formulas : Formulas
+    steps : Steps
+    bounds : Bounds
+    group : int
+        How many steps are composed at most.
+    """
+
+    side_by_side = SIDE_BY_SIDE
+
+    def __init__(
+        self, block: Block, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
+    ) -> None:
+        self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
+        self.w, self.dtype = block.writer, steps.h.dtype
+        self.arithmetic = Arithmetic(self.w)
+        lanes = self.count_lanes()
+        self.v = Lanes(self.w, self.dtype, block.reverse, lanes, min(lanes, group))
+
+    def count_lanes(self) -> int:
+        return min(16, register_bytes() // self.steps.h.itemsize)
+
+    # The block
+
+    def write(self) -> tuple[Value, Value]:
+        """Write the scan; return the state after the block, and whether values can be trusted."""
+        w, n, steps = self.w, self.block.size, self.steps
+        trusted = w.local(False, BOOL)
+        self.state = w.local(self.first_state())
+        with w.when(self.is_fine()):
+            self.found = Found(w, self.v.type, self.bounds.most)
+            rest = Found(w, Type(self.dtype), self.bounds.most)
+            done = self.write_vectors()
+            lost = self.found.anything()
+            with w.loop(done, n) as k:
+                j = self.block.step(k)
+                function = tuple(items.real(j) for items in steps.elements)
+                for number, test in zip(function, self.bounds.tests, strict=True):
+                    rest.look(number, test)
+                state, stored = self.one_step(function, w.copy(self.state))
+                w.assign(self.state, state)
+                steps.h.store(j, stored)
+                rest.values(stored)
+            w.assign(trusted, ~(lost | rest.anything()))
+        return w.cast(w.copy(self.state), self.dtype), w.copy(trusted)
+
+    def first_state(self) -> Value:
+        return self.steps.before
+
+    def is_fine(self) -> Value:
+        """Return whether the block can be scanned at all."""
+        before = self.steps.before
+        if self.bounds.most is None:
+            return ~is_nan(self.w, before)
+        return is_moderate(self.w, before)
+
+    def one_step(self, function: Function, state: Value) -> tuple[Value, Value]:
+        """Write one step: return the next state, and what is stored."""
+        value = self.formulas.apply(self.arithmetic, function, state)
+        return value, value
+
+    # Vectors
+
+    def write_vectors(self) -> Value:
+        """Write the loop over vectors; return how many steps it takes."""
+        w, v, n = self.w, self.v, self.block.size
+        if not self.formulas.idempotent:
+            v.prepare_masks()
+        self.prepare()
+        size = self.side_by_side * v.lanes
+        done = n & -size
+        state = w.local(self.spread(w.copy(self.state)))
+        with w.loop(0, done, size) as first:
+            places = []
+            for k in range(self.side_by_side):
+                place = first + k * v.lanes if k else first
+                places.append(n - v.lanes - place if self.block.reverse else place)
+            self.block.fetch(places[-1 if self.block.reverse else 0], size)
+            w.assign(state, self.write_several(w.copy(state), places))
+        w.assign(self.state, w.lane(w.copy(state), 0))
+        return done
+
+    def prepare(self) -> None:
+        """Write what is computed once."""
+
+    def spread(self, state: Value) -> Value:
+        """Return the state between vectors in lanes."""
+        return self.w.splat(state, self.v.lanes)
+
+    def write_several(self, state: Value, places: list[Value]) -> Value:
+        """Write some vectors of steps; return the state after them."""
+        own = [self.functions_at(place) for place in places]
+        maps = self.composed(own)
+        befores, state = self.states(state, self.onward(maps, own))
+        for function, before, place in zip(maps, befores, places, strict=True):
+            value = self.formulas.apply(self.arithmetic, function, before)
+            self.steps.h.store(place, value)
+            self.found.values(value)
+        return state
+
+    def functions_at(self, place: Value) -> Function:
+        function = tuple(items.real(place, self.v.lanes) for items in self.steps.elements)
+        for numbers, test in zip(function, self.bounds.tests, strict=True):
+            self.found.look(numbers, test)
+        return function
+
+    def composed(self, several: list[Function]) -> list[Function]:
+        """Return the compositions of the first steps of each group up to each, of each vector."""
+        return [self.scanned(function) for function in several]
+
+    def scanned(self, function: Function) -> Function:
+        v = self.v
+        for half in halves(v.group):
+            first = tuple(v.half_before(numbers, half) for numbers in function)
+            both = self.formulas.compose(self.arithmetic, first, function)
+            if not self.formulas.idempotent:
+                pairs = zip(both, function, strict=True)
+                both = tuple(v.in_second_half(half, new, old) for new, old in pairs)
+            function = both
+        return function
+
+    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
+        """Return the functions in whose last lanes is what leads to the states after groups."""
+        return maps
+
+    def states(self, state: Value, functions: list[Function]) -> tuple[list[Value], Value]:
+        """Return the states before the groups of each vector, and after all, in all lanes."""
+        v, befores = self.v, []
+        for function in functions:
+            before = state
+            for group in v.groups:
+                if group != v.groups[0]:
+                    before = v.in_group(group, state, before)
+                last = tuple(v.splat_last(numbers, group) for numbers in function)
+                state = self.formulas.apply(self.arithmetic, last, state)
+            befores.append(before)
+        return befores, state
+
+
+def prefers_four_steps(dtype: str) -> bool:
+    """Whether four steps are composed faster than the lanes of a register, of several numbers."""
+    return dtype == "float64" and register_bytes() < 64
+
+
+class FourSteps(LaneScan):
+    """Writes the scan of a block by four steps, each number by itself."""
+
+    def count_lanes(self) -> int:
+        return 4
+
+    def write_vectors(self) -> Value:
+        w, reverse = self.w, self.block.reverse
+        done = self.block.size & -4
+        with w.loop(0, done, 4) as first:
+            places = [self.block.step(first + k if k else first) for k in range(4)]
+            lowest = places[-1 if reverse else 0]
+            self.block.fetch(lowest, 4)
+            self.functions_at(lowest)
+            own = [tuple(items.real(place) for items in self.steps.elements) for place in places]
+            values, state = self.four_steps(w.copy(self.state), own)
+            together = self.v.by_step(lambda step: values[step])
+            self.found.values(together)
+            self.steps.h.store(lowest, together)
+            w.assign(self.state, state)
+        return done
+
+    def four_steps(self, state: Value, own: list[Function]) -> tuple[list[Value], Value]:
+        """Write the values of four steps, and the state after them."""
+
+        def compose(first: Function, later: Function) -> Function:
+            return self.formulas.compose(self.arithmetic, first, later)
+
+        def apply(function: Function, state: Value) -> Value:
+            return self.formulas.apply(self.arithmetic, function, state)
+
+        steps = self.shifted(own)
+        early, late = compose(*steps[:2]), compose(*steps[2:])
+        whole = compose(early, late)
+        second, last = apply(early, state), apply(whole, state)
+        values = [apply(steps[0], state), second, apply(steps[2], second), last]
+        (onward,) = self.onward([whole], own[3:])
+        return values, last if onward is whole else apply(onward, state)
+
+    def shifted(self, own: list[Function]) -> list[Function]:
+        """Return the functions that lead from each value that is stored to the next one."""
+        return own

@@ -1,0 +1,563 @@
+"""Which matrix recurrence a loop is: of one state as it stands, or of all its parts joined.
+
+A state with matrices along its axes is taken as it stands. Otherwise, a loop of states that a step
+maps linearly into one another, with any number of taps, is a loop of one vector ``s = [s_1, s_2,
+…]`` with ``s' = s W + c``, whose blocks are read off the linear forms of the next values
+(`scanlib.analysis.linear_forms`); a tap `-k` is a part of `s` that takes the value of the tap
+before it. The lowering (`lower_linear`) need not know that there were several: `Joined.results`
+takes the result apart again. What is joined at what cost is in `linear_cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import basic as ps
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from scanlib.analysis.linear_forms import OFFSET, Block, LinearForms, NotAffineError
+from scanlib.analysis.matrix_recurrence import MatrixRecurrence, in_other_semiring, of_one_state
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.errors import InitialRowsError
+from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
+from scanlib.ops.loop import Carry, Loop, State
+from scanlib.rewrites.lower.accumulators import added_up, split_sums
+from scanlib.rewrites.lower.body_sizes import BodySizes
+from scanlib.rewrites.lower.canonical_loop import CANONICAL, canonical_loop
+from scanlib.rewrites.lower.linear_cost import (
+    NotLinearError,
+    check_joined_cost,
+    check_sparsity,
+    check_step_matrices,
+    is_small_product,
+)
+from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
+from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime
+from scanlib.rewrites.pytensor_rewrites import run_query
+
+
+@dataclass
+class Roles:
+    """The roles of the parts of a loop around one matrix recurrence."""
+
+    recurrent: State | Carry
+    recurrence: MatrixRecurrence
+    sums: list[tuple[Carry, Variable]]
+    shift: Variable | None = None
+    mask: Variable | None = None  # which items of the matrix are there; None: all
+
+
+def value_of(part: State | Carry) -> Variable:
+    return part.taps[-1] if isinstance(part, State) else part.value
+
+
+def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
+    """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
+
+    Raises
+    ------
+    NotLinearError
+        If the loop is of another form.
+    """
+    if node.op.recompute:
+        raise NotLinearError("its steps are segments of a checkpointed loop")
+    loop = canonical_loop(node)
+    if loop.stop is not None:
+        raise NotLinearError("the loop may stop early")
+    if loop.truncate_gradient != -1:
+        raise NotLinearError("its gradient is truncated")
+    check_types(slots_of([*loop.states, *split_sums(loop)[1]]))
+    shifts = shift_carries(loop)
+    if shifts:
+        try:
+            return _Search(node, loop, shifts).result()
+        except (NotLinearError, NotAffineError):
+            loop = canonical_loop(node)
+    try:
+        return _Search(node, loop, {}).result()
+    except NotAffineError as error:
+        raise NotLinearError(str(error)) from error
+
+
+def check_types(slots: Sequence[Slot]) -> None:
+    if not slots:
+        raise NotLinearError("no state depends on the one before it")
+    if any(not is_tensor(slot.value) for slot in slots):
+        raise NotLinearError("a state is no tensor")
+    dtypes = {slot.value.type.dtype for slot in slots}
+    if len(dtypes) > 1:
+        raise NotLinearError(f"its states have different dtypes: {sorted(dtypes)}")
+    if not dtypes.pop().startswith(("float", "complex")):
+        raise NotLinearError("the states hold no floating-point numbers")
+    values = [slot.value for slot in slots]
+    check_sparsity(values, [slot.next for slot in slots])
+
+
+# Carries that are read in a sum alone
+
+
+def shift_carries(loop: Loop) -> dict[int, Variable]:
+    """Let a loop whose steps read carries `c` only in ``u = c + g`` be one of the `u`.
+
+    Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
+    With ``c' = M u``, the recurrence is ``u' = M u + g'`` with the `g` of the step that follows:
+    all values of `u`, which outputs and sums read, come from the recurrence, and ``M g`` is not
+    computed. The loop is changed to have the `u` in the place of the `c`.
+
+    Returns
+    -------
+    dict
+        The `g` by the `id` of the carry; none where the loop was not changed.
+    """
+    _, recurrent = split_sums(loop)
+    if loop.states:
+        return {}
+    outputs = loop.body_outputs()
+    values = {part.value for part in recurrent}
+    found = {}
+    for carry in recurrent:
+        shift = _added_to(carry.value, outputs)
+        if shift is not None and values.isdisjoint(ancestors([shift])):
+            found[id(carry)] = shift
+    if not found:
+        return {}
+    new = {part.value: part.value.type() for part in recurrent if id(part) in found}
+    changes = {p.value: new[p.value] - found[id(p)] for p in recurrent if id(p) in found}
+    inputs = [new.get(inp, inp) for inp in loop.body_inputs()]
+    made = [*substitute(outputs, changes), *found.values()]
+    body = FunctionGraph(inputs, made, clone=False)
+    run_query(CANONICAL, body)
+    made = list(body.outputs)
+    if len(list(toposort(made[: len(outputs)]))) >= len(list(toposort(outputs))):
+        return {}  # the subtraction did not cancel
+    for part in recurrent:
+        part.value = new.get(part.value, part.value)
+    loop.set_body_outputs(made[: len(outputs)])
+    return dict(zip(found, made[len(outputs) :], strict=True))
+
+
+def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
+    """Return what is added to a variable where it is read first, in its own layout."""
+    own = range(value.type.ndim)
+    for node in toposort(outputs):
+        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+            continue
+        for place, inp in enumerate(node.inputs):
+            order: tuple[Any, ...] = tuple(own)
+            if inp is not value:
+                above = inp.owner
+                if above is None or not isinstance(above.op, DimShuffle):
+                    continue
+                order = above.op.new_order
+                # An axis of one item may have been dropped.
+                if above.inputs[0] is not value or not set(own) <= set(order):
+                    continue
+            others = [other for k, other in enumerate(node.inputs) if k != place]
+            shift = others[0] if len(others) == 1 else pt.add(*others)
+            added = [k for k, axis in enumerate(order) if axis == "x"]
+            if len(order) != shift.type.ndim or any(shift.type.shape[k] != 1 for k in added):
+                continue
+            if value not in ancestors([shift]):
+                return shift.dimshuffle(*(order.index(k) for k in own))
+    return None
+
+
+# The parts of a joined state
+
+
+@dataclass
+class Slot:
+    """A part of the joined state: one tap of a state, or a carry."""
+
+    part: State | Carry
+    tap: int
+    value: Variable
+    next: Variable
+
+    def initial(self, reverse: bool) -> Variable:
+        """Return the row that it starts from."""
+        part, initial = self.part, self.part.initial
+        if isinstance(part, Carry):
+            return initial
+        if initial.type.shape[0] != part.depth:
+            message = f"linear scan: a state needs {part.depth} initial rows for its taps"
+            check = CheckAndRaise(InitialRowsError, message)
+            initial = check(initial, pt.eq(initial.shape[0], part.depth))
+        return initial[-self.tap - 1] if reverse else initial[part.depth + self.tap]
+
+
+def slots_of(parts: Sequence[State | Carry]) -> list[Slot]:
+    slots = []
+    for part in parts:
+        following = part.next
+        for tap in range(-1, -part.depth - 1, -1) if isinstance(part, State) else [-1]:
+            value = part.tap(tap) if isinstance(part, State) else part.value
+            slots.append(Slot(part, tap, value, following))
+            following = value
+    return slots
+
+
+@dataclass
+class Pieces:
+    """Where the slots stand in a joined row: their sizes and shapes, without the batch."""
+
+    sizes: list[Variable]
+    shapes: list[tuple[Variable, ...]]
+
+    def of(self, rows: Variable, k: int, lead: int) -> Variable:
+        """Return the values of one slot in rows with some axes before their own."""
+        start = _total(self.sizes[:k])
+        shape = self.shapes[k]
+        index: Any = slice(start, _total(self.sizes[: k + 1])) if shape else start
+        part = rows[(*(slice(None),) * lead, index)]
+        return part.reshape((*tuple(part.shape)[:lead], *shape)) if len(shape) > 1 else part
+
+    def outside(self, outer: dict[Variable, Variable]) -> Pieces:
+        """Return the same in terms of variables outside the loop."""
+        shapes = [tuple(substitute(list(shape), outer)) for shape in self.shapes]
+        return Pieces(substitute(self.sizes, outer), shapes)
+
+
+def _total(sizes: Sequence[Variable]) -> Any:
+    known = [constant_integer(size) for size in sizes]
+    fixed = sum(size for size in known if size is not None)
+    unknown = [size for size, value in zip(sizes, known, strict=True) if value is None]
+    return pt.add(fixed, *unknown) if unknown else fixed
+
+
+@dataclass
+class Joined:
+    """What the results of a joined loop are to the loop it came from."""
+
+    slots: list[Slot]
+    state: State | Carry
+    pieces: Pieces
+    batch: int
+    parts: list[Any]  # of the old loop, in the order of its results
+    others: list[Any]  # the parts of the joined loop after the state
+    reverse: bool
+
+    def read(self, read: Sequence[bool]) -> list[bool]:
+        """Return which results of the joined loop are read, given those of the old one."""
+        by_part = {id(part): flag for part, flag in zip(self.parts, read, strict=True)}
+        own = any(by_part[id(slot.part)] for slot in self.slots)
+        return [own, *(by_part[id(part)] for part in self.others)]
+
+    def results(
+        self, values: Sequence[Variable | None], read: Sequence[bool]
+    ) -> list[Variable | None]:
+        """Return the results of the old loop that are read, given those of the joined one."""
+        state, *rest = values
+        other = {id(part): value for part, value in zip(self.others, rest, strict=True)}
+        found = []
+        for part, flag in zip(self.parts, read, strict=True):
+            value = other[id(part)] if id(part) in other else flag and self.part_of(part, state)
+            found.append(value if flag else None)
+        return found
+
+    def part_of(self, part: State | Carry, value: Variable) -> Variable:
+        """Return the result of one old part."""
+        traced = isinstance(self.state, State) and not self.state.untraced
+        rows = value if isinstance(self.state, State) else value[None]
+        last = rows if not traced else rows[:1] if self.reverse else rows[-1:]
+        slots = {slot.tap: k for k, slot in enumerate(self.slots) if slot.part is part}
+        lead = 1 + self.batch
+        if isinstance(part, Carry):
+            return self.pieces.of(last, slots[-1], lead)[0]
+        if part.untraced or not traced:
+            pieces = [
+                self.pieces.of(last, slots[tap], lead)
+                for tap in sorted(slots, reverse=self.reverse)
+            ]
+        else:
+            pieces = [self.pieces.of(rows, slots[-1], lead)]
+            if len(slots) > 1 and self.reverse:
+                pieces.append(part.initial[1:])
+            elif len(slots) > 1:
+                pieces.insert(0, part.initial[:-1])
+        return pieces[0] if len(pieces) == 1 else pt.concatenate(pieces)
+
+
+# The recurrence
+
+
+class _Search:
+    """Finds the recurrence of a loop of which nothing is known but the types of its states."""
+
+    def __init__(self, node: Apply, loop: Loop, shifts: dict[int, Variable]) -> None:
+        self.node, self.loop = node, loop
+        self.parts = [*loop.states, *loop.carries, *loop.outputs]
+        self.sizes = BodySizes(loop)
+        made = self.sizes.cut(loop, list(shifts.values()))
+        self.shift_of = dict(zip(shifts, made, strict=True))
+        self.sums, carries = split_sums(loop)
+        self.slots = slots_of([*loop.states, *carries])
+
+    def result(self) -> tuple[Loop, Roles, Joined | None]:
+        """Return the loop, joined or not, its parts, and what its results are to the old ones."""
+        alone = self.one_state() if len(self.slots) == 1 else None
+        if alone is None:
+            return self.joined()
+        if is_small_product(self.loop, alone.recurrence, self.slots[0].value):
+            try:
+                return self.joined()
+            except (NotLinearError, NotAffineError):
+                pass
+        self.sizes.add_to(self.loop)
+        check_maps(self.loop, alone)
+        return self.loop, alone, None
+
+    @cached_property
+    def forms(self) -> LinearForms:
+        return self.propagate(False)
+
+    def propagate(self, structure: bool) -> LinearForms:
+        sources = [slot.value for slot in self.slots]
+        return LinearForms(sources, [slot.next for slot in self.slots], self.sizes, structure)
+
+    def one_state(self) -> Roles | None:
+        """Return the roles around a single state as it stands, None if it has to be joined."""
+        (slot,) = self.slots
+        steps = {slot.value: slot.next}
+        if slot.next not in depends_on([slot.next], [slot.value]):
+            raise NotLinearError("no state depends on the one before it")
+        if slot.value.type.ndim == 0:
+            return None
+        found = in_other_semiring(slot.value, slot.next, self.sizes)
+        if found is None:
+            found = of_one_state(self.forms, slot.next)
+        if found is None:
+            return None
+        check_step_matrices(self.loop, steps, found.matrix)
+        if found.made:
+            raise NotLinearError("its matrix is a product of factors that no step computes")
+        return Roles(slot.part, found, self.sums, self.shift_of.get(id(slot.part)))
+
+    def joined(self) -> tuple[Loop, Roles, Joined]:
+        loop = self.loop
+        if not self.forms.multiplies or all(not slot.value.type.ndim for slot in self.slots):
+            self.refuse_elementwise()
+        readers = readers_of(loop.body_outputs())
+        if all(added_up(slot.part, readers) is not None for slot in self.slots):
+            raise NotLinearError("its states only add up what the steps compute")
+        batch = self.batch()
+        blocks = self.blocks(self.forms, batch)
+        matrix = self.matrix(self.forms, blocks, batch)
+        above = set(ancestors([matrix]))
+        sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
+        check_joined_cost(
+            [constant_integer(size) for size in sizes],
+            [slot.value.type.ndim - batch for slot in self.slots],
+            [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
+            any(sequence.row in above for sequence in loop.sequences),
+        )
+        check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
+        mask = None
+        if not all(block and block.full for row in blocks for block in row):
+            mask = self.mask(batch)
+        offset = self.together([self.forms.offset(slot.next) for slot in self.slots], batch)
+        shapes = [tuple(self.sizes(slot.value))[batch:] for slot in self.slots]
+        pieces = Pieces(sizes, shapes)
+        state = self.joined_state(matrix, offset, batch)
+        joined, sums = self.joined_loop(state, pieces, batch)
+        self.sizes.add_to(joined)
+        shift = self.together([self.shift_of.get(id(slot.part)) for slot in self.slots], batch)
+        recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
+        roles = Roles(state, recurrence, sums, shift, mask)
+        check_maps(joined, roles)
+        slotted = {id(slot.part) for slot in self.slots}
+        others = [part for part in self.parts if id(part) not in slotted]
+        outside = pieces.outside(self.sizes.outer_of)
+        return (
+            joined,
+            roles,
+            Joined(self.slots, state, outside, batch, self.parts, others, loop.reverse),
+        )
+
+    def refuse_elementwise(self) -> None:
+        """Leave loops to the elementwise lowering that it knows."""
+        copy = Loop.from_node(self.node)
+        try:
+            specialize_elementwise(copy)
+            scalar_loop(copy)
+        except NotElementwiseError:
+            return
+        raise NotLinearError("the loop is elementwise")
+
+    # The joined matrix
+
+    def batch(self) -> int:
+        """Return how many leading axes all states have in common and no step mixes."""
+        most = max(0, min(slot.value.type.ndim for slot in self.slots) - 1)
+        if len({slot.value.type.broadcastable[:most] for slot in self.slots}) > 1:
+            return 0
+        for slot in self.slots:
+            for k, block in self.forms.form(slot.next).items():
+                if k == OFFSET:
+                    continue
+                ties = enumerate(block.ties[:most])
+                mixed = [k for k, tie in ties if tie != k or k in block.sides]
+                most = min([most, *mixed])
+        return most
+
+    def blocks(self, forms: LinearForms, batch: int) -> list[list[Block | None]]:
+        """Return the blocks of every next value, tied along the batch alone."""
+        rows = []
+        for slot in self.slots:
+            found = forms.form(slot.next)
+            loose = range(batch, slot.next.type.ndim)
+            rows.append(
+                [
+                    forms.loosened(j, forms.opened(j, found[j]), loose) if j in found else None
+                    for j in range(len(self.slots))
+                ]
+            )
+        return rows
+
+    def matrix(self, forms: LinearForms, blocks: list[list[Block | None]], batch: int) -> Variable:
+        """Return ``W``, with the batch or axes of size one in front."""
+        count = len(self.slots)
+        made = []
+        for j in range(count):
+            for i, slot in enumerate(self.slots):
+                block = blocks[i][j]
+                if block is None:
+                    ties = [k if k < batch else None for k in range(slot.next.type.ndim)]
+                    block = forms.zeros(j, slot.next, tuple(ties))
+                whole, n = forms.whole(j, block, slot.next), len(forms.free(j, block))
+                free: list[Any] = list(range(n)) or ["x"]
+                rest: list[Any] = list(range(n + batch, whole.type.ndim)) or ["x"]
+                whole = whole.dimshuffle(*range(n, n + batch), *free, *rest)
+                if n > 1 or len(rest) > 1:
+                    lead = tuple(whole.shape)[:batch]
+                    whole = whole.reshape((*lead, forms.size(j, batch), forms.size(i, batch)))
+                made.append(whole)
+        if len({block.type.broadcastable[:batch] for block in made}) > 1:
+            lead = tuple(self.sizes(self.slots[0].value))[:batch]
+            made = [pt.broadcast_to(b, (*lead, *tuple(b.shape)[batch:])) for b in made]
+        rows = [made[j * count : (j + 1) * count] for j in range(count)]
+        joined = [row[0] if count == 1 else pt.concatenate(row, axis=-1) for row in rows]
+        return joined[0] if count == 1 else pt.concatenate(joined, axis=-2)
+
+    def mask(self, batch: int) -> Variable | None:
+        """Return where the joined matrix has items, with the batch left out."""
+        forms = self.propagate(True)
+        made = pt.gt(self.matrix(forms, self.blocks(forms, batch), batch), 0)
+        for _ in range(batch):
+            made = made.any(axis=0)
+        if any(sequence.row in set(ancestors([made])) for sequence in self.loop.sequences):
+            raise NotLinearError("which states a step reads differs from step to step")
+        return None if _all_true(made) else made.T
+
+    # The joined loop
+
+    def joined_state(self, matrix: Variable, offset: Variable | None, batch: int) -> State | Carry:
+        rows = [self.flat(slot.initial(self.loop.reverse), batch) for slot in self.slots]
+        if batch:
+            lead = tuple(rows[0].shape)[:batch]
+            rows = [pt.broadcast_to(row, (*lead, row.shape[-1])) for row in rows]
+        initial = rows[0] if len(rows) == 1 else pt.concatenate(rows, axis=-1)
+        row = initial.type()
+        product = pt.matmul(row[..., None, :], matrix)[..., 0, :] if batch else row @ matrix
+        following = product if offset is None else product + offset
+        if all(isinstance(slot.part, Carry) for slot in self.slots):
+            return Carry(initial, row, following)
+        untraced = all(isinstance(s.part, Carry) or s.part.untraced for s in self.slots)
+        return State(initial[None], {-1: row}, following, untraced)
+
+    def flat(self, value: Variable, batch: int) -> Variable:
+        core = value.type.ndim - batch
+        if core == 1:
+            return value
+        size = pt.prod(value.shape[batch:]) if core else pt.constant(1, dtype="int64")
+        return value.reshape((*tuple(value.shape)[:batch], size))
+
+    def together(self, values: Sequence[Variable | None], batch: int) -> Variable | None:
+        """Return values of the slots in the layout of the joined state, None if there are none."""
+        if all(value is None for value in values):
+            return None
+        flat = []
+        for k, (value, slot) in enumerate(zip(values, self.slots, strict=True)):
+            sizes, own = tuple(self.sizes(slot.value)), slot.value.type.broadcastable
+            if value is None:
+                value = self.forms.filled(0, sizes)
+            elif any(a and not b for a, b in zip(value.type.broadcastable, own, strict=True)):
+                value = pt.broadcast_to(value, sizes)
+            if value.type.ndim != batch + 1:
+                value = value.reshape((*sizes[:batch], self.forms.size(k, batch)))
+            flat.append(value)
+        return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
+
+    def joined_loop(
+        self, state: State | Carry, pieces: Pieces, batch: int
+    ) -> tuple[Loop, list[tuple[Carry, Variable]]]:
+        """Return the loop of the joined state, and its accumulators with what steps add."""
+        loop, value = self.loop, value_of(state)
+        changes = {}
+        for row, name in ((state.next, "next"), (value, "value")):
+            for k, slot in enumerate(self.slots):
+                changes[getattr(slot, name)] = pieces.of(row, k, batch)
+        # A value that is both, such as a tap that becomes the one before it, is one of before.
+        carries = [
+            Carry(carry.initial, carry.value, carry.next, carry.name) for carry, _ in self.sums
+        ]
+        joined = Loop(
+            n_steps=loop.n_steps,
+            sequences=list(loop.sequences),
+            states=[state] if isinstance(state, State) else [],
+            carries=[*([state] if isinstance(state, Carry) else []), *carries],
+            non_sequences=list(loop.non_sequences),
+            reverse=loop.reverse,
+            required_steps=loop.required_steps,
+            name=loop.name,
+            function=loop.function,
+        )
+        values = substitute([output.value for output in loop.outputs], changes)
+        joined.outputs = [
+            type(output)(value, output.name)
+            for output, value in zip(loop.outputs, values, strict=True)
+        ]
+        added = substitute([value for _, value in self.sums], changes)
+        return joined, list(zip(carries, added, strict=True))
+
+
+def check_maps(loop: Loop, parts: Roles) -> None:
+    """Refuse loops that compute something beside the recurrence that is not for a batch.
+
+    Raises
+    ------
+    NotLinearError
+    """
+    part, recurrence = parts.recurrent, parts.recurrence
+    value = value_of(part)
+    varying = {sequence.row: sequence.outer for sequence in loop.sequences}
+    fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
+    known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
+    needed = [recurrence.matrix, *(added for _, added in parts.sums)]
+    needed += [output.value for output in loop.outputs]
+    optional = (recurrence.across, recurrence.offset, parts.shift, parts.mask)
+    needed += [v for v in optional if v is not None]
+    try:
+        known.check(needed)
+    except NotPeelableError as error:
+        raise NotLinearError(str(error)) from error
+
+
+def _all_true(mask: Variable) -> bool:
+    """Whether a mask is known to be true everywhere."""
+    if any(v.owner is None and not isinstance(v, Constant) for v in ancestors([mask])):
+        return False
+    folded = FunctionGraph([], [mask], clone=True)
+    run_query(CANONICAL, folded)
+    (value,) = folded.outputs
+    return isinstance(value, Constant) and bool(np.all(value.data))

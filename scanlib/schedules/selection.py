@@ -1,0 +1,172 @@
+"""Which schedule an elementwise loop gets, and into which parts several threads may take it.
+
+The one place that decides: `choice` writes what is said here, and `scanlib.explain` shows it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytensor.scalar.basic as ps
+from pytensor.configdefaults import config
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
+
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.lowered.positions import has_positions
+from scanlib.recurrences import CLASSES
+
+# Steps of a block: a few buffers fit the first-level cache, and a block is worth starting. Scans
+# ask for what the next block reads and writes. In blocks of less than 1024 steps, it still arrives
+# while the next elements and results are computed; in longer ones, the memory waits meanwhile.
+BLOCK = 512
+MANY_STEPS = 256  # so many steps are worth taking channel by channel
+# Steps of so many operations wait for these, not for their states, and blocks write them three
+# times: before the states are scanned, after, and for what cannot be composed.
+LONG_STEP = 200
+# How many channels a slice has at least: threads that work on neighbouring pieces of short rows
+# wait for one another in every step. Where steps do little but read and write, they share the
+# memory, too, and fetch what belongs to others.
+LEAST_ROW, LEAST_CHEAP_ROW = 256, 1024
+CHEAP = (
+    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Sqr, ps.Abs, ps.Identity, ps.Cast),
+    *(ps.Switch, ps.Second, ps.ScalarMaximum, ps.ScalarMinimum, ps.Reciprocal),
+    *(ps.LogicalComparison, ps.BinaryBitOp, ps.UnaryBitOp, ps.Sign),
+)
+# A chunk of the steps has so many blocks at least. Those before it are composed up to one in so
+# many of a chunk.
+BLOCKS_OF_A_CHUNK = 4
+# How many past values a step may read: composing takes steps of as many columns, and one more.
+MOST_VALUES = 4
+
+
+def few_channels(op: ElemwiseScan) -> int:
+    """Return up to how many channels take turns in blocks of steps.
+
+    Each then walks as fast as alone. Next to one another they wait for every step, but share its
+    reads and writes; where they fill a vector register, that is faster.
+    """
+    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
+        return 8
+    inner = op.signature.split_body_inputs(op.body.inputs)
+    items = [*(taps[0] for taps in inner.taps), *inner.carries]
+    return 4 if all(np.dtype(item.type.dtype).itemsize <= 4 for item in items) else 3
+
+
+def schedule(op: ElemwiseScan) -> str:
+    """Return how compiled code walks an elementwise loop.
+
+    The one place that decides: backends write what it says, `scanlib.explain` shows it.
+
+    Returns
+    -------
+    {"channels", "blocks", "steps", "by width"}
+        ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one
+        channel after the other, whose parts all belong to recurrence families, where steps are
+        not long. ``"steps"``: one channel, step by step, states in registers. ``"by width"``:
+        ``"blocks"`` for `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``;
+        their number is known when the loop runs.
+    """
+    composed = bool(op.recurrences) and all(r.family in CLASSES for r in op.recurrences)
+    composed = composed and not has_positions(op.body.outputs)
+    composed = composed and len(op.body.toposort()) <= LONG_STEP
+    if not op.layout.ndim:
+        return "blocks" if composed else "steps"
+    width = static_width(op)
+    if not composed or (width or 0) > few_channels(op) or not op.plan().is_independent():
+        return "channels"
+    return "by width" if width is None else "blocks"
+
+
+def static_width(op: ElemwiseScan) -> int | None:
+    """Return the number of channels of an elementwise loop, None where types do not say."""
+    inner = op.signature.split_body_inputs(op.scan.body.inputs)
+    sizes: dict[int, int] = {}
+    for variables, layouts in (
+        (inner.rows, op.layout.sequences),
+        ([taps[0] for taps in inner.taps], op.layout.states),
+        (inner.carries, op.layout.carries),
+        (inner.non_sequences, op.layout.non_sequences),
+    ):
+        for variable, axes in zip(variables, layouts, strict=True):
+            for own, axis in enumerate(axes):
+                size = variable.type.shape[own]
+                if axis is not None and size is not None:
+                    sizes[axis] = size
+    return prod(sizes.values()) if len(sizes) == op.layout.ndim else None
+
+
+# Threads
+
+
+def can_slice(op: ElemwiseScan) -> bool:
+    """Whether slices of the channels, along their first axis, are independent of one another.
+
+    That takes results which all have this axis, or are sums over it, and steps that raise nothing.
+    """
+    if not op.layout.ndim or op.signature.has_stop or has_positions(op.body.outputs):
+        return False
+    return all(0 in target.kept or 0 in target.reduced for target in op.plan().targets)
+
+
+def least_row(op: ElemwiseScan) -> int:
+    """Return how many channels a slice has at least."""
+    least = LEAST_CHEAP_ROW if _is_cheap_step(op) else LEAST_ROW
+    return min(least, config.scanlib__parallel_channels)
+
+
+def _is_cheap_step(op: ElemwiseScan) -> bool:
+    """Whether the steps of a loop do little but read and write."""
+    return all(is_cheap(node.op) for node in op.body.toposort())
+
+
+def is_cheap(op: Op) -> bool:
+    if isinstance(op, ps.Composite):
+        return all(is_cheap(node.op) for node in op.fgraph.toposort())
+    return isinstance(op, CHEAP)
+
+
+def can_chunk(op: ElemwiseScan) -> bool:
+    """Whether chunks of the steps may find the values before them from some of the steps before.
+
+    That takes one channel and affine recurrences of real numbers, whose elements depend on no
+    state, whose steps read up to `MOST_VALUES` past values, and whose coefficients decay: whether
+    they do is known when the loop runs, that they do not where they are all one.
+    """
+    if schedule(op) != "blocks" or op.layout.ndim or not op.recurrences:
+        return False
+    reads = [_past_values(op, number) for number in range(len(op.recurrences))]
+    if not all(1 <= count <= MOST_VALUES for count in reads):
+        return False
+    return all(_decays(*pair) for pair in zip(op.recurrences, reads, strict=True))
+
+
+def _decays(recurrence: Recurrence, reads: int) -> bool:
+    """Whether coefficients may decay."""
+    if recurrence.family == "affine in squares":
+        return reads == 1
+    return recurrence.family == "affine" and (
+        reads > 1 or any(term.coefficient is not None for term in recurrence.terms[0])
+    )
+
+
+def _past_values(op: ElemwiseScan, number: int) -> int:
+    """Return how many past values the steps of a recurrence read, zero if they are not real."""
+    recurrence, n = op.recurrences[number], op.signature.n_states
+    inner = op.signature.split_body_inputs(op.body.inputs)
+    count = 0
+    for part in recurrence.parts:
+        state = inner.taps[part][0] if part < n else inner.carries[part - n]
+        if state.type.dtype not in ("float32", "float64"):
+            return 0
+        count += op.signature.depths[part] if part < n else 1
+    return count if _is_free(op, number) else 0
+
+
+def _is_free(op: ElemwiseScan, number: int) -> bool:
+    """Whether the elements of a recurrence depend on no state or carry."""
+    inputs, outputs, scanned = op.elements_of(number)
+    parts = op.signature.split_body_inputs(inputs)
+    states = {*(tap for taps in parts.taps for tap in taps), *parts.carries}
+    return not scanned and states.isdisjoint(ancestors(outputs))
