@@ -1,4 +1,4 @@
-"""The C linker computes what stands around loops by kernels, as numba mode does."""
+"""What stands around loops, or in a step without kernels, as few nodes that are programs."""
 
 from __future__ import annotations
 
