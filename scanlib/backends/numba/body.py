@@ -67,27 +67,21 @@ def _owns_its_value(op: Scan, i: int) -> bool:
         return False
     others = [out for out in op.body.outputs if out is not mine]
     shared = sum(out is mine for out in op.body.outputs) > 1
-    return not shared and not any(_may_view(out, {mine, inner}) for out in others)
+    return not shared and all({mine, inner}.isdisjoint(_viewed(out)) for out in others)
 
 
 def _is_fresh(variable: Variable, own: Variable) -> bool:
     """Whether a value is made by the step, and is no view of anything but the carry itself."""
-    while variable.owner is not None:
-        position = variable.owner.outputs.index(variable)
-        viewed = variable.owner.op.view_map.get(position)
-        if not viewed:
-            return True
-        variable = variable.owner.inputs[viewed[0]]
-    return variable is own
+    last = _viewed(variable)[-1]
+    return last.owner is not None or last is own
 
 
-def _may_view(variable: Variable, targets: set[Variable]) -> bool:
-    while variable not in targets:
-        if variable.owner is None:
-            return False
-        position = variable.owner.outputs.index(variable)
-        viewed = variable.owner.op.view_map.get(position)
+def _viewed(variable: Variable) -> list[Variable]:
+    """Return a value, and what it is a view of, one after the other."""
+    found = [variable]
+    while (node := found[-1].owner) is not None:
+        viewed = node.op.view_map.get(node.outputs.index(found[-1]))
         if not viewed:
-            return False
-        variable = variable.owner.inputs[viewed[0]]
-    return True
+            break
+        found.append(node.inputs[viewed[0]])
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import cache, partial
 from typing import Any
 
 import numba
@@ -149,11 +150,13 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
     if not program.unfit:
         return run
 
+    walk = cache(partial(_plain_loop, loop_of(op)))  # made when it is first needed
+
     def run_or_walk(*inputs: Any) -> Sequence[Any]:
         try:
             return run(*inputs)
         except CarryShapeError:
-            return _plain_loop(loop_of(op))(*inputs)
+            return walk()(*inputs)
 
     return run_or_walk
 
@@ -162,8 +165,8 @@ def _plain_loop(op: Scan) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that numba compiles whole."""
     writer = LoopWriter(op)
     function, key = writer.write()
-    cache = key is not None and config.numba__cache
-    compiled = sealed(numba_njit(function, final_function=True, cache=cache))
+    kept = key is not None and config.numba__cache
+    compiled = sealed(numba_njit(function, final_function=True, cache=kept))
     n, m = op.signature.n_states, op.signature.n_carries
     single = n + m + op.signature.n_outputs == 1
     first = len(op.outer_input_types()) - m - op.signature.n_non_sequences

@@ -22,6 +22,7 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import pytensor
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -45,7 +46,7 @@ from scanlib.ops.scan import Scan
 from scanlib.source_keys import source_key
 
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
-STEPS_PER_POLL = 16
+STEPS_PER_POLL = 4
 
 
 class LoopWriter:
@@ -79,11 +80,9 @@ class LoopWriter:
         self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
         for known in (new_array, numba_deepcopy, poll):
             self.globals[known.__name__] = known
-        # What tells the function from others, with the names that the text has for it.
-        self.keys: dict[str | None, str] = {
-            source_key(__name__): "",
-            str(config.numba__fastmath): "",
-        }
+        # What tells functions from others, beside the keys of what the text has names for.
+        self.identity = f"{source_key(__name__)} {pytensor.__version__} {config.numba__fastmath}"
+        self.keys: dict[str | None, str] = {}
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
         """Return the loop's function and its cache key."""
@@ -97,7 +96,7 @@ class LoopWriter:
         text = "\n".join([f"def scan_loop({', '.join(self.arguments)}):", *self.lines])
         key = None
         if None not in self.keys:
-            key = sha256(f"{text} {self.keys}".encode()).hexdigest()
+            key = sha256(f"{self.identity} {text} {self.keys}".encode()).hexdigest()
         return compile_numba_function_src(text, "scan_loop", self.globals, cache_key=key), key
 
     def line(self, text: str) -> None:
@@ -138,7 +137,7 @@ class LoopWriter:
         function, key = numba_funcify_and_cache_key(node.op, node=node)
         # PyTensor's keys leave out static shapes, which functions may depend on.
         shapes = [getattr(v.type, "shape", None) for v in [*node.inputs, *node.outputs]]
-        key = None if key is None else f"{key} {shapes} {config.numba__fastmath}"
+        key = None if key is None else f"{key} {shapes}"
         if key is not None and not type(node.op).__module__.startswith("scanlib."):
             # On disk, these are kept by themselves too: other loops have the same.
             name = function.__name__
@@ -146,13 +145,15 @@ class LoopWriter:
                 f"def {name}(*inputs):\n    return function(*inputs)",
                 name,
                 {"function": function, "__name__": __name__},
-                cache_key=sha256(f"inlined {key}".encode()).hexdigest(),
+                cache_key=sha256(f"{self.identity} {key}".encode()).hexdigest(),
             )
             function = numba_njit(function, cache=config.numba__cache, forceinline=True)
         return self.known(sealed(function), key)
 
     def constant(self, variable: Constant) -> str:
         value = numba_typify(variable.data, variable=variable)
+        if isinstance(value, np.ndarray) and not value.flags.forc:
+            value = np.ascontiguousarray(value)
         return self.known(value, f"{type(value)} {cache_key_for_constant(value)}")
 
     def known(self, value: Any, key: str | None) -> str:
