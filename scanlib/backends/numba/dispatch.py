@@ -26,6 +26,7 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 from pytensor.tensor.random.utils import custom_rng_deepcopy
+from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import NumbaError
@@ -55,6 +56,18 @@ from scanlib.schedules.linear_steps import linear_program
 
 Found = tuple[Callable[..., Any], str | None]
 
+MOVES = (  # what is done with rows around loops
+    CheckedConvergence,
+    CheckedRows,
+    GeneratorFromWords,
+    GeneratorWords,
+    JoinRows,
+    MergeRows,
+    OneRow,
+    PaddedRows,
+    SplitRows,
+)
+
 
 def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
     """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
@@ -83,27 +96,13 @@ def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) ->
     return _funcify(fgraph, **kwargs)
 
 
-@register_funcify_and_cache_key(Scan)
-@register_funcify_and_cache_key(ElemwiseScan)
-@register_funcify_and_cache_key(LinearScan)
-@register_funcify_and_cache_key(KernelGraph)
-@register_funcify_and_cache_key(StepProducts)
-@register_funcify_and_cache_key(CheckedConvergence)
-@register_funcify_and_cache_key(CheckedRows)
-@register_funcify_and_cache_key(GeneratorFromWords)
-@register_funcify_and_cache_key(GeneratorWords)
-@register_funcify_and_cache_key(JoinRows)
-@register_funcify_and_cache_key(MergeRows)
-@register_funcify_and_cache_key(OneRow)
-@register_funcify_and_cache_key(PaddedRows)
-@register_funcify_and_cache_key(SplitRows)
 def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     """Return the function of a node for code that numba compiles."""
     program = program_of_node(node)
     if program is not None:
         return call_program(program)
     if not isinstance(op, Scan | ElemwiseScan):
-        return _performed(op, node), None
+        return _performed_from_compiled(node), None
     function, key = LoopWriter(loop_of(op), copies_carries=True).write()
     walk, program = numba_njit(function), program_of(op)
     if program is None:
@@ -112,27 +111,41 @@ def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     return call, None if key is None else f"{own} or {key}"
 
 
+for kind in (Scan, ElemwiseScan, LinearScan, KernelGraph, StepProducts, *MOVES):
+    register_funcify_and_cache_key(kind)(funcify_node)
+
+
 def loop_of(op: Scan | ElemwiseScan) -> Scan:
     """Return the loop in canonical form."""
     return op.scan if isinstance(op, ElemwiseScan) else op
 
 
-def _performed(op: Op, node: Apply) -> Callable[..., Any]:
-    """Return a function of compiled code that has Python compute a node of one result."""
-    kind = get_numba_type(node.outputs[0].type)
+def performed(node: Apply) -> Callable[..., Any]:
+    """Return a function that lets an Op compute its results in Python."""
 
-    def perform(inputs: tuple[Any, ...]) -> Any:
-        cells: list[list[Any]] = [[None]]
-        op.perform(node, list(inputs), cells)
-        return cells[0][0]
+    def perform(*inputs: Any) -> Any:
+        cells: list[list[Any]] = [[None] for _ in node.outputs]
+        node.op.perform(node, list(inputs), cells)
+        found = [
+            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
+            for cell, out in zip(cells, node.outputs, strict=True)
+        ]
+        return found[0] if len(found) == 1 else found
+
+    return perform
+
+
+def _performed_from_compiled(node: Apply) -> Callable[..., Any]:
+    """Return a function of compiled code that has Python compute a node of one result."""
+    kind, perform = get_numba_type(node.outputs[0].type), performed(node)
 
     @numba_njit
-    def performed(*inputs):
+    def call(*inputs):
         with numba.objmode(result=kind):
-            result = perform(inputs)
+            result = perform(*inputs)
         return result
 
-    return performed
+    return call
 
 
 @register_compiler

@@ -22,7 +22,6 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     numba_typify,
 )
-from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat.numba import (
     Container,
@@ -34,7 +33,12 @@ from scanlib._compat.numba import (
 from scanlib.backends.handler.graph_runner import GraphRunner
 from scanlib.backends.handler.instructions import LOOPS, Instructions
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.dispatch import compile_for_perform, compile_recurrence, holds_loops
+from scanlib.backends.numba.dispatch import (
+    compile_for_perform,
+    compile_recurrence,
+    holds_loops,
+    performed,
+)
 from scanlib.ops.lowered.linear_scan import LinearScan
 
 
@@ -136,26 +140,10 @@ def node_function(node: Apply) -> Callable[..., Any]:
         run = compile_for_perform(op, node)
         return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
     if type(op).__module__.startswith("scanlib."):
-        return _performed(node)
+        return performed(node)
     function, key = numba_funcify_ensure_cache(op, node=node)
     whole = numba_njit(function.py_func, final_function=True, cache=key is not None)
     return sealed(whole)
-
-
-def _performed(node: Apply) -> Callable[..., Any]:
-    """Return a function that lets an Op compute its results in Python."""
-    count = len(node.outputs)
-
-    def perform(*inputs: Any) -> Any:
-        cells: list[list[Any]] = [[None] for _ in range(count)]
-        node.op.perform(node, list(inputs), cells)
-        found = [
-            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
-            for cell, out in zip(cells, node.outputs, strict=True)
-        ]
-        return found[0] if count == 1 else found
-
-    return perform
 
 
 def constant_value(constant: Constant) -> Any:
