@@ -56,18 +56,6 @@ from scanlib.schedules.linear_steps import linear_program
 
 Found = tuple[Callable[..., Any], str | None]
 
-MOVES = (  # what is done with rows around loops
-    CheckedConvergence,
-    CheckedRows,
-    GeneratorFromWords,
-    GeneratorWords,
-    JoinRows,
-    MergeRows,
-    OneRow,
-    PaddedRows,
-    SplitRows,
-)
-
 
 def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
     """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
@@ -97,12 +85,12 @@ def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) ->
 
 
 def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
-    """Return the function of a node for code that numba compiles."""
+    """Return the function of a loop or of a program for code that numba compiles."""
     program = program_of_node(node)
     if program is not None:
         return call_program(program)
     if not isinstance(op, Scan | ElemwiseScan):
-        return _performed_from_compiled(node), None
+        raise NotImplementedError(f"{op} has no kernels")
     function, key = LoopWriter(loop_of(op), copies_carries=True).write()
     walk, program = numba_njit(function), program_of(op)
     if program is None:
@@ -111,8 +99,33 @@ def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     return call, None if key is None else f"{own} or {key}"
 
 
-for kind in (Scan, ElemwiseScan, LinearScan, KernelGraph, StepProducts, *MOVES):
-    register_funcify_and_cache_key(kind)(funcify_node)
+def funcify_performed(op: Op, node: Apply, **kwargs: Any) -> Found:
+    """Return a function of compiled code that has Python compute a node of one result."""
+    kind, perform = get_numba_type(node.outputs[0].type), performed(node)
+
+    @numba_njit
+    def call(*inputs):
+        with numba.objmode(result=kind):
+            result = perform(*inputs)
+        return result
+
+    return call, None
+
+
+for with_kernels in (Scan, ElemwiseScan, LinearScan, KernelGraph, StepProducts):
+    register_funcify_and_cache_key(with_kernels)(funcify_node)
+for moves_rows in (
+    CheckedConvergence,
+    CheckedRows,
+    GeneratorFromWords,
+    GeneratorWords,
+    JoinRows,
+    MergeRows,
+    OneRow,
+    PaddedRows,
+    SplitRows,
+):
+    register_funcify_and_cache_key(moves_rows)(funcify_performed)
 
 
 def loop_of(op: Scan | ElemwiseScan) -> Scan:
@@ -133,19 +146,6 @@ def performed(node: Apply) -> Callable[..., Any]:
         return found[0] if len(found) == 1 else found
 
     return perform
-
-
-def _performed_from_compiled(node: Apply) -> Callable[..., Any]:
-    """Return a function of compiled code that has Python compute a node of one result."""
-    kind, perform = get_numba_type(node.outputs[0].type), performed(node)
-
-    @numba_njit
-    def call(*inputs):
-        with numba.objmode(result=kind):
-            result = perform(*inputs)
-        return result
-
-    return call
 
 
 @register_compiler
