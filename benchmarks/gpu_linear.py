@@ -7,8 +7,7 @@ import numpy as np
 
 from benchmarks.gpu_device import Device, fill, prepared, run_twice
 from benchmarks.gpu_results import TOLERANCE, Check, Timing, error_of
-from scanlib.backends.cuda.linear_launch import LinearGeometry, LinearKernels
-from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.backends.cuda.linear import LinearGeometry, LinearKernels, check_linear
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.linear_loop import run_in_python
 from scanlib.ops.lowered.linear_scan import LinearScan

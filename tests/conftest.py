@@ -81,10 +81,10 @@ def cuda_on_host(monkeypatch):
 @pytest.fixture
 def cuda_in_chunks(cuda_on_host, monkeypatch):
     """The same, and matrix recurrences are cut into five chunks."""
-    from scanlib.backends.cuda import linear_launch
+    from scanlib.backends.cuda import linear
     from tests.cuda_linear import cut
 
-    monkeypatch.setattr(linear_launch, "choose_linear", cut(5))
+    monkeypatch.setattr(linear, "choose_linear", cut(5))
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from unittest import mock
 import numpy as np
 
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda import linear_launch
-from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
+from scanlib.backends.cuda import linear
+from scanlib.backends.cuda.linear import linear_geometry, linear_kernels
 from scanlib.backends.cuda.schedule import LinearSchedule
 from tests.cuda_device import emulated_driver, poisoned
 
@@ -43,5 +43,5 @@ def run(op, inputs):
 def run_in_chunks(op, inputs):
     """Yield what a matrix recurrence gives, walked whole and cut in several ways."""
     for chunks in (1, 3, 7):
-        with mock.patch.object(linear_launch, "choose_linear", cut(chunks)):
+        with mock.patch.object(linear, "choose_linear", cut(chunks)):
             yield run(op, inputs)

@@ -145,14 +145,14 @@ def _cuda_limits(node: Apply) -> str:
         if "look_back" not in LoopWriter(op).units():
             return ""
         return ", where few rows of many steps are read once"
-    from scanlib.backends.cuda import linear_writer
+    from scanlib.backends.cuda import linear
 
     parts = op.parts(node.inputs)
     dtype = parts.initial.type.dtype
     matrices = [matrix for matrix in (parts.matrix, parts.right) if matrix is not None]
     known = [next((n for n in m.type.shape[-2:] if n is not None), None) for m in matrices]
-    linear_writer.check_linear(op, dtype, *(1 if size is None else size for size in known))
-    most = linear_writer.largest_size(dtype)
+    linear.check_linear(op, dtype, *(1 if size is None else size for size in known))
+    most = linear.largest_size(dtype)
     return f", if the matrix has {most} rows at most" if None in known else ""
 
 

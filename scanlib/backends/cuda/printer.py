@@ -2,8 +2,8 @@
 
 The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of a loop ``L``
 
-``row``
-    which row of the arrays belongs to a step;
+``REVERSE``
+    whether the first step has the last row;
 ``Fixed``, ``fix``
     the non-sequences of a channel;
 ``Rows``, ``load`` and ``Results``, ``store``
@@ -263,9 +263,7 @@ class LoopWriter:
     def _loop(self) -> str:
         """Return the struct of the loop, and those of its sums."""
         with self.source.struct("Loop"):
-            row = "steps - 1 - i" if self.signature.reverse else "i"
-            with self.method("int64_t row(int64_t steps, int64_t i)"):
-                self.source.line(f"return {row};")
+            self.source.line(f"enum {{ REVERSE = {int(self.signature.reverse)} }};")
             self.write_fixed()
             self.write_rows()
             self.write_results()

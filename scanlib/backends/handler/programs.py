@@ -85,8 +85,10 @@ def program_of_node(node: Apply) -> LoopProgram | None:
             return op.program or graph_program(thaw_graph(op.body))
         if isinstance(op, LinearScan):
             return linear_program(op, node)
-        inputs = [inp.type() for inp in node.inputs]
-        return graph_program(FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False))
+        inputs = [variable.type() for variable in node.inputs]
+        graph = FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False)
+        program = graph_program(graph)
+        return program if all(map(has_compiled_function, program.functions)) else None
     except NoKernelError:
         return None
 

@@ -25,8 +25,7 @@ from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, 
 from scanlib.backends.cuda.driver import LIBRARY, Driver, DriverError
 from scanlib.backends.cuda.geometry import Geometry, geometry
 from scanlib.backends.cuda.launch import KernelLoop, Kernels
-from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
-from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.backends.cuda.linear import check_linear, linear_geometry, linear_kernels
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of

@@ -128,6 +128,7 @@ def range_of(value: Any, dtype: str = "int64") -> Range:
         return value.low, value.bound
     known = known_number(value)
     if known is not None:
+        known = float(known) if isinstance(known, float) else int(known)  # NumPy's warn of infinity
         return known, known
     return {"b": (0, 1), "u": (0, INF)}.get(np.dtype(dtype).kind, (-INF, INF))
 

@@ -1,71 +1,62 @@
 """Conversions of PyTensor's own Ops that its PyTorch linker has none for.
 
 Rewrites take out of loops what does not depend on earlier steps. What ran compiled within the loop
-is then an Op of the graph, which PyTorch has to know: `argmax` of all rows, say. Only what PyTensor
-itself does not convert is registered.
+is then an Op of the graph, which PyTorch has to know: `argmax` of all rows, say. What PyTensor and
+this table do not convert runs as under other linkers (`scanlib.backends.torch.host`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import Pow, RoundHalfToEven, ScalarOp
-from pytensor.scalar.math import Log1mexp
-from pytensor.tensor.basic import ExtractDiag, Join
+from pytensor.scalar.basic import EQ, Conj, Mod, Pow, RoundHalfToEven, ScalarOp, Sign
+from pytensor.scalar.math import Log1mexp, Softplus
+from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.extra_ops import CumOp, Unique
-from pytensor.tensor.math import Argmax, Dot, Max, Min, Prod, Sum
+from pytensor.tensor.math import Dot, Max, Min, Prod, Sum
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, LegacyScan
-from scanlib.backends.torch.host import on_host, refuse
+from scanlib.backends.torch.host import on_host
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.graph import is_linear_algebra
 
 
-def funcify_argmax(op: Argmax, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the place of the first greatest item, counted along all reduced axes."""
-
-    def argmax(x: torch.Tensor) -> torch.Tensor:
-        axes = list(range(x.ndim)) if op.axis is None else [int(axis) for axis in op.axis]
-        kept = [axis for axis in range(x.ndim) if axis not in axes]
-        rows = torch.permute(x, [*kept, *axes]).reshape([*(x.shape[axis] for axis in kept), -1])
-        # Torch compares no truth values.
-        rows = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
-        return torch.argmax(rows, dim=-1)  # of equal items the first one, as NumPy's
-
-    return argmax
-
-
-def funcify_extract_diag(op: ExtractDiag, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the diagonal of a matrix, or of each of some."""
-    return lambda x: torch.diagonal(x, op.offset, op.axis1, op.axis2)
-
-
-def funcify_pow(op: Pow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the power, which has another name in torch than in NumPy."""
-    dtype = torch_dtype(node.outputs[0].type.dtype)
-    return lambda x, y: torch.pow(torch.as_tensor(x).to(dtype), torch.as_tensor(y).to(dtype))
-
-
-def funcify_round(op: RoundHalfToEven, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the nearest integer, which has another name in torch than in NumPy."""
-    return torch.round
-
-
-def funcify_log1mexp(op: Log1mexp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+def log1mexp(x: torch.Tensor) -> torch.Tensor:
     """Return ``log(1 - exp(x))`` for negative numbers."""
+    near = torch.log(-torch.expm1(x))
+    return torch.where(x > -0.6931471805599453, near, torch.log1p(-torch.exp(x)))
 
-    def log1mexp(x: torch.Tensor) -> torch.Tensor:
-        near = torch.log(-torch.expm1(x))
-        return torch.where(x > -0.6931471805599453, near, torch.log1p(-torch.exp(x)))
 
-    return log1mexp
+def sign(x: torch.Tensor) -> torch.Tensor:
+    """Return the sign, which is NaN of NaN and not zero."""
+    return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sgn(x)
+
+
+# PyTensor goes by NumPy's names of functions: torch has others, or another function of that name.
+# Its conjugate is a view that NumPy cannot read, and its softplus is `x` beyond 20.
+FUNCTIONS: dict[type, Callable[..., Any]] = {
+    Conj: torch.conj_physical,
+    EQ: torch.eq,
+    Log1mexp: log1mexp,
+    Mod: torch.remainder,
+    Pow: torch.pow,
+    RoundHalfToEven: torch.round,
+    Sign: sign,
+    Softplus: partial(torch.nn.functional.softplus, threshold=40),
+}
+
+
+def funcify_function(op: ScalarOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of tensors that an operation on items is."""
+    return FUNCTIONS[type(op)]
 
 
 def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
@@ -75,16 +66,6 @@ def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Callable
         "`pytensor.gradient.jacobian` and `hessian` make, too. Compile the function in `with "
         "scanlib.enabled(True):`, or call `scanlib.enable()` before, and scanlib takes them over"
     )
-
-
-MISSING: dict[type, Callable[..., Any]] = {
-    Argmax: funcify_argmax,
-    LegacyScan: funcify_classic_scan,
-    ExtractDiag: funcify_extract_diag,
-    Log1mexp: funcify_log1mexp,
-    Pow: funcify_pow,
-    RoundHalfToEven: funcify_round,
-}
 
 
 def in_dtypes_of_node(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +126,6 @@ _join = pytorch_funcify.dispatch(Join)
 UNSIGNED = {"uint16", "uint32", "uint64"}  # torch has few functions of these
 REFUSED = (
     *INDEX_WRITES,
-    Argmax,
     BatchedDot,
     Dot,
     LogSoftmax,
@@ -159,11 +139,10 @@ IN_OTHER_DTYPES = (BatchedDot, CumOp, Dot, Prod, Sum)
 
 
 def register() -> None:
-    """Register what PyTensor does not convert itself."""
-    general = refuse, on_host, pytorch_funcify.dispatch(ScalarOp)
-    for kind, rule in MISSING.items():
-        if pytorch_funcify.dispatch(kind) in general:
-            pytorch_funcify.register(kind)(rule)
+    """Register what PyTensor does not convert itself; everything else it refuses is `on_host`."""
+    for kind in FUNCTIONS:
+        pytorch_funcify.register(kind)(funcify_function)
+    pytorch_funcify.register(LegacyScan)(funcify_classic_scan)
     for kinds, wrapped in ((IN_OTHER_DTYPES, in_dtypes_of_node), (REFUSED, or_on_host)):
         for kind in kinds:
             pytorch_funcify.register(kind)(wrapped(pytorch_funcify.dispatch(kind)))

@@ -16,7 +16,7 @@ from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError
 from scanlib.backends.cuda.driver import Driver, DriverError, find_driver
 from scanlib.backends.cuda.geometry import Geometry, geometry, raise_wrong_index, written_rows
 from scanlib.backends.cuda.launch import KernelLoop, launch
-from scanlib.backends.cuda.linear_launch import linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear import linear_geometry, linear_kernels
 from scanlib.backends.torch.operator import Run
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.c_linker import NoCCodeError

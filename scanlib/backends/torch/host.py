@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
-import pytensor
 import torch
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -23,6 +23,8 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib.backends.handler.programs import program_of_node
+from scanlib.backends.handler.thunks import runner
 from scanlib.backends.torch.operator import Entry, Run, Shapes, add_entry, caller, device_of
 from scanlib.backends.torch.portable import torch_dtype
 from scanlib.ops.graph import is_numeric
@@ -168,14 +170,14 @@ def _broadcast(node: Apply) -> Shapes:
 def _performer(op: Any) -> Perform:
     """Return what computes a node's values.
 
-    Elementwise Ops without a function of NumPy or SciPy would run in Python for each item: numba
-    compiles those.
+    Elementwise Ops without a function of NumPy or SciPy would run in Python for each item: where
+    they have a kernel, it runs.
     """
     if not isinstance(op, Elemwise):
         return op.perform
     if getattr(op, "nfunc_spec", None) or config.scanlib__perform == "python":
         return _perform_elementwise
-    return _Compiled(op)
+    return _kernel_of
 
 
 def _perform_elementwise(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
@@ -183,28 +185,16 @@ def _perform_elementwise(node: Apply, values: Sequence[Any], storage: list[list[
     node.op.perform(node, values, storage)
 
 
-class _Compiled:
-    """Runs an elementwise Op as numba compiles it, from the first call on, if numba can."""
+_kernels: WeakKeyDictionary[Apply, Callable[..., list[np.ndarray]] | None] = WeakKeyDictionary()
 
-    def __init__(self, op: Elemwise) -> None:
-        self.op = op
-        self.perform: Perform | None = None
 
-    def __call__(self, node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
-        if self.perform is None:
-            try:
-                self.perform = self._compiled(node)
-                return self.perform(node, values, storage)
-            except Exception:  # such as of dtypes that numba does not know
-                self.perform = _perform_elementwise
-        return self.perform(node, values, storage)
-
-    def _compiled(self, node: Apply) -> Perform:
-        inputs = [variable.type() for variable in node.inputs]
-        function = pytensor.function(inputs, self.op.make_node(*inputs).outputs, mode="NUMBA")
-
-        def perform(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
-            for cell, value in zip(storage, function(*values), strict=True):
-                cell[0] = value
-
-        return perform
+def _kernel_of(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
+    """Run the kernel of an elementwise Op, made at the first call; NumPy's loop if it has none."""
+    if node not in _kernels:
+        program = program_of_node(node)
+        _kernels[node] = None if program is None else runner(program)
+    run = _kernels[node]
+    if run is None:
+        return _perform_elementwise(node, values, storage)
+    for cell, value in zip(storage, run(*values), strict=True):
+        cell[0] = value

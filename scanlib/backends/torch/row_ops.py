@@ -1,8 +1,4 @@
-"""Small Ops under PyTorch: where recurrences start, and what truth values and numbers share.
-
-Gradients of comparisons and choices mix truth values with numbers. PyTensor's translation leaves
-that to torch, whose rules are narrower than NumPy's.
-"""
+"""Small Ops under PyTorch: where recurrences start, choices, and checks."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ from typing import Any
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import EQ, Conj, Mod, Sign, Sub, Switch
-from pytensor.scalar.math import Softplus
+from pytensor.scalar.basic import Switch
 
 from scanlib._compat import IfElse
 from scanlib.backends.torch.portable import torch_dtype
@@ -29,7 +24,7 @@ def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any
     """Return the first row of an array, zeros if there is none."""
 
     def one_row(value: Any) -> Any:
-        if op.zeros or value.shape[0] == 0:
+        if value.shape[0] == 0:
             return value.new_zeros((1, *value.shape[1:]))
         return value[:1]
 
@@ -47,49 +42,6 @@ def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[
         return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
     return padded_rows
-
-
-@pytorch_funcify.register(EQ)
-def funcify_eq(op: EQ, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the comparison of elements.
-
-    PyTensor goes by NumPy's name of the function, ``equal``. Torch's function of that name compares
-    whole tensors.
-    """
-    return torch.eq
-
-
-@pytorch_funcify.register(Sub)
-def funcify_sub(op: Sub, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the difference, also of truth values and numbers, which torch refuses."""
-    dtype = torch_dtype(node.outputs[0].type.dtype)
-    return lambda x, y: torch.sub(torch.as_tensor(x).to(dtype), torch.as_tensor(y).to(dtype))
-
-
-@pytorch_funcify.register(Sign)
-def funcify_sign(op: Sign, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the sign, which is NaN of NaN and not zero."""
-    if not node.inputs[0].type.dtype.startswith("float"):
-        return torch.sgn
-    return lambda x: torch.where(torch.isnan(x), x, torch.sign(x))
-
-
-@pytorch_funcify.register(Mod)
-def funcify_mod(op: Mod, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the remainder, which has another name in torch than in NumPy."""
-    return torch.remainder
-
-
-@pytorch_funcify.register(Conj)
-def funcify_conj(op: Conj, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the conjugate as a tensor of its own: torch marks a view, which NumPy cannot read."""
-    return torch.conj_physical
-
-
-@pytorch_funcify.register(Softplus)
-def funcify_softplus(op: Softplus, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return ``log(1 + exp(x))``: beyond 20 torch's default is `x`, which is not near enough."""
-    return lambda x: torch.nn.functional.softplus(x, threshold=40)
 
 
 @pytorch_funcify.register(Switch)

@@ -5,7 +5,8 @@ It knows the recurrence of `scanlib.ops.lowered.linear_scan` and nothing of how 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,6 +72,9 @@ def check_shapes(op: LinearScan, parts: Parts) -> None:
             raise LoopError(SHAPES, left, right)
 
 
+Times = Callable[[Any, Any, Any], Any]  # A ⊗ h of a matrix, a state, and a mask of terms or None
+
+
 def product(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
     """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
     if semiring == "real":
@@ -94,40 +98,61 @@ def masked_product(matrix: np.ndarray, state: np.ndarray, mask: np.ndarray) -> n
         return np.where(mask[:, :, None], terms, 0).sum(axis=-2)
 
 
-def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
-    """Run the recurrence, one product per step."""
+def next_state(op: LinearScan, parts: Parts, state: Any, times: Times) -> Any:
+    """Return ``A ⊗ h + b`` (``h ⊗ A + b`` on the right side), with the rows of one step."""
+    matrix, mask = parts.matrix, parts.mask
+    if op.side == "right":
+        matrix = matrix.swapaxes(-1, -2)
+        mask = None if mask is None else mask.T
+    if op.vector:
+        new = times(matrix, state[..., None], mask)[..., 0]
+    elif op.side == "right":
+        new = times(matrix, state.swapaxes(-1, -2), mask).swapaxes(-1, -2)
+    else:
+        new = times(matrix, state, mask)
+    if op.side == "both":
+        new = times(new, parts.right, None)
+    return new if parts.offset is None else new + parts.offset
+
+
+def walk(op: LinearScan, parts: Parts, times: Times, empty: Callable[[Any], Any]) -> Any:
+    """Run the recurrence, one product per step.
+
+    Parameters
+    ----------
+    op : LinearScan
+    parts : Parts
+        Arrays of any library whose arrays can be written to.
+    times : callable
+    empty : callable
+        Returns a new array of a shape.
+    """
     steps = count_steps(op, parts)
     check_shapes(op, parts)
-    dtype = parts.initial.dtype
-    times = product
-    if parts.mask is not None:
-        mask = parts.mask if op.side == "left" else parts.mask.T
-
-        def times(semiring: str, matrix: np.ndarray, state: np.ndarray) -> np.ndarray:
-            return masked_product(matrix, state, mask)
-
     if not len(parts.initial):
-        return np.empty(parts.initial.shape, dtype)
-    history = np.empty((steps + 1, *parts.initial.shape[1:]), dtype)
-    first = steps if op.reverse else 0
-    history[first] = parts.initial[0]
+        return empty(parts.initial.shape)
+    timed = [name for name in ("matrix", "right") if op.coefficient == "steps"] + ["offset"]
+    timed = [name for name in timed if getattr(parts, name) is not None]
+    history = empty((steps + 1, *parts.initial.shape[1:]))
+    history[steps if op.reverse else 0] = parts.initial[0]
     for i in range(steps):
         t = steps - 1 - i if op.reverse else i
         before, after = (t + 1, t) if op.reverse else (t, t + 1)
-        matrix = parts.matrix[t] if op.coefficient == "steps" else parts.matrix
-        state = history[before]
-        if op.vector:
-            matrix = matrix if op.side == "left" else np.swapaxes(matrix, -1, -2)
-            new = times(op.semiring, matrix, state[..., None])[..., 0]
-        elif op.side == "both":
-            new = matrix @ state @ (parts.right[t] if op.coefficient == "steps" else parts.right)
-        elif op.side == "left":
-            new = times(op.semiring, matrix, state)
-        else:
-            turned = times(op.semiring, np.swapaxes(matrix, -1, -2), np.swapaxes(state, -1, -2))
-            new = np.swapaxes(turned, -1, -2)
-        history[after] = new if parts.offset is None else new + parts.offset[t]
+        now = parts._replace(**{name: getattr(parts, name)[t] for name in timed})
+        history[after] = next_state(op, now, history[before], times)
     if not op.untraced:
         return history
-    last = 0 if op.reverse else steps
-    return history[last : last + 1].copy()
+    last = empty(parts.initial.shape)
+    last[0] = history[0 if op.reverse else steps]
+    return last
+
+
+def run_in_python(op: LinearScan, parts: Parts) -> np.ndarray:
+    """Run the recurrence on arrays of NumPy's."""
+
+    def times(matrix: np.ndarray, state: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        if mask is None:
+            return product(op.semiring, matrix, state)
+        return masked_product(matrix, state, mask)
+
+    return walk(op, parts, times, lambda shape: np.empty(shape, parts.initial.dtype))

@@ -17,7 +17,7 @@ from scanlib.backends.cuda.compiler import (
 )
 from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
-from scanlib.backends.cuda.linear_launch import LinearKernels
+from scanlib.backends.cuda.linear import LinearKernels
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan

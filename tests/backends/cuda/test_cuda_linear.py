@@ -7,9 +7,8 @@ import pytensor
 import pytest
 
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda import linear_launch
-from scanlib.backends.cuda.linear_launch import LinearKernels
-from scanlib.backends.cuda.linear_writer import check_linear
+from scanlib.backends.cuda import linear
+from scanlib.backends.cuda.linear import LinearKernels, check_linear
 from scanlib.backends.cuda.schedule import LinearSchedule, choose_linear
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError, SequenceLengthError
@@ -163,16 +162,16 @@ def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_h
 
 @pytest.mark.parametrize("size", [11, 33])
 def test_order_of_threads_does_not_matter(size, monkeypatch):
-    monkeypatch.setattr(linear_launch, "choose_linear", cut(4))
+    monkeypatch.setattr(linear, "choose_linear", cut(4))
     op = LinearScan.of("real", "steps")
     values = list(make_values(op, 60, size, batch=(3,)))
     values[1][30, 1, 2] = np.inf
     found = []
     for flags in ((), ("-DSCANLIB_LAST_THREAD_FIRST",)):
         monkeypatch.setattr(launching, "compile_kernels", compile_for_host(*flags))
-        linear_launch._kernels.cache_clear()
+        linear._kernels.cache_clear()
         found.append(run(op, values))
-    linear_launch._kernels.cache_clear()
+    linear._kernels.cache_clear()
     assert found[0].tobytes() == found[1].tobytes()
 
 

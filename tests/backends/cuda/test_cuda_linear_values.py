@@ -6,7 +6,7 @@ import numpy as np
 import pytensor
 import pytest
 
-from scanlib.backends.cuda import linear_launch
+from scanlib.backends.cuda import linear
 from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import walked_again
 from tests.cuda_linear import cut, kernels_of, run
@@ -98,7 +98,7 @@ def test_states_that_decay_and_grow_again(size, dtype, cuda_on_host):
         assert expected[-1, 0] == initial[0, 0]
         assert np.prod(factors[: 3 + turn].astype(dtype)) == 0
         for chunks in (2, 5):
-            with mock.patch.object(linear_launch, "choose_linear", cut(chunks)):
+            with mock.patch.object(linear, "choose_linear", cut(chunks)):
                 actual = run(op, [matrix, offset, initial])
             np.testing.assert_array_equal(actual, expected)
 

@@ -165,29 +165,6 @@ def test_loops_of_pytensor():
         np.testing.assert_allclose(function(value), expected(value))
 
 
-def test_conversions_of_pytensor_stay():
-    """Only what PyTensor has no conversion for gets one."""
-    from pytensor.link.pytorch.dispatch import pytorch_funcify
-
-    from scanlib.backends.torch import conversions
-
-    def known(op, node, **kwargs):
-        return None
-
-    class Known(pt.math.Argmax):
-        pass
-
-    pytorch_funcify.register(Known)(known)
-    before = dict(conversions.MISSING)
-    try:
-        conversions.MISSING[Known] = conversions.funcify_argmax
-        conversions.register()
-    finally:
-        conversions.MISSING.clear()
-        conversions.MISSING.update(before)
-    assert pytorch_funcify.dispatch(Known) is known
-
-
 @pytest.mark.slow
 def test_rules_are_there_where_the_dispatch_is_imported_after_the_loops():
     """Code that rewrites a graph and converts it by itself, without the linker."""

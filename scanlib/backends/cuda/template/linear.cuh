@@ -1,6 +1,6 @@
 /* Matrix recurrences x_t = A_t x_{t-1} + b_t by a group of threads for each vector.
  *
- * `L` is the recurrence (see `linear_writer.py`): its sizes, arrays, and products of its items. There is
+ * `L` is the recurrence (see `linear.py`): its sizes, arrays, and products of its items. There is
  * one vector for each channel: an item of the batch and a column of the state. A group has GROUP
  * threads, of which each has ROWS rows of the matrix: one thread has all of them, and the vector, in
  * registers (ALONE), or SIZE threads have one row each. Then vectors are in shared memory, twice: one

@@ -1,7 +1,4 @@
 /* Where the items of a matrix recurrence are, and which rows belong to a step. */
-template <class L> SCANLIB_DEVICE int64_t scanlib_row(int64_t steps, int64_t i) {
-  return L::REVERSE ? steps - 1 - i : i;
-}
 template <class L> SCANLIB_DEVICE int64_t scanlib_before(int64_t steps) {
   return L::REVERSE ? steps : 0;
 }

@@ -85,25 +85,25 @@ struct scanlib_place {
 /* Collect what is before a stretch: the first half of the threads its group, the others the groups
  * of its region; each half composes what it has. */
 template <class L>
-SCANLIB_DEVICE void scanlib_collect(const Params &p, const scanlib_place &place, scanlib_own<L> &own,
-                                    typename L::Summary *found) {
+SCANLIB_DEVICE void scanlib_collect(scanlib_block<L> &b, const scanlib_place &place) {
   enum { HALF = SCANLIB_THREADS / 2 };
-  const int bits = (int)p.lane_bits;
+  typename L::Summary *found = b.shared.composed();
   SCANLIB_EACH(t) {
     const bool of_groups = t >= HALF;
-    const int slot = (t % HALF) >> bits, count = of_groups ? place.groups : place.stretches;
-    if (slot < count && own.tile[t].active) {
+    const int slot = (t % HALF) >> b.bits, count = of_groups ? place.groups : place.stretches;
+    if (slot < count && b.own[t].active) {
       const int what = of_groups ? SCANLIB_WHOLE_GROUP : SCANLIB_STRETCH;
-      const int64_t which = of_groups ? place.region() / place.group + slot : place.first() + slot;
-      scanlib_await<L>(p, what, which, own.tile[t].c);
-      found[t] = scanlib_published<L>(p, what, which, own.tile[t].c);
+      const int64_t first = of_groups ? place.region() / place.group : place.first();
+      scanlib_await<L>(b.p, what, first + slot, b.own[t].c);
+      found[t] = scanlib_published<L>(b.p, what, first + slot, b.own[t].c);
     }
   }
   SCANLIB_SYNC();
   for (int half = 1; half < place.group; half *= 2) {
     SCANLIB_EACH(t) {
-      const int slot = (t % HALF) >> bits, count = t >= HALF ? place.groups : place.stretches;
-      if (slot % (2 * half) == 0 && slot + half < count) L::compose(found[t], found[t + (half << bits)]);
+      const int slot = (t % HALF) >> b.bits, count = t >= HALF ? place.groups : place.stretches;
+      if (slot % (2 * half) == 0 && slot + half < count)
+        L::compose(found[t], found[t + (half << b.bits)]);
     }
     SCANLIB_SYNC();
   }
@@ -111,71 +111,68 @@ SCANLIB_DEVICE void scanlib_collect(const Params &p, const scanlib_place &place,
 
 /* Find the state before a stretch, and publish what its group does. */
 template <class L>
-SCANLIB_DEVICE void scanlib_look(const Params &p, const scanlib_place &place, scanlib_own<L> &own,
-                                 scanlib_shared<L> &shared) {
-  typedef typename L::Summary Summary;
-  const Summary *before = shared.composed(), *groups = before + SCANLIB_THREADS / 2;
+SCANLIB_DEVICE void scanlib_look(scanlib_block<L> &b, const scanlib_place &place) {
+  const typename L::Summary *before = b.shared.composed(), *groups = before + SCANLIB_THREADS / 2;
   SCANLIB_EACH(t) {
-    if (t < (int)p.lanes && own.tile[t].active)
-      scanlib_publish<L>(p, SCANLIB_STRETCH, place.chunk, own.tile[t].c, shared.whole()[t]);
+    if (b.leads(t))
+      scanlib_publish<L>(b.p, SCANLIB_STRETCH, place.chunk, b.own[t].c, b.shared.whole()[t]);
   }
-  scanlib_collect<L>(p, place, own, shared.composed());
+  scanlib_collect(b, place);
   SCANLIB_EACH(t) {
-    if (t < (int)p.lanes && own.tile[t].active) {
-      const int64_t c = own.tile[t].c;
+    if (b.leads(t)) {
+      const int64_t c = b.own[t].c;
       if (place.stretches == place.group - 1) {
-        Summary all = before[t];
-        L::compose(all, shared.whole()[t]);
-        scanlib_publish<L>(p, SCANLIB_WHOLE_GROUP, place.chunk / place.group, c, all);
+        typename L::Summary all = before[t];
+        L::compose(all, b.shared.whole()[t]);
+        scanlib_publish<L>(b.p, SCANLIB_WHOLE_GROUP, place.chunk / place.group, c, all);
       }
-      typename L::State &state = shared.current()[t];
-      if (place.region()) state = scanlib_end_of<L>(p, place.region() - 1, c);
+      typename L::State &state = b.shared.current()[t];
+      if (place.region()) state = scanlib_end_of<L>(b.p, place.region() - 1, c);
       if (place.groups && !L::apply(groups[t], state))
-        state = scanlib_end_of<L>(p, place.first() - 1, c);
+        state = scanlib_end_of<L>(b.p, place.first() - 1, c);
       if (place.stretches && !L::apply(before[t], state))
-        state = scanlib_end_of<L>(p, place.chunk - 1, c);
+        state = scanlib_end_of<L>(b.p, place.chunk - 1, c);
     }
   }
   SCANLIB_SYNC();
 }
 
 template <class L, bool WHOLE>
-SCANLIB_DEVICE void scanlib_one_stretch(const Params &p, int64_t chunk, int n, scanlib_own<L> &own,
-                                        scanlib_shared<L> &shared) {
-  const int64_t begin = chunk * p.chunk;
-  scanlib_read<L, WHOLE>(p, shared.rows(), begin, n, own.tile, own.segment);
-  scanlib_compose<L, WHOLE>(p, n, shared.composed(), shared.whole(), own.tile, own.segment);
-  scanlib_look<L>(p, scanlib_place(p, chunk), own, shared);
-  scanlib_segments<L, WHOLE>(p, begin, n, own, shared);
+SCANLIB_DEVICE void scanlib_one_stretch(scanlib_block<L> &b, int64_t chunk, int n) {
+  const int64_t begin = chunk * b.p.chunk;
+  b.template read<WHOLE>(begin, n);
+  b.template compose<WHOLE>(n);
+  scanlib_look(b, scanlib_place(b.p, chunk));
+  b.template walk<WHOLE>(begin, n);
   SCANLIB_EACH(t) {
-    if (t < (int)p.lanes && own.tile[t].active) {
-      const int64_t c = own.tile[t].c;
+    if (b.leads(t)) {
+      const int64_t c = b.own[t].c;
       SCANLIB_SHAKE();
-      scanlib_states<L>(p)[chunk * p.channels + c] = shared.current()[t];
-      scanlib_raise(scanlib_flag(p, SCANLIB_END, chunk, c));
-      if (shared.alarm[t]) scanlib_at_least(scanlib_near(p, c), (int32_t)(p.chunks - chunk));
+      scanlib_states<L>(b.p)[chunk * b.p.channels + c] = b.shared.current()[t];
+      scanlib_raise(scanlib_flag(b.p, SCANLIB_END, chunk, c));
+      if (b.shared.alarm[t]) scanlib_at_least(scanlib_near(b.p, c), (int32_t)(b.p.chunks - chunk));
     }
   }
-  scanlib_store<L, WHOLE>(p, begin, n, own, shared);
+  b.template store<WHOLE>(begin, n);
 }
 
 template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
   SCANLIB_SHARED scanlib_shared<L> shared;
   SCANLIB_SHARED int32_t ticket;
-  scanlib_own<L> own;
   SCANLIB_EACH(t) {
-    if (t == 0) ticket = scanlib_ticket(((int32_t *)p.flags));
+    if (t == 0) ticket = scanlib_ticket((int32_t *)p.flags);
   }
   SCANLIB_SYNC();
   SCANLIB_SHAKE();
-  const int tiles = (int)((p.channels + p.lanes - 1) >> (int)p.lane_bits), chunk = ticket / tiles;
+  scanlib_block<L> block(p, shared);
+  const int tiles = (int)((p.channels + p.lanes - 1) >> block.bits), chunk = ticket / tiles;
   const int64_t left = p.steps - chunk * p.chunk;
-  scanlib_enter<L>(p, ticket - chunk * tiles, chunk == 0, own, shared);
+  block.enter(ticket - chunk * tiles, chunk == 0);
   if (left >= p.chunk)
-    scanlib_one_stretch<L, true>(p, chunk, (int)p.chunk, own, shared);
+    scanlib_one_stretch<L, true>(block, chunk, (int)p.chunk);
   else
-    scanlib_one_stretch<L, false>(p, chunk, (int)left, own, shared);
-  scanlib_leave<L>(p, chunk, own, shared);
+    scanlib_one_stretch<L, false>(block, chunk, (int)left);
+  block.leave(chunk);
 }
 
 /* Walk a channel, one by one, from its first stretch on that came near to overflow. */

@@ -16,26 +16,26 @@ SCANLIB_DEVICE int64_t scanlib_steps(const scanlib_channel &channel, const typen
   typename L::Rows rows[AHEAD], coming[AHEAD];
   if (i + AHEAD <= end) {
     SCANLIB_UNROLL
-    for (int k = 0; k < AHEAD; k++) L::load(channel, L::row(steps, i + k), rows[k]);
+    for (int k = 0; k < AHEAD; k++) L::load(channel, scanlib_row<L>(steps, i + k), rows[k]);
   }
   for (; i + AHEAD <= end; i += AHEAD) {
     if (i + 2 * AHEAD <= end) {
       SCANLIB_UNROLL
-      for (int k = 0; k < AHEAD; k++) L::load(channel, L::row(steps, i + AHEAD + k), coming[k]);
+      for (int k = 0; k < AHEAD; k++) L::load(channel, scanlib_row<L>(steps, i + AHEAD + k), coming[k]);
     }
     SCANLIB_UNROLL
     for (int k = 0; k < AHEAD; k++) {
       const bool ends = L::step(fixed, rows[k], state, sums, results);
-      L::store(channel, L::row(steps, i + k), results);
+      L::store(channel, scanlib_row<L>(steps, i + k), results);
       if (ends) return i + k + 1;
     }
     SCANLIB_UNROLL
     for (int k = 0; k < AHEAD; k++) rows[k] = coming[k];
   }
   for (; i < end; i++) {
-    L::load(channel, L::row(steps, i), rows[0]);
+    L::load(channel, scanlib_row<L>(steps, i), rows[0]);
     const bool ends = L::step(fixed, rows[0], state, sums, results);
-    L::store(channel, L::row(steps, i), results);
+    L::store(channel, scanlib_row<L>(steps, i), results);
     if (ends) return i + 1;
   }
   return end;

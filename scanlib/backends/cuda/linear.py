@@ -1,4 +1,4 @@
-r"""Writes a matrix recurrence for its CUDA templates: where the items of vectors are.
+r"""The kernels of matrix recurrences: what is written for the templates, and how they are launched.
 
 ``h_t = A_t ⊗ h_{t-1} + b_t`` in the forms of `ops.lowered.linear_scan`. A matrix at the right is
 its transpose at the left of the transposed state, so that each column of the state, for each item
@@ -15,18 +15,26 @@ Up to `REGISTERS` items, one thread walks a vector; up to `LARGEST`, a thread fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
 
 import numpy as np
 
+from scanlib.backends.cuda.launch import Call, Kernels
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import SHARED, template
 from scanlib.backends.cuda.row_products import RowProducts
 from scanlib.backends.cuda.scalar_code import Source, item_type, memory_type
+from scanlib.backends.cuda.schedule import choose_linear
 from scanlib.kernels.printers.c import literal
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import Axes
+from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
 from scanlib.ops.lowered.linear_scan import LinearScan
 
+Shape = tuple[int, ...]
 REGISTERS = 8  # items of a vector
 REGISTER_BYTES = 512  # of a matrix that one thread keeps
 LARGEST = 64
@@ -65,8 +73,43 @@ def item_bytes(dtype: str) -> int:
     return max(4, np.dtype(dtype).itemsize)
 
 
-class LinearWriter:
-    """Writes the translation unit of one matrix recurrence.
+@dataclass(frozen=True)
+class LinearGeometry:
+    """The sizes of one call: rows of the matrix, columns of the state (1 for vectors), results."""
+
+    steps: int
+    size: int
+    columns: int
+    batch: Shape
+    outputs: list[Shape]
+
+    @property
+    def vectors(self) -> int:
+        return self.columns * prod(self.batch)
+
+
+def linear_geometry(op: LinearScan, inputs: Sequence[Any]) -> LinearGeometry:
+    """Return the sizes of a matrix recurrence, and check that its arguments agree.
+
+    Raises
+    ------
+    ValueError
+        As the recurrence does on other devices.
+    """
+    parts = op.parts(inputs)
+    steps = count_steps(op, parts)
+    check_shapes(op, parts)
+    first, *row = parts.initial.shape
+    batch = tuple(row[: op.batch_rank(len(row) + 1)])
+    size, columns = row[len(batch)], 1
+    if not op.vector:
+        size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
+    rows = first if op.untraced or not first else steps + 1
+    return LinearGeometry(steps, size, columns, batch, [(rows, *row)])
+
+
+class LinearKernels(Kernels):
+    """The kernels of a matrix recurrence of one size.
 
     Parameters
     ----------
@@ -91,7 +134,7 @@ class LinearWriter:
     """
 
     def __init__(
-        self, op: LinearScan, dtype: str, ranks: Sequence[int], size: int, width: int = 1
+        self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int = 1
     ) -> None:
         check_linear(op, dtype, size, width)
         self.op, self.dtype, self.size, self.width = op, dtype, size, width
@@ -108,6 +151,8 @@ class LinearWriter:
         self.item_axes = sizes, sizes + 1
         works = [] if self.both else ["columns", "bounds", "states"]
         self.parameters = Parameters(sizes, *self._arrays(), works=works)
+        names = ["walk"] if self.both else ["walk", "probe", "carry"]
+        super().__init__(self._source(names), names, self.parameters)
 
     def _group(self) -> int:
         held = self.size**2 * item_bytes(self.dtype)
@@ -143,14 +188,14 @@ class LinearWriter:
             inputs.append(Array("k", "bool", 0, square))
         return inputs, [Array("y", dtype, 1, (*batch, *state))]
 
-    def write(self) -> str:
+    def _source(self, names: list[str]) -> str:
         """Return the translation unit."""
         products = RowProducts(self.op.semiring, self.dtype, self.size, self.op.has_mask, self.both)
         source = Source()
         with source.struct("Recurrence"):
             self.write_constants(source, products)
             source.lines += products.source.lines
-        for name in self.kernels():
+        for name in names:
             source.line(f"SCANLIB_BLOCK_KERNEL({name}, scanlib_{name}<Recurrence>(p, block))")
         walk = "linear_both" if self.both else "linear"
         parts = [
@@ -162,10 +207,6 @@ class LinearWriter:
             *(template(name) for name in ("channel", "linear_items", walk)),
         ]
         return "\n".join([*parts, source.text()])
-
-    def kernels(self) -> list[str]:
-        """Return the names of the kernels."""
-        return ["walk"] if self.both else ["walk", "probe", "carry"]
 
     def write_constants(self, source: Source, products: RowProducts) -> None:
         """Write the types of items, the sizes, and which arrays there are."""
@@ -202,3 +243,54 @@ class LinearWriter:
             numbers[name] = names.index(letter) if letter in names else 0  # 0 is not read
         text = ", ".join(f"{name} = {int(value)}" for name, value in numbers.items())
         source.line(f"enum {{ {text} }};")
+
+    def call(
+        self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
+    ) -> Call:
+        """Return how the kernels are called on a device with so many multiprocessors.
+
+        `strides` are those of the arguments and of the result, in bytes.
+        """
+        plan = choose_linear(sizes.steps, sizes.vectors, processors, self.group, self.columns)
+        values = {
+            "steps": sizes.steps,
+            "channels": sizes.vectors,
+            "chunk": plan.chunk,
+            "chunks": plan.chunks,
+        }
+        works, counts = [], {"walk": 1}
+        if not self.both:
+            axes = (*sizes.batch, sizes.columns)
+            values |= {f"n{axis}": size for axis, size in enumerate(axes)}
+            items = sizes.vectors * plan.chunks * self.size if plan.chunks > 1 else 0
+            item = item_bytes(self.dtype)
+            real = item // 2 if np.dtype(self.dtype).kind == "c" else item
+            works = [items * self.columns * item, 2 * items * self.columns * real, items * item]
+            counts["walk"] = sizes.vectors * (1 if self.op.untraced else plan.chunks)
+        if plan.chunks > 1:
+            probed = sizes.vectors * (plan.chunks - 1) * self.columns
+            counts = {"probe": probed, "carry": sizes.vectors} | counts
+        if not prod(sizes.outputs[0]):
+            counts = {}
+        each = self.threads // max(self.group, 1)
+        jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
+        return self.prepared(values, strides, works, jobs)
+
+
+_kernels = lru_cache(maxsize=256)(LinearKernels)
+
+
+def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearKernels:
+    """Return the kernels for arguments of these sizes, written once for each.
+
+    Raises
+    ------
+    NoCCodeError
+        If the recurrence has no kernel.
+    ValueError
+        As the recurrence does on other devices.
+    """
+    sizes, parts = linear_geometry(op, inputs), op.parts(inputs)
+    width = sizes.columns if op.side == "both" else 1
+    ranks = parts.matrix.ndim, parts.initial.ndim
+    return _kernels(op, dtype, ranks, max(sizes.size, 1), max(width, 1))
