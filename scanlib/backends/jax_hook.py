@@ -16,14 +16,13 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import (
-    CombinesInTrees,
     CompilesStepProducts,
     NeedsKnownLengths,
     holds_scanlib_ops,
     needs_known_lengths,
 )
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.lowered.associative_scan import AssociativeScan, combines
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
@@ -42,10 +41,18 @@ class LoadJAX(LoopRewrite):
         fgraph.attach_feature(CompilesStepProducts())
         if not holds_scanlib_ops(fgraph):
             return
-        backend = jax_backend()
-        has_trees = any(isinstance(node.op, AssociativeScan) for node in fgraph.apply_nodes)
-        if has_trees and backend.combines_in_trees():
-            fgraph.attach_feature(CombinesInTrees())
+        jax_backend()
+
+
+class CombineInTrees(LoopRewrite):
+    """Have rows under associative functions combined in a tree, before anything changes loops."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        loops = [node for node in fgraph.toposort() if combines(node.op)]
+        if loops and jax_backend().combines_in_trees():
+            for node in loops:
+                made = AssociativeScan(node.op).make_node(*node.inputs).outputs
+                fgraph.replace_all_validate(zip(node.outputs, made, strict=True))
 
 
 class MarkLoops(LoopRewrite):
@@ -73,6 +80,7 @@ def load_where_dispatch_is() -> None:
 
 
 optdb.register("scanlib_load_jax", LoadJAX(), "jax", position=-0.5)
+optdb.register("scanlib_trees_for_jax", CombineInTrees(), "jax", position=0.055)
 optdb.register("scanlib_mark_loops_for_jax", MarkLoops(), "jax", position=0.057)
 optdb.register("scanlib_prepare_for_jax", PrepareForJAX(), "jax", position=48.6)
 register_loader(load_where_dispatch_is)

@@ -13,7 +13,6 @@ from scanlib._compat import is_legacy_scan, thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
 from scanlib.explain.data import (
-    IN_ORDER,
     NOTHING,
     PARALLEL,
     LoopExplanation,
@@ -226,35 +225,21 @@ def _kernel_picture(parts: Sequence[Part], label: str) -> Picture:
 
 
 def _associative(node: Apply, setting: Setting) -> LoopExplanation:
+    """Return the explanation of rows that are combined in a tree."""
     op: AssociativeScan = node.op
-    parts = []
-    for i, outer in enumerate(node.inputs):
-        name = describe_outer(outer)
-        if i < op.n_elems:
-            label = op.labels[i] or name or f"sequence {i}"
-            parts.append(_outer("sequence", label, outer, row_of(outer)))
-        else:
-            label = name or f"non-sequence {i}"
-            parts.append(_outer("non-sequence", label, outer, getattr(outer.type, "shape", None)))
-    picture = _kernel_picture(parts, "associative")
-    scanned = enumerate(parts[: op.n_elems])
-    parts += [Part("output", f"output {i}", p.dtype, p.shape, (), "rows") for i, p in scanned]
-    tree = setting.linker not in ("numba", "C", "Python")
-    promised = "the function is promised to be associative"
+    loop = Loop.from_op(op.scan, node.inputs)
+    name_parts(loop)
+    parts = parts_of(loop, [None] * len(loop.states))
     return LoopExplanation(
         op="AssociativeScan",
         work="an associative function of two rows",
-        steps=op.static_length(node.inputs),
-        grade=PARALLEL if tree else IN_ORDER,
-        because=f"{promised}, so rows combine in a tree"
-        if tree
-        else f"{promised}, but on a CPU one pass from row to row is less work",
+        grade=PARALLEL,
+        because="the function is promised to be associative, so rows combine in a tree",
         action=NOTHING,
-        schedule=setting.other_schedule() if tree else "from row to row",
-        parts=tuple(parts),
-        after=picture,
-        runs=setting.runs(node),
-        **_named(op.name or "associative scan", node, setting),
+        schedule=setting.other_schedule(),
+        parts=parts,
+        after=_kernel_picture(parts, "associative"),
+        **_common(op.scan, node, setting),
     )
 
 

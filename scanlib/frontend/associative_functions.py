@@ -6,7 +6,7 @@ For rows ``x_0 … x_{T-1}`` and an associative function ∘,
     associative_reduce:   y_{T-1}
 
 with the rows taken from the end under `reverse`. The function is called once, with symbolic
-single rows; see `scanlib.ops.lowered.associative_scan` for the Op that comes of it.
+single rows; see `ops.lowered.associative_scan` for the loop that comes of it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib._compat import freeze_graph
 from scanlib.frontend.axes import read_axis
 from scanlib.frontend.step_function import call_function, captured_variables
 from scanlib.frontend.values import as_tensor, read_flag
-from scanlib.ops.graph import conform, is_tensor, row_type, substitute
-from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import conform, is_tensor, row_type
+from scanlib.ops.loop import Loop, NonSequence, Sequence, State
+from scanlib.ops.row_ops.checked_rows import CheckedValue
+from scanlib.ops.row_ops.one_row import OneRow
 
 
 class _Names(NamedTuple):
@@ -292,7 +294,12 @@ def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
 
 
 def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
-    """Trace the function and apply the scan to the arrays, time first."""
+    """Trace the function and return the histories of its loop.
+
+    The first row is the initial row of a state of depth one and the others are the sequence, so
+    that the history is the result, and nothing is copied. Where there may be no rows, the initial
+    row is zero and no part of the result.
+    """
     earlier, later = (
         [
             row_type(x)(name=f"{label}[{when}]")
@@ -302,18 +309,42 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
     )
     outputs = _combined(title, fn, rows, earlier, later)
     placeholders = [*earlier, *later]
-    captured = captured_variables(outputs, placeholders)
-    inner = [outer.type(name=outer.name) for outer in captured]
-    outputs = substitute(outputs, dict(zip(captured, inner, strict=True)))
-    body = freeze_graph([*placeholders, *inner], outputs)
-    op = AssociativeScan(body, len(rows.arrays), reverse, name=title, labels=tuple(rows.labels))
-    return op.make_node(*rows.arrays, *captured).outputs
+    loop = Loop(name=title, function="associative_scan", reverse=reverse, associative=True)
+    for i, (x, label) in enumerate(zip(rows.arrays, rows.labels, strict=True)):
+        first, others = (x[-1:], x[:-1]) if reverse else (x[:1], x[1:])
+        if not x.type.shape[0]:
+            first = OneRow()(first)
+        if i and None in (x.type.shape[0], rows.arrays[0].type.shape[0]):
+            text = _LENGTHS.format(label, rows.labels[0])
+            equal = pt.eq(x.shape[0], rows.arrays[0].shape[0])
+            first = CheckedValue(SequenceLengthError, text)(first, equal)
+        loop.sequences.append(Sequence(others, later[i], label))
+        loop.states.append(State(first, {-1: earlier[i]}, outputs[i], name=label))
+    for outer in captured_variables(outputs, placeholders):
+        loop.non_sequences.append(NonSequence(outer, outer.type(name=outer.name), outer.name))
+    loop.substitute({part.outer: part.inner for part in loop.non_sequences})
+    return loop.apply().histories
+
+
+# Equal checks let equal scans become one loop, so there is no name of the scan.
+_LENGTHS = (
+    "associative scan: all arrays must have the same length along the scanned axis, but `{}` and "
+    "`{}` have not"
+)
+_NO_ROWS = "index -1 is out of bounds: the associative scan has no rows, so it has no last one"
+
+
+def _has_rows(rows: _Elems) -> bool:
+    """Whether there are known to be rows."""
+    return any(x.type.shape[0] for x in rows.arrays)
 
 
 def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
     rows = _read_elems(names, elems, axis)
-    outputs = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
-    return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in outputs])
+    values = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
+    if not _has_rows(rows):
+        values = [y[: rows.arrays[0].shape[0]] for y in values]
+    return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values])
 
 
 def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
@@ -326,7 +357,11 @@ def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
     if read_flag(names.function, "reverse", reverse):
         # Only loops that run forward do without their history.
         rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
-    return _as_given(rows, [y[-1] for y in _build(names.function, fn, rows, False)])
+    values = [y[-1] for y in _build(names.function, fn, rows, False)]
+    if not _has_rows(rows):
+        there = pt.gt(rows.arrays[0].shape[0], 0)
+        values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]
+    return _as_given(rows, values)
 
 
 def _as_given(rows: _Elems, values: list[Variable]) -> Any:

@@ -78,9 +78,38 @@ def over_lanes(w: Writer, value: Value, combine: Callable[[Value, Value], Number
     return value
 
 
+def any_lane(w: Writer, flags: Value) -> Value:
+    """Return whether a truth value holds in some lane."""
+    return over_lanes(w, flags, lambda low, high: low | high)
+
+
 def sum_of_lanes(w: Writer, value: Value) -> Value:
     """Return the sum of all lanes."""
     return over_lanes(w, value, added)
+
+
+class Cell:
+    """A number in locals, which may be complex."""
+
+    def __init__(self, w: Writer, value: Number) -> None:
+        self.w = w
+        self.locals = [w.local(part) for part in parts(value)]
+
+    @property
+    def value(self) -> Number:
+        """The number that it is now."""
+        values = [self.w.copy(local) for local in self.locals]
+        return values[0] if len(values) == 1 else Pair(*values)
+
+    @value.setter
+    def value(self, value: Number) -> None:
+        for local, part in zip(self.locals, parts(value), strict=True):
+            self.w.assign(local, part)
+
+
+def parts(value: Number) -> list[Value]:
+    """Return the parts of a number that may be complex."""
+    return [value.real, value.imag] if isinstance(value, Pair) else [value]
 
 
 @dataclass(frozen=True)

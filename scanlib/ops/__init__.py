@@ -2,7 +2,6 @@
 
 from scanlib.ops import batching, gradient
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.lowered import associative_batching
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
@@ -19,7 +18,6 @@ __all__ = [
     "Sequence",
     "Signature",
     "State",
-    "associative_batching",
     "batching",
     "gradient",
 ]

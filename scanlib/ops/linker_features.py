@@ -45,10 +45,6 @@ class CompilesStepProducts(Feature):
         self.has_loops = has_loops
 
 
-class CombinesInTrees(Feature):
-    """Says that the linker combines the rows of associative scans in a tree: these stay."""
-
-
 def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
     """Whether an Op of scanlib stands in a graph, or in the graph of an `OpFromGraph` in it."""
     return any(

@@ -115,6 +115,7 @@ class Loop:
     function: str = "scan"
     checkpoint: Schedule | None = None
     recompute: bool = False
+    associative: bool = False
 
     @classmethod
     def from_op(cls, op: Scan, inputs: list[Variable]) -> Loop:
@@ -161,6 +162,7 @@ class Loop:
             function=labels.function,
             checkpoint=op.checkpoint,
             recompute=op.recompute,
+            associative=op.associative,
         )
 
     @classmethod
@@ -287,6 +289,7 @@ class Loop:
             labels=self.labels(),
             checkpoint=self.checkpoint,
             recompute=self.recompute,
+            associative=self.associative,
         )
         node = op.make_node(*inputs)
         parts = signature.split_outputs(node.outputs)

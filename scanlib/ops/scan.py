@@ -55,6 +55,9 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
     recompute : bool, optional
         Whether the steps are segments of a checkpointed loop. A derivative computes what they
         hold inside again, and no rewrite may compute it for all of them at once.
+    associative : bool, optional
+        Whether the user promises that a step combines states and rows by an associative function;
+        see `ops.lowered.associative_scan`.
 
     Notes
     -----
@@ -62,7 +65,7 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
     count. Users build loops with `scanlib.scan`, not with this class.
     """
 
-    __props__ = ("signature", "body", "truncate_gradient", "checkpoint", "recompute")
+    __props__ = ("signature", "body", "truncate_gradient", "checkpoint", "recompute", "associative")
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
         labels: Labels | None = None,
         checkpoint: Schedule | None = None,
         recompute: bool = False,
+        associative: bool = False,
     ) -> None:
         if checkpoint is not None and signature.reverse:
             raise ValueError("a loop that walks backwards has no checkpoints")
@@ -83,6 +87,7 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
         self.truncate_gradient = truncate_gradient
         self.checkpoint = checkpoint
         self.recompute = recompute
+        self.associative = associative
         self.name = name
         self.labels = labels or Labels(
             (None,) * signature.n_sequences,

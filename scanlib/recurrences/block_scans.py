@@ -59,8 +59,10 @@ class Arithmetic:
             wide = (self.w.cast(a, "int8"), self.w.cast(b, "int8"))
         return self.w.select(test(*wide), a, b)
 
-    def fma(self, a: Value, b: Value, c: Value) -> Value:
-        return self.w.fma(a, b, c)
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """Return ``a b + c``, of real numbers rounded once."""
+        is_real = isinstance(a, Value) and a.type.is_float
+        return self.w.fma(a, b, c) if is_real else a * b + c
 
 
 @dataclass(frozen=True)

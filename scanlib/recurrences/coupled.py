@@ -11,13 +11,16 @@ far taps of a season are read as they are and belong to `F`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
-from scanlib.kernels.language import BOOL, Local, Type, Value
-from scanlib.kernels.scalars import Number, Pair
-from scanlib.kernels.spans import Items, Same, Span
+from scanlib.kernels.language import BOOL, Type, Value
+from scanlib.kernels.scalars import Number, Pair, parts_of
+from scanlib.kernels.spans import Cell, Items, Same, Span
 from scanlib.ops.lowered.elemwise_scan import Recurrence
+from scanlib.recurrences.block_scans import Arithmetic
 from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import (
     MODERATE,
@@ -126,7 +129,8 @@ class _Groups:
         self.block, self.w, self.recurrence = block, block.writer, recurrence
         self.elements, self.histories, self.steps = elements, histories, steps
         self.dtype = histories[recurrence.parts[0]].values.dtype
-        self.kept: dict[Symbol, list[Local]] = {}
+        self.kept: dict[Symbol, Cell] = {}
+        self.arithmetic = Arithmetic(self.w)
 
     def write(self, begin: Value) -> Value:
         """Write the groups from a step on; return the step after them."""
@@ -139,7 +143,7 @@ class _Groups:
             part, back = symbol
             if back <= self.steps:
                 value = self.histories[part].values.load(self.histories[part].place(first, -back))
-                self.kept[symbol] = [w.local(v) for v in _parts(value)]
+                self.kept[symbol] = Cell(w, value)
         with w.loop(begin, end, self.steps) as k:
             self.write_group(self.block.step(k))
         return end
@@ -160,8 +164,7 @@ class _Groups:
         read: dict[Symbol, Number] = {}
         values: dict[Symbol, Number] = {}
         for u in range(self.steps):
-            at = self.at(j, u)
-            item = self.items(at)
+            item = cache(partial(self.element, self.at(j, u)))
             current: dict[int, _Form] = {}
             rows = zip(
                 self.recurrence.parts,
@@ -195,7 +198,7 @@ class _Groups:
                 for symbol in sorted(form.coefficients, key=lambda s: -s[1]):
                     factor = form.coefficients[symbol]
                     value = self.past(*symbol, j, read)
-                    total = self.fused(
+                    total = self.arithmetic.fma(
                         factor if factor is not None else self.number(1), value, total
                     )
                 stored.append((part, u, total))
@@ -203,9 +206,8 @@ class _Groups:
         for part, u, total in stored:
             own = self.histories[part]
             own.values.store(own.place(j, u), total)
-        for symbol, locals in self.kept.items():
-            for local, value in zip(locals, _parts(values[symbol]), strict=True):
-                self.w.assign(local, value)
+        for symbol, cell in self.kept.items():
+            cell.value = values[symbol]
 
     def at(self, j: Value, u: int) -> Value:
         """Return the place of a step of the group in the order of memory."""
@@ -213,23 +215,14 @@ class _Groups:
             return j
         return j - u if self.block.reverse else j + u
 
-    def items(self, at: Value) -> Callable[[int], Number]:
-        """Return a function that gives a step's elements, each read once."""
-        names: dict[int, Number] = {}
-
-        def item(k: int) -> Number:
-            if k not in names:
-                names[k] = self.elements[k].load(at)
-            return names[k]
-
-        return item
+    def element(self, at: Value, k: int) -> Number:
+        return self.elements[k].load(at)
 
     def past(self, part: int, back: int, j: Value, read: dict[Symbol, Number]) -> Number:
         """Return the value of a part `back` steps before the group."""
         if (part, back) not in read:
             if (part, back) in self.kept:
-                values = [self.w.copy(local) for local in self.kept[part, back]]
-                read[part, back] = values[0] if len(values) == 1 else Pair(*values)
+                read[part, back] = self.kept[part, back].value
             else:
                 own = self.histories[part]
                 read[part, back] = own.values.load(own.place(j, -back))
@@ -245,46 +238,18 @@ class _Groups:
     # Numbers of any dtype
 
     def number(self, value: int) -> Number:
-        kind = {"complex64": "float32", "complex128": "float64"}.get(self.dtype)
-        if kind is None:
-            return self.w.constant(value, Type(self.dtype))
-        return Pair(self.w.constant(value, Type(kind)), self.w.constant(0, Type(kind)))
+        half = parts_of(self.dtype)
+        real = self.w.constant(value, Type(half or self.dtype))
+        return real if half is None else Pair(real, self.w.constant(0, real.type))
 
-    def times(self, x: Number, y: Number) -> Number:
-        if isinstance(x, Pair) and isinstance(y, Pair):
-            return x * y
-        assert isinstance(x, Value)
-        assert isinstance(y, Value)
-        return x * y
-
-    def plus(self, x: Number, y: Number) -> Number:
-        if isinstance(x, Pair) and isinstance(y, Pair):
-            return x + y
-        assert isinstance(x, Value)
-        assert isinstance(y, Value)
-        return x + y
-
-    def sum_of(self, products: list[_Product]) -> Number:
+    def sum_of(self, products: list[_Product]) -> Any:
         """Return a sum of products, whose factors are one where they are None."""
-        total: Number | None = None
+        total: Any = None
         for x, y in products:
-            if total is not None and x is not None and y is not None:
-                total = self.fused(x, y, total)
+            if x is not None and y is not None and total is not None:
+                total = self.arithmetic.fma(x, y, total)
                 continue
-            one = x if y is None else y
-            value = self.number(1) if one is None else one
-            if x is not None and y is not None:
-                value = self.times(x, y)
-            total = value if total is None else self.plus(total, value)
-        assert total is not None
+            factors: list[Any] = [factor for factor in (x, y) if factor is not None]
+            value = factors[0] * factors[1] if len(factors) == 2 else (*factors, self.number(1))[0]
+            total = value if total is None else total + value
         return total
-
-    def fused(self, x: Number, y: Number, z: Number) -> Number:
-        """Return ``x y + z``, of real numbers rounded once."""
-        if isinstance(x, Value) and isinstance(y, Value) and x.type.is_float:
-            return self.w.fma(x, y, z)
-        return self.plus(self.times(x, y), z)
-
-
-def _parts(value: Number) -> list[Value]:
-    return [value.real, value.imag] if isinstance(value, Pair) else [value]

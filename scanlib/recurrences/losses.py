@@ -36,10 +36,6 @@ class ScalarArithmetic(Arithmetic):
     def minimum(self, a: Value, b: Value) -> Value:
         return RULES[ps.ScalarMinimum](self.w, a, b)
 
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        is_real = isinstance(a, Value) and a.type.is_float
-        return self.w.fma(a, b, c) if is_real else a * b + c
-
     def logaddexp(self, a: Value, b: Value) -> Value:
         (result,) = self.w.call(vector_function("logaddexp", a.type.dtype, 1), a, b)
         return result

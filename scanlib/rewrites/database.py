@@ -13,8 +13,8 @@ from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.newton.iterate import SolveByNewton
+from scanlib.rewrites.over_time.join_slices import join_written_rows
 from scanlib.rewrites.padding import pad_rows_of_loops
-from scanlib.rewrites.simplify.associative_to_loop import AssociativeToLoop
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
 from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
@@ -48,8 +48,6 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     *((0.05, name, ChecksInSteps(name), (name,)) for name in NAMES),
     # Derivatives are taken: what was found stands for itself.
     (0.054, "found_results", WhereLoopsAre(take_found, always=True), ALWAYS),
-    # Before all that knows loops; backends that combine in a tree leave it out.
-    (0.055, "associative_to_loop", AssociativeToLoop(), ALWAYS),
     # The loops of its iterations are simplified as others are.
     (0.057, "newton", SolveByNewton(), ALWAYS),
     # Before rewrites that call themselves for each term.
@@ -64,6 +62,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (0.085, "ran_steps", WhereLoopsAre(fill_mask, always=True), ALWAYS),
     # Before what writes products of all steps.
     (1.6, "step_products", AllowStepProducts(), NUMBA),
+    # Canonicalization puts what is written into the same zeros into one chain.
+    (1.602, "joined_rows", WhereLoopsAre(join_written_rows), FAST),
     # Sums are canonical by then; what they read may need no history any more.
     (1.605, "sums", SumsIntoLoops(), FAST),
     # Canonicalization and stabilization leave loops with fewer readers.

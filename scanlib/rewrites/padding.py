@@ -8,7 +8,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -29,7 +29,7 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
         return None
     if index[0].start is not None or index[0].step is not None or index[0].stop is None:
         return None
-    if not _is_of_loop(rows):
+    if not is_of_loop(rows):
         return None
     length = _length_of_zeros(zeros)
     if length is None or rows.type.dtype != zeros.type.dtype:
@@ -41,13 +41,13 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     return [new] if node.outputs[0].type.is_super(new.type) else None
 
 
-def _is_of_loop(variable: Variable) -> bool:
-    """Whether a loop computes a variable, or elementwise operations on what a loop computes."""
+def is_of_loop(variable: Variable) -> bool:
+    """Whether a loop computes a variable, or elementwise operations on parts of its results."""
     node = variable.owner
     if node is None:
         return False
-    if isinstance(node.op, Elemwise | DimShuffle):
-        return any(_is_of_loop(inp) for inp in node.inputs)
+    if isinstance(node.op, Elemwise | DimShuffle | Subtensor):
+        return any(is_of_loop(inp) for inp in node.inputs)
     return isinstance(node.op, Scan | ElemwiseScan | LinearScan)
 
 

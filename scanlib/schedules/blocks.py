@@ -44,12 +44,14 @@ from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.spans import (
     LINE,
+    Cell,
     Items,
     Same,
     Span,
     added,
     itemsize,
     load_number,
+    parts,
     store_number,
     sum_of_lanes,
 )
@@ -713,26 +715,23 @@ class _Total:
     """A sum over the steps of a block: one in each lane, and one of the steps that are left."""
 
     def __init__(self, w: Writer, dtype: str, counts: set[int]) -> None:
-        self.w = w
-        half = parts_of(dtype)
-        self.locals: dict[int, list[Local]] = {}
+        self.w, half = w, parts_of(dtype)
+        self.cells: dict[int, Cell] = {}
         for count in sorted(counts) if half is None else (1,):
             kind = Type(half or dtype, count)
             # Minus zero is what changes no sum.
             zero = w.constant(-0.0 if kind.is_float else 0, kind)
-            self.locals[count] = [w.local(zero) for _ in range(1 if half is None else 2)]
+            self.cells[count] = Cell(w, zero if half is None else Pair(zero, zero))
 
     def add(self, value: Number) -> None:
         """Write that a number is added."""
-        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
-        for local, part in zip(self.locals[parts[0].type.lanes], parts, strict=True):
-            total = added(self.w.copy(local), part)
-            self.w.assign(local, total)
+        cell = self.cells[parts(value)[0].type.lanes]
+        cell.value = added(cell.value, value)
 
     def after(self, old: Number) -> Number:
         """Return a number and the sum."""
-        w = self.w
-        for _, locals in sorted(self.locals.items(), reverse=True):
-            sums = [sum_of_lanes(w, w.copy(local)) for local in locals]
-            old = added(old, sums[0] if len(sums) == 1 else Pair(*sums))
+        for _, cell in sorted(self.cells.items(), reverse=True):
+            value = cell.value
+            whole = sum_of_lanes(self.w, value) if isinstance(value, Value) else value
+            old = added(old, whole)
         return old

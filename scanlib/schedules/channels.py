@@ -32,9 +32,9 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.kernels.language import BOOL, INT64, Kernel, Local, Type, Value, Writer
+from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.spans import LINE, added, load_number, store_number, sum_of_lanes
+from scanlib.kernels.spans import LINE, Cell, added, load_number, parts, store_number, sum_of_lanes
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp, loaded, only_place
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage
@@ -65,7 +65,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         super().__init__(loop, "channels")
         self.scalars = Scalars(self.w, self.call_outside)
         self.indices: list[Value] = []  # of the loops over channels that are open
-        self.totals: dict[int, list[Local]] = {}
+        self.totals: dict[int, Cell] = {}
 
     # Memory
 
@@ -136,17 +136,18 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def read_locals(self) -> None:
         """Write locals for the states and carries without channels."""
         loop = self.loop
-        self.registers: dict[tuple[int, int], list[Local]] = {}
+        self.registers: dict[tuple[int, int], Cell] = {}
         for i, depth in enumerate(loop.signature.depths):
             if not loop.is_local(i):
                 continue
             for k in range(1, depth + 1):
                 place = self.register_place(i, k, self.begin)
-                self.registers[i, k] = self.locals_of(self.load(f"h{i}", self.data(f"h{i}"), place))
-        self.carries: dict[int, list[Local]] = {}
+                value = self.load(f"h{i}", self.data(f"h{i}"), place)
+                self.registers[i, k] = Cell(self.w, value)
+        self.carries: dict[int, Cell] = {}
         for i in range(loop.signature.n_carries):
             if loop.is_local_carry(i):
-                self.carries[i] = self.locals_of(self.load(f"c{i}", self.data(f"c{i}"), 0))
+                self.carries[i] = Cell(self.w, self.load(f"c{i}", self.data(f"c{i}"), 0))
 
     def register_place(self, i: int, k: int, begin: Value) -> Value:
         """Return where the value of a local state, `k` steps back, is in its output."""
@@ -158,28 +159,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             return (self.steps - begin + (k - 1)) * size
         return (begin + (depth - k)) * size
 
-    def locals_of(self, value: Number) -> list[Local]:
-        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
-        return [self.w.local(part) for part in parts]
-
-    def value_of(self, locals: list[Local]) -> Number:
-        values = [self.w.copy(local) for local in locals]
-        return values[0] if len(values) == 1 else Pair(*values)
-
-    def assign(self, locals: list[Local], value: Number) -> None:
-        parts = [value.real, value.imag] if isinstance(value, Pair) else [value]
-        for local, part in zip(locals, parts, strict=True):
-            self.w.assign(local, part)
-
     def write_locals(self) -> None:
         """Write what locals hold to where the outputs are."""
         loop = self.loop
-        for (i, k), locals in self.registers.items():
+        for (i, k), cell in self.registers.items():
             if loop.signature.untraced[i]:
                 place = self.register_place(i, k, self.begin)
-                store_number(self.w, self.data(f"h{i}"), place, self.value_of(locals))
-        for i, locals in self.carries.items():
-            store_number(self.w, self.data(f"c{i}"), 0, self.value_of(locals))
+                store_number(self.w, self.data(f"h{i}"), place, cell.value)
+        for i, cell in self.carries.items():
+            store_number(self.w, self.data(f"c{i}"), 0, cell.value)
 
     # One step
 
@@ -283,14 +271,13 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         totals = [t for t in targets if t.collected and t.level == level]
         for target in totals:
             zero = self.scalars.constant(0, self.wide(target))
-            self.totals[id(target)] = self.locals_of(zero)
+            self.totals[id(target)] = Cell(w, zero)
         values = [self.scalars.number(target.value) for target in here]
         for group in loop.plan.groups(targets, level):
             self.loop_over(level, group)
         self.write_values(list(zip(here, values, strict=True)))
         for target in totals:
-            total = self.value_of(self.totals[id(target)])
-            value = self.converted(total, target.value.type.dtype)
+            value = self.converted(self.totals[id(target)].value, target.value.type.dtype)
             if target.kind == "sum":
                 value = added(self.read_place(target), value)
             self.write_place(target, value)
@@ -337,7 +324,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             zero = self.scalars.constant(0, self.wide(target))
             assert isinstance(zero, Value)
             kind = Type(zero.type.dtype, lanes)
-            self.totals[id(target)] = [w.local(w.constant(0, kind))]
+            self.totals[id(target)] = Cell(w, w.constant(0, kind))
         try:
             with w.loop(low, middle, lanes) as index:
                 self.indices.append(index)
@@ -354,8 +341,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         collected = {id(t): self.totals[id(t)] for t in sums}
         self.totals = kept
         for target in sums:
-            (whole,) = collected[id(target)]
-            self.add_to_total(target, sum_of_lanes(w, w.copy(whole)))
+            (whole,) = parts(collected[id(target)].value)
+            self.add_to_total(target, sum_of_lanes(w, whole))
         return middle
 
     def lanes_of(self, group: list[Target], level: int) -> int:
@@ -426,13 +413,13 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         if state is not None:
             i, offset = state
             if loop.is_local(i):
-                value = self.value_of(self.registers[i, -offset])
+                value = self.registers[i, -offset].value
             else:
                 value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
         elif variable in loop.inner.carries:
             i = loop.inner.carries.index(variable)
             if loop.is_local_carry(i):
-                value = self.value_of(self.carries[i])
+                value = self.carries[i].value
             else:
                 value = self.load_item(f"c{i}", self.data(f"c{i}"), 0)
         else:
@@ -462,12 +449,12 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def read_place(self, target: Target) -> Number:
         if target.kind in ("carry", "sum") and self.loop.is_local_carry(target.number):
-            return self.value_of(self.carries[target.number])
+            return self.carries[target.number].value
         return self.load(target.array, *self.place_of(target))
 
     def write_place(self, target: Target, value: Number) -> None:
         if target.kind in ("carry", "sum") and self.loop.is_local_carry(target.number):
-            self.assign(self.carries[target.number], value)
+            self.carries[target.number].value = value
         else:
             store_number(self.w, *self.place_of(target), value)
 
@@ -491,16 +478,16 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         if not loop.signature.untraced[i]:
             store_number(self.w, self.data(f"h{i}"), self.rows[f"h{i}"], value)
         for k in range(loop.signature.depths[i], 1, -1):
-            self.assign(self.registers[i, k], self.value_of(self.registers[i, k - 1]))
-        self.assign(self.registers[i, 1], value)
+            self.registers[i, k].value = self.registers[i, k - 1].value
+        self.registers[i, 1].value = value
 
     def add_to_total(self, target: Target, value: Number) -> None:
-        locals = self.totals[id(target)]
-        lanes = locals[0].type.lanes
+        total = self.totals[id(target)]
+        lanes = total.locals[0].type.lanes
         value = self.converted(value, self.wide(target))
         if isinstance(value, Value) and value.type.lanes < lanes:
             value = self.w.splat(value, lanes)
-        self.assign(locals, added(self.value_of(locals), value))
+        total.value = added(total.value, value)
 
     def converted(self, value: Number, dtype: str) -> Number:
         return value if isinstance(value, Pair) else self.w.cast(value, dtype)

@@ -6,14 +6,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.mode import Mode
 from pytensor.gradient import pushforward
 from pytensor.graph.replace import vectorize_graph
-from pytensor.link.vm import VMLinker
+from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 import scanlib
-from scanlib.ops import AssociativeScan, Scan
-from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops import AssociativeScan, Loop, Scan
+from scanlib.ops.lowered.associative_scan import combines
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.one_row import OneRow
 from tests.checks import assert_derivatives, assert_same, evaluate
@@ -73,8 +73,6 @@ class TestDerivatives:
         first, _ = scanlib.associative_scan(affine, (a, b))
         with pytest.raises(pytensor.gradient.DisconnectedInputError):
             pytensor.grad(first.sum(), b)
-        pattern = first.owner.op.connection_pattern(first.owner)
-        assert pattern == [[True, True], [False, True]]
 
     def test_only_later_elements_count(self, mode):
         """The coefficient of the first affine map is never read."""
@@ -135,9 +133,7 @@ class TestBatches:
             sizes.append(own)
         changed = {core: new for core, new in batched.items() if core is not new}
         new_outputs = vectorize_graph([*outputs], changed)
-        assert all(
-            out.owner.op is not None and _has_op(out, AssociativeScan) for out in new_outputs
-        )
+        assert all(map(loops_above, new_outputs))
         results = pytensor.function([*batched.values()], new_outputs, mode=fast_mode)(*given_)
         single = pytensor.function(cores, [*outputs], mode=fast_mode)
         for i in range(2):
@@ -173,17 +169,17 @@ class TestBatches:
             assert_same([r[i] for r in results], one(values[0][i], values[1][i]))
 
 
-def _has_op(variable, kind):
-    return any(
-        node is not None and isinstance(node.op, kind)
-        for node in [variable.owner, *(v.owner for v in variable.owner.inputs)]
-    )
+def loops_above(variable):
+    """The loops above a variable that rows could be combined for in a tree."""
+    nodes = (value.owner for value in ancestors([variable]))
+    return [node for node in nodes if node is not None and combines(node.op)]
 
 
 class TestOp:
     def node(self, **options):
         a, b = pt.dvectors("a", "b")
-        return scanlib.associative_scan(affine, (a, b), **options)[0].owner
+        (node,) = set(loops_above(scanlib.associative_scan(affine, (a, b), **options)[0]))
+        return node
 
     def test_equality(self):
         first, second = self.node(), self.node()
@@ -191,70 +187,34 @@ class TestOp:
         assert hash(first.op) == hash(second.op)
         assert first.op != self.node(reverse=True).op
 
-    def test_pickling(self):
-        node = self.node()
-        values = [data(4), data(4, seed=1)]
-        before = node.op.perform(node, values, [[None], [None]])
-        assert before is None
-        op = pickle.loads(pickle.dumps(node.op))
-        assert op == node.op
-        assert op.labels == ("a", "b")
-        assert str(op) == "AssociativeScan{associative_scan}"
-        storage = [[None], [None]]
-        op.perform(op.make_node(*node.inputs), values, storage)
-        assert_same([cell[0] for cell in storage], running(affine, values))
+    def test_a_loop_that_promises_nothing_is_another(self):
+        loop = Loop.from_node(self.node())
+        loop.associative = False
+        assert loop.apply().node.op != self.node().op
+        assert not combines(loop.apply().node.op)
 
-    @pytest.mark.parametrize("linker", ["py", "numba"])
     @pytest.mark.parametrize("reverse", [False, True])
-    def test_without_rewrites(self, linker, reverse):
-        """The Op runs by itself, and its shape is known without running it."""
+    def test_in_place_of_the_loop(self, reverse):
+        """The Op that stands for a tree runs by itself, and its shape is known without running."""
         node = self.node(reverse=reverse)
-        f = pytensor.function(node.inputs, node.outputs, mode=Mode(linker, None))
-        for length in (0, 1, 5):
+        op = AssociativeScan(pickle.loads(pickle.dumps(node.op)))
+        assert str(op) == "AssociativeScan{associative_scan}"
+        outputs = op.make_node(*node.inputs).outputs
+        arrays = list(explicit_graph_inputs(outputs))
+        f = pytensor.function(arrays, outputs, mode=Mode("py", None))
+        for length in (1, 5):
             values = [data(length), data(length, seed=1)]
             assert_same(f(*values), running(affine, values, reverse))
-        with pytest.raises(SequenceLengthError, match="`b` and `a` have not"):
-            f(data(4), data(3))
-        shape = pytensor.function(node.inputs, node.outputs[1].shape, mode="CVM")
-        assert not any(isinstance(n.op, Scan) for n in shape.maker.fgraph.apply_nodes)
+        shape = pytensor.function(arrays, outputs[1].shape, mode="CVM")
+        assert not any(isinstance(n.op, AssociativeScan) for n in shape.maker.fgraph.apply_nodes)
         assert shape(data(4), data(4)) == [4]
 
-    def test_the_rewrite_can_be_left_out(self):
-        """Backends that combine in parallel exclude it by name."""
-        node = self.node()
-        for mode in ("FAST_RUN", "FAST_COMPILE"):
-            kept = get_mode(mode).excluding("scanlib_associative_to_loop")
-            kept = Mode(VMLinker(), kept.optimizer)
-            f = pytensor.function(node.inputs, node.outputs, mode=kept)
-            assert any(isinstance(n.op, AssociativeScan) for n in f.maker.fgraph.apply_nodes)
-            values = [data(4), data(4, seed=1)]
-            assert_same(f(*values), running(affine, values))
-
-    def test_wrong_inputs(self):
-        op, (a, _) = self.node().op, self.node().inputs
-        with pytest.raises(ValueError, match="takes 2 inputs, got 1"):
-            op.make_node(a)
-        with pytest.raises(TypeError, match="input 1 must have type"):
-            op.make_node(a, pt.matrix("b"))
-        with pytest.raises(ValueError, match="at least 6 inputs and 3 output"):
-            AssociativeScan(op.body, 3)
-        three = pt.tensor(dtype="float64", shape=(3,)), pt.tensor(dtype="float64", shape=(4,))
-        with pytest.raises(ValueError, match=r"different lengths, \[3, 4\]"):
-            op.make_node(*three)
-
     def test_one_row(self, mode):
-        x = pt.dmatrix("x")
-        first, zeros = OneRow()(x), OneRow(zeros=True)(x)
-        gradient = pytensor.grad(pt.sum(first**2) + pt.sum(zeros**2), x)
-        f = pytensor.function([x], [first, zeros, gradient], mode=mode)
-        values = data(2, 3)
-        expected = [values[:1], np.zeros((1, 3)), np.vstack([2 * values[:1], np.zeros((1, 3))])]
-        assert_same(f(values), expected)
-        empty = np.zeros((0, 3))
-        assert_same(f(empty), [np.zeros((1, 3)), np.zeros((1, 3)), empty])
-        batch = vectorize_graph([first, zeros], {x: pt.dtensor3("xs")})
-        many = data(2, 4, 3)
-        xs = batch[0].owner.inputs[0]
-        while xs.owner is not None:
-            xs = xs.owner.inputs[0]
-        assert_same(evaluate(batch, {xs: many}, mode), [many[:, :1], np.zeros((2, 1, 3))])
+        x, xs = pt.dmatrix("x"), pt.dtensor3("xs")
+        first = OneRow()(x)
+        f = pytensor.function([x], [first, pytensor.grad(pt.sum(first**2), x)], mode=mode)
+        values, empty = data(2, 3), np.zeros((0, 3))
+        assert_same(f(values), [values[:1], np.vstack([2 * values[:1], np.zeros((1, 3))])])
+        assert_same(f(empty), [np.zeros((1, 3)), empty])
+        batch, many = vectorize_graph(first, {x: xs}), data(2, 4, 3)
+        assert_same(evaluate([batch], {xs: many}, mode), [many[:, :1]])

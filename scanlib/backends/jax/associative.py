@@ -1,7 +1,7 @@
 """`AssociativeScan` under JAX: `lax.associative_scan` of the body, vectorized over time.
 
-See `ops.lowered.associative_scan`. On a CPU associative scans have become walks before the linker
-sees them; here they are combined in a tree of logarithmic depth.
+See `ops.lowered.associative_scan`. On a CPU loops are walked; here rows are combined in a tree of
+logarithmic depth.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.body import array_of, body_function
 from scanlib.backends.jax.loops import single
-from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.lowered.associative_scan import AssociativeScan, length_message
+from scanlib.ops.lowered.associative_scan import AssociativeScan
+from scanlib.ops.messages import Messages
 
 
 @jax_funcify.register(AssociativeScan)
 def funcify_associative_scan(op: AssociativeScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of an associative scan."""
-    body = body_function(op.body)
-    inner = op.split_body_inputs(op.body.inputs)
+    scan, signature = op.scan, op.scan.signature
+    body = body_function(scan.body)
+    rows = signature.split_body_inputs(scan.body.inputs).rows
+    messages = Messages(signature, scan.labels, scan.name)
 
     def associative_scan(*inputs: Any) -> Any:
-        elems = list(map(array_of, inputs[: op.n_elems], inner.earlier))
-        non_sequences = inputs[op.n_elems :]
-        for i, elem in enumerate(elems):
-            if len(elem) != len(elems[0]):
-                raise SequenceLengthError(length_message(op, i))
-        if len(elems[0]) < 2:
-            return single([jnp.array(elem) for elem in elems])
+        outer = signature.split_inputs(inputs)
+        messages.count_steps(None, map(len, outer.sequences))
+        pairs = zip(outer.initials, outer.sequences, rows, strict=True)
+        elems = []
+        for first, others, row in pairs:
+            parts = [array_of(others, row), array_of(first, row)]
+            elems.append(jnp.concatenate(parts if signature.reverse else parts[::-1]))
 
         def combine(earlier: list[Any], later: list[Any]) -> list[Any]:
-            values = body(*earlier, *later, *non_sequences)
+            values = body(*later, *earlier, *outer.non_sequences)
             return [
                 jnp.broadcast_to(array_of(value, variable), row.shape)
-                for value, variable, row in zip(values, inner.earlier, earlier, strict=True)
+                for value, variable, row in zip(values, rows, earlier, strict=True)
             ]
 
-        return single(lax.associative_scan(jax.vmap(combine), elems, reverse=op.reverse))
+        return single(lax.associative_scan(jax.vmap(combine), elems, reverse=signature.reverse))
 
     return associative_scan

@@ -115,13 +115,34 @@ def _written(node: Apply, target: Any, rows: Any, own: Any, others: list[Any], l
         return _changed(node, target.at[(place, *others)], rows)
     places = jnp.arange(len(target))
     start = 0 if own.start is None else place_of(own.start, length)
-    chosen = places >= start
-    chosen &= places < start + Bounded(target, length, "").slice(own).length
+    end = start + Bounded(target, length, "").slice(own).length
+    return _where(node, target, rows, (places >= start) & (places < end), places - start, others)
+
+
+def _where(
+    node: Apply, target: Any, rows: Any, chosen: Any, places: Any, others: Sequence[Any] = ()
+) -> Any:
+    """Return an array with something added to, or written into, its chosen rows.
+
+    Parameters
+    ----------
+    node : Apply
+    target : jax.Array
+    rows : jax.Array or Bounded
+        One row for all, or many of them.
+    chosen : jax.Array
+        Whether a row of the array is changed.
+    places : jax.Array
+        For each that is, the number of the row that is written there.
+    others : sequence, optional
+        What is written of a row.
+    """
     values = jnp.asarray(rows_of(rows))
-    if values.ndim == 1 + _kept(others) and (len(values) != 1 or isinstance(rows, Bounded)):
+    count = target.ndim - len(others) + _kept(list(others))
+    if values.ndim == count and (len(values) != 1 or isinstance(rows, Bounded)):
         if not len(values):
             return target
-        values = values[jnp.clip(places - start, 0, len(values) - 1)]
+        values = values[jnp.clip(places, 0, len(values) - 1)]
     changed = _changed(node, target.at[(slice(None), *others)], values)
     return jnp.where(chosen.reshape((-1, *(1 for _ in target.shape[1:]))), changed, target)
 
@@ -174,15 +195,7 @@ def items(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     if not writes:
         (places,) = jnp.nonzero(chosen, size=len(chosen), fill_value=0)
         return Bounded(rows[places], chosen.sum(), CHOSEN)
-    if np.ndim(values) == rows.ndim:
-        new = rows_of(values)
-        if len(new) != 1 or isinstance(values, Bounded):
-            new = new[jnp.clip(jnp.cumsum(chosen) - 1, 0, max(len(new) - 1, 0))]
-    else:
-        new = jnp.asarray(values)
-    new = new if node.op.set_instead_of_inc else rows + new
-    changed = jnp.where(chosen.reshape((-1, *(1 for _ in rows.shape[1:]))), new, rows)
-    changed = changed.astype(rows.dtype).reshape(whole.shape)
+    changed = _where(node, rows, values, chosen, jnp.cumsum(chosen) - 1).reshape(whole.shape)
     return target.like(changed) if isinstance(target, Bounded) else changed
 
 

@@ -174,11 +174,6 @@ def results_like(
     return results
 
 
-def calling(target: CallTarget, results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return the function that calls a compiled loop, whose results are like those of another."""
-    return lambda *inputs: call_target(target, jax.eval_shape(results, *inputs), inputs)
-
-
 def call_target(target: CallTarget, results: Any, inputs: Sequence[Any]) -> list[Any]:
     """Return the results of a compiled loop, given their shapes and dtypes."""
     plain = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]

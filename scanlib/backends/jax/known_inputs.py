@@ -100,12 +100,10 @@ def _reads_size(client: Apply, position: int) -> bool | None:
         return client.inputs[position] is split_of(client)[2]
     if isinstance(op, Subtensor | IncSubtensor):
         return _is_bound(client, position)
-    if isinstance(op, LinearScan):
-        return op.has_n_steps and position == 0
-    if isinstance(op, ElemwiseScan):
-        return op.signature.has_n_steps and position == 0
-    if isinstance(op, Scan):
-        return _loop_reads_size(client, position)
+    if isinstance(op, LinearScan | ElemwiseScan | Scan):
+        has_steps = op.has_n_steps if isinstance(op, LinearScan) else op.signature.has_n_steps
+        is_steps = has_steps and position == 0
+        return is_steps or (isinstance(op, Scan) and _step_reads_size(client, position))
     if isinstance(op, OpFromGraph):
         return needs_value(op.fgraph, op.fgraph.inputs[position])
     return None
@@ -122,13 +120,10 @@ def _is_bound(client: Apply, position: int) -> bool:
     return any(value is part for s in slices for part in (s.start, s.stop, s.step))
 
 
-def _loop_reads_size(client: Apply, position: int) -> bool:
-    """Whether a loop, or a step of it, reads a size there."""
-    op, signature = client.op, client.op.signature
-    if signature.has_n_steps and position == 0:
-        return True
+def _step_reads_size(client: Apply, position: int) -> bool:
+    """Whether a step of a loop reads a size there."""
     back = len(client.inputs) - position  # from the last input, inside as well
-    if back > signature.n_non_sequences:
+    if back > client.op.signature.n_non_sequences:
         return False  # a row or a first value: other steps read others
-    body = thaw_graph(op.body)
+    body = thaw_graph(client.op.body)
     return needs_value(body, body.inputs[-back], otherwise=True)

@@ -8,7 +8,7 @@ the history, in either direction, is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
-from scanlib.backends.jax.kernels import calling, target_for, words_of
+from scanlib.backends.jax.kernels import call_target, target_for, words_of
 from scanlib.backends.jax.loops import single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import linear_factors, part_of
@@ -47,14 +47,6 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
 
     read = op.steps_of(node).sequences
 
-    def with_steps(inputs: tuple[Any, ...]) -> Any:
-        steps = static_int(inputs[0])
-
-        def portable(number: Any, *others: Any) -> list[Any]:
-            return [run(op, op.parts([steps, *others]))]
-
-        return portable, (jnp.asarray(words_of(steps)), *inputs[1:])
-
     def linear_scan(*inputs: Any) -> Any:
         values = [
             value if has_unknown_rows(value) else array_of(value, variable)
@@ -68,14 +60,18 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
         known = _count(op, parts).known
         if not (target or has_kernels) or not known or any(has_unknown_rows(v) for v in values):
             return run(op, parts)
-        if op.has_n_steps:
-            values[0] = static_int(values[0])
-            portable, arrays = with_steps(tuple(values))
-        else:
-            portable, arrays = (lambda *arrays: [run(op, op.parts(arrays))]), tuple(values)
+        steps = [static_int(values[0])] if op.has_n_steps else []
+        arrays = [*map(jnp.asarray, map(words_of, steps)), *values[len(steps) :]]
+
+        def own(given: Sequence[Any]) -> list[Any]:
+            """Return the arguments with the number of steps as one number."""
+            return [*steps, *given[len(steps) :]]
+
+        def portable(*given: Any) -> list[Any]:
+            return [run(op, op.parts(own(given)))]
 
         def run_kernels(*given: Any) -> list[Any]:
-            kernels = call_linear(op, [*values[: op.has_n_steps], *given[op.has_n_steps :]])
+            kernels = call_linear(op, own(given))
             assert kernels is not None
             return kernels(*given)
 
@@ -87,11 +83,10 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             same = [np.shape(value) for value in given] == [np.shape(value) for value in arrays]
             fit = target if same else target_for(part.op, part)
             assert fit is not None
-            return calling(fit, portable)(*given)
+            return call_target(fit, jax.eval_shape(portable, *given), given)
 
         on_cpu = None if target is None else run_target
-        fits = has_kernels and call_linear(op, values) is not None
-        on_cuda = run_kernels if fits else None
+        on_cuda = run_kernels if has_kernels and call_linear(op, own(values)) else None
         return single(on_platforms(portable, None, on_cpu, on_cuda, factors)(*arrays))
 
     return linear_scan

@@ -28,7 +28,7 @@ def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any
 
     def one_row(value: Any) -> Any:
         first = rows_of(value)[:1]
-        if op.zeros or not len(first):
+        if not len(first):
             return jnp.zeros((1, *first.shape[1:]), first.dtype)
         if has_unknown_rows(value):
             return jnp.where(jnp.asarray(value.length) > 0, first, jnp.zeros_like(first))

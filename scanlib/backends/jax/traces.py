@@ -40,11 +40,11 @@ def stack_traces(fgraph: FunctionGraph) -> None:
             _replace(fgraph, node, chosen)
 
 
-def _trace_reads(fgraph: FunctionGraph, node: Apply, i: int) -> dict[Apply, int | None] | None:
-    """Return the readers of a history: for slices of the trace what they leave out at its start,
-    for single last rows None; None in all if something else is read, or no trace is."""
+def _trace_reads(fgraph: FunctionGraph, node: Apply, i: int) -> dict[Apply, bool] | None:
+    """Return the readers of a history and whether they read the trace, and not a last row; None if
+    something else is read, or no trace is."""
     depth, reverse = node.op.signature.depths[i], node.op.signature.reverse
-    found: dict[Apply, int | None] = {}
+    found: dict[Apply, bool] = {}
     for client, position in fgraph.clients[node.outputs[i]]:
         if not isinstance(client.op, Subtensor) or position != 0:
             return None
@@ -55,28 +55,25 @@ def _trace_reads(fgraph: FunctionGraph, node: Apply, i: int) -> dict[Apply, int 
             bounds = [None if b is None else constant_index(b) for b in (first.start, first.stop)]
             if bounds != ([None, -depth] if reverse else [depth, None]):
                 return None
-            found[client] = 0
+            found[client] = True
         else:
             back = constant_index(first)
             if reverse or back is None or not -depth <= back < 0:
                 return None
-            found[client] = None
-    return found if any(start is not None for start in found.values()) else None
+            found[client] = False
+    return found if any(found.values()) else None
 
 
 def _replace(fgraph: FunctionGraph, node: Apply, chosen: list[int]) -> None:
     new = with_stacked(node.op, chosen).make_node(*node.inputs)
     for i in chosen:
         trace = new.outputs[len(node.outputs) + chosen.index(i)]
-        for client, start in (_trace_reads(fgraph, node, i) or {}).items():
-            if start is not None:
-                value = trace
-            else:
+        for client, reads_trace in (_trace_reads(fgraph, node, i) or {}).items():
+            value = trace
+            if not reads_trace:
                 value = client.op.make_node(new.outputs[i], *client.inputs[1:]).outputs[0]
             old = client.outputs[0]
-            if value.type != old.type:
-                value = old.type.filter_variable(value)
-            fgraph.replace(old, value, reason=REASON)
+            fgraph.replace(old, old.type.filter_variable(value), reason=REASON)
     for i, (old, out) in enumerate(zip(node.outputs, new.outputs, strict=False)):
         if i not in chosen and fgraph.clients.get(old):
             fgraph.replace(old, out, reason=REASON)

@@ -24,7 +24,7 @@ def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any
     """Return the first row of an array, zeros if there is none."""
 
     def one_row(value: Any) -> Any:
-        if op.zeros or value.shape[0] == 0:
+        if value.shape[0] == 0:
             return value.new_zeros((1, *value.shape[1:]))
         return value[:1]
 

@@ -21,9 +21,9 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
-from scanlib.kernels.language import INT64, Local, Value
+from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
-from scanlib.kernels.spans import added, itemsize, load_number, over_lanes, store_number
+from scanlib.kernels.spans import Cell, added, itemsize, load_number, over_lanes, store_number
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
@@ -491,28 +491,26 @@ class Reduction:
     def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
         """Write the loops from an axis on, and return what they give together."""
         step, w = self.step, self.step.writer
-        totals: dict[int, list[Local]] = {}
+        totals: dict[int, Cell] = {}
         for lanes in possible_lanes(arrays, loops[-1] if loops[first:] else 1):
             try:
                 start = spread(step, self.identity(), lanes)
             except LanesError:
                 continue
-            totals[lanes] = [w.local(part) for part in _parts(start)]
+            totals[lanes] = Cell(w, start)
         used: set[int] = set()
 
         def write(lanes: int) -> None:
             if lanes not in totals:
                 raise LanesError("complex numbers")
-            old = _whole([w.copy(local) for local in totals[lanes]])
-            new = self.combined(old, self.item(arrays, lanes))
-            for local, part in zip(totals[lanes], _parts(new), strict=True):
-                w.assign(local, part)
+            own = totals[lanes]
+            own.value = self.combined(own.value, self.item(arrays, lanes))
             used.add(lanes)
 
         nest(step, arrays, loops, write, first)
         whole = None
         for lanes in sorted(used, reverse=True):
-            result = _whole([w.copy(local) for local in totals[lanes]])
+            result = totals[lanes].value
             if isinstance(result, Value):
                 result = over_lanes(w, result, self.combined)
             whole = result if whole is None else self.combined(whole, result)
@@ -544,14 +542,6 @@ class Reduction:
 
         loops = collapse(step, [*arrays, result], sizes)
         nest(step, [*arrays, result], loops, write)
-
-
-def _parts(number: Number) -> list[Value]:
-    return [number.real, number.imag] if isinstance(number, Pair) else [number]
-
-
-def _whole(parts: Sequence[Value]) -> Number:
-    return parts[0] if len(parts) == 1 else Pair(*parts)
 
 
 @rule(CAReduce)

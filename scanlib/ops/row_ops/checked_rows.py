@@ -15,11 +15,21 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 
+from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
 
 
 class CheckedPlaces(CheckAndRaise):
     """Indices of all steps, or an error; under JAX, where no index raises one, no check."""
+
+
+class CheckedValue(CheckAndRaise):
+    """A value, or an error; PyTensor's Op has no forward derivative."""
+
+    def pushforward(
+        self, inputs: Variables, outputs: Variables, tangents: Variables
+    ) -> list[Variable]:
+        return [tangents[0]]
 
 
 def checked_places(places: Variable, size: Variable) -> Variable:

@@ -6,8 +6,7 @@ from if there are no data. Its loop still needs an initial row, which nobody rea
     OneRow(x[:1]) = x[:1]   if x has rows
                     0       otherwise
 
-of shape (1, …). With `zeros` it is 0 in any case: a row of zeros like the rows of `x`. Written
-with PyTensor's own Ops, either would copy `x` or take numba seconds to compile.
+of shape (1, …). Written with PyTensor's own Ops, it would copy `x` or take numba long to compile.
 """
 
 from __future__ import annotations
@@ -25,18 +24,9 @@ from scanlib.ops.row_ops.linear_op import LinearOp
 
 
 class OneRow(LinearOp):
-    """The first row of an array, as an array of one row; zeros if the array has no rows.
+    """The first row of an array, as an array of one row; zeros if the array has no rows."""
 
-    Parameters
-    ----------
-    zeros : bool, optional
-        Whether the row is zero in any case; then only the shape of the array is read.
-    """
-
-    __props__ = ("zeros",)
-
-    def __init__(self, zeros: bool = False) -> None:
-        self.zeros = zeros
+    __props__ = ()
 
     def make_node(self, value: Variable) -> Apply:
         value = pt.as_tensor_variable(value)
@@ -51,13 +41,8 @@ class OneRow(LinearOp):
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         (value,) = inputs
         row = np.zeros((1, *value.shape[1:]), dtype=value.dtype)
-        if not self.zeros:
-            row[: len(value)] = value[:1]
+        row[: len(value)] = value[:1]
         output_storage[0][0] = row
-
-    @property
-    def arrays(self) -> int:  # type: ignore[override]
-        return int(not self.zeros)
 
     def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
         zeros = pt.zeros_like(inputs[0], dtype=cotangent.type.dtype)

@@ -1,8 +1,9 @@
 """Slices written into zeros, one beside the other, become one join.
 
 The gradient of taking a value apart, as the gates of a recurrent network are taken from one matrix
-product, writes each slice's cotangent into zeros of the whole. Written as a join it is one pass
-over memory instead of one for the zeros and one for each slice.
+product, writes each slice's cotangent into zeros of the whole. So does that of a loop which starts
+from the first row of an array and reads the others. Written as a join it is one pass over memory
+instead of one for the zeros and one for each slice.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
@@ -19,6 +22,7 @@ from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop
+from scanlib.rewrites.padding import is_of_loop
 
 
 class _Slice(NamedTuple):
@@ -41,6 +45,52 @@ def join_slices(loop: Loop) -> None:
             found[node.outputs[0]] = joined
     if found:
         loop.substitute(_last_of_chains(found))
+
+
+@node_rewriter([IncSubtensor])
+def join_written_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace slices added to zeros, and rows behind zeros, where a loop computes some of them.
+
+    Whatever a derivative adds to zeros has the size of its slice: no error is lost.
+    """
+    if not _adds_rows_of_loops(node):
+        return None
+    joined = _behind_zeros(node)
+    joined = _joined(node) if joined is None else joined
+    fits = joined is not None and node.outputs[0].type.is_super(joined.type)
+    return [joined] if fits else None
+
+
+def _adds_rows_of_loops(node: Apply | None) -> bool:
+    found = False
+    while node is not None and isinstance(node.op, IncSubtensor):
+        if node.op.set_instead_of_inc:
+            return False
+        found |= is_of_loop(node.inputs[1])
+        node = node.inputs[0].owner
+    return found
+
+
+def _behind_zeros(node: Apply) -> Variable | None:
+    """Return the rows that are written at the end of an array of zeros, behind the other zeros."""
+    whole, place = node.inputs[0].owner, _axis_slice(node)
+    if (
+        place is None
+        or whole is None
+        or not isinstance(whole.op, Alloc)
+        or not _is_zeros(node.inputs[0])
+    ):
+        return None
+    axis, (start, stop, rows) = place
+    if axis or stop is not None or not isinstance(start, int) or start < 1:
+        return None
+    if rows.type.broadcastable != (False, *node.outputs[0].type.broadcastable[1:]):
+        return None
+    if rows.type.dtype != node.outputs[0].type.dtype:
+        return None
+    sizes = [rows.shape[k] for k in range(1, rows.type.ndim)]
+    zeros = pt.zeros((whole.inputs[1] - rows.shape[0], *sizes), dtype=rows.type.dtype)
+    return pt.join(0, zeros, rows)
 
 
 def _last_of_chains(found: dict[Variable, Variable]) -> dict[Variable, Variable]:
@@ -85,10 +135,10 @@ def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
     if len(cut) != 1 or indices[cut[0]].step is not None:
         return None
     (axis,) = cut
-    size = value.type.shape[axis]
-    if size == 1:
-        return None
     start, stop = (_place(end) for end in (indices[axis].start, indices[axis].stop))
+    is_row = start in (None, 0) and stop == 1
+    if value.type.shape[axis] == 1 and not is_row:  # it may be written to many places
+        return None
     return axis, _Slice(None if start == 0 else start, stop, value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
@@ -62,21 +64,18 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
     if a.stop is not None and not _same_stop(a, b):
         return None
     named = b if b.name and not a.name else a
-    merged = Loop(
+    merged = replace(
+        a,
         n_steps=a.n_steps if a.n_steps is not None else b.n_steps,
         sequences=[*a.sequences, *b.sequences],
         states=[*a.states, *b.states],
         carries=[*a.carries, *b.carries],
         non_sequences=[*a.non_sequences, *b.non_sequences],
         outputs=[*a.outputs, *b.outputs],
-        stop=a.stop,
-        reverse=a.reverse,
-        truncate_gradient=a.truncate_gradient,
         required_steps=max(a.required_steps, b.required_steps),
         name=named.name,
         function=named.function,
-        checkpoint=a.checkpoint,
-        recompute=a.recompute,
+        associative=a.associative and b.associative,
     )
     new = results_by_part(merged, merged.apply())
     replacements = {}

@@ -315,21 +315,16 @@ def test_checkpoints():
 class TestAssociative:
     @pytest.mark.parametrize("reverse", [False, True])
     @pytest.mark.parametrize("length", [0, 1, 2, 9])
-    def test_tree(self, reverse, length):
+    def test_tree(self, reverse, length, monkeypatch):
         """What other devices than the CPU run."""
-        from scanlib.ops.linker_features import CombinesInTrees
-        from scanlib.rewrites.simplify.associative_to_loop import (
-            AssociativeToLoop,
-        )
-
         a, b = pt.dtensor3("a"), pt.dmatrix("b")
 
         def combine(earlier, later):
             return later[0] @ earlier[0], later[0] @ earlier[1] + later[1]
 
         outputs = scanlib.associative_scan(combine, [a, b], reverse=reverse)
-        mode = JAX.excluding("scanlib_associative_to_loop")
-        function = compiled([a, b], outputs, mode)
+        monkeypatch.setattr("scanlib.backends.jax.combines_in_trees", lambda: True)
+        function = compiled([a, b], outputs)
         assert any(isinstance(op, AssociativeScan) for op in loop_ops(function))
         values = [0.5 * rng.normal(size=(length, 2, 2)), rng.normal(size=(length, 2))]
         order = range(length)[::-1] if reverse else range(length)
@@ -341,11 +336,6 @@ class TestAssociative:
             expected[0][t], expected[1][t] = before
         for actual, wanted in zip(function(*values), expected, strict=True):
             np.testing.assert_allclose(actual, wanted, rtol=1e-10, atol=1e-12)
-        # The mark keeps the walk away.
-        fgraph = pytensor.graph.fg.FunctionGraph([a, b], outputs, clone=True)
-        fgraph.attach_feature(CombinesInTrees())
-        AssociativeToLoop().rewrite(fgraph)
-        assert any(isinstance(node.op, AssociativeScan) for node in fgraph.apply_nodes)
 
     def test_walk(self):
         x = pt.dvector("x")
