@@ -7,7 +7,7 @@ once, row by row, into arrays made before the first step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,15 @@ class PythonLoop:
         return np.asarray(history[place])
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        walk = self.walk(*inputs)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as end:
+                return end.value
+
+    def walk(self, *inputs: Any) -> Generator[tuple[int, list, Sequence[Any]], None, list[Any]]:
+        """Take the steps; yield the place, the arguments and the results of each."""
         outer = self.signature.split_inputs(inputs)
         steps = count_steps(self.messages, outer)
         histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
@@ -78,13 +87,16 @@ class PythonLoop:
         done = 0
         while done < steps:
             t = steps - 1 - done if self.signature.reverse else done
-            result = self._step(t, outer, histories, carries)
+            arguments = self._arguments(t, outer, histories, carries)
+            found = self.step(*arguments)
+            result = self.signature.split_body_outputs(found[: len(self.op.body.outputs)])
             for i, value in enumerate(result.states):
                 self._write_state(i, histories[i], t, done, value)
             carries = result.carries
             for i, value in enumerate(result.outputs):
                 stacks[i] = self._write_output(i, stacks[i], t, done, steps, value)
             done += 1
+            yield t, arguments, found
             if result.stop is not None and bool(result.stop):
                 break
         if done < self.signature.required_steps:
@@ -106,7 +118,7 @@ class PythonLoop:
             history[:depth] = initial
         return history
 
-    def _step(self, t: int, outer: Any, histories: list, carries: list) -> Any:
+    def _arguments(self, t: int, outer: Any, histories: list, carries: list) -> list[Any]:
         arguments = [self.as_array(sequence[t]) for sequence in outer.sequences]
         for i, history in enumerate(histories):
             start = 0 if self.signature.untraced[i] else t
@@ -116,9 +128,7 @@ class PythonLoop:
                 else:
                     row = start + self.signature.depths[i] + tap
                 arguments.append(self.row(history, row))
-        return self.signature.split_body_outputs(
-            self.step(*arguments, *carries, *outer.non_sequences)
-        )
+        return [*arguments, *carries, *outer.non_sequences]
 
     def _write_state(self, i: int, history: Any, t: int, done: int, value: Any) -> None:
         value = self.as_array(value)
