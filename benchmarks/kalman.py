@@ -89,8 +89,10 @@ class Filter:
         wrt = [v for v in inputs[1:] if v.name in ("transition", "observation_cov")]
         both = pytensor.function(inputs, [cost, *pytensor.grad(cost, wrt)])
         self.functions = value, both
-        self.value, self.found = value(*values), both(*values)
+        self.value, (total, move, cov) = value(*values), both(*values)
         self.compiled = time.process_time() - start
+        # What a covariance is differentiated along is symmetric.
+        self.found = total, move, (cov + cov.T) / 2
         self.times: list[list[float]] = []
 
     def measure(self) -> None:
