@@ -117,7 +117,7 @@ def with_bounds(node: Apply, inputs: tuple[Any, ...], found: Any) -> Any:
     results = []
     values = found if len(ranges) > 1 else [found]
     for value, (low, high), out in zip(values, ranges, node.outputs, strict=True):
-        has_bound = high != INF and out.type.dtype in discrete_dtypes
+        has_bound = high < INF and out.type.dtype in discrete_dtypes
         results.append(Length(value, low, int(high)) if has_bound else value)
     return results if len(ranges) > 1 else results[0]
 
@@ -187,7 +187,10 @@ def _corners(function: Callable[..., Any], *ends: Range) -> Range:
 
 
 def _quotient(ends: Range, by: Range) -> Range:
-    return (ends[0] // by[0], ends[1] // by[0]) if by[0] == by[1] > 0 else (-INF, INF)
+    if not by[0] == by[1] > 0:
+        return -INF, INF
+    low, high = (end if abs(end) == INF else end // by[0] for end in ends)
+    return low, high
 
 
 _LESS = (ps.LT, ps.LE)
