@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from pytensor.configdefaults import config
 
-from scanlib.kernels import interpreter
-from scanlib.kernels.compiled import compile_kernels
+from scanlib.kernels import compiled, interpreter
 from scanlib.kernels.language import FRAME, POINTER, TABLE, Function
 from scanlib.kernels.printers import c
+from scanlib.kernels.printers.llvm import print_kernels
+from scanlib.kernels.processor import has_fused_multiply_add
 
 COMPILER = config.cxx.split() or [""]
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
@@ -45,8 +46,12 @@ def _run(entry, kernel, arrays):
 
 def by_llvm(kernel, arrays):
     """Run a kernel as machine code that LLVM made."""
-    code = compile_kernels([kernel])
-    return _run(ENTRY(code.entries[f"{kernel.name}_entry"]), kernel, arrays)
+    entry = f"{kernel.name}_entry"
+    text = print_kernels(kernel, fused=has_fused_multiply_add())
+    compiled._load_shared([kernel])
+    code = compiled._load(compiled._object_code(text), [entry])
+    _engines.append(code)
+    return _run(ENTRY(code.entries[entry]), kernel, arrays)
 
 
 def by_c(kernel, arrays, flags=("-O2", "-march=native")):

@@ -96,16 +96,6 @@ def compile_program(program: LoopProgram) -> CompiledKernels:
     return code
 
 
-def compile_kernels(kernels: Sequence[Kernel]) -> CompiledKernels:
-    """Return kernels of different names as machine code."""
-    for kernel in kernels:
-        verify(kernel)
-    names = [f"{kernel.name}_entry" for kernel in kernels]
-    text = print_kernels(*kernels, fused=has_fused_multiply_add())
-    _load_shared(kernels)
-    return _load(_object_code(text), names)
-
-
 _loaded: dict[str, CompiledKernels] = {}
 
 

@@ -224,8 +224,8 @@ class TableKernel:
         """The address of the table itself."""
         return self.word(TABLE, POINTER, "table")
 
-    def write_word(self, slot: int, value: Value) -> None:
-        self.writer.store(self.table, WORD * slot, value)
+    def write_word(self, slot: int, value: Value | int) -> None:
+        self.writer.store(self.table, WORD * slot, self.writer.as_value(value, INT64))
 
     def kernel(self, register: int = Kernel.register, runs_once: bool = False) -> Kernel:
         """Return the kernel that was written; see `Kernel`."""

@@ -11,9 +11,10 @@ To add an Op, add a line. What no line is for is a call of a function that the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from math import log as natural_log
 from math import pi
 from types import MappingProxyType
@@ -85,43 +86,29 @@ def parts_of(dtype: str) -> str | None:
 # Numbers of one dtype
 
 
-def _sum(w: Writer, *terms: Value) -> Value:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total | term if total.type.dtype == "bool" else total + term
-    return total
+def _fold(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of an Op of any number of operands, taken two at a time."""
+    return lambda w, *values: reduce(lambda x, y: rule(w, x, y), values)
 
 
-def _product(w: Writer, *factors: Value) -> Value:
-    product = factors[0]
-    for factor in factors[1:]:
-        product = product & factor if product.type.dtype == "bool" else product * factor
-    return product
+def _sum(w: Writer, x: Value, y: Value) -> Value:
+    return x | y if x.type.dtype == "bool" else x + y
 
 
-def _maximum(w: Writer, *values: Value) -> Value:
-    return _extreme(w, values, lambda x, y: x > y)
+def _product(w: Writer, x: Value, y: Value) -> Value:
+    return x & y if x.type.dtype == "bool" else x * y
 
 
-def _minimum(w: Writer, *values: Value) -> Value:
-    return _extreme(w, values, lambda x, y: x < y)
+def _extreme(operation: str) -> Callable[..., Value]:
+    """Return the rule of a maximum, ``"gt"``, or a minimum; NaN wins."""
 
+    def first_or_second(w: Writer, x: Value, y: Value) -> Value:
+        if x.type.dtype == "bool":
+            return w.select(w.apply(operation, w.cast(x, "int8"), w.cast(y, "int8")), x, y)
+        chosen = w.apply(operation, x, y)
+        return w.select(chosen | x.differs(x) if x.type.is_float else chosen, x, y)
 
-def _extreme(
-    w: Writer, values: Sequence[Value], is_first: Callable[[Value, Value], Value]
-) -> Value:
-    """Return the first or the second of two values; NaN wins."""
-    found = values[0]
-    for value in values[1:]:
-        if found.type.dtype == "bool":
-            wide = [w.cast(v, "int8") for v in (found, value)]
-            found = w.select(is_first(*wide), found, value)
-            continue
-        chosen = is_first(found, value)
-        if found.type.is_float:
-            chosen = chosen | found.differs(found)
-        found = w.select(chosen, found, value)
-    return found
+    return _fold(first_or_second)
 
 
 def _clip(w: Writer, x: Value, low: Value, high: Value) -> Value:
@@ -255,17 +242,15 @@ def _log1mexp(w: Writer, x: Value) -> Value:
 
 # By Op: all operands have the dtype of the result.
 RULES: dict[type, Rule] = {
-    ps.Add: _sum,
-    ps.Mul: _product,
+    ps.Add: _fold(_sum),
+    ps.Mul: _fold(_product),
     ps.Sub: lambda w, x, y: x - y,
     ps.Neg: lambda w, x: -x,
     ps.Sqr: lambda w, x: _product(w, x, x),
     ps.Abs: _absolute,
     ps.Sign: _sign,
-    ps.Maximum: _maximum,
-    ps.Minimum: _minimum,
-    ps.ScalarMaximum: _maximum,
-    ps.ScalarMinimum: _minimum,
+    **dict.fromkeys((ps.Maximum, ps.ScalarMaximum), _extreme("gt")),
+    **dict.fromkeys((ps.Minimum, ps.ScalarMinimum), _extreme("lt")),
     ps.Clip: _clip,
     ps.Second: lambda w, x, y: y,
     ps.Identity: lambda w, x: x,
@@ -275,18 +260,11 @@ RULES: dict[type, Rule] = {
     ps.IntDiv: _floor_quotient,
     ps.Mod: _modulo,
     ps.Pow: _power,
-    ps.AND: lambda w, *values: _joined("and", w, values),
-    ps.OR: lambda w, *values: _joined("or", w, values),
-    ps.XOR: lambda w, *values: _joined("xor", w, values),
+    ps.AND: _fold(lambda w, x, y: x & y),
+    ps.OR: _fold(lambda w, x, y: x | y),
+    ps.XOR: _fold(lambda w, x, y: x ^ y),
     ps.Invert: lambda w, x: ~x,
 }
-
-
-def _joined(operation: str, w: Writer, values: Sequence[Value]) -> Value:
-    found = values[0]
-    for value in values[1:]:
-        found = w.apply(operation, found, value)
-    return found
 
 
 # By Op: results that are floats; operands have the dtype of the result.
@@ -361,16 +339,6 @@ def _pair_quotient(w: Writer, x: Pair, y: Pair) -> Pair:
 
 def _each(rule: Callable[[Writer, Value, Value], Value]) -> Callable[..., Pair]:
     return lambda w, x, y: Pair(rule(w, x.real, y.real), rule(w, x.imag, y.imag))
-
-
-def _fold(rule: Callable[[Writer, Pair, Pair], Pair]) -> Callable[..., Pair]:
-    def folded(w: Writer, *values: Pair) -> Pair:
-        found = values[0]
-        for value in values[1:]:
-            found = rule(w, found, value)
-        return found
-
-    return folded
 
 
 # By Op, complex result: operands are complex.

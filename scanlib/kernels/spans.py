@@ -78,6 +78,11 @@ def over_lanes(w: Writer, value: Value, combine: Callable[[Value, Value], Number
     return value
 
 
+def any_lane(w: Writer, flags: Value) -> Value:
+    """Return whether a truth value holds in some lane."""
+    return over_lanes(w, flags, lambda low, high: low | high)
+
+
 def sum_of_lanes(w: Writer, value: Value) -> Value:
     """Return the sum of all lanes."""
     return over_lanes(w, value, added)

@@ -16,6 +16,7 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import Type, Value
 from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.spans import any_lane
 from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
@@ -28,7 +29,6 @@ from scanlib.recurrences.form import (
     only_part,
 )
 from scanlib.recurrences.lanes import Block
-from scanlib.recurrences.trust import any_lane
 
 FAMILY = "affine in squares"
 

@@ -17,7 +17,7 @@ import numpy as np
 from scanlib.kernels.language import BOOL, Local, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import Number, Pair
-from scanlib.kernels.spans import Items, Same, Span
+from scanlib.kernels.spans import Items, Same, Span, any_lane
 
 # Bounds of coefficients by dtype: products of eight are normal numbers.
 LOWEST = {"float64": 2.0**-120, "float32": 2.0**-15}
@@ -95,16 +95,6 @@ def is_extreme(w: Writer, value: Number) -> Value:
 
 def is_nan(w: Writer, value: Value) -> Value:
     return value.differs(value) if value.type.is_float else w.constant(False, BOOL)
-
-
-def any_lane(w: Writer, value: Value) -> Value:
-    """Return whether a truth value is true in some lane."""
-    while value.type.lanes > 1:
-        half = value.type.lanes // 2
-        low = w.shuffle(value, value, range(half)) if half > 1 else w.lane(value, 0)
-        high = w.shuffle(value, value, range(half, 2 * half)) if half > 1 else w.lane(value, 1)
-        value = low | high
-    return value
 
 
 def some(w: Writer, items: Items, n: Value, test: Test) -> Value:

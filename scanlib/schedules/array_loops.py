@@ -21,7 +21,7 @@ from scanlib.kernels.arrays.array_step import Destination, Step
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import Check, Size, Sizes, product
-from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Value
+from scanlib.kernels.language import POINTER, Block, Kernel, Value
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import Scalars
 from scanlib.kernels.spans import itemsize
@@ -122,7 +122,7 @@ class PrepareArrays(Checks[ArrayLoop]):
         turn = steps_of_a_turn(w, self.values.value(loop.work), LONGEST_TURN)
         self.out.write_word(words.turn, turn)
         for word, value in ((words.part, 0), (words.parts, 1), (words.choice, 0)):
-            self.out.write_word(word, w.constant(value, INT64))
+            self.out.write_word(word, value)
         w.block.statements[:0] = self.before.statements
         return self.out.kernel(runs_once=True)
 

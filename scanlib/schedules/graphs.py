@@ -120,10 +120,10 @@ class GraphPrepare(TableReader[ArrayGraph]):
             for place, value in enumerate([*dims, *result]):
                 self.out.write_word(words.outputs[number] + 1 + place, value)
         self.out.write_word(words.workspace_size, values.value(graph.workspace.end))
-        named = {words.steps: 1, words.capacity: 1, words.begin: 0, words.taken: 0}
-        named |= {words.part: 0, words.parts: 1, words.choice: 0}
-        for word, number in named.items():
-            self.out.write_word(word, w.constant(number, INT64))
+        for word in (words.steps, words.capacity, words.parts):
+            self.out.write_word(word, 1)
+        for word in (words.begin, words.taken, words.part, words.choice):
+            self.out.write_word(word, 0)
         w.block.statements[:0] = before.statements
         return self.out.kernel(runs_once=True)
 

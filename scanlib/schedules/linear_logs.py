@@ -27,11 +27,11 @@ from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
     SmallVectors,
-    any_lane,
     extreme_of,
     largest_lane,
     plainly,
 )
+from scanlib.kernels.spans import any_lane
 
 if TYPE_CHECKING:
     from scanlib.schedules.linear_run import Run

@@ -98,15 +98,10 @@ class Prepare(Table):
             self.refuse(steps < op.required_steps, "IndexError", text)
         for left, right in self.equal_sizes():
             self.refuse(left.differs(right), "LoopError", linear_loop.SHAPES, left, right)
-        for word, value in (
-            (words.steps, steps),
-            (words.capacity, steps),
-            (words.begin, w.constant(0, INT64)),
-            (words.taken, steps),
-            (words.part, w.constant(0, INT64)),
-            (words.parts, w.constant(1, INT64)),
-        ):
-            self.out.write_word(word, value)
+        for word in (words.steps, words.capacity, words.taken):
+            self.out.write_word(word, steps)
+        for word, number in ((words.begin, 0), (words.part, 0), (words.parts, 1)):
+            self.out.write_word(word, number)
         total: Value = w.constant(0, INT64)
         for items in self.spaces().values():
             total = total + items
@@ -125,7 +120,7 @@ class Prepare(Table):
         for axis, value in enumerate(dims):
             self.out.write_word(self.words.outputs[number] + 1 + axis, value)
         first = self.words.first_row(number)
-        self.out.write_word(first, self.w.constant(0, INT64))
+        self.out.write_word(first, 0)
         self.out.write_word(first + 1, dims[0])
 
     def checked_steps(self) -> Value:

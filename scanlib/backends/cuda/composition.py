@@ -11,9 +11,10 @@ import pytensor.scalar.basic as ps
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.backends.cuda.scalar_code import Code, computed, item_type, parts
+from scanlib.backends.cuda.scalar_code import Code, computed, item_type
 from scanlib.kernels.language import BOOL, Value, Writer
 from scanlib.kernels.scalars import Number, parts_of
+from scanlib.kernels.spans import parts
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.recurrences import CLASSES
 from scanlib.recurrences.block_scans import Formulas

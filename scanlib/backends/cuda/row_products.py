@@ -21,7 +21,7 @@ from scanlib.kernels.elementary import FORMATS, vector_function
 from scanlib.kernels.language import BOOL, Type, Value, Writer
 from scanlib.kernels.linalg.semiring_products import better
 from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.kernels.spans import load_number
+from scanlib.kernels.spans import load_number, parts
 from scanlib.recurrences.losses import LARGE, is_some, size
 
 
@@ -181,7 +181,7 @@ class RowProducts:
         code = self.method("bool settled(const Item *x)", "settled")
         found: Value = code.writer.constant(False, BOOL)
         for item in self.items(code, "x", self.dtype):
-            for part in [item.real, item.imag] if isinstance(item, Pair) else [item]:
+            for part in parts(item):
                 found = found | part.differs(part)
         self.end(code, [found], "return")
 

@@ -16,6 +16,7 @@ from pytensor.graph.basic import Apply, Variable
 from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import item_text, print_functions
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.spans import parts
 
 HALF = "float16"
 IN_SINGLE = {HALF: "float32"}
@@ -72,11 +73,6 @@ def item_type(dtype: str) -> str:
 def memory_type(dtype: str) -> str:
     """Return the type of an item in memory."""
     return "scanlib_half" if dtype == HALF else item_type(dtype)
-
-
-def parts(number: Number) -> list[Value]:
-    """Return the real numbers that a number is made of."""
-    return [number.real, number.imag] if isinstance(number, Pair) else [number]
 
 
 class Code:

@@ -61,44 +61,30 @@ Size = int | Given | Expression
 
 def product(*sizes: Size) -> Size:
     """Return the product of sizes."""
-    number, factors = 1, []
-    for size in sizes:
-        if isinstance(size, int):
-            number *= size
-        elif isinstance(size, Expression) and size.operation == "mul":
-            for part in size.parts:
-                if isinstance(part, int):
-                    number *= part
-                else:
-                    factors.append(part)
-        else:
-            factors.append(size)
-    if number == 0 or not factors:
-        return number
-    factors.sort(key=repr)
-    parts = (*factors, *([number] if number != 1 else []))
-    return parts[0] if len(parts) == 1 else Expression("mul", parts)
+    return _joined("mul", 1, sizes)
 
 
 def total(*sizes: Size) -> Size:
     """Return the sum of sizes."""
-    number, terms = 0, []
-    for size in sizes:
+    return _joined("add", 0, sizes)
+
+
+def _joined(operation: str, nothing: int, sizes: tuple[Size, ...]) -> Size:
+    """Return a product or sum, its known part last; `nothing` is that of no sizes."""
+    number, terms, todo = nothing, [], list(sizes)
+    while todo:
+        size = todo.pop()
         if isinstance(size, int):
-            number += size
-        elif isinstance(size, Expression) and size.operation == "add":
-            for part in size.parts:
-                if isinstance(part, int):
-                    number += part
-                else:
-                    terms.append(part)
+            number = number * size if operation == "mul" else number + size
+        elif isinstance(size, Expression) and size.operation == operation:
+            todo += size.parts
         else:
             terms.append(size)
-    if not terms:
+    if not terms or (operation == "mul" and number == 0):
         return number
     terms.sort(key=repr)
-    parts = (*terms, *([number] if number else []))
-    return parts[0] if len(parts) == 1 else Expression("add", parts)
+    parts = (*terms, *([number] if number != nothing else []))
+    return parts[0] if len(parts) == 1 else Expression(operation, parts)
 
 
 _KNOWN: dict[str, Callable[..., int]] = {
@@ -269,6 +255,8 @@ class SizeValues:
             return w.select(a.equals(b), same, other)
         if size.operation == "quotient":
             a, b = parts
+            if isinstance(size.parts[1], int) and size.parts[1]:
+                return w.apply("quotient", a, b)
             zero = b.equals(0)
             whole = w.apply("quotient", a, w.select(zero, 1, b))
             return w.select(zero, 0, whole)

@@ -51,7 +51,7 @@ LARGEST = 128**3  # multiplications that are not left to BLAS
 FEW = 4  # rows of `C` from which on it is computed in tiles of copies
 MANY = 32  # rows of both factors from which on `B` is copied in any case
 ROWS, VECTORS = 4, 2  # of a tile
-CHAINS = 4  # of sums of which there are few
+CHAINS = 4  # of sums, of one number or of several
 SMALL_REGISTER = 16  # bytes
 SHIFT = 7
 PIECE = 1 << SHIFT  # rows of `B` that are copied at once
@@ -255,7 +255,8 @@ def _product(dtype: str, form: str) -> Function:
         elif form == "wide":
             _Product(w, dtype, register_bytes(), *values).tiles()
         else:
-            getattr(_Product(w, dtype, register_bytes(), *values), form)()
+            columns, chains = (1, CHAINS) if form == "sum" else (CHAINS, 1)
+            _Product(w, dtype, register_bytes(), *values).sums(columns, chains)
         return ()
 
     types = [*MATRIX * 3, INT64, INT64, INT64, BOOL]
@@ -340,43 +341,33 @@ class _Product:
 
     # Sums over vectors of what lies side by side
 
-    def sum(self) -> None:
-        """Write numbers of a single column, one after the other, in several chains."""
+    def sums(self, columns: int, chains: int) -> None:
+        """Write numbers of several columns at once, each in several chains."""
         w, item, kind = self.w, self.item, self.vector
-        step = CHAINS * kind.lanes
-        with w.loop(0, self.m) as i:
-            row = w.offset(self.a, i * self.a_row)
-            parts = [w.local(0, kind) for _ in range(CHAINS)]
-            whole = self.depth & -step
-            with w.loop(0, whole, step) as k:
-                for p, part in enumerate(parts):
-                    at = (k + p * kind.lanes) * item
-                    x, y = w.load(kind, row, at), w.load(kind, self.b, at)
-                    w.assign(part, multiply_add(w, x, y, w.copy(part)))
-            x, y, z, v = (w.copy(part) for part in parts)
-            total = w.local(sum_of_lanes(w, (x + y) + (z + v)))
-            self.add_rest([total], whole, row, [self.b])
-            self.store_all([i * self.c_row], [w.copy(total)])
-
-    def sums(self) -> None:
-        """Write numbers of several columns at once."""
-        w, item, kind = self.w, self.item, self.vector
-        whole = self.depth & -kind.lanes
-        with w.loop(0, self.m) as i, w.loop(0, self.n, CHAINS) as first:
+        step = chains * kind.lanes
+        whole = self.depth & -step
+        with w.loop(0, self.m) as i, w.loop(0, self.n, columns) as first:
             row = w.offset(self.a, i * self.a_row)
             # Past the end, the last column once more.
-            numbers = [less(w, first + k, self.n - 1) if k else first for k in range(CHAINS)]
-            columns = [w.offset(self.b, j * self.b_column) for j in numbers]
-            parts = [w.local(0, kind) for _ in columns]
-            with w.loop(0, whole, kind.lanes) as k:
-                x = w.load(kind, row, k * item)
-                for column, part in zip(columns, parts, strict=True):
-                    y = w.load(kind, column, k * item)
-                    w.assign(part, multiply_add(w, x, y, w.copy(part)))
-            totals = [w.local(sum_of_lanes(w, w.copy(part))) for part in parts]
-            self.add_rest(totals, whole, row, columns)
-            places = [i * self.c_row + j * self.c_column for j in numbers]
-            self.store_all(places, [w.copy(total) for total in totals])
+            numbers = [less(w, first + k, self.n - 1) if k else first for k in range(columns)]
+            places = [w.offset(self.b, j * self.b_column) for j in numbers]
+            parts = [[w.local(0, kind) for _ in range(chains)] for _ in places]
+            with w.loop(0, whole, step) as k:
+                for p in range(chains):
+                    at = (k + p * kind.lanes) * item
+                    x = w.load(kind, row, at)
+                    for place, own in zip(places, parts, strict=True):
+                        y = w.load(kind, place, at)
+                        w.assign(own[p], multiply_add(w, x, y, w.copy(own[p])))
+            totals = []
+            for own in parts:
+                found: list[Value] = [w.copy(part) for part in own]
+                while len(found) > 1:
+                    found = [x + y for x, y in zip(found[::2], found[1::2], strict=True)]
+                totals.append(w.local(sum_of_lanes(w, found[0])))
+            self.add_rest(totals, whole, row, places)
+            targets = [i * self.c_row + j * self.c_column for j in numbers]
+            self.store_all(targets, [w.copy(total) for total in totals])
 
     def add_rest(
         self, totals: Sequence[Local], start: Value, row: Value, columns: Sequence[Value]

@@ -16,16 +16,15 @@ In the order in which the terms of a number are added, sizes alone have a say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from math import inf
-from operator import or_
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.spans import over_lanes
+from scanlib.kernels.spans import any_lane, over_lanes
 
 VECTOR_BYTES = 64
 LINES = 4  # that are computed at once: each row that is read serves all of them
@@ -36,18 +35,22 @@ _TILES: Tiles = ((4, 2), (2, 4), (1, 4))
 _TILES_OF_LINES: Tiles = ((2, 1), (1, 1))
 
 
-def if_at_least(
-    w: Writer, value: Value, least: int, then: Callable[[], None], other: Callable[[], None]
-) -> None:
-    """Write one of two pieces of code, or the choice between them."""
-    size = known(value)
-    if size is not None:
-        (then if size >= least else other)()
-        return
-    with w.when(value >= least) as choice:
-        then()
-    with w.otherwise(choice):
-        other()
+def choose(w: Writer, size: Value, cases: Sequence[tuple[int, Callable[[], None]]]) -> None:
+    """Write the first case whose least size is not above a size, or the choice between them.
+
+    The last one is for all sizes.
+    """
+    (least, write), *others = cases
+    number = known(size)
+    if not others or (number is not None and number >= least):
+        write()
+    elif number is not None:
+        choose(w, size, others)
+    else:
+        with w.when(size >= least) as choice:
+            write()
+        with w.otherwise(choice):
+            choose(w, size, others)
 
 
 def less(w: Writer, x: Value, y: Value) -> Value:
@@ -61,11 +64,6 @@ def plainly(w: Writer, index: Value) -> Value:
     Loops that run seldom, or over few items, are no faster in vectors and take long to compile.
     """
     return w.apply("opaque", index)
-
-
-def any_lane(w: Writer, flags: Value) -> Value:
-    """Return whether a truth value holds in some lane."""
-    return reduce(or_, (w.lane(flags, lane) for lane in range(flags.type.lanes)))
 
 
 def largest_lane(w: Writer, value: Value) -> Value:
@@ -117,21 +115,14 @@ class Combination:
         full = VECTOR_BYTES // self.itemsize
         few = (full, full // 2, 1) if count == 1 else (full, full // 2, 2, 1)
 
-        def write(lanes: tuple[int, ...]) -> None:
-            first, *others = lanes
-            if not others:
-                self.vectors(line, count, first, tiles[-1:])
-                return
-            own = tiles if first == full else tiles[-1:]
-            if_at_least(
-                self.w,
-                self.width,
-                first,
-                lambda: self.vectors(line, count, first, own),
-                lambda: write(tuple(others)),
+        cases = [
+            (
+                lanes,
+                partial(self.vectors, line, count, lanes, tiles if lanes == full else tiles[-1:]),
             )
-
-        write(few)
+            for lanes in few
+        ]
+        choose(self.w, self.width, cases)
 
     def vectors(self, line: Value, count: int, lanes: int, tiles: Tiles) -> None:
         """Write all numbers of some lines, in vectors that are no longer than a line."""
@@ -259,28 +250,16 @@ class Dots:
 
     def write(self) -> None:
         w, full = self.w, VECTOR_BYTES // self.itemsize
-        several = 4  # rows at once
+        long = full // 2, self.one_by_one
         size = known(self.size)
-        if size is not None and size >= several * full:
+        if size is not None and size >= 4 * full:
             # Compilers that know how long rows are read several of them at once.
             self.size = w.apply("opaque", self.size)
-            self.blocks(full // 2, self.one_by_one)
+            self.blocks(*long)
             return
-        if_at_least(
-            w,
-            self.size,
-            several * full,
-            lambda: self.blocks(full // 2, self.one_by_one),
-            lambda: if_at_least(
-                w,
-                self.size,
-                full,
-                lambda: self.blocks(full, self.together),
-                lambda: if_at_least(
-                    w, self.size, 4, lambda: self.blocks(4, self.together), lambda: self.items()
-                ),
-            ),
-        )
+        cases = [(4 * full, partial(self.blocks, *long))]
+        cases += [(lanes, partial(self.blocks, lanes, self.together)) for lanes in (full, 4)]
+        choose(w, self.size, [*cases, (0, self.items)])
 
     def items(self) -> None:
         w = self.w
@@ -387,9 +366,8 @@ def write_multiple(w: Writer, out: Value, factor: Value, row: Value, width: Valu
             several = w.splat(factor, lanes) if lanes > 1 else factor
             w.store(out, at, several * w.load(kind, row, at))
 
-    if_at_least(
-        w, width, VECTOR_BYTES // itemsize, lambda: by(VECTOR_BYTES // itemsize), lambda: by(1)
-    )
+    full = VECTOR_BYTES // itemsize
+    choose(w, width, [(full, partial(by, full)), (1, partial(by, 1))])
 
 
 class SmallVectors:
