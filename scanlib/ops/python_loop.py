@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 from pytensor.compile.io import In
 from pytensor.compile.mode import FAST_COMPILE
+from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.errors import (
@@ -184,8 +186,8 @@ def count_steps(messages: Messages, outer: Any) -> int:
     return messages.count_steps(n_steps, map(len, outer.sequences))
 
 
-def empty_row_shapes(op: Scan) -> Any:
-    """Return a function from a loop's inputs to the flat row shapes of its stacked outputs.
+def row_shape_graph(op: Scan) -> FunctionGraph:
+    """Return the graph from a loop's inputs to the flat row shapes of its stacked outputs.
 
     It is used when no step runs. Sizes that only a step could tell are zero.
     """
@@ -197,10 +199,13 @@ def empty_row_shapes(op: Scan) -> Any:
     values += inputs[len(inputs) - op.signature.n_non_sequences :]
     outputs = op.signature.split_body_outputs(op.body.outputs).outputs
     rows = output_row_shapes(op.body.inputs, outputs, shapes, values)
-    flat = [0 if dim is None else dim for row in rows for dim in row]
+    sizes = [pt.as_tensor_variable(0 if dim is None else dim) for row in rows for dim in row]
+    return FunctionGraph(inputs, sizes, clone=False)
+
+
+def empty_row_shapes(op: Scan) -> Any:
+    """Return the compiled function of `row_shape_graph`."""
+    graph = row_shape_graph(op)
     return pytensor.function(
-        inputs,
-        [pytensor.tensor.as_tensor_variable(dim) for dim in flat],
-        mode=FAST_COMPILE,
-        on_unused_input="ignore",
+        list(graph.inputs), list(graph.outputs), mode=FAST_COMPILE, on_unused_input="ignore"
     )

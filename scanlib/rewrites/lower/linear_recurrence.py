@@ -339,8 +339,6 @@ class _Search:
         if found is None:
             return None
         check_step_matrices(self.loop, steps, found.matrix)
-        if found.made:
-            raise NotLinearError("its matrix is a product of factors that no step computes")
         return Roles(slot.part, found, self.sums, self.shift_of.get(id(slot.part)))
 
     def joined(self) -> tuple[Loop, Roles, Joined]:
