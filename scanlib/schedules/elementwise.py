@@ -154,27 +154,11 @@ class ElemwiseLoop(Loop):
             yield Output(ArrayType(variable.type.dtype, 1 + len(axes)), grows=True)
 
     def _arrays(self) -> Iterator[Array]:
-        layout, inner, outer = self.layout, self.inner, self.outer
-
-        def given(name: str, dtype: str, axes: Axes, lead: int) -> Array:
-            return Array(name, False, int(name[1:]), dtype, axes, lead)
-
-        for i, (name, axes) in enumerate(zip(outer.initials, layout.states, strict=True)):
-            yield given(name, inner.taps[i][0].type.dtype, axes, 1)
-        for row, name, axes in zip(inner.rows, outer.sequences, layout.sequences, strict=True):
-            yield given(name, row.type.dtype, axes, 1)
-        for value, name, axes in zip(inner.carries, outer.carries, layout.carries, strict=True):
-            yield given(name, value.type.dtype, axes, 0)
-        whole = zip(inner.non_sequences, outer.non_sequences, layout.non_sequences, strict=True)
-        for value, name, axes in whole:
-            yield given(name, value.type.dtype, axes, 0)
-        names = [f"h{i}" for i in range(self.signature.n_states)]
-        names += [f"c{i}" for i in range(self.signature.n_carries)]
-        names += [f"z{i}" for i in range(self.signature.n_outputs)]
-        for number, (name, output) in enumerate(zip(names, self.outputs, strict=True)):
-            lead = 0 if name[0] == "c" else 1
-            every = {"h": layout.states, "c": layout.carries, "z": layout.outputs}[name[0]]
-            yield Array(name, True, number, output.type.dtype, every[int(name[1:])], lead)
+        results = 0
+        for name, dtype, lead, axes in self.plan.arrays():
+            is_output = name[0] != "x"
+            yield Array(name, is_output, results if is_output else int(name[1:]), dtype, axes, lead)
+            results += is_output
 
     def title_of(self, array: str) -> str:
         """Return what messages call an input or a history."""

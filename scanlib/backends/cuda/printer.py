@@ -113,8 +113,7 @@ class LoopWriter:
         ndim = self.layout.ndim
         self.parameters = Parameters(
             ndim,
-            list(self._inputs()),
-            list(self._outputs()),
+            *self._given(),
             list(self._terms()),
             [] if self.composed is None else ["summaries", "states", "flags"],
             [] if self.places is None else list(self.places.lengths),
@@ -128,33 +127,21 @@ class LoopWriter:
 
     # Arrays, and the sizes of what a thread keeps
 
-    def _inputs(self) -> Iterator[Array]:
-        layout, inner, outer = self.layout, self.inner, self.plan.outer
-        for variables, names, lead, axes in (
-            (inner.rows, outer.sequences, 1, layout.sequences),
-            ([taps[0] for taps in inner.taps], outer.initials, 1, layout.states),
-            (inner.carries, outer.carries, 0, layout.carries),
-            (inner.non_sequences, outer.non_sequences, 0, layout.non_sequences),
-        ):
-            for variable, name, own in zip(variables, names, axes, strict=True):
-                if self.places is not None:  # axes that are not the channels' have strides as well
-                    hidden = enumerate(own, layout.ndim)
-                    own = tuple(k if axis is None else axis for k, axis in hidden)
-                yield Array(name, variable.type.dtype, lead, own)
-
-    def _outputs(self) -> Iterator[Array]:
-        layout = self.layout
-        for letter, values, lead, axes in (
-            ("h", self.result.states, 1, layout.states),
-            ("c", self.result.carries, 0, layout.carries),
-            ("z", self.result.outputs, 1, layout.outputs),
-        ):
-            for i, (value, own) in enumerate(zip(values, axes, strict=True)):
-                yield Array(f"{letter}{i}", value.type.dtype, lead, own)
+    def _given(self) -> tuple[list[Array], list[Array]]:
+        """Return the arrays of inputs and of results, in order."""
+        ndim, inputs, outputs = self.layout.ndim, [], []
+        for name, dtype, lead, axes in self.plan.arrays():
+            if name[0] != "x":
+                outputs.append(Array(name, dtype, lead, axes))
+                continue
+            if self.places is not None:  # axes that are not the channels' have strides as well
+                axes = tuple(k if axis is None else axis for k, axis in enumerate(axes, ndim))
+            inputs.append(Array(name, dtype, lead, axes))
         if self.signature.has_stop:
-            yield Array(TAKEN, "int64", 0, ())
+            outputs.append(Array(TAKEN, "int64", 0, ()))
         if self.places is not None:
-            yield Array(WRONG, "int64", 0, tuple(range(layout.ndim)))
+            outputs.append(Array(WRONG, "int64", 0, tuple(range(ndim))))
+        return sorted(inputs, key=lambda array: int(array.name[1:])), outputs
 
     def _terms(self) -> Iterator[Array]:
         """Yield the terms of sums: for all channels of one chunk each, of one step each."""

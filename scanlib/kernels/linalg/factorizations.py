@@ -252,6 +252,36 @@ def _solve_triangular(w: Writer, *values: Value, dtype: str) -> None:
     _write_nan_unless(w, dtype, done, out, n * m)
 
 
+@_shared(*MATRIX, *RIGHT)
+def _solve_cholesky(w: Writer, *values: Value, dtype: str) -> None:
+    u, row, column, b, b_row, b_column, n, m, out = values
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    done = _write_both(w, dtype, (u, row, column), n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
+def _write_both(
+    w: Writer, dtype: str, upper: tuple[Value, Value, Value], n: Value, x: Value, m: Value
+) -> Value:
+    """Write the solution of ``Uᵀ U X = X``; return whether the diagonal of U has no zero."""
+    yes, no = w.constant(True, BOOL), w.constant(False, BOOL)
+    u, row, column = upper
+    (done,) = _substitute(w, dtype, u, column, row, n, yes, no, x, m)
+    _substitute(w, dtype, u, row, column, n, no, no, x, m)
+    return done
+
+
+@_shared(*MATRIX, *RIGHT, POINTER)
+def _solve_positive(w: Writer, *values: Value, dtype: str) -> None:
+    a, row, column, b, b_row, b_column, n, m, out, spare, *address = values
+    item = Type(dtype).itemsize
+    (done,) = _factor(w, dtype, a, row, column, n, spare, *address)
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    with w.when(done):
+        _write_both(w, dtype, (spare, n * item, w.constant(item, INT64)), n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
 # Elimination
 
 
@@ -403,8 +433,7 @@ def solve_triangular(
 def solve_cholesky(w: Writer, factor: Matrix, b: Matrix, out: Matrix, lower: bool = True) -> None:
     """Write the solution with a matrix that is given by Cholesky's factor."""
     upper = factor.turned if lower else factor
-    solve_triangular(w, upper.turned, b, out)
-    solve_triangular(w, upper, out, out, lower=False)
+    _solve_cholesky(w, _dtype(factor, b, out), *upper.values(w), *_right(w, b, out))
 
 
 def solve_positive(
@@ -420,9 +449,9 @@ def solve_positive(
 
     `spare` is memory for `spare_items`.
     """
-    factor = Matrix(spare, a.dtype, a.rows, a.columns, sized(w, a.rows)[0] * a.itemsize, a.itemsize)
-    cholesky(w, a if lower else a.turned, factor, True, library)
-    solve_cholesky(w, factor, b, out)
+    source, address = a.turned if lower else a, _routine(w, a, library)
+    operands = [*source.values(w), *_right(w, b, out), spare, *address]
+    _solve_positive(w, _dtype(a, b, out), *operands)
 
 
 def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:

@@ -147,6 +147,21 @@ class ChannelPlan:
         for i, value in enumerate(result.outputs):
             yield Target("output", i, value, layout.outputs[i], layout.output_reductions[i])
 
+    def arrays(self) -> Iterator[tuple[str, str, int, Axes]]:
+        """Yield name, dtype, how many axes come before the channels', and these, inputs first."""
+        layout, inner, outer = self.layout, self.inner, self.outer
+        for names, variables, lead, axes in (
+            (outer.initials, [taps[0] for taps in inner.taps], 1, layout.states),
+            (outer.sequences, inner.rows, 1, layout.sequences),
+            (outer.carries, inner.carries, 0, layout.carries),
+            (outer.non_sequences, inner.non_sequences, 0, layout.non_sequences),
+        ):
+            for name, variable, own in zip(names, variables, axes, strict=True):
+                yield name, variable.type.dtype, lead, own
+        for target in self.targets:
+            lead = int(target.kind in ("state", "output"))
+            yield target.array, target.value.type.dtype, lead, target.axes
+
     def places(self, target: Target) -> list[Place]:
         """Return the arrays that a result is computed from or kept in."""
         layout, inner, outer = self.layout, self.inner, self.outer

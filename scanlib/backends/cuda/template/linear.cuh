@@ -21,13 +21,7 @@ template <class L> struct scanlib_lane {
   struct terms {
     Item a[L::STEPS ? L::ROWS * L::SIZE : 1], b[L::OFFSET ? L::ROWS : 1];
   };
-  enum { AHEAD = L::AHEAD ? L::AHEAD : 1, BLOCK = L::ALONE ? 1 : SCANLIB_THREADS };
-  /* What the lanes of a block share: the items of vectors before a step and after it. */
-  struct shared {
-    Item x[2][BLOCK];
-    Real lost[2][BLOCK];
-    int wrong[SCANLIB_THREADS];
-  };
+  enum { AHEAD = L::AHEAD ? L::AHEAD : 1 };
 
   scanlib_channel channel;
   terms now[AHEAD], coming[AHEAD];
@@ -66,86 +60,100 @@ template <class L> struct scanlib_lane {
     for (int r = 0; r < L::ROWS && L::OFFSET; r++)
       to.b[r] = scanlib_item<L>(p, channel, L::ADDED, t, row + r, 0);
   }
-  /* The whole vector, and the items that belong to this thread. */
-  SCANLIB_METHOD const Item *vector(const shared &all, int now) const {
-    return L::ALONE ? x : all.x[now] + base;
-  }
-  SCANLIB_METHOD Item &item(shared &all, int now, int t, int r) {
-    return L::ALONE ? x[r] : all.x[now][L::ALONE ? 0 : t];
-  }
-  SCANLIB_METHOD Real &error(shared &all, int now, int t, int r) {
-    return L::ALONE ? lost[r] : all.lost[now][L::ALONE ? 0 : t];
-  }
 };
 
 enum { SCANLIB_WALK, SCANLIB_PROBE, SCANLIB_SKIP }; /* store results, keep bounds, or neither */
 
-/* Step `k` of one thread; idle threads keep their value. */
-template <class L, int KIND>
-SCANLIB_DEVICE void scanlib_lane_step(const Params &p, scanlib_lane<L> &own,
-                                      typename scanlib_lane<L>::terms &terms,
-                                      typename scanlib_lane<L>::shared &all, int t, int now,
-                                      int64_t k) {
-  typedef typename L::Item Item;
-  typename L::Real lost[L::ROWS];
-  if (!own.works || own.first + k >= own.last) {
-    if (!L::ALONE) own.item(all, 1 - now, t, 0) = own.item(all, now, t, 0);
-    return;
-  }
-  if (!L::AHEAD) own.fetch(p, k, terms);
-  const int64_t row = scanlib_row<L>(p.steps, own.first + k);
-  const Item *x = own.vector(all, now), *a = L::STEPS ? terms.a : own.a;
-  const typename L::Real *before = L::ALONE ? own.lost : all.lost[now] + own.base;
-  SCANLIB_UNROLL
-  for (int r = 0; r < L::ROWS; r++) {
-    const Item b = L::OFFSET && own.with_offset ? terms.b[L::OFFSET ? r : 0] : Item(0);
-    const Item *line = a + r * L::SIZE;
-    own.y[r] = L::product(line, x, own.kept[r]);
-    if (L::OFFSET) own.y[r] = own.y[r] + b;
-    if (KIND == SCANLIB_PROBE)
-      lost[r] = L::watch(line, x, before, own.kept[r], b, own.y[r],
-                                                     own.peak[r]);
-    if (KIND == SCANLIB_WALK && !L::LAST)
-      scanlib_store<L>(p, own.channel, scanlib_after<L>(row), own.row + r, 0, own.y[r]);
-  }
-  SCANLIB_UNROLL
-  for (int r = 0; r < L::ROWS; r++) {
-    own.item(all, 1 - now, t, r) = own.y[r];
-    if (KIND == SCANLIB_PROBE) own.error(all, 1 - now, t, r) = lost[r];
-  }
-}
+/* What the lanes of a block share: the items of vectors before a step and after it. */
+template <class L> struct scanlib_vectors {
+  enum { BLOCK = L::ALONE ? 1 : SCANLIB_THREADS };
+  typename L::Item x[2][BLOCK];
+  typename L::Real lost[2][BLOCK];
+  int wrong[SCANLIB_THREADS];
+};
 
-/* All groups take `count` steps, with AHEAD of them read before they are needed; returns which of the
- * two vectors holds the result. */
-template <class L, int KIND>
-SCANLIB_DEVICE int scanlib_take_steps(const Params &p, scanlib_each<scanlib_lane<L> > &lane,
-                                      typename scanlib_lane<L>::shared &all, int64_t count,
-                                      int now) {
-  enum { AHEAD = scanlib_lane<L>::AHEAD };
-  SCANLIB_EACH(t) {
-    SCANLIB_UNROLL
-    for (int k = 0; k < AHEAD && L::AHEAD; k++) lane[t].fetch(p, k, lane[t].coming[k]);
+template <class L> struct scanlib_groups {
+  typedef typename L::Item Item;
+  typedef typename L::Real Real;
+  typedef scanlib_lane<L> Lane;
+  enum { AHEAD = Lane::AHEAD };
+  const Params &p;
+  scanlib_vectors<L> &all;
+  int now; /* which of the two vectors holds the state */
+  scanlib_each<Lane> own;
+  SCANLIB_METHOD scanlib_groups(const Params &given, scanlib_vectors<L> &memory)
+      : p(given), all(memory), now(0) {}
+
+  /* Which group of the whole grid a thread belongs to. */
+  SCANLIB_METHOD static int64_t job(int64_t block, int t) {
+    return block * (SCANLIB_THREADS / L::GROUP) + t / L::GROUP;
   }
-  SCANLIB_ROLLED
-  for (int64_t low = 0; low < count; low += AHEAD) {
+  /* The whole vector, and the items that belong to a thread. */
+  SCANLIB_METHOD const Item *vector(int t) {
+    return L::ALONE ? own[t].x : all.x[now] + own[t].base;
+  }
+  SCANLIB_METHOD Item &item(int t, int r, int which) {
+    return L::ALONE ? own[t].x[r] : all.x[which][L::ALONE ? 0 : t];
+  }
+  SCANLIB_METHOD Real &error(int t, int r, int which) {
+    return L::ALONE ? own[t].lost[r] : all.lost[which][L::ALONE ? 0 : t];
+  }
+
+  /* Step `k` of one thread; idle threads keep their value. */
+  template <int KIND>
+  SCANLIB_METHOD void step(int t, int64_t k, typename Lane::terms &terms) {
+    Lane &mine = own[t];
+    Real lost[L::ROWS];
+    if (!mine.works || mine.first + k >= mine.last) {
+      if (!L::ALONE) item(t, 0, 1 - now) = item(t, 0, now);
+      return;
+    }
+    if (!L::AHEAD) mine.fetch(p, k, terms);
+    const int64_t row = scanlib_row<L>(p.steps, mine.first + k);
+    const Item *x = vector(t), *a = L::STEPS ? terms.a : mine.a;
+    const Real *before = L::ALONE ? mine.lost : all.lost[now] + mine.base;
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++) {
+      const Item b = L::OFFSET && mine.with_offset ? terms.b[L::OFFSET ? r : 0] : Item(0);
+      const Item *line = a + r * L::SIZE;
+      mine.y[r] = L::product(line, x, mine.kept[r]);
+      if (L::OFFSET) mine.y[r] = mine.y[r] + b;
+      if (KIND == SCANLIB_PROBE)
+        lost[r] = L::watch(line, x, before, mine.kept[r], b, mine.y[r], mine.peak[r]);
+      if (KIND == SCANLIB_WALK && !L::LAST)
+        scanlib_store<L>(p, mine.channel, scanlib_after<L>(row), mine.row + r, 0, mine.y[r]);
+    }
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++) {
+      item(t, r, 1 - now) = mine.y[r];
+      if (KIND == SCANLIB_PROBE) error(t, r, 1 - now) = lost[r];
+    }
+  }
+
+  /* All groups take `count` steps, with AHEAD of them read before they are needed. */
+  template <int KIND> SCANLIB_METHOD void take_steps(int64_t count) {
     SCANLIB_EACH(t) {
       SCANLIB_UNROLL
-      for (int k = 0; k < AHEAD && L::AHEAD; k++) {
-        lane[t].now[k] = lane[t].coming[k];
-        lane[t].fetch(p, low + k + AHEAD, lane[t].coming[k]);
-      }
+      for (int k = 0; k < AHEAD && L::AHEAD; k++) own[t].fetch(p, k, own[t].coming[k]);
     }
-    SCANLIB_UNROLL
-    for (int k = 0; k < AHEAD; k++) {
+    SCANLIB_ROLLED
+    for (int64_t low = 0; low < count; low += AHEAD) {
       SCANLIB_EACH(t) {
-        scanlib_lane_step<L, KIND>(p, lane[t], lane[t].now[k], all, t, now, low + k);
+        SCANLIB_UNROLL
+        for (int k = 0; k < AHEAD && L::AHEAD; k++) {
+          own[t].now[k] = own[t].coming[k];
+          own[t].fetch(p, low + k + AHEAD, own[t].coming[k]);
+        }
       }
-      if (!L::ALONE) SCANLIB_SYNC();
-      now = 1 - now;
+      SCANLIB_UNROLL
+      for (int k = 0; k < AHEAD; k++) {
+        SCANLIB_EACH(t) { step<KIND>(t, low + k, own[t].now[k]); }
+        if (!L::ALONE) SCANLIB_SYNC();
+        now = 1 - now;
+      }
     }
   }
-  return now;
-}
+};
 
 /* Where an item of a column of a chunk is kept, and of the state before a chunk. Powers of one matrix
  * are the same for all chunks, and found once. */
@@ -189,114 +197,107 @@ SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, int64_t s, int64_t chun
   return L::trusted(peaks, losts, x, peak, lost, y);
 }
 
-/* Which group of the whole grid a thread belongs to. */
-template <class L> SCANLIB_DEVICE int64_t scanlib_job(int64_t block, int t) {
-  return block * (SCANLIB_THREADS / L::GROUP) + t / L::GROUP;
-}
-
 /* A group walks one chunk of one vector; where only the last row is wanted, the last one. */
 template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t block) {
-  SCANLIB_SHARED typename scanlib_lane<L>::shared all;
-  scanlib_each<scanlib_lane<L> > lane;
+  SCANLIB_SHARED scanlib_vectors<L> all;
+  scanlib_groups<L> groups(p, all);
   SCANLIB_EACH(t) {
-    scanlib_lane<L> &own = lane[t];
-    const int64_t job = scanlib_job<L>(block, t);
-    const int64_t chunk = L::LAST ? p.chunks - 1 : job / p.channels;
+    scanlib_lane<L> &mine = groups.own[t];
+    const int64_t job = groups.job(block, t), chunk = L::LAST ? p.chunks - 1 : job / p.channels;
     const bool active = job < p.channels * (L::LAST ? 1 : p.chunks);
-    own.locate(p, t, active ? job % p.channels : 0, active);
-    own.first = chunk * p.chunk;
-    own.last = own.first + p.chunk < p.steps ? own.first + p.chunk : p.steps;
+    mine.locate(p, t, active ? job % p.channels : 0, active);
+    mine.first = chunk * p.chunk;
+    mine.last = mine.first + p.chunk < p.steps ? mine.first + p.chunk : p.steps;
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
       typename L::Item x = typename L::Item(0);
-      if (own.works) {
-        x = p.chunks > 1 ? scanlib_state_before<L>(p, own.s, chunk, own.row + r)
-                         : scanlib_item<L>(p, own.channel, L::INITIAL, 0, own.row + r, 0);
+      if (mine.works) {
+        x = p.chunks > 1 ? scanlib_state_before<L>(p, mine.s, chunk, mine.row + r)
+                         : scanlib_item<L>(p, mine.channel, L::INITIAL, 0, mine.row + r, 0);
         if (!L::LAST && chunk == 0)
-          scanlib_store<L>(p, own.channel, scanlib_before<L>(p.steps), own.row + r, 0, x);
+          scanlib_store<L>(p, mine.channel, scanlib_before<L>(p.steps), mine.row + r, 0, x);
       }
-      own.item(all, 0, t, r) = x;
+      groups.item(t, r, 0) = x;
     }
   }
   SCANLIB_SYNC();
-  const int64_t count = p.steps < p.chunk ? p.steps : p.chunk;
-  const int now = scanlib_take_steps<L, SCANLIB_WALK>(p, lane, all, count, 0);
+  groups.template take_steps<SCANLIB_WALK>(p.steps < p.chunk ? p.steps : p.chunk);
   SCANLIB_EACH(t) {
+    const scanlib_lane<L> &mine = groups.own[t];
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++)
-      if (L::LAST && lane[t].works)
-        scanlib_store<L>(p, lane[t].channel, 0, lane[t].row + r, 0, lane[t].item(all, now, t, r));
+      if (L::LAST && mine.works)
+        scanlib_store<L>(p, mine.channel, 0, mine.row + r, 0, groups.item(t, r, groups.now));
   }
 }
 
 /* A group walks one column of one chunk of one vector. Groups side by side share matrices where these
  * change from step to step. */
 template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t block) {
-  SCANLIB_SHARED typename scanlib_lane<L>::shared all;
-  scanlib_each<scanlib_lane<L> > lane;
+  SCANLIB_SHARED scanlib_vectors<L> all;
+  scanlib_groups<L> groups(p, all);
   SCANLIB_EACH(t) {
-    scanlib_lane<L> &own = lane[t];
+    scanlib_lane<L> &mine = groups.own[t];
     const int64_t chunks = p.chunks - 1, every = p.channels * chunks;
-    int64_t job = scanlib_job<L>(block, t);
+    int64_t job = groups.job(block, t);
     bool active = job < every * L::COLUMNS;
     if (!active) job = 0;
-    own.column = (int)(L::STEPS ? job % L::COLUMNS : job / every);
+    mine.column = (int)(L::STEPS ? job % L::COLUMNS : job / every);
     const int64_t rest = L::STEPS ? job / L::COLUMNS : job % every;
-    own.chunk = rest / p.channels;
-    if (L::ONE_POWER && own.column < L::SIZE && own.chunk) active = false;
-    own.locate(p, t, rest % p.channels, active);
-    own.first = own.chunk * p.chunk;
-    own.last = own.first + p.chunk;
-    own.with_offset = L::OFFSET && (!L::LINEAR || own.column == L::SIZE);
+    mine.chunk = rest / p.channels;
+    if (L::ONE_POWER && mine.column < L::SIZE && mine.chunk) active = false;
+    mine.locate(p, t, rest % p.channels, active);
+    mine.first = mine.chunk * p.chunk;
+    mine.last = mine.first + p.chunk;
+    mine.with_offset = L::OFFSET && (!L::LINEAR || mine.column == L::SIZE);
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
-      own.item(all, 0, t, r) = own.row + r == own.column ? L::unit() : L::zero();
-      own.error(all, 0, t, r) = typename L::Real(0);
+      groups.item(t, r, 0) = mine.row + r == mine.column ? L::unit() : L::zero();
+      groups.error(t, r, 0) = typename L::Real(0);
     }
   }
   SCANLIB_SYNC();
-  const int now = scanlib_take_steps<L, SCANLIB_PROBE>(p, lane, all, p.chunk, 0);
+  groups.template take_steps<SCANLIB_PROBE>(p.chunk);
   SCANLIB_EACH(t) {
-    scanlib_lane<L> &own = lane[t];
+    const scanlib_lane<L> &mine = groups.own[t];
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++)
-      if (own.works) {
+      if (mine.works) {
         const int64_t place =
-            scanlib_column_place<L>(p, own.s, own.chunk, own.column, own.row + r);
-        ((typename L::Item *)p.columns)[place] = own.item(all, now, t, r);
-        ((typename L::Real *)p.bounds)[2 * place] = own.peak[r];
-        ((typename L::Real *)p.bounds)[2 * place + 1] = own.error(all, now, t, r);
+            scanlib_column_place<L>(p, mine.s, mine.chunk, mine.column, mine.row + r);
+        ((typename L::Item *)p.columns)[place] = groups.item(t, r, groups.now);
+        ((typename L::Real *)p.bounds)[2 * place] = mine.peak[r];
+        ((typename L::Real *)p.bounds)[2 * place + 1] = groups.error(t, r, groups.now);
       }
   }
 }
 
 /* Find the states before each chunk. Where one cannot be trusted, its group walks the chunk. */
 template <class L> SCANLIB_DEVICE void scanlib_carry(const Params &p, int64_t block) {
-  SCANLIB_SHARED typename scanlib_lane<L>::shared all;
-  scanlib_each<scanlib_lane<L> > lane;
-  int now = 0;
+  SCANLIB_SHARED scanlib_vectors<L> all;
+  scanlib_groups<L> groups(p, all);
   SCANLIB_EACH(t) {
-    scanlib_lane<L> &own = lane[t];
-    const int64_t s = scanlib_job<L>(block, t);
-    own.locate(p, t, s < p.channels ? s : 0, s < p.channels);
+    scanlib_lane<L> &mine = groups.own[t];
+    const int64_t s = groups.job(block, t);
+    mine.locate(p, t, s < p.channels ? s : 0, s < p.channels);
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++)
-      own.item(all, 0, t, r) =
-          own.works ? scanlib_item<L>(p, own.channel, L::INITIAL, 0, own.row + r, 0)
-                    : typename L::Item(0);
+      groups.item(t, r, 0) =
+          mine.works ? scanlib_item<L>(p, mine.channel, L::INITIAL, 0, mine.row + r, 0)
+                     : typename L::Item(0);
   }
   SCANLIB_SYNC();
   for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
     SCANLIB_EACH(t) {
-      scanlib_lane<L> &own = lane[t];
+      scanlib_lane<L> &mine = groups.own[t];
       all.wrong[t] = 0;
       SCANLIB_UNROLL
       for (int r = 0; r < L::ROWS; r++)
-        if (own.works) {
-          const int i = own.row + r;
-          scanlib_state_before<L>(p, own.s, chunk, i) = own.item(all, now, t, r);
+        if (mine.works) {
+          const int i = mine.row + r;
+          scanlib_state_before<L>(p, mine.s, chunk, i) = groups.item(t, r, groups.now);
           if (chunk < p.chunks - 1 &&
-              !scanlib_apply_chunk<L>(p, own.s, chunk, i, own.vector(all, now), own.y[r]))
+              !scanlib_apply_chunk<L>(p, mine.s, chunk, i, groups.vector(t), mine.y[r]))
             all.wrong[t] = 1;
         }
     }
@@ -305,18 +306,18 @@ template <class L> SCANLIB_DEVICE void scanlib_carry(const Params &p, int64_t bl
     bool walk = false;
     for (int t = 0; t < SCANLIB_THREADS; t++) walk = walk || all.wrong[t];
     SCANLIB_EACH(t) {
-      scanlib_lane<L> &own = lane[t];
+      scanlib_lane<L> &mine = groups.own[t];
       bool wrong = false;
-      for (int k = 0; k < L::GROUP; k++) wrong = wrong || all.wrong[own.base + k];
-      own.first = chunk * p.chunk;
-      own.last = wrong ? own.first + p.chunk : own.first;
+      for (int k = 0; k < L::GROUP; k++) wrong = wrong || all.wrong[mine.base + k];
+      mine.first = chunk * p.chunk;
+      mine.last = wrong ? mine.first + p.chunk : mine.first;
       SCANLIB_UNROLL
       for (int r = 0; r < L::ROWS; r++)
-        if (own.works && !wrong) own.item(all, now, t, r) = own.y[r];
+        if (mine.works && !wrong) groups.item(t, r, groups.now) = mine.y[r];
     }
     SCANLIB_SYNC();
     if (!walk) continue;
     SCANLIB_NOTE();
-    now = scanlib_take_steps<L, SCANLIB_SKIP>(p, lane, all, p.chunk, now);
+    groups.template take_steps<SCANLIB_SKIP>(p.chunk);
   }
 }
