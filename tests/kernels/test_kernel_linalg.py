@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from scanlib.backends.handler.functions import function_address
-from scanlib.kernels.language import INT64, POINTER, write_kernel
+from scanlib.kernels.language import INT64, POINTER
 from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
 from scanlib.kernels.linalg.products import multiply
 from scanlib.kernels.program import Routine
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.verifier import verify
-from tests.kernel_runs import by_llvm, interpreted
+from tests.kernel_runs import by_llvm, interpreted, write_kernel
 
 WAYS = {"llvm": by_llvm, "interpreted": interpreted}
 LAYOUTS = ("rows", "columns", "apart", "backwards", "apart columns")

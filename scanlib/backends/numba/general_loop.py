@@ -38,7 +38,7 @@ from scanlib.backends.handler.around_loops import gather
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.callbacks import failing, poll
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.memory import new_array
+from scanlib.backends.numba.memory import new_array, row_view
 from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import row_shape_graph
@@ -78,7 +78,7 @@ class LoopWriter:
         self.indent = 1
         self.count = 0
         self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
-        for known in (new_array, numba_deepcopy, poll):
+        for known in (new_array, row_view, numba_deepcopy, poll):
             self.globals[known.__name__] = known
         # What tells functions from others, beside the keys of what the text has names for.
         self.identity = f"{source_key(__name__)} {pytensor.__version__} {config.numba__fastmath}"
@@ -242,9 +242,9 @@ class LoopWriter:
         if self.grows:
             self.write_growth()
         self.line(f"t = {'steps - 1 - i' if self.reverse else 'i'}")
-        given = [f"{name}[t, ...]" for name in self.outer.sequences]
+        given = [f"row_view({name}, t)" for name in self.outer.sequences]
         for i, taps in enumerate(self.signature.taps):
-            given += [f"h{i}[{self.row(i, offset)}, ...]" for offset in taps]
+            given += [f"row_view(h{i}, {self.row(i, offset)})" for offset in taps]
         names = [f"y{i}" for i in range(len(given))]
         for name, row in zip(names, given, strict=True):
             self.line(f"{name} = {row}")
