@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from pytensor.configdefaults import config
 
-from scanlib._compat.numba import cgutils, impl_ret_new_ref, populate_array
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # what the C library accepts at most
@@ -90,3 +90,41 @@ def fresh_array(context: Any, builder: Any, known: types.Array, shape: Sequence[
         meminfo=meminfo,
     )
     return array
+
+
+@intrinsic
+def row_view(typingctx: Any, array: Any, row: Any) -> Any:
+    """Return a row of an array as a view, of no axes too (compiled code only)."""
+    known = array.copy(ndim=array.ndim - 1)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = context.make_array(array)(context, builder, arguments[0])
+        shape, strides = (cgutils.unpack_tuple(builder, t) for t in (whole.shape, whole.strides))
+        number = context.cast(builder, arguments[1], row, types.intp)
+        start = cgutils.pointer_add(builder, whole.data, builder.mul(number, strides[0]))
+        view = context.make_array(known)(context, builder)
+        populate_array(
+            view,
+            data=builder.bitcast(start, view.data.type),
+            shape=shape[1:],
+            strides=strides[1:],
+            itemsize=whole.itemsize,
+            meminfo=whole.meminfo,
+            parent=whole.parent,
+        )
+        return impl_ret_borrowed(context, builder, known, view._getvalue())
+
+    return known(array, row), codegen
+
+
+@intrinsic
+def as_array(typingctx: Any, number: Any) -> Any:
+    """Return a new array of no axes that holds a number (compiled code only)."""
+    known = types.Array(number, 0, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = fresh_array(context, builder, known, ())
+        context.pack_value(builder, number, arguments[0], array.data)
+        return impl_ret_new_ref(context, builder, known, array._getvalue())
+
+    return known(number), codegen

@@ -38,7 +38,9 @@ class Doubled(Op):
 def _numba(op, node, **kwargs):
     if op.picks:
         return numba.njit(lambda x: 2 * x[x[:, 0] > 0])
-    return numba.njit(lambda x: np.asarray(2 * x))
+    if node.inputs[0].type.ndim:
+        return numba.njit(lambda x: 2 * x)
+    return numba.njit(lambda x: np.asarray(2 * x.item()))  # of an array, as PyTensor's functions
 
 
 doubled = Doubled()
