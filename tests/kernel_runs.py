@@ -10,7 +10,7 @@ import numpy as np
 from pytensor.configdefaults import config
 
 from scanlib.kernels import compiled, interpreter
-from scanlib.kernels.language import FRAME, POINTER, TABLE, Function
+from scanlib.kernels.language import FRAME, POINTER, TABLE, Function, Kernel, Writer
 from scanlib.kernels.printers import c
 from scanlib.kernels.printers.llvm import print_kernels
 from scanlib.kernels.processor import has_fused_multiply_add
@@ -18,6 +18,14 @@ from scanlib.kernels.processor import has_fused_multiply_add
 COMPILER = config.cxx.split() or [""]
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 _engines = []
+
+
+def write_kernel(name, types, write):
+    """Return the kernel that `write` writes: it takes a `Writer` and the named parameters."""
+    writer = Writer()
+    parameters = tuple(writer.parameter(type, f"x_{key}") for key, type in types.items())
+    write(writer, *parameters)
+    return Kernel(name, parameters, writer.block, tuple(range(len(parameters))))
 
 
 def interpreted(kernel, arrays):

@@ -152,7 +152,7 @@ CASES = {
         {"C": (4, 4)},
     ),
     "from both sides": Case(
-        lambda p, c, b, P, A: [A @ (0.5 * P) @ b + c],
+        lambda p, c, b, P, A: [A @ (A @ P) @ b + c],
         {"c": (3, 2), "b": (2, 2)},
         {"P": (3, 2)},
         {"A": (3, 3)},

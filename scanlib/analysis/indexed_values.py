@@ -9,6 +9,10 @@ rows at the bottom are read there. A row with one item replaced is
 
 so that every channel has a formula again. With index arrays, as in ``h[arange(n), i]``, the axes
 that are counted through run along with the channels.
+
+`index_places` says what an index means for every axis of the row: an axis that is kept is an axis
+of the result; so is one that an index array counts through, as the first of ``h[arange(n), i]``.
+Every other axis is read at an index.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.subtensor import indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES
-from scanlib.analysis.index_places import IndexPlace, index_places
+from scanlib._compat import INDEX_READS, INDEX_WRITES, INDEXED_BY_VECTOR
 from scanlib.analysis.scalar_values import (
     Axes,
     NotElementwiseError,
@@ -43,6 +47,22 @@ from scanlib.ops.lowered.positions import Channel, Item, Position, node_level
 from scanlib.ops.recursion import Task, finished
 
 __all__ = ["IndexedValues"]
+
+
+FULL = slice(None)
+
+
+@dataclass
+class IndexPlace:
+    """What an index says of one axis of a row.
+
+    `index` is the variable that the axis is read at, with `along` the axes of the result that the
+    index array runs along; without one, `out` is the axis of the result that the axis becomes.
+    """
+
+    out: int = -1
+    index: Variable | None = None
+    along: tuple[int, ...] = ()
 
 
 @dataclass
@@ -184,27 +204,14 @@ class IndexedValues(ScalarValues):
         places, ndim = self.places(node)
         if not op.set_instead_of_inc and dtype == "bool":
             raise NotElementwiseError(f"{op} adds truth values", node.outputs[0])
-        inner: list[Any] = [None] * ndim
-        for place, axis in zip(places, axes, strict=True):
-            if place.index is None:
-                inner[place.out] = axis
+        inner = _kept_axes(places, axes, ndim)
         covered = {place.out for place in places if place.index is None}
         if any(k not in covered for place in places for k in place.along):
             raise NotElementwiseError(f"{op} writes several items at once", node.outputs[0])
         if _is_diagonal(places):
             raise NotElementwiseError(f"{op} writes a diagonal", node.outputs[0])
         base = yield self.converted(row, axes)
-        mask: Variable | None = None
-        found: dict[Variable, int] = {}
-        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
-            if place.index is None:
-                continue
-            position = self.position(row, k, place, tuple(inner))
-            if isinstance(axis, int):
-                found[position] = axis
-            here = self.here(axis)
-            hit = ps.eq(here, position)
-            mask = hit if mask is None else ps.and_(mask, hit)
+        mask, found = self.chosen(row, places, axes, inner)
         with self.written_at(found, inner):
             start = ndim - new.type.ndim
             value = yield self.converted(new, tuple(inner[start:]))
@@ -215,6 +222,25 @@ class IndexedValues(ScalarValues):
         if value.type.dtype != dtype:
             raise NotElementwiseError(f"{op} computes in another dtype on scalars")
         return value if mask is None else ps.switch(mask, value, base)
+
+    def chosen(
+        self, row: Variable, places: Sequence[IndexPlace], axes: Axes, inner: Sequence[Any]
+    ) -> tuple[Variable | None, dict[Variable, int]]:
+        """Return whether a channel of a row lies where an index says, None for all of them.
+
+        With that come the positions that are axes of the channels, with these.
+        """
+        mask: Variable | None = None
+        found: dict[Variable, int] = {}
+        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
+            if place.index is None:
+                continue
+            position = self.position(row, k, place, tuple(inner))
+            if isinstance(axis, int):
+                found[position] = axis
+            hit = ps.eq(self.here(axis), position)
+            mask = hit if mask is None else ps.and_(mask, hit)
+        return mask, found
 
     # Rows of a matrix that go into an output
 
@@ -235,21 +261,10 @@ class IndexedValues(ScalarValues):
         if ndim != variable.type.ndim or _is_diagonal(places):
             return None
         axes = self.row_axes(source, tuple(range(self.ndim - source.type.ndim, self.ndim)))
-        inner: list[Any] = [None] * ndim
-        for place, axis in zip(places, axes, strict=True):
-            if place.index is None:
-                inner[place.out] = axis
-        found: dict[Variable, int] = {}
-        mask: Variable | None = None
-        for k, (place, axis) in enumerate(zip(places, axes, strict=True)):
-            if place.index is not None:
-                position = self.position(source, k, place, tuple(inner))
-                if not isinstance(axis, int):
-                    return None
-                found[position] = axis
-                hit = ps.eq(self.here(axis), position)
-                mask = hit if mask is None else ps.and_(mask, hit)
-        assert mask is not None
+        inner = _kept_axes(places, axes, ndim)
+        mask, found = self.chosen(source, places, axes, inner)
+        if mask is None or len(found) < sum(place.index is not None for place in places):
+            return None
         with self.written_at(found, inner):
             value = self.convert(variable, tuple(inner))
         zero = ps.constant(np.zeros((), variable.type.dtype))
@@ -347,6 +362,97 @@ class IndexedValues(ScalarValues):
             yield
         finally:
             self.same, self.memo = before, memo
+
+
+def index_places(node: Apply, sizes: Lengths) -> tuple[list[IndexPlace], int]:
+    """Return the place of every axis of the row that a node indexes, and the rank of the items.
+
+    Parameters
+    ----------
+    node : Apply
+        Reads or writes some items of its first input.
+    sizes : Lengths
+        Tells which index arrays count through an axis.
+
+    Raises
+    ------
+    NotElementwiseError
+        If the index is anything but whole numbers, arrays of these side by side, and full slices.
+    """
+    op = node.op
+    batch = op.batch_ndim(node) if isinstance(op, Blockwise) else 0
+    source = node.inputs[0]
+    indices = _indices(node, batch)
+    places = [IndexPlace(out=k) for k in range(batch)]
+    advanced = [k for k, index in enumerate(indices) if not isinstance(index, slice)]
+    joint = max([*(_ndim(indices[k]) - batch for k in advanced), 0])
+    together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
+    if joint and (batch or not together):
+        raise NotElementwiseError(f"{op} mixes slices and index arrays", node.outputs[0])
+    out = start = batch
+    for k, index in enumerate(indices):
+        if isinstance(index, slice):
+            places.append(IndexPlace(out=out))
+            out += 1
+            continue
+        if k == advanced[0]:
+            start, out = out, out + joint
+        last = start + joint
+        along = range(batch) if batch else range(last - _ndim(index), last)
+        place = IndexPlace(index=index, along=tuple(along))
+        places.append(_counted(source, batch + k, place, sizes) or place)
+    return places, out
+
+
+def _indices(node: Apply, batch: int) -> list[Any]:
+    """Return one index for every axis: a variable or a full slice."""
+    core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    given = node.inputs[2 if isinstance(core, INDEX_WRITES) else 1 :]
+    if isinstance(core, INDEXED_BY_VECTOR):
+        indices: Sequence[Any] = given
+    else:
+        indices = indices_from_subtensor(given, core.idx_list)
+    rank = node.inputs[0].type.ndim - batch
+    indices = [*indices, *[FULL] * (rank - len(indices))]
+    if len(indices) != rank:
+        raise NotElementwiseError(f"{node.op} adds axes to what it reads", node.outputs[0])
+    for index in indices:
+        if isinstance(index, slice):
+            if index != FULL:
+                raise NotElementwiseError(f"{node.op} takes a part of a row", node.outputs[0])
+        elif np.dtype(getattr(index.type, "dtype", bool)).kind not in "iu":
+            raise NotElementwiseError(f"{node.op} adds or selects axes", node.outputs[0])
+    return indices
+
+
+def _ndim(index: Variable) -> int:
+    return getattr(index.type, "ndim", 0)
+
+
+def _counted(source: Variable, axis: int, place: IndexPlace, sizes: Lengths) -> IndexPlace | None:
+    """Return the place of an axis that an index array counts through, None if it does not."""
+    index, along = place.index, place.along
+    if index is None or not along:
+        return None
+    node = index.owner
+    if node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 1:
+        along = (along[node.op.new_order.index(0)],)
+        index = node.inputs[0]
+    if index.type.ndim != 1:
+        return None
+    counted = sizes.of_range(index)
+    if counted is None or not sizes.agrees(source, counted, axis):
+        return None
+    return IndexPlace(out=along[0])
+
+
+def _kept_axes(places: Sequence[IndexPlace], axes: Axes, ndim: int) -> list[Any]:
+    """Return the channels' axes of the items that an index picks, of its kept axes."""
+    inner: list[Any] = [None] * ndim
+    for place, axis in zip(places, axes, strict=True):
+        if place.index is None:
+            inner[place.out] = axis
+    return inner
 
 
 def _is_diagonal(places: Sequence[IndexPlace]) -> bool:

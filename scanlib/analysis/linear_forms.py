@@ -51,7 +51,6 @@ from scanlib.lengths.numbers import constant_index, constant_integer
 from scanlib.ops.graph import depends_on
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
-_MODERATE = 1e6  # a constant factor up to here (and its inverse) neither overflows nor vanishes
 
 Sizes = Callable[[Variable], Sequence[Variable]]
 Ties = tuple[int | None, ...]
@@ -87,10 +86,6 @@ class Block:
     covers : bool
         Whether every number of the state stands somewhere in the variable, so that a product of the
         variable with a matrix misses none.
-    factors : int
-        How many arrays the items of `C` are products of; constants of moderate size do not count. A
-        product of two or more is computed by no step: it may overflow, vanish, or be NaN where the
-        step gives a number.
     """
 
     ties: Ties
@@ -98,7 +93,6 @@ class Block:
     sides: dict[int, Variable] = field(default_factory=dict)
     full: bool = True
     covers: bool = True
-    factors: int = 0
 
 
 OFFSET = -1  # the state that is always one, a number
@@ -263,18 +257,18 @@ class LinearForms:
             order = _inserted(list(range(n)), at, n + place)
             value = value * block.value.dimshuffle(*order, *after)
         ties = _with(block.ties, place, None)
-        return replace(block, ties=ties, value=value, factors=block.factors + 1)
+        return replace(block, ties=ties, value=value)
 
     def opened(self, k: int, block: Block) -> Block:
         """Return a block with the products with its sides in its value."""
         if not block.sides:
             return block
-        made = replace(block, sides={}, factors=0)
-        for axis, matrix in block.sides.items():
+        sides, block = block.sides, replace(block, sides={})
+        for axis, matrix in sides.items():
             place = block.ties.index(axis)
             order = [0 if o == place else "x" for o in range(len(block.ties))]
-            made = self.along(k, made, place, matrix.dimshuffle(1, *order))
-        return replace(made, factors=max(made.factors, block.factors))
+            block = self.along(k, block, place, matrix.dimshuffle(1, *order))
+        return block
 
     def loosened(self, k: int, block: Block, places: Sequence[int]) -> Block:
         """Return a block of which some axes are tied to nothing."""
@@ -326,7 +320,6 @@ class LinearForms:
             value=value,
             full=any(block.full for block in blocks),
             covers=any(block.covers for block in blocks),
-            factors=max(block.factors for block in blocks),
         )
 
     def negated(self, block: Block) -> Block:
@@ -343,20 +336,19 @@ class LinearForms:
         self, k: int, block: Block, factor: Variable, apply: Callable[[Any, Any], Variable]
     ) -> Block:
         """Return a block multiplied or divided by a factor of the rank of its variable."""
-        factors = block.factors + (not _is_harmless(factor))
         if block.sides and all(factor.type.broadcastable):
             (axis, matrix), *others = block.sides.items()
             number = factor.dimshuffle("x", "x")
             sides = {axis: apply(matrix, number), **dict(others)}
-            return replace(block, sides=sides, factors=factors)
+            return replace(block, sides=sides)
         block = self.opened(k, block)
         if block.value is None:
             one = np.ones((), self.dtype)
             value = factor if apply is _times else apply(one, factor)
-            return replace(block, value=value, factors=factors)
+            return replace(block, value=value)
         spread = ["x"] * len(self.free(k, block))
         value = apply(block.value, factor.dimshuffle(*spread, *range(factor.type.ndim)))
-        return replace(block, value=value, factors=factors)
+        return replace(block, value=value)
 
     def mixed(self, k: int, block: Block, variable: Variable, places: Sequence[int]) -> Block:
         """Return a block that is ready for an operation that mixes the items of some axes."""
@@ -534,8 +526,7 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
                 plain = plain * number.dimshuffle("x", "x")
             before = block.sides.get(axis)
             sides = {**block.sides, axis: plain if before is None else pt.dot(plain, before)}
-            factors = max(block.factors, 1) if before is None else block.factors + 1
-            blocks[k] = replace(block, value=None, sides=sides, factors=factors)
+            blocks[k] = replace(block, value=None, sides=sides)
             continue
         block = forms.opened(k, block)
         if block.ties[place] is not None:
@@ -551,7 +542,6 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
             block,
             value=value,
             full=block.full or (alone and block.covers),
-            factors=block.factors + 1,
         )
     return blocks
 
@@ -698,7 +688,6 @@ def _joined(
             together(wholes, n + (place or 0)),
             full=all(block.full for block in every),
             covers=any(block.covers for block in every),
-            factors=max(block.factors for block in every),
         )
     return blocks
 
@@ -734,16 +723,6 @@ def plus(one: Any, two: Any) -> Any:
 def is_minus_one(variable: Variable) -> bool:
     """Whether a factor is the constant -1, which is how canonical bodies write a sign."""
     return isinstance(variable, Constant) and bool(np.all(variable.data == -1))
-
-
-def _is_harmless(factor: Variable) -> bool:
-    """Whether a factor is one number, or known to be so small and large that no product matters."""
-    if all(factor.type.broadcastable):
-        return True
-    if not isinstance(factor, Constant):
-        return False
-    sizes = np.abs(np.asarray(factor.data))
-    return bool(np.all((sizes == 0) | ((sizes >= 1 / _MODERATE) & (sizes <= _MODERATE))))
 
 
 def _size(number: int) -> Variable:

@@ -47,8 +47,6 @@ class MatrixRecurrence:
     across : Variable or None
         The matrix along the last axis of a state that is a matrix, where there is one along each:
         ``h' = M h M_acrossᵀ + c``; `axis` is 0 then.
-    made : bool
-        Whether the matrices are products that no step computes (`linear_forms.Block.factors`).
     """
 
     semiring: str
@@ -56,7 +54,6 @@ class MatrixRecurrence:
     matrix: Variable
     offset: Variable | None
     across: Variable | None = None
-    made: bool = False
 
 
 def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | None:
@@ -74,11 +71,11 @@ def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | 
     order = list(range(ndim))
     if len(block.sides) == 2 and ndim == 2 and block.ties == (0, 1):
         left, right = (block.sides[axis] for axis in order)
-        return MatrixRecurrence("real", 0, left, offset, right, block.factors > 1)
+        return MatrixRecurrence("real", 0, left, offset, right)
     if len(block.sides) == 1 and block.ties == tuple(order):
         ((axis, matrix),) = block.sides.items()
         matrix = matrix.dimshuffle(*["x"] * (ndim - 1), 0, 1)
-        return MatrixRecurrence("real", axis, matrix, offset, None, block.factors > 1)
+        return MatrixRecurrence("real", axis, matrix, offset)
     block = forms.opened(0, block)
     free = forms.free(0, block)
     if len(free) != 1 or not block.full:
@@ -88,7 +85,7 @@ def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | 
         return None
     others = [1 + k for k in order if k != axis]
     matrix = forms.value(block).dimshuffle(*others, 1 + axis, 0)
-    return MatrixRecurrence("real", axis, matrix, offset, None, block.factors > 1)
+    return MatrixRecurrence("real", axis, matrix, offset)
 
 
 def in_other_semiring(state: Variable, following: Variable, sizes: Sizes) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
 from pytensor.compile.mode import Mode, get_mode
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
@@ -24,7 +24,6 @@ from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
 from scanlib.explain.loop_reports import explain_nodes
 from scanlib.explain.pictures import step_picture
-from scanlib.ops.loop_clock import loop_times
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt.adopt import adoption_record
 from scanlib.rewrites.split.split_record import notes_of
@@ -106,7 +105,7 @@ def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanati
     names = [loop.name for _, loop in found]
     loops = []
     for node, loop in found:
-        seconds, whole = loop_times(f, node) or (None, None)
+        seconds, whole = _times(f, node) or (None, None)
         share = seconds / whole if seconds is not None and whole else None
         before = written.get(loop.name) if names.count(loop.name) == 1 else None
         drawn = None if before is None else step_picture(before, apart=True)
@@ -115,6 +114,20 @@ def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanati
     splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
     failures = [str(failure) for failure in failures_of(fgraph)]
     return Explanation(loops, source, setting.linker, adoption, splits, failures)
+
+
+def _times(f: Any, node: Apply) -> tuple[float, float] | None:
+    """Return the seconds a loop took in a call and those of the whole call, means over all calls.
+
+    PyTensor's profile has the times of nodes, where a linker runs them one by one; in numba mode,
+    `scanlib.backends.numba.linker` puts them there. None if they are not known.
+    """
+    profile = getattr(f, "profile", None)
+    if not profile or not profile.fct_callcount:
+        return None
+    times = [own for (_, timed), own in profile.apply_time.items() if timed is node]
+    calls = profile.fct_callcount
+    return (sum(times) / calls, profile.vm_call_time / calls) if times else None
 
 
 def _outputs(f: Any) -> list[Variable]:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.printing import pprint
 
-from scanlib.ops.loop import Loop
+from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
 
 # In the order in which they are written, and nothing else.
@@ -126,73 +127,45 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
     return _steps(_nearest_loop(result), dict(values or {}))
 
 
-def _nearest_loop(result: Variable) -> Loop:
+def _nearest_loop(result: Variable) -> Apply:
     """Return the loop that a variable is computed by."""
     for variable in ancestors([result]):
         if variable.owner is not None and isinstance(variable.owner.op, Scan):
-            return Loop.from_node(variable.owner)
+            return variable.owner
     raise ValueError(
         "step_through: result is not computed by a loop of scanlib; pass what scanlib.scan "
         "returned (direct functions such as linear_scan have no step)"
     )
 
 
-def _steps(loop: Loop, values: dict[Variable, Any]) -> Iterator[Step]:
-    outer = loop.outer_inputs()
+def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
+    loop = Loop.from_node(node)
     given = pytensor.function(
-        list(values), outer, mode=_PLAIN, on_unused_input="ignore", name=loop.name
+        list(values), node.inputs, mode=_PLAIN, on_unused_input="ignore", name=loop.name
     )(*values.values())
-    parts = loop.signature().split_inputs(given)
-    names = _name_inputs(loop)
-    results = loop.body_outputs()
-    body = loop.body_inputs()
+    names, body, results = _name_inputs(loop), loop.body_inputs(), loop.body_outputs()
     computed = [
         node.outputs[0]
         for node in io_toposort(body, results)
         if len(node.outputs) == 1 or any(out in results for out in node.outputs)
     ]
-    run = pytensor.function(body, [*results, *computed], mode=_PLAIN, on_unused_input="ignore")
+    walked = PythonLoop(node.op)
+    walked.step = pytensor.function(
+        body, [*results, *computed], mode=_PLAIN, on_unused_input="ignore"
+    )
     # Greek letters are written for LaTeX.
     texts = [pprint(variable).replace("\\", "") for variable in computed]
-    result_names = [part.name or f"state {i}" for i, part in enumerate(loop.states)]
-    result_names += [
-        part.name or f"state {i}" for i, part in enumerate(loop.carries, len(loop.states))
-    ]
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    result_names = [part.name or f"state {i}" for i, part in enumerate(recurrent)]
     result_names += [part.name or f"output {i}" for i, part in enumerate(loop.outputs)]
-    past = [list(rows[::-1] if loop.reverse else rows) for rows in parts.initials]
-    carried = list(parts.carries)
-    lengths = [len(rows) for rows in parts.sequences]
-    count = int(parts.n_steps) if parts.n_steps is not None else min(lengths)
-    for name, length in zip(names, lengths, strict=False):
-        if length < count:
-            raise ValueError(
-                f"step_through: {name} has {length} rows for {count} steps; give it one row for "
-                "each step, or set n_steps"
-            )
-    for number in range(count)[:: -1 if loop.reverse else 1]:
-        inputs = [rows[number] for rows in parts.sequences]
-        inputs += [
-            rows[offset]
-            for rows, state in zip(past, loop.states, strict=True)
-            for offset in state.taps
-        ]
-        inputs += [*carried, *parts.non_sequences]
-        found = run(*inputs)
-        new, rest = found[: len(results)], found[len(results) :]
-        stops = loop.stop is not None and bool(new[-1])
+    for number, inputs, found in walked.walk(*given):
         yield Step(
             number,
             dict(zip(names, inputs, strict=True)),
-            dict(zip(result_names, new, strict=False)),
-            tuple(zip(texts, rest, strict=True)),
-            stops,
+            dict(zip(result_names, found, strict=False)),
+            tuple(zip(texts, found[len(results) :], strict=True)),
+            loop.stop is not None and bool(found[len(results) - 1]),
         )
-        if stops:
-            return
-        for rows, value in zip(past, new, strict=False):
-            rows.append(value)
-            del rows[0]
-        carried = new[len(past) : len(past) + len(carried)]
 
 
 def _name_inputs(loop: Loop) -> list[str]:

@@ -7,9 +7,9 @@ result is rounded and wraps around as its dtype says.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def call(function: ir.Function, *operands: Any) -> tuple[Any, ...]:
 
 def run(
     kernel: ir.Kernel,
-    operands: Mapping[str, Any] | Sequence[Any],
+    operands: Sequence[Any],
     interrupted: Callable[..., bool] | None = None,
 ) -> tuple[int, tuple[Any, ...]]:
     """Run a kernel.
@@ -90,9 +90,8 @@ def run(
     values : tuple
         Those of the `fail`.
     """
-    given = list(operands.values()) if isinstance(operands, Mapping) else list(operands)
     state = _Run({}, interrupted)
-    for value, operand in zip(kernel.parameters, given, strict=True):
+    for value, operand in zip(kernel.parameters, operands, strict=True):
         state.values[value] = _number(operand, value.type)
     try:
         with np.errstate(all="ignore"):
@@ -190,65 +189,12 @@ def apply(operation: str, operands: list[Any], type: ir.Type) -> Any:
     return found if type == ir.POINTER else _number(found, type)
 
 
-def _quotient(operands: list[Any], type: ir.Type) -> Any:
-    x, y = (np.asarray(value) for value in operands)
-    q = np.asarray([_truncated(int(a), int(b)) for a, b in zip(x.flat, y.flat, strict=True)])
-    return (
-        (q.astype(object) & _mask(type)).astype(_unsigned(type)).view(type.dtype).reshape(x.shape)
-    )
-
-
-def _truncated(a: int, b: int) -> int:
-    size = abs(a) // abs(b)
-    return size if (a < 0) == (b < 0) else -size
-
-
-def _mask(type: ir.Type) -> int:
-    return (1 << 8 * type.itemsize) - 1
-
-
-def _unsigned(type: ir.Type) -> str:
-    return f"uint{8 * type.itemsize}"
-
-
 def _fma(operands: list[Any], type: ir.Type) -> Any:
     pieces = np.broadcast_arrays(*operands)
-    items = [fused(*triple) for triple in zip(*(piece.flat for piece in pieces), strict=True)]
+    triples = zip(*(piece.flat for piece in pieces), strict=True)
+    symbol = "fma" if type.dtype == "float64" else "fmaf"
+    items = [_library_call(symbol, ir.Type(type.dtype), triple) for triple in triples]
     return np.asarray(items, type.dtype).reshape(pieces[0].shape)
-
-
-def fused(x: Any, y: Any, z: Any) -> Any:
-    """Return ``x y + z``, rounded once, for floats of one dtype."""
-    dtype = type(x)
-    if not (np.isfinite(x) and np.isfinite(y)):
-        return dtype(x * y + z)
-    if not np.isfinite(z):
-        return z
-    exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
-    if exact == 0:
-        return dtype(x * y + z) if x == 0 or y == 0 else dtype(0)
-    return nearest(exact, dtype)
-
-
-def nearest(exact: Fraction, dtype: Any) -> Any:
-    """Return the float nearest to a fraction, the even one of two."""
-    try:
-        double = float(exact)  # division of integers is rounded correctly
-    except OverflowError:
-        return dtype(np.inf if exact > 0 else -np.inf)
-    if dtype is np.float64:
-        # A fraction below all numbers is a zero with its sign.
-        return np.copysign(np.float64(double), 1 if exact > 0 else -1)
-    guess = np.float32(double)
-    if not np.isfinite(guess):
-        return guess
-    # Rounded twice, it may be the wrong one of two: the neighbours are asked.
-    around = [np.nextafter(guess, np.float32(s * np.inf)) for s in (-1, 1)] + [guess]
-    finite = [number for number in around if np.isfinite(number)]
-    size = min(abs(Fraction(float(number)) - exact) for number in finite)
-    best = [n for n in finite if abs(Fraction(float(n)) - exact) == size]
-    even = [n for n in best if not n.view(np.int32) & 1]
-    return np.copysign((even or best)[0], np.float32(1 if exact > 0 else -1))
 
 
 def _cast(operands: list[Any], type: ir.Type) -> Any:
@@ -288,7 +234,7 @@ _MEANING: dict[str, Callable[[list[Any], ir.Type], Any]] = {
     "ceil": _of(np.ceil),
     "trunc": _of(np.trunc),
     "rint": _of(np.rint),
-    "quotient": _quotient,
+    "quotient": _of(lambda x, y: (x - np.fmod(x, y)) // y),
     "remainder": _of(np.fmod),
     "and": _of(np.bitwise_and),
     "or": _of(np.bitwise_or),
@@ -313,9 +259,14 @@ _MEANING: dict[str, Callable[[list[Any], ir.Type], Any]] = {
 }
 
 
-def _library_call(symbol: str, type: ir.Type, operands: Any) -> Any:
-    function = getattr(ctypes.CDLL(None), symbol)
-    kind = ctypes.c_double if type.dtype == "float64" else ctypes.c_float
-    numbers = [kind(value) for value in operands]
-    function.argtypes, function.restype = [kind] * len(numbers), kind
-    return function(*numbers)
+def _library_call(symbol: str, type: ir.Type, operands: Iterable[Any]) -> Any:
+    numbers = list(operands)
+    return _library_function(symbol, type.dtype, len(numbers))(*numbers)
+
+
+@cache
+def _library_function(symbol: str, dtype: str, count: int) -> Any:
+    function = ctypes.CDLL(None)[symbol]
+    function.restype = ctypes.c_double if dtype == "float64" else ctypes.c_float
+    function.argtypes = [function.restype] * count
+    return function

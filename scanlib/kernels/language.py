@@ -787,11 +787,3 @@ def write_function(
     found = write(writer, *parameters)
     results = found if isinstance(found, tuple) else (found,)
     return Function(name, parameters, writer.block, results, is_shared)
-
-
-def write_kernel(name: str, types: dict[str, Type], write: Callable[..., None]) -> Kernel:
-    """Return the kernel that `write` writes: it takes a `Writer` and the named parameters."""
-    writer = Writer()
-    parameters = tuple(writer.parameter(type, f"x_{key}") for key, type in types.items())
-    write(writer, *parameters)
-    return Kernel(name, parameters, writer.block, tuple(range(len(parameters))))

@@ -7,14 +7,16 @@ once, row by row, into arrays made before the first step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 from pytensor.compile.io import In
 from pytensor.compile.mode import FAST_COMPILE
+from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
 from scanlib.ops.errors import (
@@ -68,6 +70,15 @@ class PythonLoop:
         return np.asarray(history[place])
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        walk = self.walk(*inputs)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as end:
+                return end.value
+
+    def walk(self, *inputs: Any) -> Generator[tuple[int, list, Sequence[Any]], None, list[Any]]:
+        """Take the steps; yield the place, the arguments and the results of each."""
         outer = self.signature.split_inputs(inputs)
         steps = count_steps(self.messages, outer)
         histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
@@ -76,13 +87,16 @@ class PythonLoop:
         done = 0
         while done < steps:
             t = steps - 1 - done if self.signature.reverse else done
-            result = self._step(t, outer, histories, carries)
+            arguments = self._arguments(t, outer, histories, carries)
+            found = self.step(*arguments)
+            result = self.signature.split_body_outputs(found[: len(self.op.body.outputs)])
             for i, value in enumerate(result.states):
                 self._write_state(i, histories[i], t, done, value)
             carries = result.carries
             for i, value in enumerate(result.outputs):
                 stacks[i] = self._write_output(i, stacks[i], t, done, steps, value)
             done += 1
+            yield t, arguments, found
             if result.stop is not None and bool(result.stop):
                 break
         if done < self.signature.required_steps:
@@ -104,7 +118,7 @@ class PythonLoop:
             history[:depth] = initial
         return history
 
-    def _step(self, t: int, outer: Any, histories: list, carries: list) -> Any:
+    def _arguments(self, t: int, outer: Any, histories: list, carries: list) -> list[Any]:
         arguments = [self.as_array(sequence[t]) for sequence in outer.sequences]
         for i, history in enumerate(histories):
             start = 0 if self.signature.untraced[i] else t
@@ -114,9 +128,7 @@ class PythonLoop:
                 else:
                     row = start + self.signature.depths[i] + tap
                 arguments.append(self.row(history, row))
-        return self.signature.split_body_outputs(
-            self.step(*arguments, *carries, *outer.non_sequences)
-        )
+        return [*arguments, *carries, *outer.non_sequences]
 
     def _write_state(self, i: int, history: Any, t: int, done: int, value: Any) -> None:
         value = self.as_array(value)
@@ -174,8 +186,8 @@ def count_steps(messages: Messages, outer: Any) -> int:
     return messages.count_steps(n_steps, map(len, outer.sequences))
 
 
-def empty_row_shapes(op: Scan) -> Any:
-    """Return a function from a loop's inputs to the flat row shapes of its stacked outputs.
+def row_shape_graph(op: Scan) -> FunctionGraph:
+    """Return the graph from a loop's inputs to the flat row shapes of its stacked outputs.
 
     It is used when no step runs. Sizes that only a step could tell are zero.
     """
@@ -187,10 +199,13 @@ def empty_row_shapes(op: Scan) -> Any:
     values += inputs[len(inputs) - op.signature.n_non_sequences :]
     outputs = op.signature.split_body_outputs(op.body.outputs).outputs
     rows = output_row_shapes(op.body.inputs, outputs, shapes, values)
-    flat = [0 if dim is None else dim for row in rows for dim in row]
+    sizes = [pt.as_tensor_variable(0 if dim is None else dim) for row in rows for dim in row]
+    return FunctionGraph(inputs, sizes, clone=False)
+
+
+def empty_row_shapes(op: Scan) -> Any:
+    """Return the compiled function of `row_shape_graph`."""
+    graph = row_shape_graph(op)
     return pytensor.function(
-        inputs,
-        [pytensor.tensor.as_tensor_variable(dim) for dim in flat],
-        mode=FAST_COMPILE,
-        on_unused_input="ignore",
+        list(graph.inputs), list(graph.outputs), mode=FAST_COMPILE, on_unused_input="ignore"
     )

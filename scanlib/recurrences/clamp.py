@@ -40,6 +40,7 @@ from scanlib.recurrences.form import (
     NotInFamilyError,
     form_of_one,
     free_inputs,
+    shifts_of,
 )
 from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import above
@@ -102,21 +103,17 @@ def _step(node: Apply, given: list[ClampForm | None]) -> list[ClampForm]:
     free = free_inputs(node, given)
     if len(linear) != 1:
         raise NotInFamilyError(f"{op} reads the state more than once")
-    form = linear[0]
-    if isinstance(op, ps.Add):
-        for value in free:
-            form = form.shifted(value)
+    (form,), shifts = linear, shifts_of(node, given)
+    if shifts is not None:
+        for shift in shifts:
+            form = form.shifted(shift)
         return [form]
-    if isinstance(op, ps.Sub) and given[0] is not None:
-        return [form.shifted(ps.neg(free[0]))]
     if isinstance(op, ps.ScalarMaximum):
         return [form.at_least(free[0])]
     if isinstance(op, ps.ScalarMinimum):
         return [form.at_most(free[0])]
     if isinstance(op, ps.Clip) and given[0] is not None and _are_in_order(*free):
         return [form.at_least(free[0]).at_most(free[1])]
-    if isinstance(op, ps.Identity):
-        return [form]
     raise NotInFamilyError(f"{op} clamps no shift")
 
 

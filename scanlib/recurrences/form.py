@@ -161,6 +161,17 @@ def free_inputs(node: Apply, given: list[Any]) -> list[Variable]:
     return [_converted(inp, dtype) for inp in free]
 
 
+def shifts_of(node: Apply, given: list[Any]) -> list[Variable] | None:
+    """Return what a node adds to its only input that has a form; None if it does anything else."""
+    free = free_inputs(node, given)
+    if len(free) == len(given) - 1:
+        if isinstance(node.op, ps.Add | ps.Identity):
+            return free
+        if isinstance(node.op, ps.Sub) and given[0] is not None:
+            return [ps.neg(free[0])]
+    return None
+
+
 def _converted(value: Variable, dtype: str) -> Variable:
     """Return a value in a dtype that holds it; in its own, if the dtype does not."""
     if value.type.dtype == dtype or not np.can_cast(value.type.dtype, dtype):

@@ -46,6 +46,7 @@ from scanlib.recurrences.form import (
     NotInFamilyError,
     form_of_one,
     free_inputs,
+    shifts_of,
 )
 from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import not_below_infinity, some
@@ -59,6 +60,10 @@ class LogAffineForm:
 
     shift: Variable | None
     bound: Variable | None
+
+    def shifted(self, by: Variable) -> LogAffineForm:
+        bound = None if self.bound is None else ps.add(self.bound, by)
+        return LogAffineForm(by if self.shift is None else ps.add(self.shift, by), bound)
 
 
 def recognize(component: Component) -> Recurrence:
@@ -77,34 +82,18 @@ def recognize(component: Component) -> Recurrence:
     return elements.recurrence("log-affine", component, ((term,),), (elements.add(form.bound),))
 
 
-def _plus(a: Variable | None, b: Variable) -> Variable:
-    return b if a is None else ps.add(a, b)
-
-
-def _shifted(form: LogAffineForm, shift: Variable) -> LogAffineForm:
-    return LogAffineForm(
-        _plus(form.shift, shift), None if form.bound is None else ps.add(form.bound, shift)
-    )
-
-
 def _step(node: Apply, given: list[LogAffineForm | None]) -> list[LogAffineForm]:
     op = node.op
     linear = [form for form in given if form is not None]
-    free = free_inputs(node, given)
-    if len(linear) == 1 and isinstance(op, LogAddExp):
-        (form,), (bound,) = linear, free
-        if form.bound is not None:
-            bound = op(form.bound, bound)
-        return [LogAffineForm(form.shift, bound)]
-    if len(linear) == 1 and isinstance(op, ps.Add):
-        form = linear[0]
-        for shift in free:
-            form = _shifted(form, shift)
+    shifts = shifts_of(node, given)
+    if shifts is not None:
+        (form,) = linear
+        for shift in shifts:
+            form = form.shifted(shift)
         return [form]
-    if isinstance(op, ps.Sub) and given[0] is not None and given[1] is None:
-        return [_shifted(given[0], ps.neg(free[0]))]
-    if isinstance(op, ps.Identity):
-        return [linear[0]]
+    if len(linear) == 1 and isinstance(op, LogAddExp):
+        (form,), (bound,) = linear, free_inputs(node, given)
+        return [replace(form, bound=bound if form.bound is None else op(form.bound, bound))]
     raise NotInFamilyError(f"{op} is not log-affine")
 
 

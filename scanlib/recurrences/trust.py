@@ -88,9 +88,7 @@ def is_extreme(w: Writer, value: Number) -> Value:
         return ~(within | (real.equals(0.0) & imag.equals(0.0)))
     if not value.type.is_float:
         return w.constant(False, BOOL)
-    low, high = (edge[value.type.dtype] for edge in (LOWEST, HIGHEST))
-    size = abs(value)
-    return ~(((size >= low) & (size <= high)) | value.equals(0.0))
+    return extreme(w, value) < 0
 
 
 def is_nan(w: Writer, value: Value) -> Value:

@@ -28,7 +28,7 @@ class LoopEdit:
         self.loop = Loop.from_node(node)
         self.parts: list[Part] = [*self.loop.states, *self.loop.carries, *self.loop.outputs]
         self.changed = False
-        self._redirects: dict[int, Callable[[Lookup], Variable]] = {}
+        self._redirects: dict[int, Variable | Callable[[Lookup], Variable]] = {}
 
     def is_read(self, part: Part) -> bool:
         """Whether something outside the loop reads the result of a part."""
@@ -49,8 +49,8 @@ class LoopEdit:
         self.changed = True
         self._remove(part)
 
-    def redirect(self, part: Part, instead: Callable[[Lookup], Variable]) -> None:
-        """Remove a part; `instead` makes what replaces its result from the new results."""
+    def redirect(self, part: Part, instead: Variable | Callable[[Lookup], Variable]) -> None:
+        """Remove a part; `instead` replaces its result, or makes that from the new results."""
         self._redirects[id(part)] = instead
         self.drop(part)
 
@@ -65,8 +65,10 @@ class LoopEdit:
         new = results_by_part(self.loop, self.loop.apply()) if self.loop.body_outputs() else {}
 
         def lookup(part: Part) -> Variable:
-            redirected = self._redirects.get(id(part))
-            return new[id(part)] if redirected is None else redirected(lookup)
+            instead = self._redirects.get(id(part))
+            if instead is None:
+                return new[id(part)]
+            return instead if isinstance(instead, Variable) else instead(lookup)
 
         return {
             old: lookup(part)

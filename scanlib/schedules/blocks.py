@@ -72,6 +72,12 @@ REALS = ("float32", "float64")
 
 # Reads a variable at a step, or at several side by side, of the block.
 Reader = Callable[[Value, int], Number]
+Special = Callable[[Apply], bool]  # writes a node that is computed in another way, if it is one
+
+
+def no_node(node: Apply) -> bool:
+    """Write no node in another way."""
+    return False
 
 
 class Buffers:
@@ -534,7 +540,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
         wanted = list(computed.values())
 
-        def write(j: Value, special: Callable[[Apply], bool] = lambda node: False) -> None:
+        def write(j: Value, special: Special) -> None:
             self.bind_read(wanted, known, copies, j)
             self.scalars.emit(wanted, special)
             for k, out in computed.items():
@@ -545,15 +551,28 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         with self.scalars.scope():
             self.bind_same(inputs)
             same = [mine for mine, own in copies.items() if own in self.inner.non_sequences]
-            divisions = quotients_in(wanted, known, same)
-            if not divisions:
-                self.for_all(wanted, write)
-                return
-            lanes = self.steps_at_once(wanted)
-            quotients = Quotients(self.w, self.scalars, divisions, lanes)
-            self.for_all(wanted, lambda j: write(j, quotients.write))
-            with self.w.when(quotients.are_wrong()):
-                self.for_all(wanted, write)
+            self.compute(wanted, quotients_in(wanted, known, same), write)
+
+    def compute(
+        self,
+        wanted: list[Variable],
+        divisions: list[Apply],
+        write: Callable[[Value, Special], None],
+        again: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write what computes some variables for all steps: without divisions, if that is exact.
+
+        `write` is given a step, and what writes quotients. If these are wrong, `again` comes first,
+        and then all steps once more.
+        """
+        if not divisions:
+            self.for_all(wanted, lambda j: write(j, no_node))
+            return
+        quotients = Quotients(self.w, self.scalars, divisions, self.steps_at_once(wanted))
+        self.for_all(wanted, lambda j: write(j, quotients.write))
+        with self.w.when(quotients.are_wrong()):
+            again()
+            self.for_all(wanted, lambda j: write(j, no_node))
 
     def reader(self, part: int) -> Reader:
         """Return what reads the scanned values of a part."""
@@ -649,9 +668,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         counts = {1, self.steps_at_once(wanted)}
         sums = {i: _Total(w, self.inner.carries[i].type.dtype, counts) for i in addends}
 
-        def write(j: Value) -> None:
+        def write(j: Value, special: Special) -> None:
             self.bind_read(wanted, known, {}, j)
-            self.scalars.emit(wanted)
+            self.scalars.emit(wanted, special)
             for i, addend in addends.items():
                 dtype = self.inner.carries[i].type.dtype
                 value = self.scalars.spread(self.scalars.number(addend))
@@ -660,7 +679,13 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 value = self.scalars.spread(self.scalars.number(out))
                 self.outputs[k].store(j, self.converted(value, self.outputs[k].dtype))
 
-        self.for_all(wanted, write)
+        def again() -> None:
+            for total in sums.values():
+                total.clear()
+
+        divisions = quotients_in(wanted, known, self.inner.non_sequences)
+        with self.scalars.scope():
+            self.compute(wanted, divisions, write, again)
         for i, total in sums.items():
             place = self.place_of_value(self.loop.signature.n_states + i, 0)
             old = load_number(w, self.inner.carries[i].type.dtype, *place)
@@ -715,13 +740,20 @@ class _Total:
     """A sum over the steps of a block: one in each lane, and one of the steps that are left."""
 
     def __init__(self, w: Writer, dtype: str, counts: set[int]) -> None:
-        self.w, half = w, parts_of(dtype)
-        self.cells: dict[int, Cell] = {}
-        for count in sorted(counts) if half is None else (1,):
-            kind = Type(half or dtype, count)
-            # Minus zero is what changes no sum.
-            zero = w.constant(-0.0 if kind.is_float else 0, kind)
-            self.cells[count] = Cell(w, zero if half is None else Pair(zero, zero))
+        self.w, self.half, self.dtype = w, parts_of(dtype), dtype
+        lanes = sorted(counts) if self.half is None else (1,)
+        self.cells = {count: Cell(w, self.nothing(count)) for count in lanes}
+
+    def nothing(self, count: int) -> Number:
+        """Return what changes no sum: minus zero."""
+        kind = Type(self.half or self.dtype, count)
+        zero = self.w.constant(-0.0 if kind.is_float else 0, kind)
+        return zero if self.half is None else Pair(zero, zero)
+
+    def clear(self) -> None:
+        """Write that nothing has been added."""
+        for count, cell in self.cells.items():
+            cell.value = self.nothing(count)
 
     def add(self, value: Number) -> None:
         """Write that a number is added."""

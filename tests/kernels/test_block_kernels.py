@@ -7,14 +7,14 @@ import pytest
 
 import scanlib
 from scanlib.kernels.compiled import program_text
-from scanlib.kernels.language import INT64, POINTER, Type, write_kernel
+from scanlib.kernels.language import INT64, POINTER, Type
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.recurrences import affine, block_scans, clamp, lanes, trust
 from scanlib.recurrences.block_scans import Steps
 from scanlib.schedules.choice import elementwise_program
-from tests.kernel_runs import by_llvm, interpreted
+from tests.kernel_runs import by_llvm, interpreted, write_kernel
 from tests.modes import MODES
 
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
@@ -316,27 +316,40 @@ def test_what_elements_and_outputs_share_is_computed_once():
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", ["numba", "c"])
 def test_quotients_by_what_stays_the_same_are_those_of_divisions(name, dtype):
+    """In elements of recurrences, in outputs and in sums."""
     x, n = pt.vector("x", dtype=dtype), pt.scalar("n", dtype=dtype)
-    trace = scanlib.scan(
-        lambda x, h, n: pt.maximum(h, x / n),
+    trace, output, addend = scanlib.scan(
+        lambda x, h, n: (
+            pt.maximum(h, x / n),
+            (x + pt.minimum(h, 0)) / n,
+            x / n - pt.minimum(h, 0),
+        ),
         sequences=[x],
-        outputs_info=[np.asarray(-np.inf, dtype)],
+        outputs_info=[np.asarray(0, dtype), None, None],
         non_sequences=[n],
         return_updates=False,
     )
-    function = pytensor.function([x, n], trace, mode=MODES[name])
+    function = pytensor.function([x, n], [trace, output, addend.sum()], mode=MODES[name])
     info, rng, one = np.finfo(dtype), np.random.default_rng(0), np.dtype(dtype).type(1)
     ends = [0.0, -0.0, np.inf, np.nan, info.tiny, info.smallest_subnormal, info.max, info.max / 3]
     divisors = (3, -7, 1 + info.eps, 2 - info.eps, 1e-30, 0, np.inf, np.nan, info.max, info.tiny)
+    near = one + rng.integers(0, 99, 600).astype(dtype) * np.spacing(one)
+    many = np.concatenate([near, 2 * near - info.eps, rng.uniform(1, 2, 600).astype(dtype)])
     for divisor in divisors:
         divisor = np.asarray(divisor, dtype)
-        near = one + rng.integers(0, 99, 600).astype(dtype) * np.spacing(one)
-        many = np.concatenate([near, 2 * near - info.eps, rng.uniform(1, 2, 600).astype(dtype)])
-        for value in (*ends, None):
-            given = np.sort(many)[:: -1 if divisor < 0 else 1] if value is None else [value] * 41
-            given = np.asarray(given, dtype)
+        for value in (*ends, None, "among"):
+            given = np.sort(many)[:: -1 if divisor < 0 else 1]
+            if value == "among":
+                given[700] = info.smallest_subnormal
+            elif value is not None:
+                given = np.full(41, value, dtype)
             with np.errstate(all="ignore"):
-                expected = np.maximum.accumulate(given / divisor)
+                quotients = given / divisor
+                before = np.maximum.accumulate(np.append(np.zeros(1, dtype), quotients))
+                least = np.minimum(before[:-1], 0)
+                expected = (given + least) / divisor
+                total = np.sum(quotients - least, dtype="float64").astype(dtype)
             found = function(given, divisor)
-            np.testing.assert_array_equal(found, expected)
-            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+            np.testing.assert_array_equal(found[0], before[1:])
+            np.testing.assert_array_equal(found[1], expected)
+            np.testing.assert_allclose(found[2], total, rtol=2e-4 if dtype == "float32" else 1e-12)

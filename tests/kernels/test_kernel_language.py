@@ -1,14 +1,12 @@
 """The loop language: its interpreter, LLVM and C agree bit for bit; its verifier finds mistakes."""
 
-import ctypes
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanlib.kernels import elementary, language
-from scanlib.kernels.interpreter import fused, run
+from scanlib.kernels.interpreter import run
 from scanlib.kernels.language import (
     BOOL,
     FLOAT32,
@@ -22,10 +20,9 @@ from scanlib.kernels.language import (
     Type,
     Value,
     write_function,
-    write_kernel,
 )
 from scanlib.kernels.verifier import KernelError, verify
-from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted
+from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted, write_kernel
 
 needs_compiler = pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
 ITEMS = 16
@@ -230,27 +227,6 @@ def test_polls_interrupt():
     kernel = write_kernel("forever", {"out": POINTER}, forever)
     assert run(kernel, [out], lambda: next(answers)) == (-1, ())
     assert out == 3
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_fused_multiply_add_is_rounded_once(dtype):
-    number = np.dtype(dtype).type
-    kind = ctypes.c_float if dtype == "float32" else ctypes.c_double
-    exact = getattr(ctypes.CDLL(None), "fmaf" if dtype == "float32" else "fma", None)
-    if exact is None:
-        pytest.skip("the C library has no fma")
-    exact.argtypes, exact.restype = [kind] * 3, kind
-    x, y, z = np.random.default_rng(0).normal(size=(3, 300)).astype(dtype)
-    tiny, huge = np.finfo(dtype).tiny, np.finfo(dtype).max
-    z[:100] = -x[:100] * y[:100]
-    z[100:150] = x[100:150] * y[100:150] * number(1e-7)
-    cases = [*zip(x, y, z, strict=True), (tiny, tiny, -tiny), (huge, number(2), -huge)]
-    cases += [(number(-0.0), number(1), number(-0.0)), (huge, huge, number(-np.inf))]
-    with np.errstate(all="ignore"):
-        for a, b, c in cases:
-            known = number(exact(a, b, c))
-            assert fused(a, b, c).tobytes() == known.tobytes()
-        assert np.isnan(fused(number(np.inf), number(0), number(1)))
 
 
 # Elementary functions

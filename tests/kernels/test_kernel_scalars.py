@@ -6,7 +6,7 @@ import pytensor.scalar.math as psm
 import pytest
 from pytensor.scalar.basic import get_scalar_type
 
-from scanlib.kernels.language import POINTER, Type, write_kernel
+from scanlib.kernels.language import POINTER, Type
 from scanlib.kernels.scalars import (
     COMPARISONS,
     FLOAT_RULES,
@@ -20,7 +20,7 @@ from scanlib.kernels.scalars import (
 )
 from scanlib.kernels.verifier import verify
 from scanlib.ops.logaddexp import LogAddExp
-from tests.kernel_runs import by_llvm, interpreted
+from tests.kernel_runs import by_llvm, interpreted, write_kernel
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 REALS = ("bool", *INTEGERS, "float32", "float64")

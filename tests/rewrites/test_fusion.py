@@ -4,6 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
 
@@ -205,3 +206,26 @@ def test_switched_off(data):
         function = pytensor.function([x, a], cost, mode=MODES["numba"])
     assert not nodes(function, ElemwiseScan)
     np.testing.assert_allclose(function(*data), (walk(2 * data[0], data[1]) ** 2).sum(), rtol=1e-11)
+
+
+def test_a_loop_that_starts_from_the_first_row():
+    """The gradient of an array whose first row is the start and whose others are read is joined."""
+    x, a = pt.dvector("x"), pt.dscalar("a")
+    y = scanlib.scan(lambda x, h, a: a * h + x, x[1:], x[0], a, return_updates=False)
+    gradient = pytensor.grad((y**2).sum(), x)
+    plain = MODES["c"].excluding("scanlib_joined_rows")
+    joined, written = (
+        pytensor.function([x, a], gradient, mode=mode) for mode in (MODES["c"], plain)
+    )
+    for rows in (1, 2, 7):
+        values = np.random.default_rng(rows).normal(size=rows), 0.7
+        np.testing.assert_allclose(joined(*values), written(*values), rtol=1e-13)
+    assert inner_nodes(joined, Join)
+
+
+def inner_nodes(function, kind):
+    """The nodes of a kind, also inside of nodes that hold graphs."""
+    every = function.maker.fgraph.toposort()
+    inside = (getattr(node.op, "fgraph", None) for node in every)
+    every = [*every, *(own for graph in inside if graph is not None for own in graph.toposort())]
+    return [node for node in every if isinstance(node.op, kind)]

@@ -1,4 +1,4 @@
-"""The C linker computes what stands around loops by kernels, as numba mode does."""
+"""What stands around loops, or in a step without kernels, as few nodes that are programs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class GatherAroundLoops(LoopRewrite):
         gather(fgraph)
 
 
-def gather(fgraph: FunctionGraph) -> None:
-    """Put one node in the place of each cluster of nodes."""
+def gather(fgraph: FunctionGraph, with_numbers: bool = False) -> None:
+    """Put one node in the place of each cluster of nodes, or of numbers as well."""
     new: dict[Variable, Variable] = {}
-    for cluster in Plan(fgraph).order():
+    plan = Plan(fgraph)
+    for cluster in list(plan.order_with_numbers()) if with_numbers else plan.order():
         if not isinstance(cluster, Cluster):
             continue
         op = KernelGraph(freeze_graph(cluster.body.inputs, cluster.body.outputs), cluster.program)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
@@ -26,6 +25,7 @@ from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import array_program
 from scanlib.schedules.choice import elementwise_program
@@ -72,7 +72,7 @@ def program_of(op: ElemwiseScan | Scan) -> LoopProgram | None:
 
 
 def program_of_node(node: Apply) -> LoopProgram | None:
-    """Return the kernels of a loop, a matrix recurrence, a graph of arrays, or an `Elemwise`.
+    """Return the kernels of a loop, a matrix recurrence, a graph of arrays, or a node over arrays.
 
     None where an operation has none, and where they may turn out to be unfit.
     """
@@ -83,12 +83,12 @@ def program_of_node(node: Apply) -> LoopProgram | None:
     try:
         if isinstance(op, KernelGraph):
             return op.program or graph_program(thaw_graph(op.body))
-        if isinstance(op, Elemwise):
-            inputs = [variable.type() for variable in node.inputs]
-            graph = FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False)
-            program = graph_program(graph)
-            return program if all(map(has_compiled_function, program.functions)) else None
-        return linear_program(op, node)
+        if isinstance(op, LinearScan):
+            return linear_program(op, node)
+        inputs = [variable.type() for variable in node.inputs]
+        graph = FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False)
+        program = graph_program(graph)
+        return program if all(map(has_compiled_function, program.functions)) else None
     except NoKernelError:
         return None
 

@@ -17,6 +17,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
+from scanlib.ops.graph import depends_on
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_steps import has_products
 
@@ -56,7 +57,7 @@ def products_of(fgraph: FunctionGraph) -> dict[Apply, Products]:
 def _products_of(fgraph: FunctionGraph, node: Apply, waited_for: set[Variable]) -> Products | None:
     history = node.outputs[0]
     # What others wait for must not wait itself.
-    if not has_products(node) or waited_for & set(_descendants(fgraph, history)):
+    if not has_products(node) or waited_for & depends_on([*waited_for], [history]):
         return None
     for shuffle, _ in fgraph.clients[history]:
         if not _is_shuffle(shuffle):
@@ -71,17 +72,6 @@ def _products_of(fgraph: FunctionGraph, node: Apply, waited_for: set[Variable]) 
                 continue
             return Products(product, other, "after" if shuffle.op.new_order == _LAST else "before")
     return None
-
-
-def _descendants(fgraph: FunctionGraph, variable: Variable) -> list[Variable]:
-    found, todo = {variable: None}, [variable]
-    while todo:
-        for client, _ in fgraph.clients.get(todo.pop(), ()):
-            for out in getattr(client, "outputs", ()):
-                if out not in found:
-                    found[out] = None
-                    todo.append(out)
-    return list(found)
 
 
 def _is_summed(fgraph: FunctionGraph, variable: Variable) -> bool:

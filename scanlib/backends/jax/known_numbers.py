@@ -11,18 +11,19 @@ known.
 A number that is not known may have a least and a greatest value (`Length`): what is computed from
 it has them where they follow, in sums, differences, products, extremes and choices::
 
-    n <= 5, k any number:    minimum(k, n + 1) <= 6    switch(k < n, k, n) <= 5
+    n <= 5, k any number:    minimum(k, n + 1) <= 6    switch(k < 0, n, 2) <= 5
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarOp, ScalarType
@@ -117,7 +118,7 @@ def with_bounds(node: Apply, inputs: tuple[Any, ...], found: Any) -> Any:
     results = []
     values = found if len(ranges) > 1 else [found]
     for value, (low, high), out in zip(values, ranges, node.outputs, strict=True):
-        has_bound = high != INF and out.type.dtype in discrete_dtypes
+        has_bound = high < INF and out.type.dtype in discrete_dtypes
         results.append(Length(value, low, int(high)) if has_bound else value)
     return results if len(ranges) > 1 else results[0]
 
@@ -140,10 +141,9 @@ def _ranges_of(node: Apply, ends: list[Range]) -> list[Range]:
         return ends[:1]
     if isinstance(op, ps.Composite):
         return _ranges_of_graph(op.fgraph, ends)
-    if isinstance(op, ps.Switch):
-        return [_range_of_choice(node, ends)]
     rule = _RANGES.get(type(op))
-    return [(-INF, INF)] * len(node.outputs) if rule is None else [rule(*ends)]
+    wraps = any(out.type.dtype not in ("bool", "int32", "int64") for out in node.outputs)
+    return [(-INF, INF)] * len(node.outputs) if rule is None or wraps else [rule(*ends)]
 
 
 def _ranges_of_graph(graph: Any, ends: list[Range]) -> list[Range]:
@@ -158,25 +158,6 @@ def _ranges_of_graph(graph: Any, ends: list[Range]) -> list[Range]:
     return list(map(read, graph.outputs))
 
 
-def _range_of_choice(node: Apply, ends: list[Range]) -> Range:
-    condition, one, other = node.inputs
-    (low, high), (least, most) = ends[1:]
-    made = condition.owner
-    comparison = None if made is None else type(getattr(made.op, "scalar_op", made.op))
-    if comparison in _ORDERS:
-        # switch(u < v, u, v) is the smaller one of the two.
-        for first, second, choose in ((one, other, min), (other, one, max)):
-            if all(map(_equal, made.inputs, (first, second))):
-                return _extreme(choose if comparison in _LESS else _OTHER[choose], *ends[1:])
-    return min(low, least), max(high, most)
-
-
-def _equal(one: Variable, other: Variable) -> bool:
-    if isinstance(one, Constant) and isinstance(other, Constant):
-        return bool(one.data == other.data)
-    return one is other
-
-
 def _extreme(choose: Callable[..., Any], *ends: Range) -> Range:
     return choose(low for low, _ in ends), choose(high for _, high in ends)
 
@@ -187,25 +168,20 @@ def _corners(function: Callable[..., Any], *ends: Range) -> Range:
 
 
 def _quotient(ends: Range, by: Range) -> Range:
-    return (ends[0] // by[0], ends[1] // by[0]) if by[0] == by[1] > 0 else (-INF, INF)
+    if not by[0] == by[1] > 0:
+        return -INF, INF
+    low, high = (end if abs(end) == INF else end // by[0] for end in ends)
+    return low, high
 
 
-_LESS = (ps.LT, ps.LE)
-_ORDERS = (*_LESS, ps.GT, ps.GE)
-_OTHER = {min: max, max: min}
 _RANGES: dict[type, Callable[..., Range]] = {
     ps.Add: lambda *ends: _corners(lambda *values: sum(values), *ends),
     ps.Sub: lambda *ends: _corners(lambda a, b: a - b, *ends),
-    ps.Mul: lambda a, *rest: (
-        a
-        if not rest
-        else _corners(lambda x, y: x * y, a, rest[0])
-        if len(rest) == 1
-        else (-INF, INF)
-    ),
+    ps.Mul: lambda *ends: _corners(lambda *values: prod(values), *ends),
     ps.Neg: lambda ends: (-ends[1], -ends[0]),
     ps.IntDiv: _quotient,
     ps.Mod: lambda _, by: (0, by[1] - 1) if by[0] > 0 else (-INF, INF),
+    ps.Switch: lambda _, one, other: (min(one[0], other[0]), max(one[1], other[1])),
     ps.Cast: lambda ends: ends,
     ps.Identity: lambda ends: ends,
     ps.ScalarMinimum: lambda *ends: _extreme(min, *ends),

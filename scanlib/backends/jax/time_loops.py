@@ -51,6 +51,7 @@ from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.lowered.linear_loop import next_state
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import loop_title
@@ -791,20 +792,10 @@ def _linear_summary(op: LinearScan, parts: Parts, zero: float, rows: int) -> Sum
 
 def _apply_linear(op: LinearScan, summary: Summary, h: Any) -> Any:
     """Return the state after a summary."""
-    matrix = summary[0]
-
-    def times(matrix: Any, h: Any) -> Any:
-        return product(op.semiring, matrix, h)
-
-    if op.side == "right":
-        turned = h[..., None] if op.vector else jnp.swapaxes(h, -1, -2)
-        new = times(jnp.swapaxes(matrix, -1, -2), turned)
-        new = new[..., 0] if op.vector else jnp.swapaxes(new, -1, -2)
-    else:
-        new = times(matrix, h[..., None])[..., 0] if op.vector else times(matrix, h)
-    if op.side == "both":
-        new = new @ summary[1]
-    return new + summary[-1] if op.semiring == "real" and op.has_offset else new
+    right = summary[1] if op.side == "both" else None
+    offset = summary[-1] if op.semiring == "real" and op.has_offset else None
+    step = Parts(None, summary[0], offset, None, right=right)
+    return next_state(op, step, h, lambda matrix, h, _: product(op.semiring, matrix, h))
 
 
 def _compose_linear(op: LinearScan, later: Summary, earlier: Summary) -> Summary:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
 from pytensor.compile.mode import NUMBA
@@ -21,10 +20,12 @@ from scanlib.ops.scan import Scan
 @dataclass
 class PreparedBody:
     """A rewritten body. `destroyed` holds the positions of carries whose value a step may
-    overwrite; the loop gives those a buffer of their own."""
+    overwrite; the loop gives those a buffer of their own. The next values of those in `views` may
+    be views of what else a step reads, which the loop may overwrite later."""
 
     fgraph: FunctionGraph
     destroyed: set[int]
+    views: set[int]
 
 
 @register_preparer
@@ -42,11 +43,17 @@ def prepare_body(op: Scan) -> PreparedBody:
     specs = [In(inp, borrow=True, mutable=inp in mutable) for inp in fgraph.inputs]
     add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
     NUMBA.optimizer.rewrite(fgraph)
+    carries = op.signature.split_body_inputs(fgraph.inputs).carries
+    next_carries = op.signature.split_body_outputs(fgraph.outputs).carries
     destroyed = set()
     if hasattr(fgraph, "destroyers"):
-        inputs = op.signature.split_body_inputs(fgraph.inputs)
-        destroyed = {i for i, carry in enumerate(inputs.carries) if fgraph.destroyers(carry)}
-    return PreparedBody(fgraph, destroyed)
+        destroyed = {i for i, carry in enumerate(carries) if fgraph.destroyers(carry)}
+    views = {
+        i
+        for i, (carry, value) in enumerate(zip(carries, next_carries, strict=True))
+        if not _is_fresh(value, carry)
+    }
+    return PreparedBody(fgraph, destroyed, views)
 
 
 def _owns_its_value(op: Scan, i: int) -> bool:
@@ -60,36 +67,21 @@ def _owns_its_value(op: Scan, i: int) -> bool:
         return False
     others = [out for out in op.body.outputs if out is not mine]
     shared = sum(out is mine for out in op.body.outputs) > 1
-    return not shared and not any(_may_view(out, {mine, inner}) for out in others)
+    return not shared and all({mine, inner}.isdisjoint(_viewed(out)) for out in others)
 
 
 def _is_fresh(variable: Variable, own: Variable) -> bool:
     """Whether a value is made by the step, and is no view of anything but the carry itself."""
-    while variable.owner is not None:
-        position = variable.owner.outputs.index(variable)
-        viewed = variable.owner.op.view_map.get(position)
+    last = _viewed(variable)[-1]
+    return last.owner is not None or last is own
+
+
+def _viewed(variable: Variable) -> list[Variable]:
+    """Return a value, and what it is a view of, one after the other."""
+    found = [variable]
+    while (node := found[-1].owner) is not None:
+        viewed = node.op.view_map.get(node.outputs.index(found[-1]))
         if not viewed:
-            return True
-        variable = variable.owner.inputs[viewed[0]]
-    return variable is own
-
-
-def _may_view(variable: Variable, targets: set[Variable]) -> bool:
-    while variable not in targets:
-        if variable.owner is None:
-            return False
-        position = variable.owner.outputs.index(variable)
-        viewed = variable.owner.op.view_map.get(position)
-        if not viewed:
-            return False
-        variable = variable.owner.inputs[viewed[0]]
-    return True
-
-
-def constant_value(data: object) -> np.ndarray | object:
-    """Return the data of a constant as numba takes it."""
-    if isinstance(data, np.ndarray) and not (
-        data.flags["C_CONTIGUOUS"] or data.flags["F_CONTIGUOUS"]
-    ):
-        return np.ascontiguousarray(data)
-    return data
+            break
+        found.append(node.inputs[viewed[0]])
+    return found

@@ -1,61 +1,152 @@
-"""Makes loops known to PyTensor's numba linker and to `Scan.perform`."""
+"""scanlib's Ops in code that numba compiles, and `Scan.perform`.
+
+A function that holds loops is a list of instructions (`scanlib.backends.numba.linker`). This is for
+what numba compiles itself: steps without kernels, and what PyTensor's functions call, in an
+`OpFromGraph`, a `pytensor.scan`, or by `function.vm.jit_fn`. What has kernels is a call of them, a
+loop that has none a plain loop, and for what is left Python computes the results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import cache, partial
+from hashlib import sha256
 from typing import Any
 
+import numba
+import numpy as np
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
     get_numba_type,
+    numba_funcify_and_cache_key,
     numba_njit,
     register_funcify_and_cache_key,
 )
+from pytensor.tensor.random.utils import custom_rng_deepcopy
+from pytensor.tensor.type import DenseTensorType
 
+from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import NumbaError
-from scanlib.backends.handler.programs import program_of
+from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.instructions import LOOPS, graph_inside
+from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.numba.disk import sealed
+from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.programs import call_program
-from scanlib.backends.numba.source import may_cache
 from scanlib.kernels.program import CarryShapeError
+from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import NotCompilableError, register_compiler
+from scanlib.ops.kernel_graph import KernelGraph
+from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan, register_linear_compiler
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, SplitRows
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
+from scanlib.schedules.linear_steps import linear_program
 
-_writers: list[Callable[[Scan], tuple[Callable[..., Any], str | None]]] = []
-
-
-def register_writer(
-    write: Callable[[Scan], tuple[Callable[..., Any], str | None]],
-) -> Callable[[Scan], tuple[Callable[..., Any], str | None]]:
-    """Register what writes the function of a loop that has no kernels.
-
-    It writes the graph of a step, in which there may be loops.
-    """
-    _writers.append(write)
-    return write
+Found = tuple[Callable[..., Any], str | None]
 
 
-def write_loop(op: Scan | ElemwiseScan) -> tuple[Callable[..., Any], str | None]:
-    """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    return _writers[-1](op.scan if isinstance(op, ElemwiseScan) else op)
+def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
+    """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
+    if any(mark.has_loops for mark in features(fgraph, CompilesStepProducts)):
+        return True
+    for node in fgraph.apply_nodes:
+        inside = graph_inside(node.op)
+        if isinstance(node.op, LOOPS) or (inside is not None and holds_loops(inside)):
+            return True
+    return False
 
 
-@register_funcify_and_cache_key(Scan)
-@register_funcify_and_cache_key(ElemwiseScan)
-def funcify_loop(
-    op: Scan | ElemwiseScan, node: Apply, **kwargs: Any
-) -> tuple[Callable[..., Any], str | None]:
-    """Return the function of a loop for code that numba compiles."""
-    program = program_of(op)
-    if program is not None and not program.unfit:
+_funcify = numba_funcify_and_cache_key.dispatch(FunctionGraph)
+
+
+@register_funcify_and_cache_key(FrozenFunctionGraph)
+@register_funcify_and_cache_key(FunctionGraph)
+def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) -> Found:
+    """Return the function of a graph for code that numba compiles: PyTensor's, of few nodes."""
+    if holds_loops(fgraph):
+        if isinstance(fgraph, FrozenFunctionGraph):
+            fgraph = thaw_graph(fgraph)
+        else:
+            fgraph, _ = fgraph.clone_get_equiv(attach_feature=True)
+        gather(fgraph)
+    return _funcify(fgraph, **kwargs)
+
+
+def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
+    """Return the function of a loop or of a program for code that numba compiles."""
+    program = program_of_node(node)
+    if program is not None:
         return call_program(program)
-    function, own = write_loop(op)
+    if not isinstance(op, Scan | ElemwiseScan):
+        raise NotImplementedError(f"{op} has no kernels")
+    function, key = LoopWriter(loop_of(op), copies_carries=True).write()
+    walk, program = numba_njit(function), program_of(op)
     if program is None:
-        return numba_njit(function), own
-    call, key = call_program(program, numba_njit(function))
-    return call, None if own is None else f"{key} or {own}"
+        return walk, key
+    call, own = call_program(program, walk)
+    return call, None if key is None else sha256(f"{own} or {key}".encode()).hexdigest()
+
+
+def funcify_performed(op: Op, node: Apply, **kwargs: Any) -> Found:
+    """Return a function of compiled code that has Python compute a node of one result."""
+    kind, perform = get_numba_type(node.outputs[0].type), performed(node)
+
+    @numba_njit
+    def call(*inputs):
+        with numba.objmode(result=kind):
+            result = perform(*inputs)
+        return result
+
+    return call, None
+
+
+for with_kernels in (Scan, ElemwiseScan, LinearScan, KernelGraph, StepProducts):
+    register_funcify_and_cache_key(with_kernels)(funcify_node)
+for moves_rows in (
+    CheckedConvergence,
+    CheckedRows,
+    GeneratorFromWords,
+    GeneratorWords,
+    JoinRows,
+    MergeRows,
+    OneRow,
+    PaddedRows,
+    SplitRows,
+):
+    register_funcify_and_cache_key(moves_rows)(funcify_performed)
+
+
+def loop_of(op: Scan | ElemwiseScan) -> Scan:
+    """Return the loop in canonical form."""
+    return op.scan if isinstance(op, ElemwiseScan) else op
+
+
+def performed(node: Apply) -> Callable[..., Any]:
+    """Return a function that lets an Op compute its results in Python."""
+
+    def perform(*inputs: Any) -> Any:
+        cells: list[list[Any]] = [[None] for _ in node.outputs]
+        node.op.perform(node, list(inputs), cells)
+        found = [
+            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
+            for cell, out in zip(cells, node.outputs, strict=True)
+        ]
+        return found[0] if len(found) == 1 else found
+
+    return perform
 
 
 @register_compiler
@@ -66,37 +157,64 @@ def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., S
             get_numba_type(variable.type)
         program = program_of(op)
         if program is None:
-            return _compiled_apart(op, node)
+            return _plain_loop(loop_of(op))
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-    return _run_or_apart(op, node, runner(program)) if program.unfit else runner(program)
+    run = runner(program)
+    if not program.unfit:
+        return run
 
+    walk = cache(partial(_plain_loop, loop_of(op)))  # made when it is first needed
 
-def _run_or_apart(
-    op: Scan | ElemwiseScan, node: Apply, run: Callable[..., Sequence[Any]]
-) -> Callable[..., Sequence[Any]]:
-    """Return a function that runs kernels, or where these are unfit what numba compiles."""
-
-    def call(*inputs: Any) -> Sequence[Any]:
+    def run_or_walk(*inputs: Any) -> Sequence[Any]:
         try:
             return run(*inputs)
         except CarryShapeError:
-            return _compiled_apart(op, node)(*inputs)
+            return walk()(*inputs)
 
-    return call
+    return run_or_walk
 
 
-def _compiled_apart(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Sequence[Any]]:
+def _plain_loop(op: Scan) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that numba compiles whole."""
-    function, key = write_loop(op)
-    compiled = sealed(numba_njit(function, final_function=True, cache=may_cache(key)))
-    single = len(node.outputs) == 1
+    writer = LoopWriter(op)
+    function, key = writer.write()
+    kept = key is not None and config.numba__cache
+    compiled = sealed(numba_njit(function, final_function=True, cache=kept))
+    n, m = op.signature.n_states, op.signature.n_carries
+    single = n + m + op.signature.n_outputs == 1
+    first = len(op.outer_input_types()) - m - op.signature.n_non_sequences
+    # Which carries Python copies before the loop, and which behind it.
+    before = [first + i for i in sorted(writer.body.destroyed)]
+    behind = [n + i for i in range(m) if i not in writer.body.destroyed]
 
     def run(*inputs: Any) -> Sequence[Any]:
+        given = list(inputs)
+        for place in before:
+            given[place] = _copied(given[place])
         try:
-            results = compiled(*inputs)
+            found = compiled(*given)
         except (NumbaError, NotImplementedError) as error:
             raise NotCompilableError(str(error)) from error
-        return [results] if single else list(results)
+        results = [found] if single else list(found)
+        for place in behind:
+            results[place] = _copied(results[place])
+        return results
 
     return run
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return custom_rng_deepcopy(value)
+    return value.copy() if isinstance(value, np.ndarray) else deepcopy(value)
+
+
+@register_linear_compiler
+def compile_recurrence(op: LinearScan, node: Apply) -> Callable[..., np.ndarray]:
+    """Return a function from values to the value that runs a matrix recurrence compiled."""
+    try:
+        run = runner(linear_program(op, node))
+    except NoKernelError as error:
+        raise NotCompilableError(str(error)) from error
+    return lambda *inputs: run(*inputs)[0]

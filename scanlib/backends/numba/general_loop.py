@@ -1,355 +1,385 @@
-"""One numba function for a whole loop: what there is where an Op of its body has no kernel.
+"""A plain numba loop: what there is where an Op of the step has no kernel.
 
-Random draws, decompositions of LAPACK's, loops inside loops, carries that change their shapes: each
-step calls PyTensor's numba functions for those, and kernels for all else
-(`scanlib.backends.numba.step_graph`).
+Random draws, decompositions of LAPACK's, loops of such, carries that change their shapes. A step is
+PyTensor's function of its graph, in which nodes that have kernels are programs
+(`scanlib.backends.numba.dispatch.funcify_graph`). What is here walks the steps:
 
-* A scalar state of small depth lives in local variables, one per row; its history is written
-  once and never read. Other states are read from their history, as rows that are views.
-* An untraced state has a ring of ``K + 1`` rows, so that a step never writes what it reads.
+* Rows of sequences and histories are views. An untraced state has a ring of ``K + 1`` rows, so that
+  a step never writes what it reads.
 * Carries start as copies, so that a step may overwrite the memory of those it owns (see
-  `body.prepare_body`); nothing returned shares memory with an input or another result.
-* A stacked output is allocated before the first step if its row shape is known by then, at
-  the first step otherwise. With `until` (and forward in time) storage grows by doubling.
+  `body.prepare_body`); nothing returned shares memory with an input or another result. Python makes
+  these copies where it calls the loop.
+* A stacked output is allocated at the first step. With `until` (and forward in time) storage grows
+  by doubling.
+* Compiled code finds that something is wrong, and Python raises the error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from typing import Any
 
-from pytensor.graph.basic import Variable
+import numpy as np
+import pytensor
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.link.numba.dispatch.basic import (
+    cache_key_for_constant,
+    numba_funcify_and_cache_key,
+    numba_njit,
+    numba_typify,
+)
 
-from scanlib._compat.numba import numba_deepcopy
+from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
+from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.numba.body import prepare_body
-from scanlib.backends.numba.dispatch import register_writer
-from scanlib.backends.numba.polls import poll
-from scanlib.backends.numba.row_shapes import row_shapes
-from scanlib.backends.numba.step_graph import GraphWriter, is_zero_dim
-from scanlib.backends.numba.vectors import as_array
-from scanlib.backends.numba.whole_arrays import WholeArrays
-from scanlib.ops import errors
+from scanlib.backends.numba.callbacks import failing, poll
+from scanlib.backends.numba.disk import sealed
+from scanlib.backends.numba.memory import as_array, new_array, row_view
+from scanlib.backends.numba.programs import call_program
+from scanlib.ops.errors import StepShapeError
+from scanlib.ops.graph import is_tensor
+from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.messages import Messages
+from scanlib.ops.python_loop import row_shape_graph
 from scanlib.ops.scan import Scan
 from scanlib.source_keys import source_key
 
-VERSION = source_key(__name__)
-REGISTER_DEPTH = 8  # states deeper than this are read from memory
-FEW_CHECKS = 8  # written one by one
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
+STEPS_PER_POLL = 4
 
 
-class LoopWriter(WholeArrays):
-    """Writes the function of one loop."""
+class LoopWriter:
+    """Writes the function of one loop.
 
-    def __init__(self, op: Scan) -> None:
-        self.op, self.signature = op, op.signature
-        self.reverse = op.signature.reverse
+    In its text ``x`` are the inputs of the loop, ``h`` histories, ``c`` carries, ``z`` stacked
+    outputs, ``y`` rows that a step reads, and ``v`` what it computes.
+
+    Parameters
+    ----------
+    op : Scan
+    copies_carries : bool
+        Whether the loop copies carries: those that it owns at first, others at last.
+    """
+
+    def __init__(self, op: Scan, copies_carries: bool = False) -> None:
+        self.op, self.signature, self.reverse = op, op.signature, op.signature.reverse
         self.grows = op.signature.has_stop and not op.signature.reverse
         self.messages = Messages(op.signature, op.labels, op.name)
+        self.copy_of = "numba_deepcopy({})" if copies_carries else "{}"
         self.body = prepare_body(op)
-        self.step = GraphWriter(self.body.fgraph)
-        self.source = self.step.source
-        self.arguments = [f"x{i}" for i in range(len(op.outer_input_types()))]
+        types = op.outer_input_types()
+        self.arguments = [f"x{i}" for i in range(len(types))]
         self.outer = self.signature.split_inputs(self.arguments)
-        self.inner = self.signature.split_body_inputs(self.body.fgraph.inputs)
-        self.result = self.signature.split_body_outputs(self.body.fgraph.outputs)
-        self.scalar_state = [is_zero_dim(taps[0].type) for taps in self.inner.taps]
-        self.in_registers = [
-            scalar and depth <= REGISTER_DEPTH
-            for scalar, depth in zip(self.scalar_state, self.signature.depths, strict=True)
-        ]
-        self.known_rows: list[bool] = []
-        self.source.reserve("rxhczow", len(self.arguments) + len(self.body.fgraph.outputs) + 1)
-        for helper in (
-            errors.StepCountError,
-            errors.SequenceLengthError,
-            errors.InitialRowsError,
-            errors.StepShapeError,
-            numba_deepcopy,
-            as_array,
-        ):
-            self.source.object(helper.__name__, helper)
+        self.row_ndims = [type.ndim - 1 for type in self.signature.split_inputs(types).initials]
+        made = self.body.fgraph.outputs
+        self.outputs = [out.type for out in self.signature.split_body_outputs(made).outputs]
+        self.lines: list[str] = []
+        self.indent = 1
+        self.count = 0
+        self.numbers: set[str] = set()  # names of what is no array
+        self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
+        for known in (as_array, new_array, row_view, numba_deepcopy, poll):
+            self.globals[known.__name__] = known
+        # What tells functions from others, beside the keys of what the text has names for.
+        self.identity = f"{source_key(__name__)} {pytensor.__version__} {config.numba__fastmath}"
+        self.keys: dict[str | None, str] = {}
 
     def write(self) -> tuple[Callable[..., Any], str | None]:
         """Return the loop's function and its cache key."""
-        line = self.source.line
         self.write_checks()
         self.write_storage()
-        line("i = 0")
-        line("stopped = False")
-        with self.source.block("while i < steps and not stopped:"):
-            self.write_poll()
+        self.line("i, stopped = 0, False")
+        with self.block("while i < steps and not stopped:"):
             self.write_step()
-            line("i += 1")
+            self.line("i += 1")
         self.write_return()
-        return self.source.compile("scan_loop", self.arguments, VERSION)
+        text = "\n".join([f"def scan_loop({', '.join(self.arguments)}):", *self.lines])
+        key = None
+        if None not in self.keys:
+            key = sha256(f"{self.identity} {text} {self.keys}".encode()).hexdigest()
+        return compile_numba_function_src(text, "scan_loop", self.globals, cache_key=key), key
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """Write a header, and what is written inside the context indented."""
+        self.line(header)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+    def write_graph(self, fgraph: FunctionGraph, given: Sequence[str]) -> list[str]:
+        """Write the nodes of a graph, those that have kernels as few programs.
+
+        Returns the names of its results.
+        """
+        gather(fgraph, with_numbers=True)
+        names = dict(zip(fgraph.inputs, given, strict=True))
+
+        def name(variable: Variable) -> str:
+            if variable not in names:
+                names[variable] = self.constant(variable)
+            return names[variable]
+
+        for node in fgraph.toposort():
+            is_program = isinstance(node.op, KernelGraph)
+            inputs = [
+                name(v) if is_program or not is_tensor(v) else self.array(name(v))
+                for v in node.inputs
+            ]
+            for out in node.outputs:
+                self.count += 1
+                names[out] = f"v{self.count}"
+                if is_program and out.type.ndim == 0:
+                    self.numbers.add(names[out])
+            results = ", ".join(names[out] for out in node.outputs)
+            self.line(f"{results} = {self.function(node)}({', '.join(inputs)})")
+        return [name(out) for out in fgraph.outputs]
+
+    def array(self, name: str) -> str:
+        """Return what is taken by all but programs: an array of no axes, not a number."""
+        return f"as_array({name})" if name in self.numbers else name
+
+    def number(self, name: str) -> str:
+        """Return the item of an array of no axes."""
+        return name if name in self.numbers else f"{name}.item()"
+
+    def function(self, node: Apply) -> str:
+        """Return the name of the function of a node, which is compiled into the loop."""
+        program = program_of_node(node) if isinstance(node.op, KernelGraph) else None
+        if program is not None:
+            return self.known(*call_program(program, numbers=True))
+        function, key = numba_funcify_and_cache_key(node.op, node=node)
+        # PyTensor's keys leave out static shapes, which functions may depend on.
+        shapes = [getattr(v.type, "shape", None) for v in [*node.inputs, *node.outputs]]
+        key = None if key is None else f"{key} {shapes}"
+        if key is not None and not type(node.op).__module__.startswith("scanlib."):
+            # On disk, these are kept by themselves too: other loops have the same.
+            name = function.__name__
+            function = compile_numba_function_src(
+                f"def {name}(*inputs):\n    return function(*inputs)",
+                name,
+                {"function": function, "__name__": __name__},
+                cache_key=sha256(f"{self.identity} {key}".encode()).hexdigest(),
+            )
+            function = numba_njit(function, cache=config.numba__cache, forceinline=True)
+        return self.known(sealed(function), key)
+
+    def constant(self, variable: Constant) -> str:
+        value = numba_typify(variable.data, variable=variable)
+        if isinstance(value, np.ndarray) and not value.flags.forc:
+            value = np.ascontiguousarray(value)
+        return self.known(value, f"{type(value)} {cache_key_for_constant(value)}")
+
+    def known(self, value: Any, key: str | None) -> str:
+        """Return the name of what the text refers to; what has no key cannot be kept on disk."""
+        if key is None or key not in self.keys:
+            self.keys[key] = f"k{len(self.globals)}"
+            self.globals[self.keys[key]] = value
+        return self.keys[key]
+
+    def fail_if(
+        self, wrong: Sequence[str], name: str, raises: Callable[..., Any], *numbers: str
+    ) -> None:
+        """Write that Python raises an error if any of some things is so."""
+        loop = f"{name} {self.signature} {self.op.labels} {self.op.name}"
+        function = self.known(failing(sha256(loop.encode()).hexdigest(), raises), loop)
+        condition = " | ".join(f"({one})" for one in wrong)
+        self.line(f"{function}({', '.join([condition, *numbers])})")
+
+    def new(self, name: str, dtype: str, *sizes: str) -> None:
+        """Write a new array."""
+        self.line(f"{name} = new_array({', '.join([dtype, *sizes])})")
+
+    def copy(self, target: str, row: str, source: str, ndim: int, *at: str) -> None:
+        """Write that a row of an array is filled with an array, or with what is `at` a place of it.
+
+        Numba's own assignment of arrays brings in code that formats error messages: more than a
+        second of compile time.
+        """
+        places = [f"j{axis}" for axis in range(ndim)]
+        left, right = ", ".join([row, *places]), ", ".join([*at, *places])
+        with ExitStack() as stack:
+            for axis, place in enumerate(places):
+                stack.enter_context(
+                    self.block(f"for {place} in range({target}.shape[{axis + 1}]):")
+                )
+            value = f"{source}[{right or '()'}]" if source not in self.numbers else source
+            self.line(f"{target}[{left}] = {value}")
 
     # Before the first step
 
-    def raise_error(self, error: str, message: str, *numbers: str) -> None:
-        text = ", ".join([repr(message), *numbers])
-        self.source.line(f"raise {error}({text})")
-
     def write_checks(self) -> None:
         """Write the number of steps, and the checks that keep every read inside its array."""
-        line, block = self.source.line, self.source.block
-        first = 0
-        if self.outer.n_steps is not None:
-            line(f"steps = as_scalar({self.outer.n_steps})")
-            with block("if steps < 0:"):
-                self.raise_error("StepCountError", self.messages.negative_steps(), "steps")
-        else:
-            names = [f"{name}.shape[0]" for name in self.outer.sequences]
-            line(f"steps = least({', '.join(names)})" if len(names) > 1 else f"steps = {names[0]}")
-            first = 0 if len(names) > 1 else 1
-        for i, name in enumerate(self.outer.sequences[first:], start=first):
-            with block(f"if {name}.shape[0] != steps:"):
-                message = self.messages.sequence_length(i)
-                self.raise_error("SequenceLengthError", message, f"{name}.shape[0]", "steps")
-        self.write_initial_checks()
+        has_count = self.outer.n_steps is not None
+        lengths = [f"{name}.shape[0]" for name in self.outer.sequences]
+        rows = [f"{name}.shape[0]" for name in self.outer.initials]
 
-    def write_initial_checks(self) -> None:
-        """Write the checks of the initial rows; many of them raise in one place.
+        def raises(steps: int, *sizes: int) -> None:
+            of_rows = sizes[: len(lengths)]
+            count = steps if has_count else None
+            self.messages.count_steps(count, of_rows, sizes[len(lengths) :])
 
-        Each place that raises releases all arrays of the function.
-        """
-        line, depths = self.source.line, self.signature.depths
-        messages = [self.messages.initial_rows(i) for i in range(len(depths))]
-        if len(depths) <= FEW_CHECKS:
-            for name, depth, message in zip(self.outer.initials, depths, messages, strict=True):
-                with self.source.block(f"if {name}.shape[0] != {depth}:"):
-                    self.raise_error("InitialRowsError", message, f"{name}.shape[0]")
-            return
-        line("wrong = -1")
-        line("given = 0")
-        for i, name in reversed(list(enumerate(self.outer.initials))):
-            line(f"rows{i} = {name}.shape[0]")
-            line(f"given = rows{i} if rows{i} != {depths[i]} else given")
-            line(f"wrong = {i} if rows{i} != {depths[i]} else wrong")
-        with self.source.block("if wrong >= 0:"):
-            self.raise_error("InitialRowsError", errors.BETWEEN.join(messages), "wrong", "given")
+        self.line(
+            f"steps = {f'np.int64({self.outer.n_steps}.item())' if has_count else lengths[0]}"
+        )
+        wrong = ["steps < 0", *(f"{size} != steps" for size in lengths)]
+        for size, depth in zip(rows, self.signature.depths, strict=True):
+            wrong.append(f"{size} != {depth}")
+        self.fail_if(wrong, "rows", raises, "steps", *lengths, *rows)
 
     def write_storage(self) -> None:
-        first = f"min(steps, {FIRST_CAPACITY})" if self.grows else "steps"
-        self.source.line(f"capacity = {first}")
-        for variable, name in zip(self.inner.non_sequences, self.outer.non_sequences, strict=True):
-            self.bind(variable, name)
+        self.line(f"capacity = {f'min(steps, {FIRST_CAPACITY})' if self.grows else 'steps'}")
         for i, name in enumerate(self.outer.carries):
-            start = "as_scalar" if is_zero_dim(self.inner.carries[i].type) else "numba_deepcopy"
-            self.source.line(f"c{i} = {start}({name})")
-        for i in range(self.signature.n_states):
-            self.write_state_storage(i)
-        self.write_output_storage()
+            owned = i in self.body.destroyed
+            self.line(f"c{i} = {self.copy_of.format(name) if owned else name}")
+        for i, initial in enumerate(self.outer.initials):
+            depth, is_ring = self.signature.depths[i], self.signature.untraced[i]
+            rows = f"{depth + 1}" if is_ring else f"capacity + {depth}"
+            self.new(f"h{i}", f"{initial}.dtype", rows, *self.row_sizes(i))
+            for row in range(depth):
+                place = f"{row}"
+                if self.reverse:  # a ring holds rows in the order of iteration, the latest one last
+                    place = f"{depth - 1 - row}" if is_ring else f"steps + {row}"
+                self.copy(f"h{i}", place, initial, self.row_ndims[i], str(row))
+        for i, type in enumerate(self.outputs):
+            self.globals[f"dtype{i}"] = np.dtype(type.dtype).type
+            self.new(f"z{i}", f"dtype{i}", *["0"] * (1 + type.ndim))
 
-    def bind(self, variable: Variable, name: str) -> None:
-        """Let the step find an input of the loop."""
-        if is_zero_dim(variable.type):
-            scalar = self.source.name("s")
-            self.source.line(f"{scalar} = as_scalar({name})")
-            self.step.bind_scalar(variable, scalar)
-        else:
-            self.step.bind_array(variable, name)
-
-    def write_state_storage(self, i: int) -> None:
-        line = self.source.line
-        initial, depth = self.outer.initials[i], self.signature.depths[i]
-        if self.in_registers[i]:
-            # r{i}_{k} holds the value k steps back.
-            for k in range(1, depth + 1):
-                row = k - 1 if self.reverse else depth - k
-                line(f"r{i}_{k} = {initial}[{row}]")
-            if self.signature.untraced[i]:
-                return
-        rows = f"{depth + 1}" if self.signature.untraced[i] else f"capacity + {depth}"
-        ndim = self.inner.taps[i][0].type.ndim
-        self.new_like(f"h{i}", initial, range(1, ndim + 1), rows)
-        for row in range(depth):
-            # A ring holds rows in the order of iteration, the latest one last.
-            flipped = self.reverse and self.signature.untraced[i]
-            target = (
-                str(depth - 1 - row) if flipped else f"steps + {row}" if self.reverse else str(row)
-            )
-            self.copy_array(f"h{i}", (target,), initial, (str(row),), ndim)
-
-    def write_output_storage(self) -> None:
-        shapes = row_shapes(self.op, self.arguments, self.inner.non_sequences, self.step)
-        for i, out in enumerate(self.result.outputs):
-            row = shapes[i]
-            self.known_rows.append(row is not None)
-            dtype = self.step._dtype(out)
-            sizes = ["capacity", *row] if row is not None else ["0"] * (out.type.ndim + 1)
-            self.source.line(f"z{i} = new_array({', '.join([dtype, *sizes])})")
+    def row_sizes(self, i: int) -> list[str]:
+        """Return the sizes of a state's rows."""
+        return sizes(self.outer.initials[i], 1, self.row_ndims[i])
 
     # One step
 
     def write_step(self) -> None:
-        line, step, results = self.source.line, self.step, self.result
-        line("t = steps - 1 - i" if self.reverse else "t = i")
+        with self.block(f"if i % {STEPS_PER_POLL} == 0:"):
+            self.line("poll()")
         if self.grows:
             self.write_growth()
-        self.bind_rows()
-        step.write_nodes()
-        held = [
-            step.scalar(value) if is_zero_dim(value.type) else step.array(value)
-            for value in self.body.fgraph.outputs
-        ]
-        names = self.signature.split_body_outputs(held)
-        if results.stop is not None:
-            line(f"stopped = {names.stop} != 0")
-        for i, name in enumerate(names.states):
-            if self.scalar_state[i]:
-                self.write_state(i, name)
-                continue
-            ndim = self.inner.taps[i][0].type.ndim
-            texts = [self.messages.state_shape(i, axis) for axis in range(ndim)]
-            self.store_row(f"h{i}", self.written_row(i), name, texts, "i")
-        for i, name in enumerate(names.outputs):
-            self.store_output(i, name)
-        self.advance(list(names.states), list(names.carries))
+        self.line(f"t = {'steps - 1 - i' if self.reverse else 'i'}")
+        read = [(name, "t") for name in self.outer.sequences]
+        for i, taps in enumerate(self.signature.taps):
+            read += [(f"h{i}", self.row(i, offset)) for offset in taps]
+        names = [f"y{i}" for i in range(len(read))]
+        for name, (array, row), inner in zip(names, read, self.body.fgraph.inputs, strict=False):
+            if inner.type.ndim:
+                self.line(f"{name} = row_view({array}, {row})")
+            else:
+                self.line(f"{name} = {array}[{row}]")
+                self.numbers.add(name)
+        names += [f"c{i}" for i in range(self.signature.n_carries)]
+        results = self.write_graph(self.body.fgraph, [*names, *self.outer.non_sequences])
+        made = self.signature.split_body_outputs(results)
+        for i, name in enumerate(made.states):
+            texts = [self.messages.state_shape(i, axis) for axis in range(self.row_ndims[i])]
+            self.store(f"h{i}", self.row(i, 0), name, texts)
+        for i, (name, type) in enumerate(zip(made.outputs, self.outputs, strict=True)):
+            with self.block("if i == 0:"):
+                self.new(f"z{i}", f"dtype{i}", "capacity", *sizes(name, 0, type.ndim))
+            texts = [self.messages.output_shape(i, axis) for axis in range(type.ndim)]
+            self.store(f"z{i}", "t", name, texts)
+        if made.stop is not None:
+            self.line(f"stopped = {self.number(made.stop)} != 0")
+        if made.carries:
+            targets = [f"c{i}" for i in range(self.signature.n_carries)]
+            values = [
+                f"numba_deepcopy({self.array(name)})" if i in self.body.views else self.array(name)
+                for i, name in enumerate(made.carries)
+            ]
+            self.line(f"{', '.join(targets)} = {', '.join(values)}")
 
-    def bind_rows(self) -> None:
-        """Let the step find the rows of this step, and the carries."""
-        line, step = self.source.line, self.step
-        for variable, name in zip(self.inner.rows, self.outer.sequences, strict=True):
-            row = self.source.name("y")
-            line(f"{row} = {name}[t]")
-            self.bind_row(variable, row)
-        for i, taps in enumerate(self.inner.taps):
-            for offset, variable in zip(self.signature.taps[i], taps, strict=True):
-                if self.in_registers[i]:
-                    step.bind_scalar(variable, f"r{i}_{-offset}")
-                    continue
-                row = self.source.name("y")
-                line(f"{row} = h{i}[{self.tap_row(i, offset)}]")
-                self.bind_row(variable, row)
-        for i, variable in enumerate(self.inner.carries):
-            self.bind_row(variable, f"c{i}")
-
-    def bind_row(self, variable: Variable, name: str) -> None:
-        if is_zero_dim(variable.type):
-            self.step.bind_scalar(variable, name)
-        else:
-            self.step.bind_array(variable, name)
-
-    def store_row(self, array: str, row: str, value: str, texts: list[str], step: str) -> None:
+    def store(self, array: str, row: str, value: str, texts: Sequence[str]) -> None:
         """Write a result into a row, after the check that it fits."""
-        for axis, text in enumerate(texts):
-            size, own = f"{value}.shape[{axis}]", f"{array}.shape[{axis + 1}]"
-            with self.source.block(f"if {size} != {own}:"):
-                numbers = [f"np.int64({number})" for number in (step, own, size)]
-                self.raise_error("StepShapeError", text, *numbers)
-        self.copy_array(array, (row,), value, (), len(texts))
+        ndim = len(texts)
 
-    def store_output(self, i: int, name: str) -> None:
-        variable = self.result.outputs[i]
-        ndim = variable.type.ndim
-        if ndim == 0:
-            self.source.line(f"z{i}[t] = {name}")
-            return
-        if not self.known_rows[i]:
-            with self.source.block("if i == 0:"):
-                sizes = ", ".join(f"{name}.shape[{axis}]" for axis in range(ndim))
-                dtype = self.step._dtype(variable)
-                self.source.line(f"z{i} = new_array({dtype}, capacity, {sizes})")
-        texts = [self.messages.output_shape(i, axis) for axis in range(ndim)]
-        self.store_row(f"z{i}", "t", name, texts, "i")
+        def raises(step: int, *both: int) -> None:
+            for text, own, size in zip(texts, both[:ndim], both[ndim:], strict=True):
+                if own != size:
+                    raise StepShapeError(text, step, own, size)
 
-    def advance(self, states: list[str], carries: list[str]) -> None:
-        """Move registers and carries on to the next step, all at once."""
-        targets, values = [], []
-        for i, (name, depth) in enumerate(zip(states, self.signature.depths, strict=True)):
-            if self.in_registers[i]:
-                targets += [f"r{i}_{k}" for k in range(depth, 0, -1)]
-                values += [*(f"r{i}_{k - 1}" for k in range(depth, 1, -1)), name]
-        for i, name in enumerate(carries):
-            if name != f"c{i}":
-                targets.append(f"c{i}")
-                values.append(name)
-        if targets:
-            self.source.line(f"{', '.join(targets)} = {', '.join(values)}")
+        own, given = sizes(array, 1, ndim), sizes(value, 0, ndim)
+        wrong = [f"{a} != {b}" for a, b in zip(own, given, strict=True)]
+        if wrong:
+            self.fail_if(wrong, f"shape of {array}", raises, "i", *own, *given)
+        self.copy(array, row, value, ndim)
 
-    def tap_row(self, i: int, offset: int) -> str:
+    def row(self, i: int, offset: int) -> str:
+        """Return where the row of a state is that is some steps ahead of this step's."""
         depth = self.signature.depths[i]
         if self.signature.untraced[i]:
             return f"(i + {depth + offset}) % {depth + 1}"
         return f"t + {-offset}" if self.reverse else f"t + {depth + offset}"
 
-    def written_row(self, i: int) -> str:
-        depth = self.signature.depths[i]
-        if self.signature.untraced[i]:
-            return f"(i + {depth}) % {depth + 1}"
-        return "t" if self.reverse else f"t + {depth}"
-
-    def write_state(self, i: int, name: str) -> None:
-        """Write a state without dimensions to its row, if it has one."""
-        if not (self.in_registers[i] and self.signature.untraced[i]):
-            self.source.line(f"h{i}[{self.written_row(i)}] = {name}")
-
-    def write_poll(self) -> None:
-        """Write a chance to interrupt the loop, less often where its steps are short."""
-        scalar = not any(getattr(v.type, "ndim", 0) for v in self.body.fgraph.variables)
-        with self.source.block(f"if i & {63 if scalar else 3} == 0:"):
-            self.source.line(f"{self.source.object('poll', poll)}()")
-
     def write_growth(self) -> None:
-        with self.source.block("if i == capacity:"):
-            self.source.line("capacity = least(steps, 2 * capacity)")
+        with self.block("if i == capacity:"):
+            self.line("capacity = min(steps, 2 * capacity)")
             for i, depth in enumerate(self.signature.depths):
                 if not self.signature.untraced[i]:
-                    ndim = self.inner.taps[i][0].type.ndim
-                    self._grow(f"h{i}", f"capacity + {depth}", f"i + {depth}", ndim)
-            for i, value in enumerate(self.result.outputs):
-                self._grow(f"z{i}", "capacity", "i", value.type.ndim)
+                    self.grow(f"h{i}", depth, self.row_ndims[i])
+            for i, type in enumerate(self.outputs):
+                self.grow(f"z{i}", 0, type.ndim)
 
-    def _grow(self, name: str, rows: str, used: str, ndim: int) -> None:
-        larger = self.source.name("g")
-        self.new_like(larger, name, range(1, ndim + 1), rows)
-        self.copy_array(larger, (), name, (), ndim + 1, first_size=used)
-        self.source.line(f"{name} = {larger}")
+    def grow(self, name: str, extra: int, ndim: int) -> None:
+        larger = f"larger_{name}"
+        self.new(larger, f"{name}.dtype", f"capacity + {extra}", *sizes(name, 1, ndim))
+        with self.block(f"for j in range(i + {extra}):"):
+            self.copy(larger, "j", name, ndim, "j")
+        self.line(f"{name} = {larger}")
 
     # After the last step
 
     def write_return(self) -> None:
-        if self.signature.required_steps:
-            with self.source.block(f"if i < {self.signature.required_steps}:"):
-                self.raise_error("IndexError", self.messages.missing_steps())
-        results = [self.history(i) for i in range(self.signature.n_states)]
-        results += [self.final_carry(i) for i in range(self.signature.n_carries)]
-        results += [self.stack(i) for i in range(self.signature.n_outputs)]
-        self.source.line(f"return {', '.join(results)}")
+        signature, n = self.signature, self.signature.required_steps
+        if n:
+            self.fail_if([f"i < {n}"], "missing", self._raise_missing)
+        self.write_empty_outputs()
+        results = [self.history(i) for i in range(signature.n_states)]
+        for i in range(signature.n_carries):
+            owned = i in self.body.destroyed
+            results.append(f"c{i}" if owned else self.copy_of.format(f"c{i}"))
+        results += [self.taken(f"z{i}", 0) for i in range(signature.n_outputs)]
+        self.line(f"return {', '.join(results)}")
+
+    def _raise_missing(self) -> None:
+        raise IndexError(self.messages.missing_steps())
+
+    def write_empty_outputs(self) -> None:
+        """Write outputs of no rows, which are as wide as those of steps would be."""
+        shapes = row_shape_graph(self.op)
+        if not shapes.outputs:
+            return
+        with self.block("if steps == 0:"):
+            widths = [self.number(name) for name in self.write_graph(shapes, self.arguments)]
+            for i, type in enumerate(self.outputs):
+                self.new(f"z{i}", f"dtype{i}", "0", *widths[: type.ndim])
+                widths = widths[type.ndim :]
 
     def history(self, i: int) -> str:
-        line, depth = self.source.line, self.signature.depths[i]
-        if self.signature.untraced[i]:
-            initial = self.outer.initials[i]
-            ndim = self.inner.taps[i][0].type.ndim
-            self.new_like(f"o{i}", initial, range(ndim + 1))
-            for k in range(1, depth + 1):
-                row = k - 1 if self.reverse else depth - k
-                if self.in_registers[i]:
-                    line(f"o{i}[{row}] = r{i}_{k}")
-                else:
-                    ring = f"(i + {depth - k}) % {depth + 1}"
-                    self.copy_array(f"o{i}", (str(row),), f"h{i}", (ring,), ndim)
-            return f"o{i}"
+        """Return the rows of a state that are the result."""
+        depth = self.signature.depths[i]
+        if not self.signature.untraced[i]:
+            return self.taken(f"h{i}", depth)
+        self.new(f"o{i}", f"h{i}.dtype", str(depth), *self.row_sizes(i))
+        for k in range(1, depth + 1):
+            row = k - 1 if self.reverse else depth - k
+            self.copy(f"o{i}", f"{row}", f"h{i}", self.row_ndims[i], self.row(i, -k))
+        return f"o{i}"
+
+    def taken(self, name: str, extra: int) -> str:
+        """Return the rows of an array that steps have filled."""
         if not self.signature.has_stop:
-            return f"h{i}"
-        return f"h{i}[steps - i:]" if self.reverse else f"h{i}[:i + {depth}]"
-
-    def final_carry(self, i: int) -> str:
-        variable = self.inner.carries[i]
-        if is_zero_dim(variable.type):
-            return f"as_array(c{i})"
-        return f"c{i}" if i in self.body.destroyed else f"numba_deepcopy(c{i})"
-
-    def stack(self, i: int) -> str:
-        if not self.signature.has_stop:
-            return f"z{i}"
-        return f"z{i}[steps - i:]" if self.reverse else f"z{i}[:i]"
+            return name
+        return f"{name}[steps - i:]" if self.reverse else f"{name}[:i + {extra}]"
 
 
-@register_writer
-def write_loop(op: Scan) -> tuple[Callable[..., Any], str | None]:
-    """Return the Python source function of a loop, to be compiled by numba, and its key."""
-    return LoopWriter(op).write()
+def sizes(name: str, first: int, count: int) -> list[str]:
+    """Return the sizes of some axes of an array."""
+    return [f"{name}.shape[{axis}]" for axis in range(first, first + count)]

@@ -17,17 +17,12 @@ from typing import Any
 import numpy as np
 from numba.extending import typeof_impl
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.link.numba.dispatch.basic import (
-    numba_funcify_and_cache_key,
     numba_funcify_ensure_cache,
     numba_njit,
     numba_typify,
-    register_funcify_and_cache_key,
 )
-from pytensor.tensor.type import DenseTensorType
 
-from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import (
     Container,
     NumbaLinker,
@@ -35,25 +30,16 @@ from scanlib._compat.numba import (
     raise_with_op,
     route_graphs,
 )
-from scanlib.backends.handler.around_loops import gather
 from scanlib.backends.handler.graph_runner import GraphRunner
-from scanlib.backends.handler.instructions import LOOPS, Instructions, graph_inside
+from scanlib.backends.handler.instructions import LOOPS, Instructions
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.dispatch import compile_for_perform
-from scanlib.backends.numba.recurrences import compile_for_perform as compile_recurrence
-from scanlib.ops.linker_features import CompilesStepProducts
+from scanlib.backends.numba.dispatch import (
+    compile_for_perform,
+    compile_recurrence,
+    holds_loops,
+    performed,
+)
 from scanlib.ops.lowered.linear_scan import LinearScan
-
-
-def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
-    """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
-    if any(mark.has_loops for mark in features(fgraph, CompilesStepProducts)):
-        return True
-    for node in fgraph.apply_nodes:
-        inside = graph_inside(node.op)
-        if isinstance(node.op, LOOPS) or (inside is not None and holds_loops(inside)):
-            return True
-    return False
 
 
 @route_graphs(holds_loops)
@@ -145,24 +131,6 @@ def _type_of_graph(value: CompiledGraph, context: Any) -> Any:
     return typeof_impl(value.dispatcher, context)
 
 
-_funcify = numba_funcify_and_cache_key.dispatch(FunctionGraph)
-
-
-@register_funcify_and_cache_key(FrozenFunctionGraph)
-@register_funcify_and_cache_key(FunctionGraph)
-def funcify_graph(
-    fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any
-) -> tuple[Callable[..., Any], str | None]:
-    """Return the function of a graph for code that numba compiles: PyTensor's, of few nodes."""
-    if holds_loops(fgraph):
-        if isinstance(fgraph, FrozenFunctionGraph):
-            fgraph = thaw_graph(fgraph)
-        else:
-            fgraph, _ = fgraph.clone_get_equiv(attach_feature=True)
-        gather(fgraph)
-    return _funcify(fgraph, **kwargs)
-
-
 def node_function(node: Apply) -> Callable[..., Any]:
     """Return the function of a node that has no kernel."""
     op = node.op
@@ -172,26 +140,10 @@ def node_function(node: Apply) -> Callable[..., Any]:
         run = compile_for_perform(op, node)
         return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
     if type(op).__module__.startswith("scanlib."):
-        return _performed(node)
+        return performed(node)
     function, key = numba_funcify_ensure_cache(op, node=node)
     whole = numba_njit(function.py_func, final_function=True, cache=key is not None)
     return sealed(whole)
-
-
-def _performed(node: Apply) -> Callable[..., Any]:
-    """Return a function that lets an Op compute its results in Python."""
-    count = len(node.outputs)
-
-    def perform(*inputs: Any) -> Any:
-        cells: list[list[Any]] = [[None] for _ in range(count)]
-        node.op.perform(node, list(inputs), cells)
-        found = [
-            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
-            for cell, out in zip(cells, node.outputs, strict=True)
-        ]
-        return found[0] if count == 1 else found
-
-    return perform
 
 
 def constant_value(constant: Constant) -> Any:

@@ -10,8 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
+from typing import Any
 
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from pytensor.configdefaults import config
+
+from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # what the C library accepts at most
@@ -28,3 +35,96 @@ def keep_freed_memory() -> None:
     if kept > 0 and mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, min(kept << 20, _LARGEST_MMAP_THRESHOLD))
         mallopt(_M_TRIM_THRESHOLD, min(kept, 2047) << 20)
+
+
+@intrinsic
+def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
+    """Return a new array of some sizes, which holds anything (compiled code only).
+
+    ``np.empty`` is a function that numba compiles for every combination of types, with half a dozen
+    others inside it.
+    """
+    known = types.Array(dtype.dtype, len(sizes), "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers = cgutils.unpack_tuple(builder, arguments[1])
+        shape = [
+            context.cast(builder, number, kind, types.intp)
+            for kind, number in zip(sizes, numbers, strict=True)
+        ]
+        array = fresh_array(context, builder, known, shape)
+        return impl_ret_new_ref(context, builder, known, array._getvalue())
+
+    return known(dtype, types.StarArgTuple.from_types(sizes)), codegen
+
+
+def fresh_array(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) -> Any:
+    """Write a new contiguous array; what numba has for this compiles three functions first.
+
+    A size that no number of the machine can hold, or that is negative, fails like any other that
+    memory is too small for.
+    """
+    word = context.get_value_type(types.intp)
+    size = itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(known.dtype)))
+    strides: list[Any] = []
+    too_large = ir.Constant(ir.IntType(1), 0)
+    # More than there is, and no small number when numba has added what it keeps beside the items.
+    most = ir.Constant(word, 1 << 62)
+    for number in reversed(shape):
+        strides.insert(0, size)
+        both = builder.smul_with_overflow(size, number)
+        size = builder.extract_value(both, 0)
+        negative = builder.icmp_signed("<", number, ir.Constant(word, 0))
+        for wrong in (builder.extract_value(both, 1), negative):
+            too_large = builder.or_(too_large, wrong)
+    size = builder.select(too_large, most, size)
+    align = ir.Constant(ir.IntType(32), context.get_preferred_array_alignment(known.dtype))
+    meminfo = context.nrt.meminfo_alloc_aligned(builder, size, align)
+    array = context.make_array(known)(context, builder)
+    populate_array(
+        array,
+        data=builder.bitcast(context.nrt.meminfo_data(builder, meminfo), array.data.type),
+        shape=shape,
+        strides=strides,
+        itemsize=itemsize,
+        meminfo=meminfo,
+    )
+    return array
+
+
+@intrinsic
+def row_view(typingctx: Any, array: Any, row: Any) -> Any:
+    """Return a row of an array as a view, of no axes too (compiled code only)."""
+    known = array.copy(ndim=array.ndim - 1)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = context.make_array(array)(context, builder, arguments[0])
+        shape, strides = (cgutils.unpack_tuple(builder, t) for t in (whole.shape, whole.strides))
+        number = context.cast(builder, arguments[1], row, types.intp)
+        start = cgutils.pointer_add(builder, whole.data, builder.mul(number, strides[0]))
+        view = context.make_array(known)(context, builder)
+        populate_array(
+            view,
+            data=builder.bitcast(start, view.data.type),
+            shape=shape[1:],
+            strides=strides[1:],
+            itemsize=whole.itemsize,
+            meminfo=whole.meminfo,
+            parent=whole.parent,
+        )
+        return impl_ret_borrowed(context, builder, known, view._getvalue())
+
+    return known(array, row), codegen
+
+
+@intrinsic
+def as_array(typingctx: Any, number: Any) -> Any:
+    """Return a new array of no axes that holds a number (compiled code only)."""
+    known = types.Array(number, 0, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = fresh_array(context, builder, known, ())
+        context.pack_value(builder, number, arguments[0], array.data)
+        return impl_ret_new_ref(context, builder, known, array._getvalue())
+
+    return known(number), codegen

@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.tensor as pt
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.graph.fg import FunctionGraph
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.scalar.basic import Cast, Composite, Second, Switch
 from pytensor.scalar.loop import ScalarLoop
@@ -35,8 +33,6 @@ _elemwise = pytorch_funcify.dispatch(Elemwise)
 @pytorch_funcify.register(Elemwise)
 def funcify_elemwise(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of tensors that an elementwise Op is."""
-    if isinstance(op.scalar_op, Composite):
-        return _taken_apart(op, node, **kwargs)
     plain = _of_torch(op, node, **kwargs)
     if plain is None:
         return on_host(op, node, **kwargs)
@@ -52,8 +48,8 @@ def funcify_elemwise(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., 
 
 def _of_torch(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., Any] | None:
     """Return PyTensor's conversion, None if it has none."""
-    if isinstance(op.scalar_op, ScalarLoop):
-        return None  # it computes item by item, in float32
+    if isinstance(op.scalar_op, Composite | ScalarLoop):
+        return None  # it computes item by item
     try:
         return _elemwise(op, node=node, **kwargs)
     except (NotImplementedError, AttributeError, ImportError):
@@ -90,22 +86,3 @@ def _converted(function: Callable[..., Any], node: Apply) -> Callable[..., Any]:
         return tuple(x.to(dtype) for x, dtype in zip(results, wanted, strict=True))
 
     return converted
-
-
-def _taken_apart(op: Elemwise, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of several operations on items, one after the other on arrays."""
-    inputs = [variable.type() for variable in node.inputs]
-    arrays = dict(zip(op.scalar_op.fgraph.inputs, inputs, strict=True))
-
-    def array(variable: Any) -> Any:
-        if variable not in arrays and variable.owner is None:
-            constant = np.full((1,) * node.outputs[0].type.ndim, variable.data, variable.type.dtype)
-            arrays[variable] = pt.constant(constant)
-        return arrays[variable]
-
-    for inner in op.scalar_op.fgraph.toposort():
-        outputs = Elemwise(inner.op).make_node(*map(array, inner.inputs)).outputs
-        arrays.update(zip(inner.outputs, outputs, strict=True))
-    graph = FunctionGraph(inputs, [array(out) for out in op.scalar_op.fgraph.outputs], clone=False)
-    kwargs.pop("storage_map", None)
-    return pytorch_funcify(graph, squeeze_output=len(node.outputs) == 1, **kwargs)

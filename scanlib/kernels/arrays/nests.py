@@ -236,16 +236,20 @@ def _try(step: Step, write: Callable[[], None]) -> bool:
 class Tree:
     """The elementwise nodes that are computed together, from arrays and numbers.
 
-    `sizes` are those of the loops, `None` as long as an axis has a size of one only.
+    The last of them, `node`, may be None for an array as it is. `sizes` are those of the loops,
+    `None` as long as an axis has a size of one only.
     """
 
-    def __init__(self, step: Step, node: Apply) -> None:
-        self.step = step
-        self.sizes: list[Size | None] = [None] * node.outputs[0].type.ndim
+    def __init__(self, step: Step, variable: Variable, node: Apply | None) -> None:
+        self.step, self.variable, self.node = step, variable, node
+        self.sizes: list[Size | None] = [None] * variable.type.ndim
         self.places: list[tuple[Variable, Place]] = []
         self.walks: dict[Variable, Walk] = {}
         self.numbers: dict[Variable, Number] = {}
-        self._collect(node)
+        if node is None:
+            self._add(variable)
+        else:
+            self._collect(node)
 
     def _collect(self, node: Apply) -> None:
         step, shape = self.step, node.outputs[0].type.shape
@@ -259,12 +263,15 @@ class Tree:
             number = step.only_number(inp)
             if number is not None:
                 self.numbers[inp] = number
-                continue
-            place = step.place(inp)
-            self.places.append((inp, place))
-            for axis, known in enumerate(inp.type.shape):
-                if known != 1:
-                    self._agree(axis, place.sizes[axis])
+            else:
+                self._add(inp)
+
+    def _add(self, variable: Variable) -> None:
+        place = self.step.place(variable)
+        self.places.append((variable, place))
+        for axis, known in enumerate(variable.type.shape):
+            if known != 1:
+                self._agree(axis, place.sizes[axis])
 
     def _agree(self, axis: int, size: Size) -> None:
         own = self.sizes[axis]
@@ -290,13 +297,15 @@ class Tree:
                 self.walks[variable] = walked(self.step, shaped, sizes)
         return list(self.walks.values())
 
-    def write(self, node: Apply, lanes: int) -> list[Number]:
-        """Write one item of a node, or several."""
+    def write(self, lanes: int) -> list[Number]:
+        """Write one item of each result, or several."""
+        if self.node is None:
+            return [self.walks[self.variable].load(self.step, lanes)]
         scalars = self.step.scalars
         loaded: dict[Variable, Number] = {}
         scalars.lanes = lanes
         try:
-            return self._write(node, lanes, loaded)
+            return self._write(self.node, lanes, loaded)
         finally:
             scalars.lanes = 1
 
@@ -332,17 +341,17 @@ def write_elemwise(step: Step, node: Apply) -> None:
     if node.outputs[0].type.ndim == 0:
         write_numbers(step, node, node.op.make_scalar_node(*node.inputs))
         return
-    tree = Tree(step, node)
+    tree = Tree(step, node.outputs[0], node)
     sizes = tree.loops()
     plain = [pair for pair in tree.places if not any(k == 1 for k in pair[0].type.shape)]
     read = tree.places if len(plain) == len(tree.places) else []
     targets = [step.target(out, sizes, read) for out in node.outputs]
-    write_tree(tree, node, targets)
+    write_tree(tree, targets)
     for out, place in zip(node.outputs, targets, strict=True):
         step.bind_place(out, place)
 
 
-def write_tree(tree: Tree, node: Apply, targets: Sequence[Place]) -> None:
+def write_tree(tree: Tree, targets: Sequence[Place]) -> None:
     """Write the results of a tree's last node into memory of their sizes."""
     step, sizes = tree.step, tree.loops()
     reads = tree.prepare()
@@ -350,7 +359,7 @@ def write_tree(tree: Tree, node: Apply, targets: Sequence[Place]) -> None:
     loops = collapse(step, [*reads, *writes], sizes)
 
     def write(lanes: int) -> None:
-        for array, number in zip(writes, tree.write(node, lanes), strict=True):
+        for array, number in zip(writes, tree.write(lanes), strict=True):
             array.store(step, spread(step, number, lanes))
 
     nest(step, [*reads, *writes], loops, write)
@@ -417,25 +426,11 @@ class Reduction:
         axes = range(ndim) if node.op.axis is None else node.op.axis
         self.axes = {axis % ndim for axis in axes}
         self.dtype = getattr(node.op, "acc_dtype", None) or self.out.type.dtype
-        self.tree = Tree(step, variable.owner) if variable in step.deferred else None
         self.variable = variable
 
-    def sizes(self) -> list[Size]:
-        if self.tree is not None:
-            return self.tree.loops()
-        return list(map(self.step.sizes.same, self.step.place(self.variable).sizes))
-
-    def arrays(self, sizes: list[Size]) -> list[Walk]:
-        if self.tree is not None:
-            return self.tree.prepare()
-        return [walked(self.step, self.step.place(self.variable), sizes)]
-
-    def item(self, arrays: list[Walk], lanes: int) -> Number:
+    def item(self, lanes: int) -> Number:
         """Return the item, or several, as the dtype in which they are collected."""
-        if self.tree is None:
-            item = arrays[0].load(self.step, lanes)
-        else:
-            item = spread(self.step, self.tree.write(self.variable.owner, lanes)[0], lanes)
+        item = spread(self.step, self.tree.write(lanes)[0], lanes)
         return self.step.scalars.number_as(item, self.dtype)
 
     def identity(self) -> Number:
@@ -466,7 +461,9 @@ class Reduction:
         return self.step.scalars.number_as(result, self.dtype)
 
     def write(self) -> None:
-        step, sizes = self.step, self.sizes()
+        step, variable = self.step, self.variable
+        self.tree = Tree(step, variable, variable.owner if variable in step.deferred else None)
+        sizes = self.tree.loops()
         kept = [axis for axis in range(len(sizes)) if axis not in self.axes]
         if not kept:
             self.write_number(sizes)
@@ -483,7 +480,7 @@ class Reduction:
         step.bind_place(self.out, target)
 
     def write_number(self, sizes: list[Size]) -> None:
-        arrays = self.arrays(sizes)
+        arrays = self.tree.prepare()
         loops = collapse(self.step, arrays, sizes)
         total = self.collect(arrays, loops, 0)
         self.step.bind_number(self.out, self.step.scalars.number_as(total, self.out.type.dtype))
@@ -504,7 +501,7 @@ class Reduction:
             if lanes not in totals:
                 raise LanesError("complex numbers")
             own = totals[lanes]
-            own.value = self.combined(own.value, self.item(arrays, lanes))
+            own.value = self.combined(own.value, self.item(lanes))
             used.add(lanes)
 
         nest(step, arrays, loops, write, first)
@@ -519,7 +516,7 @@ class Reduction:
     def write_inner(self, sizes: list[Size], lead: int, sums: Place) -> None:
         """Write a reduction over the last axes."""
         step = self.step
-        arrays = self.arrays(sizes)
+        arrays = self.tree.prepare()
         result = walked(step, sums, sums.sizes)
         with over(step, [*arrays, result], sizes[:lead]):
             result.store(step, self.collect(arrays, sizes, lead))
@@ -528,7 +525,7 @@ class Reduction:
         """Write a reduction that is collected in memory, in the order of the array's axes."""
         step = self.step
         write_copy(step, self.identity(), sums)
-        arrays = self.arrays(sizes)
+        arrays = self.tree.prepare()
         strides: list[Size] = [0] * len(sizes)
         for axis, stride in zip(kept, sums.strides, strict=True):
             strides[axis] = 0 if step.sizes.same(sizes[axis]) == 1 else stride
@@ -537,7 +534,7 @@ class Reduction:
         def write(lanes: int) -> None:
             if lanes > 1 and result.strides[-1] == 0:
                 raise LanesError("a reduction over the innermost axis")
-            item = self.item(arrays, lanes)
+            item = self.item(lanes)
             result.store(step, self.combined(result.load(step, lanes), item))
 
         loops = collapse(step, [*arrays, result], sizes)

@@ -503,8 +503,8 @@ def write_join(step: Step, node: Apply) -> None:
     if out.type.ndim == 1 and all(part in step.items for part in parts):
         step.items[out] = [number for part in parts for number in step.items[part]]
         return
-    sources = [Tree(step, p.owner) if p in step.deferred else step.place(p) for p in parts]
-    shapes = [s.loops() if isinstance(s, Tree) else list(s.sizes) for s in sources]
+    trees = [Tree(step, p, p.owner if p in step.deferred else None) for p in parts]
+    shapes = [tree.loops() for tree in trees]
     sizes = list(shapes[0])
     for shape in shapes[1:]:
         for other, size in enumerate(shape):
@@ -514,7 +514,7 @@ def write_join(step: Step, node: Apply) -> None:
     sizes[along] = total(*(shape[along] for shape in shapes))
     target = step.target(out, sizes)
     first: Size = 0
-    for part, source, shape in zip(parts, sources, shapes, strict=True):
+    for tree, shape in zip(trees, shapes, strict=True):
         own = list(target.sizes)
         own[along] = shape[along]
         pointer = target.pointer
@@ -522,10 +522,10 @@ def write_join(step: Step, node: Apply) -> None:
             moved = step.value(product(first, target.strides[along]))
             pointer = step.writer.offset(target.pointer, moved)
         place = target.view(own, list(target.strides), pointer)
-        if isinstance(source, Tree):
-            write_tree(source, part.owner, [place])
+        if tree.node is None:
+            write_copy(step, step.place(tree.variable), place)
         else:
-            write_copy(step, source, place)
+            write_tree(tree, [place])
         first = total(first, shape[along])
     step.bind_place(out, target)
 

@@ -2,8 +2,9 @@ r"""Factorizations of matrices, solves, inverses and determinants.
 
 * Cholesky's factor ``A = Uᵀ U``: ``U[i, j] = (A[i, j] - Σ_k U[k, i] U[k, j]) / U[i, i]``;
 * substitution forwards and backwards, several right-hand sides of a row in one vector;
-* elimination with the largest pivot of each column, for general matrices
-  (G. Golub and C. Van Loan, "Matrix Computations", 4th ed. 2013, sections 3.1, 3.4 and 4.2).
+* elimination with the largest pivot of each column, for general matrices;
+* reflections of Householder's for the triangular factor of any matrix, ``A = Q R``
+  (G. Golub and C. Van Loan, "Matrix Computations", 4th ed. 2013, sections 3.1, 3.4, 4.2 and 5.2).
 
 Each is one function for each dtype, of matrices of any layout, which fills a result whose rows lie
 one behind the other. A matrix that is not positive definite, or is singular, gives NaN everywhere;
@@ -252,6 +253,36 @@ def _solve_triangular(w: Writer, *values: Value, dtype: str) -> None:
     _write_nan_unless(w, dtype, done, out, n * m)
 
 
+@_shared(*MATRIX, *RIGHT)
+def _solve_cholesky(w: Writer, *values: Value, dtype: str) -> None:
+    u, row, column, b, b_row, b_column, n, m, out = values
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    done = _write_both(w, dtype, (u, row, column), n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
+def _write_both(
+    w: Writer, dtype: str, upper: tuple[Value, Value, Value], n: Value, x: Value, m: Value
+) -> Value:
+    """Write the solution of ``Uᵀ U X = X``; return whether the diagonal of U has no zero."""
+    yes, no = w.constant(True, BOOL), w.constant(False, BOOL)
+    u, row, column = upper
+    (done,) = _substitute(w, dtype, u, column, row, n, yes, no, x, m)
+    _substitute(w, dtype, u, row, column, n, no, no, x, m)
+    return done
+
+
+@_shared(*MATRIX, *RIGHT, POINTER)
+def _solve_positive(w: Writer, *values: Value, dtype: str) -> None:
+    a, row, column, b, b_row, b_column, n, m, out, spare, *address = values
+    item = Type(dtype).itemsize
+    (done,) = _factor(w, dtype, a, row, column, n, spare, *address)
+    _copy(w, dtype, b, b_row, b_column, n, m, out)
+    with w.when(done):
+        _write_both(w, dtype, (spare, n * item, w.constant(item, INT64)), n, out, m)
+    _write_nan_unless(w, dtype, done, out, n * m)
+
+
 # Elimination
 
 
@@ -357,6 +388,47 @@ def _inverse(w: Writer, *values: Value, dtype: str) -> Value:
     return w.copy(code)
 
 
+@_shared(*MATRIX, INT64, INT64, INT64, POINTER, POINTER)
+def _triangular_factor(w: Writer, *values: Value, dtype: str) -> None:
+    """Reflect the columns of A, which are rows of `spare`, one after the other, and copy R.
+
+    The reflection that takes ``x`` to ``(α, 0 …)``, with ``α = -sign(x₀) ‖x‖``, takes another `z`
+    to ``z - v (vᵀ z) / (‖x‖² - α x₀)``, where ``v = x - (α, 0 …)``. As in LAPACK, `x` is divided
+    by its largest item first, and one that has no other item than ``x₀`` stays as it is.
+    """
+    a, row, column, n, m, rows, out, spare = values
+    kind, item = Type(dtype), Type(dtype).itemsize
+    _copy(w, dtype, a, column, row, m, n, spare)
+    line, zero, one = n * item, w.constant(0.0, kind), w.constant(1.0, kind)
+    with w.loop(0, w.select(n < m, n, m)) as i:
+        mine = w.offset(spare, i * line)
+        largest, squares = w.local(zero), w.local(zero)
+        with w.loop(i, n) as k:
+            size = abs(w.load(kind, mine, k * item))
+            w.assign(largest, w.select(size > w.copy(largest), size, w.copy(largest)))
+        unit = w.select(w.copy(largest) > zero, w.copy(largest), one)
+        with w.loop(i, n) as k:
+            value = w.load(kind, mine, k * item) / unit
+            w.store(mine, k * item, value)
+            w.assign(squares, w.select(k > i, w.fma(value, value, w.copy(squares)), zero))
+        first, is_alone = w.load(kind, mine, i * item), w.copy(squares).equals(zero)
+        whole = w.fma(first, first, w.copy(squares))
+        norm = w.apply("sqrt", whole)
+        end = w.select(is_alone, first, w.select(first < zero, norm, -norm))
+        w.store(mine, i * item, first - end)
+        scale = whole - end * first
+        with w.when(~is_alone), w.loop(i + 1, m) as j:
+            other, total = w.offset(spare, j * line), w.local(zero)
+            with w.loop(i, n) as k:
+                own, theirs = (w.load(kind, x, k * item) for x in (mine, other))
+                w.assign(total, w.fma(own, theirs, w.copy(total)))
+            _write_difference(w, other, mine, w.copy(total) / scale, (i, n))
+        w.store(mine, i * item, end * unit)
+    with w.loop(0, rows) as i, w.loop(0, m) as j:
+        value = w.load(kind, spare, (j * n + i) * item)
+        w.store(out, (i * m + j) * item, w.select(j < i, zero, value))
+
+
 @_shared(*MATRIX, INT64, POINTER)
 def _determinant(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
     """Write the product of the pivots, whose sign each exchange of rows turns."""
@@ -403,8 +475,7 @@ def solve_triangular(
 def solve_cholesky(w: Writer, factor: Matrix, b: Matrix, out: Matrix, lower: bool = True) -> None:
     """Write the solution with a matrix that is given by Cholesky's factor."""
     upper = factor.turned if lower else factor
-    solve_triangular(w, upper.turned, b, out)
-    solve_triangular(w, upper, out, out, lower=False)
+    _solve_cholesky(w, _dtype(factor, b, out), *upper.values(w), *_right(w, b, out))
 
 
 def solve_positive(
@@ -420,9 +491,9 @@ def solve_positive(
 
     `spare` is memory for `spare_items`.
     """
-    factor = Matrix(spare, a.dtype, a.rows, a.columns, sized(w, a.rows)[0] * a.itemsize, a.itemsize)
-    cholesky(w, a if lower else a.turned, factor, True, library)
-    solve_cholesky(w, factor, b, out)
+    source, address = a.turned if lower else a, _routine(w, a, library)
+    operands = [*source.values(w), *_right(w, b, out), spare, *address]
+    _solve_positive(w, _dtype(a, b, out), *operands)
 
 
 def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
@@ -444,6 +515,15 @@ def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
     `spare` is memory for `spare_items`.
     """
     return _determinant(w, _dtype(a), *a.values(w), *sized(w, a.rows), spare)
+
+
+def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
+    """Write the rows of ``R``, with ``A = Q R``, that `out` has: no more than `A` has rows.
+
+    `spare` is memory for as many items as `A` has.
+    """
+    sizes = sized(w, a.rows, a.columns, out.rows)
+    _triangular_factor(w, _dtype(a, out), *a.values(w), *sizes, out.pointer, spare)
 
 
 def _right(w: Writer, b: Matrix, out: Matrix) -> list[Value]:

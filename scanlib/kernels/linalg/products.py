@@ -298,22 +298,17 @@ def _write_choice(w: Writer, dtype: str, *values: Value) -> None:
     is_column, has_rows = n.equals(1), b_column.equals(item)
     are_side_by_side = a_column.equals(item) & b_row.equals(item)
 
-    def write(function: Function, *others: tuple[Value, Function]) -> None:
-        """Write the call of the first function whose condition holds, or else of one."""
-        if not others:
-            w.call(function, *operands, more)
-            return
-        with w.when(others[0][0]) as choice:
-            w.call(others[0][1], *operands, more)
-        with w.otherwise(choice):
-            write(function, *others[1:])
-
-    write(
-        _product(dtype, "tiles"),
+    choices = [
         (is_column & are_side_by_side, _product(dtype, "sum")),
         (is_column | c_column.differs(item), _plain_product((dtype,) * 3)),
         (are_side_by_side & ~has_rows & (m < FEW), _product(dtype, "sums")),
-    )
+    ]
+    with ExitStack() as stack:
+        for condition, function in choices:
+            with w.when(condition) as choice:
+                w.call(function, *operands, more)
+            stack.enter_context(w.otherwise(choice))
+        w.call(_product(dtype, "tiles"), *operands, more)
 
 
 # Which operand takes the place of which if matrices are transposed.

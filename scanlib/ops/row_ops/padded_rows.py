@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.link.c.op import COp
+from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
 
 from scanlib.lengths.steps import Rows, Steps
-from scanlib.source_keys import source_key
 
 
-class PaddedRows(COp):
+class PaddedRows(Op):
     """The given rows, followed by rows of zeros up to a length: a view if there are enough."""
 
     __props__ = ()
@@ -46,29 +45,3 @@ class PaddedRows(COp):
             padded[: len(rows)] = rows
             rows = padded
         output_storage[0][0] = rows
-
-    def c_code(
-        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
-    ) -> str:
-        (rows, length), (out,), fail = inputs, outputs, sub["fail"]
-        ndim = node.inputs[0].type.ndim
-        return f"""
-        Py_XDECREF({out});
-        if (PyArray_DIM({rows}, 0) == *(npy_int64 *)PyArray_DATA({length})) {{
-          {out} = {rows};
-          Py_INCREF({out});
-        }} else {{
-          npy_intp dims[{ndim}];
-          memcpy(dims, PyArray_DIMS({rows}), sizeof(dims));
-          dims[0] = *(npy_int64 *)PyArray_DATA({length});
-          {out} = (PyArrayObject *)PyArray_ZEROS({ndim}, dims, PyArray_TYPE({rows}), 0);
-          PyObject *first = {out} == NULL ? NULL
-              : PySequence_GetSlice((PyObject *){out}, 0, PyArray_DIM({rows}, 0));
-          const int failed = !first || PyArray_CopyInto((PyArrayObject *)first, {rows});
-          Py_XDECREF(first);
-          if (failed) {{ {fail} }}
-        }}
-        """
-
-    def c_code_cache_version(self) -> tuple[str, ...]:
-        return (source_key(__name__),)

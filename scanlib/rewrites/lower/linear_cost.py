@@ -19,7 +19,6 @@ multiplications.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from pytensor.graph.basic import Apply, Variable
@@ -28,7 +27,6 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 
-from scanlib.analysis.matrix_recurrence import MatrixRecurrence
 from scanlib.ops.connection import reached_by
 from scanlib.ops.graph import depends_on
 from scanlib.ops.loop import Loop
@@ -41,7 +39,6 @@ SMALL_MATRIX = 4
 SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items
-SMALL_PRODUCT = 8  # items of a state whose products from both sides are one product with a matrix
 FEW_BLOCKS = (
     "its states are coupled by few or sparse matrices: joined, most of the matrix would be zeros"
 )
@@ -98,15 +95,6 @@ def check_joined_cost(
     used = sum(guessed[i] * guessed[j] for i, row in enumerate(full) for j in row)
     if sum(guessed) ** 2 > WASTE * used:
         raise NotLinearError(FEW_BLOCKS)
-
-
-def is_small_product(loop: Loop, recurrence: MatrixRecurrence, state: Variable) -> bool:
-    """Whether fixed matrices on both sides are better taken as one matrix of few items."""
-    sizes = state.type.shape
-    if recurrence.across is None or None in sizes or math.prod(sizes) > SMALL_PRODUCT:
-        return False
-    above = set(ancestors([recurrence.matrix, recurrence.across]))
-    return not any(sequence.row in above for sequence in loop.sequences)
 
 
 def check_step_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Variable) -> None:

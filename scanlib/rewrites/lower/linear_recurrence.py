@@ -39,7 +39,6 @@ from scanlib.rewrites.lower.linear_cost import (
     check_joined_cost,
     check_sparsity,
     check_step_matrices,
-    is_small_product,
 )
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime
@@ -308,11 +307,6 @@ class _Search:
         alone = self.one_state() if len(self.slots) == 1 else None
         if alone is None:
             return self.joined()
-        if is_small_product(self.loop, alone.recurrence, self.slots[0].value):
-            try:
-                return self.joined()
-            except (NotLinearError, NotAffineError):
-                pass
         self.sizes.add_to(self.loop)
         check_maps(self.loop, alone)
         return self.loop, alone, None
@@ -339,8 +333,6 @@ class _Search:
         if found is None:
             return None
         check_step_matrices(self.loop, steps, found.matrix)
-        if found.made:
-            raise NotLinearError("its matrix is a product of factors that no step computes")
         return Roles(slot.part, found, self.sums, self.shift_of.get(id(slot.part)))
 
     def joined(self) -> tuple[Loop, Roles, Joined]:

@@ -15,13 +15,12 @@ the cotangents is as large as that of the states. A state of which only the last
 nobody but itself, is not stored.
 
 Several recurrent parts, deeper taps, and states that a step cuts up or joins are first made one
-vector (`linear_recurrence`). Loops with `until` stay, and so do those whose matrix would be a
-product that no step computes.
+vector (`linear_recurrence`). Loops with `until` stay.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -102,15 +101,6 @@ def lower_parts(
     return detached.attach(results)
 
 
-class Operands(NamedTuple):
-    """What a recurrence reads at all steps."""
-
-    matrix: Variable
-    offset: Variable | None
-    mask: Variable | None
-    right: Variable | None = None
-
-
 class LinearLowering:
     """Builds what replaces a loop's outputs."""
 
@@ -150,12 +140,13 @@ class LinearLowering:
 
     def results(self) -> list[Variable | None]:
         loop, over_time = self.loop, self.over_time
-        history, last = self.run() if self.parts.shift is None else self.run_shifted()
         if self.parts.shift is not None:
-            assert history is not None
+            history = self.run_shifted()
             over_time.add(value_of(self.part), history)
             last = self.last_carry(history)
-        elif history is not None:
+        else:
+            history, last = self.run()
+        if self.parts.shift is None and history is not None:
             before, after = history[:-1], history[1:]
             if loop.reverse:
                 before, after = after, before
@@ -193,22 +184,20 @@ class LinearLowering:
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
         traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
-        op, operands = self.operation(traced)
+        op, parts = self.operation(traced)
         initial = part.initial if is_state else part.initial[None]
         n_steps = loop.length() if op.has_n_steps else None
-        inputs = op.join(Parts(n_steps, *operands[:2], initial, *operands[2:]))
-        out = op(*inputs)
+        out = op(*op.join(parts._replace(n_steps=n_steps, initial=initial)))
         if not traced:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
         rows = out[:1] if loop.reverse else out[-1:]
         return out, rows if is_state else out[index]
 
-    def run_shifted(self) -> tuple[Variable, None]:
+    def run_shifted(self) -> Variable:
         """Return all values of ``u = c + g``; see `linear_recurrence.shift_carries`."""
         assert self.parts.shift is not None
-        op, operands = self.operation(True)
-        matrix, offset, mask, right = operands
+        op, parts = self.operation(True)
         shift = self.full_rows(self.parts.shift)
         first, later = (slice(-1, None), slice(None, -1))
         earlier = slice(1, None)
@@ -216,12 +205,11 @@ class LinearLowering:
             first, later, earlier = slice(None, 1), slice(1, None), slice(None, -1)
         op = op.with_options(has_offset=True, has_n_steps=False)
         if op.coefficient == "steps":
-            matrix = matrix[earlier]
-            right = None if right is None else right[earlier]
-        added = shift[later] if offset is None else shift[later] + offset[earlier]
+            right = None if parts.right is None else parts.right[earlier]
+            parts = parts._replace(matrix=parts.matrix[earlier], right=right)
+        offset = shift[later] if parts.offset is None else shift[later] + parts.offset[earlier]
         initial = self.part.initial[None] + shift[first]
-        inputs = op.join(Parts(None, matrix, added, initial, mask, right))
-        return op(*inputs), None
+        return op(*op.join(parts._replace(offset=offset, initial=initial)))
 
     def last_carry(self, history: Variable) -> Variable:
         """Return the carry after the last step: one more step, if there was any."""
@@ -236,7 +224,7 @@ class LinearLowering:
         last = here.rows(self.part.next)
         return pt.concatenate([last, self.part.initial[None]])[0]
 
-    def operation(self, traced: bool) -> tuple[LinearScan, Operands]:
+    def operation(self, traced: bool) -> tuple[LinearScan, Parts]:
         """Choose the Op for a recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
         if recurrence.across is not None:
@@ -272,10 +260,10 @@ class LinearLowering:
         matrix = matrix.dimshuffle(*time, *kept, *(end[::-1] if side == "right" else end))
         if vector and not kept:
             side, matrix = _untransposed(side, matrix)
-        operands = Operands(matrix, self.offset(), self.mask(side))
-        return self.make_op(operands, has_time, side, vector, traced), operands
+        parts = Parts(None, matrix, self.offset(), None, self.mask(side))
+        return self.make_op(parts, has_time, side, vector, traced), parts
 
-    def from_both_sides(self, traced: bool) -> tuple[LinearScan, Operands]:
+    def from_both_sides(self, traced: bool) -> tuple[LinearScan, Parts]:
         """Lay out the matrices on both sides of a state."""
         recurrence = self.parts.recurrence
         found = [self.over_time.value(v) for v in (recurrence.matrix, recurrence.across)]
@@ -285,13 +273,13 @@ class LinearLowering:
             if has_time and not varies:
                 value = pt.broadcast_to(value, (self.loop.length(), *tuple(value.shape)))
             sides.append(value)
-        operands = Operands(sides[0], self.offset(), None, sides[1].mT)
-        return self.make_op(operands, has_time, "both", False, traced), operands
+        parts = Parts(None, sides[0], self.offset(), None, None, sides[1].mT)
+        return self.make_op(parts, has_time, "both", False, traced), parts
 
     def make_op(
-        self, operands: Operands, has_time: bool, side: str, vector: bool, traced: bool
+        self, parts: Parts, has_time: bool, side: str, vector: bool, traced: bool
     ) -> LinearScan:
-        has_offset = operands.offset is not None
+        has_offset = parts.offset is not None
         return LinearScan.of(
             self.parts.recurrence.semiring,
             "steps" if has_time else "fixed",
@@ -302,7 +290,7 @@ class LinearLowering:
             has_n_steps=self.loop.n_steps is not None or not (has_offset or has_time),
             untraced=not traced,
             required_steps=self.loop.required_steps,
-            has_mask=operands.mask is not None,
+            has_mask=parts.mask is not None,
             name=self.loop.name,
         )
 

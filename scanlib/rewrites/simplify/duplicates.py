@@ -8,8 +8,7 @@ n log n algorithm for minimizing states in a finite automaton", 1971).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
@@ -72,11 +71,11 @@ def forward_outputs(edit: LoopEdit) -> None:
         known = seen.get(output.value)
         wanted = edit.result(output).type
         if known is not None:
-            edit.redirect(output, _Trace(known, loop.reverse))
+            edit.redirect(output, _trace(known, loop.reverse))
         elif output.value in rows and loop.stop is None:
             outer = _whole(loop, rows[output.value])
             if wanted.is_super(outer.type):
-                edit.redirect(output, _Outer(outer))
+                edit.redirect(output, outer)
         else:
             seen[output.value] = output
 
@@ -93,29 +92,16 @@ def _whole(loop: Loop, position: int) -> Variable:
     return CheckedRows(messages.sequence_length(position))(outer, loop.length())
 
 
-@dataclass
-class _Outer:
-    """Replaces a result by a variable from outside the loop."""
+def _trace(part: State | Output, reverse: bool) -> Callable[[Lookup], Variable]:
+    """Return what makes a result of another output, or of the trace of a state."""
 
-    variable: Variable
-
-    def __call__(self, lookup: Lookup) -> Variable:
-        return self.variable
-
-
-@dataclass
-class _Trace:
-    """Replaces a result by another output, or by the trace of a state."""
-
-    part: State | Output
-    reverse: bool
-
-    def __call__(self, lookup: Lookup) -> Variable:
-        result = lookup(self.part)
-        if isinstance(self.part, Output):
+    def made(lookup: Lookup) -> Variable:
+        result = lookup(part)
+        if isinstance(part, Output):
             return result
-        depth = self.part.depth
-        return result[:-depth] if self.reverse else result[depth:]
+        return result[: -part.depth] if reverse else result[part.depth :]
+
+    return made
 
 
 def merge_equal_states(edit: LoopEdit) -> None:
@@ -192,24 +178,22 @@ def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
                 kept.tap(tap)
     edit.loop.substitute(_assumed([[kept, *others]]))
     for part in others:
-        edit.redirect(part, _SameState(kept, part, edit.loop.reverse))
+        edit.redirect(part, _same_state(kept, part, edit.loop.reverse))
 
 
-@dataclass
-class _SameState:
-    """Replaces the result of a state or carry by that of an equal one."""
+def _same_state(
+    kept: State | Carry, part: State | Carry, reverse: bool
+) -> Callable[[Lookup], Variable]:
+    """Return what makes the result of a state or carry of that of an equal one."""
 
-    kept: State | Carry
-    part: State | Carry
-    reverse: bool
-
-    def __call__(self, lookup: Lookup) -> Variable:
-        value = lookup(self.kept)
-        if isinstance(self.kept, Carry):
+    def made(lookup: Lookup) -> Variable:
+        value = lookup(kept)
+        if isinstance(kept, Carry):
             return value
-        if isinstance(self.part, Carry):
-            return value[0] if self.reverse else value[-1]
-        if self.part.untraced and not self.kept.untraced:
-            depth = self.kept.depth
-            return value[:depth] if self.reverse else value[-depth:]
+        if isinstance(part, Carry):
+            return value[0] if reverse else value[-1]
+        if part.untraced and not kept.untraced:
+            return value[: kept.depth] if reverse else value[-kept.depth :]
         return value
+
+    return made

@@ -7,16 +7,8 @@ for all steps at once.
 
 from __future__ import annotations
 
-from functools import partial
-
-from pytensor.graph.basic import Variable
-
 from scanlib.ops.loop import Carry, NonSequence, State
-from scanlib.rewrites.edit import Lookup, LoopEdit
-
-
-def _initial(part: State | Carry, lookup: Lookup) -> Variable:
-    return part.initial
+from scanlib.rewrites.edit import LoopEdit
 
 
 def forward_constants(edit: LoopEdit) -> None:
@@ -38,5 +30,5 @@ def forward_constants(edit: LoopEdit) -> None:
             continue  # nothing else is computed: who reads the number of steps needs the loop
         inner = old.type()
         loop.non_sequences.append(NonSequence(outer, inner, part.name))
-        edit.redirect(part, partial(_initial, part))
+        edit.redirect(part, part.initial)
         loop.substitute({old: inner})

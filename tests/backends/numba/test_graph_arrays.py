@@ -10,7 +10,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.math import Sum
 
 import scanlib
-from scanlib.backends.numba import linker
+from scanlib.backends.numba import dispatch
 from tests.backends.numba.test_graph_function import Compiled
 
 # How each expression of x (n, m), y (m,), z (n, m, 2), k (p,) with places of rows, and flags (n, m)
@@ -227,7 +227,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_shapes_and_places_are_errors(name, monkeypatch):
-    monkeypatch.setattr(linker, "LOOPS", Op)  # graphs without loops, which compile faster
+    monkeypatch.setattr(dispatch, "LOOPS", Op)  # graphs without loops, which compile faster
     message, make = WRONG[name]
     x, z, k = pt.dmatrix("x"), pt.dtensor3("z"), pt.lvector("k")
     outputs = [make(x, z, k)]

@@ -1,4 +1,4 @@
-"""The source that the numba backend writes: names that stay apart."""
+"""Loops that numba and Python call: what is kept on disk is not mistaken for something else."""
 
 import numpy as np
 import pytensor
@@ -7,18 +7,9 @@ import pytest
 from pytensor.configdefaults import config
 
 import scanlib
-from scanlib.backends.numba.source import Source
 from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_same
 from tests.modes import MODES
-
-
-def test_reserved_names_are_not_given():
-    source = Source()
-    source.reserve("wd", 3)
-    given = [source.name("w"), source.name("d"), source.name("w"), source.name("a")]
-    assert len(set(given)) == 4
-    assert not {"w0", "w1", "w2", "d0", "d1", "d2"}.intersection(given)
 
 
 @pytest.mark.slow
