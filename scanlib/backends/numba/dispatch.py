@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache, partial
+from hashlib import sha256
 from typing import Any
 
 import numba
@@ -96,7 +97,7 @@ def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     if program is None:
         return walk, key
     call, own = call_program(program, walk)
-    return call, None if key is None else f"{own} or {key}"
+    return call, None if key is None else sha256(f"{own} or {key}".encode()).hexdigest()
 
 
 def funcify_performed(op: Op, node: Apply, **kwargs: Any) -> Found:

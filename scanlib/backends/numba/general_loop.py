@@ -35,11 +35,15 @@ from pytensor.link.numba.dispatch.basic import (
 
 from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
 from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.callbacks import failing, poll
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.memory import new_array, row_view
+from scanlib.backends.numba.memory import as_array, new_array, row_view
+from scanlib.backends.numba.programs import call_program
 from scanlib.ops.errors import StepShapeError
+from scanlib.ops.graph import is_tensor
+from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import row_shape_graph
 from scanlib.ops.scan import Scan
@@ -77,8 +81,9 @@ class LoopWriter:
         self.lines: list[str] = []
         self.indent = 1
         self.count = 0
+        self.numbers: set[str] = set()  # names of what is no array
         self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
-        for known in (new_array, row_view, numba_deepcopy, poll):
+        for known in (as_array, new_array, row_view, numba_deepcopy, poll):
             self.globals[known.__name__] = known
         # What tells functions from others, beside the keys of what the text has names for.
         self.identity = f"{source_key(__name__)} {pytensor.__version__} {config.numba__fastmath}"
@@ -124,16 +129,33 @@ class LoopWriter:
             return names[variable]
 
         for node in fgraph.toposort():
-            inputs = [name(variable) for variable in node.inputs]
+            is_program = isinstance(node.op, KernelGraph)
+            inputs = [
+                name(v) if is_program or not is_tensor(v) else self.array(name(v))
+                for v in node.inputs
+            ]
             for out in node.outputs:
                 self.count += 1
                 names[out] = f"v{self.count}"
+                if is_program and out.type.ndim == 0:
+                    self.numbers.add(names[out])
             results = ", ".join(names[out] for out in node.outputs)
             self.line(f"{results} = {self.function(node)}({', '.join(inputs)})")
         return [name(out) for out in fgraph.outputs]
 
+    def array(self, name: str) -> str:
+        """Return what is taken by all but programs: an array of no axes, not a number."""
+        return f"as_array({name})" if name in self.numbers else name
+
+    def number(self, name: str) -> str:
+        """Return the item of an array of no axes."""
+        return name if name in self.numbers else f"{name}.item()"
+
     def function(self, node: Apply) -> str:
         """Return the name of the function of a node, which is compiled into the loop."""
+        program = program_of_node(node) if isinstance(node.op, KernelGraph) else None
+        if program is not None:
+            return self.known(*call_program(program, numbers=True))
         function, key = numba_funcify_and_cache_key(node.op, node=node)
         # PyTensor's keys leave out static shapes, which functions may depend on.
         shapes = [getattr(v.type, "shape", None) for v in [*node.inputs, *node.outputs]]
@@ -189,7 +211,8 @@ class LoopWriter:
                 stack.enter_context(
                     self.block(f"for {place} in range({target}.shape[{axis + 1}]):")
                 )
-            self.line(f"{target}[{left}] = {source}[{right or '()'}]")
+            value = f"{source}[{right or '()'}]" if source not in self.numbers else source
+            self.line(f"{target}[{left}] = {value}")
 
     # Before the first step
 
@@ -242,12 +265,16 @@ class LoopWriter:
         if self.grows:
             self.write_growth()
         self.line(f"t = {'steps - 1 - i' if self.reverse else 'i'}")
-        given = [f"row_view({name}, t)" for name in self.outer.sequences]
+        read = [(name, "t") for name in self.outer.sequences]
         for i, taps in enumerate(self.signature.taps):
-            given += [f"row_view(h{i}, {self.row(i, offset)})" for offset in taps]
-        names = [f"y{i}" for i in range(len(given))]
-        for name, row in zip(names, given, strict=True):
-            self.line(f"{name} = {row}")
+            read += [(f"h{i}", self.row(i, offset)) for offset in taps]
+        names = [f"y{i}" for i in range(len(read))]
+        for name, (array, row), inner in zip(names, read, self.body.fgraph.inputs, strict=False):
+            if inner.type.ndim:
+                self.line(f"{name} = row_view({array}, {row})")
+            else:
+                self.line(f"{name} = {array}[{row}]")
+                self.numbers.add(name)
         names += [f"c{i}" for i in range(self.signature.n_carries)]
         results = self.write_graph(self.body.fgraph, [*names, *self.outer.non_sequences])
         made = self.signature.split_body_outputs(results)
@@ -260,11 +287,11 @@ class LoopWriter:
             texts = [self.messages.output_shape(i, axis) for axis in range(type.ndim)]
             self.store(f"z{i}", "t", name, texts)
         if made.stop is not None:
-            self.line(f"stopped = {made.stop}.item() != 0")
+            self.line(f"stopped = {self.number(made.stop)} != 0")
         if made.carries:
             targets = [f"c{i}" for i in range(self.signature.n_carries)]
             values = [
-                f"numba_deepcopy({name})" if i in self.body.views else name
+                f"numba_deepcopy({self.array(name)})" if i in self.body.views else self.array(name)
                 for i, name in enumerate(made.carries)
             ]
             self.line(f"{', '.join(targets)} = {', '.join(values)}")
@@ -330,7 +357,7 @@ class LoopWriter:
         if not shapes.outputs:
             return
         with self.block("if steps == 0:"):
-            widths = [f"{name}.item()" for name in self.write_graph(shapes, self.arguments)]
+            widths = [self.number(name) for name in self.write_graph(shapes, self.arguments)]
             for i, type in enumerate(self.outputs):
                 self.new(f"z{i}", f"dtype{i}", "0", *widths[: type.ndim])
                 widths = widths[type.ndim :]

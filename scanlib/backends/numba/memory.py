@@ -115,3 +115,16 @@ def row_view(typingctx: Any, array: Any, row: Any) -> Any:
         return impl_ret_borrowed(context, builder, known, view._getvalue())
 
     return known(array, row), codegen
+
+
+@intrinsic
+def as_array(typingctx: Any, number: Any) -> Any:
+    """Return a new array of no axes that holds a number (compiled code only)."""
+    known = types.Array(number, 0, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = fresh_array(context, builder, known, ())
+        context.pack_value(builder, number, arguments[0], array.data)
+        return impl_ret_new_ref(context, builder, known, array._getvalue())
+
+    return known(number), codegen

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import numba
@@ -39,11 +40,14 @@ from scanlib.source_keys import source_key
 _codes: dict[str, Any] = {}
 
 
-def call_program(program: LoopProgram, otherwise: Any = None) -> tuple[Any, str]:
+def call_program(
+    program: LoopProgram, otherwise: Any = None, numbers: bool = False
+) -> tuple[Any, str]:
     """Return a function for compiled code from a program's inputs to its outputs, and its key.
 
     Each process that runs code which calls it has to make it like this. Where the program is unfit,
-    compiled code calls `otherwise` with the same inputs.
+    compiled code calls `otherwise` with the same inputs. An output of no axes is an array, or a
+    number if `numbers` are wanted.
     """
     key = registered(program)
     register_failure(key, partial(_fail, program))
@@ -51,10 +55,10 @@ def call_program(program: LoopProgram, otherwise: Any = None) -> tuple[Any, str]
         register_address(f"{key} {name}", partial(_entry, key, program, name))
     for place, node in enumerate(program.functions):
         register_address(f"{key} {place}", partial(function_address, node))
-    results = [
-        types.Array(numba.from_dtype(np.dtype(o.type.dtype)), o.type.ndim, "C")
-        for o in program.outputs
-    ]
+    results = []
+    for output in program.outputs:
+        kind, ndim = numba.from_dtype(np.dtype(output.type.dtype)), output.type.ndim
+        results.append(kind if numbers and ndim == 0 else types.Array(kind, ndim, "C"))
     returned = results[0] if len(results) == 1 else types.Tuple(results)
 
     @intrinsic
@@ -78,13 +82,14 @@ def call_program(program: LoopProgram, otherwise: Any = None) -> tuple[Any, str]
                             builder.store(item, place)
                     with own:
                         call.run(code)
-            made = [builder.load(place) for place in call.places]
+            made = [call.result(number) for number in range(len(results))]
             whole = context.make_tuple(builder, returned, made) if call.several else made[0]
             return impl_ret_new_ref(context, builder, returned, whole)
 
         return returned(types.StarArgTuple.from_types(arguments)), codegen
 
-    return call, f"{source_key(__name__)} {key}"
+    identity = f"{source_key(__name__)} {key} {numbers}"
+    return call, sha256(identity.encode()).hexdigest()  # part of the names of files
 
 
 def _entry(key: str, program: LoopProgram, name: str) -> int:
@@ -110,7 +115,13 @@ class _Call:
         self.table = cgutils.alloca_once(builder, ir.ArrayType(WORD, self.words.size))
         self.frame = cgutils.alloca_once(builder, ir.ArrayType(WORD, FRAME))
         self.places = [
-            cgutils.alloca_once(builder, context.get_value_type(kind)) for kind in results
+            cgutils.alloca_once(
+                builder,
+                context.get_value_type(kind)
+                if isinstance(kind, types.Array)
+                else context.get_data_type(kind),
+            )
+            for kind in results
         ]
 
     @property
@@ -198,7 +209,8 @@ class _Call:
         wrong = builder.icmp_signed("!=", code, ir.Constant(WORD, 0))
         with cgutils.if_unlikely(builder, wrong):
             for kind, place in zip(self.results, self.places if made else (), strict=False):
-                context.nrt.decref(builder, kind, builder.load(place))
+                if isinstance(kind, types.Array):
+                    context.nrt.decref(builder, kind, builder.load(place))
             # An interruption has set its exception already, but for one that Python was told.
             failed = builder.icmp_signed(">", code, ir.Constant(WORD, 0))
             if self.program.progress:
@@ -214,10 +226,19 @@ class _Call:
     def allocate(self, number: int) -> None:
         """Write a new output with the dimensions in the table, which gets its address."""
         builder, kind, place = self.builder, self.results[number], self.words.outputs[number]
+        if not isinstance(kind, types.Array):
+            self.write_word(place, builder.ptrtoint(self.places[number], WORD))
+            return
         shape = [self.read_word(place + 1 + axis) for axis in range(kind.ndim)]
         array = fresh_array(self.context, builder, kind, shape)
         self.write_word(place, builder.ptrtoint(array.data, WORD))
         builder.store(array._getvalue(), self.places[number])
+
+    def result(self, number: int) -> Any:
+        kind, place = self.results[number], self.places[number]
+        if isinstance(kind, types.Array):
+            return self.builder.load(place)
+        return self.context.unpack_value(self.builder, kind, place)
 
     def array(self, number: int) -> Any:
         value = self.builder.load(self.places[number])
