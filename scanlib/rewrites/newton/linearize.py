@@ -258,7 +258,8 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
         return result
     result.elementwise = True
     for coupling, value in known.items():
-        result.jacobians[coupling] = conform(value, _like(states[coupling[0]]))
+        own = _for_ones(value, couplings[coupling][1], _tap(loop, coupling))
+        result.jacobians[coupling] = conform(own, _like(states[coupling[0]]))
     for (to, source, offset), matrix in matrices.items():
         like = next(iter(states[to].taps.values()))
         items = pt.diagonal(matrix, axis1=-2, axis2=-1)
