@@ -2,7 +2,11 @@
 
 Run as ``python -m benchmarks.kalman`` where pymc-extras is installed (Python 3.12 and later);
 without it scanlib's methods are compared with each other. Times are processor times: until the
-first results are there (`compile`), from an empty cache, and of later calls, the median of five.
+first results are there (`compile`), from an empty cache, and of later calls, the median of five
+rounds in each of which all filters are called. `adopted` is pymc-extras' filter as it is after
+``scanlib.enable()``. Ratios are times of pymc-extras' filter over those of a row.
+
+A second table has the filter whose gain is fixed once it has settled, on a long series.
 """
 
 from __future__ import annotations
@@ -45,15 +49,14 @@ def ours(arrays: Arrays, method: str) -> tuple[list[Any], Any]:
     return [y, *symbols.values()], found.log_likelihood
 
 
-def theirs(arrays: Arrays, kind: str) -> tuple[list[Any], Any]:
-    """Return symbols and the log likelihood of pymc-extras."""
+def theirs(arrays: Arrays) -> tuple[list[Any], Any]:
+    """Return symbols and the log likelihood of pymc-extras' standard filter."""
     from pymc_extras.statespace import filters
 
     y = pt.matrix("y")
     symbols = {n: pt.TensorType("float64", v.shape)(n) for n, v in arrays.items()}
     states, observed = len(arrays["initial_mean"]), len(arrays["observation_cov"])
-    kalman = getattr(filters, kind)()
-    outputs = kalman.build_graph(
+    outputs = filters.StandardFilter().build_graph(
         y,
         symbols["initial_mean"],
         symbols["initial_cov"],
@@ -76,43 +79,75 @@ def seconds(function: Callable[..., Any], values: list[np.ndarray]) -> float:
     return time.process_time() - start
 
 
+class Filter:
+    """A filter's value, and value with gradient by two matrices, compiled."""
+
+    def __init__(self, inputs: list[Any], cost: Any, values: list[np.ndarray]) -> None:
+        self.values = values
+        start = time.process_time()
+        value = pytensor.function(inputs, cost)
+        wrt = [v for v in inputs[1:] if v.name in ("transition", "observation_cov")]
+        both = pytensor.function(inputs, [cost, *pytensor.grad(cost, wrt)])
+        self.functions = value, both
+        self.value, (total, move, cov) = value(*values), both(*values)
+        self.compiled = time.process_time() - start
+        # What a covariance is differentiated along is symmetric.
+        self.found = total, move, (cov + cov.T) / 2
+        self.times: list[list[float]] = []
+
+    def measure(self) -> None:
+        self.times.append([seconds(f, self.values) for f in self.functions])
+
+    def numbers(self) -> np.ndarray:
+        """Return seconds: compiling, the value, value and gradient."""
+        return np.array([self.compiled, *np.median(self.times, axis=0)])
+
+
+def compared(filters: dict[str, Filter], base: str, title: str) -> None:
+    """Measure filters in turn and print a row for each."""
+    for _ in range(5):
+        for each in filters.values():
+            each.measure()
+    first = next(iter(filters.values()))
+    for name, each in filters.items():
+        own, ratios = each.numbers(), filters[base].numbers() / each.numbers()
+        differences = [
+            np.abs(mine - theirs).max() / np.abs(theirs).max()
+            for mine, theirs in zip(each.found, first.found, strict=True)
+        ]
+        times = f"{own[0]:.1f} | {1000 * own[1]:.2f} | {1000 * own[2]:.2f}"
+        print(
+            f"| {title} | {name} | {times} | {' | '.join(f'{r:.1f}' for r in ratios)} | "
+            f"{differences[0]:.0e}, {max(differences[1:]):.0e} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
-    steps = parser.parse_args().steps
-    print("| model | filter | compile, s | value, ms | with gradient, ms | difference |")
-    print("|---|---|---|---|---|---|")
-    for states, observed in ((2, 1), (6, 2), (12, 3)):
+    parser.add_argument("--long", type=int, default=10_000, help="steps of the second table")
+    options = parser.parse_args()
+    rng = np.random.default_rng(2)
+    head = (
+        "| model | filter | compile, s | value, ms | with gradient, ms | ratios | | | difference |"
+    )
+    print(head + "\n|---|---|---|---|---|---|---|---|---|")
+    for states, observed in ((2, 1), (4, 1), (8, 2)):
         arrays = varmax(states, observed)
-        y = np.random.default_rng(2).normal(size=(steps, observed))
-        built = {f"scanlib, {m}": ours(arrays, m) for m in ("sequential", "convergent", "parallel")}
+        values = [rng.normal(size=(options.steps, observed)), *arrays.values()]
+        filters = {"scanlib": Filter(*ours(arrays, "sequential"), values)}
         if find_spec("pymc_extras"):
-            for kind in ("StandardFilter", "UnivariateFilter"):
-                built[f"pymc-extras, {kind}"] = theirs(arrays, kind)
-        functions, compiled = {}, {}
-        values = [y, *arrays.values()]
-        for name, (inputs, cost) in built.items():
-            start = time.process_time()
-            value = pytensor.function(inputs, cost)
-            wrt = [v for v in inputs[1:] if v.name in ("transition", "observation_cov")]
-            both = pytensor.function(inputs, [cost, *pytensor.grad(cost, wrt)])
-            found = both(*values)[0], value(*values)
-            compiled[name] = time.process_time() - start
-            functions[name] = value, both, found
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
-        for _ in range(5):
-            for name, (value, both, _) in functions.items():
-                own = [seconds(f, values) for f in (value, both)]
-                times[name].append((own[0], own[1]))
-        expected = functions["scanlib, sequential"][2][1]
-        for name, (_, _, found) in functions.items():
-            value, both = 1000 * np.median(times[name], axis=0)
-            difference = abs(found[1] / expected - 1)
-            print(
-                f"| {states} states, {observed} observed | {name} | {compiled[name]:.1f} | "
-                f"{value:.1f} | {both:.1f} | {difference:.0e} |",
-                flush=True,
-            )
+            filters["pymc-extras"] = Filter(*theirs(arrays), values)
+            with scanlib.enabled():
+                filters["pymc-extras, adopted"] = Filter(*theirs(arrays), values)
+        base = "pymc-extras" if "pymc-extras" in filters else "scanlib"
+        compared(filters, base, f"{states} states, {observed} observed")
+    print("\n" + head + "\n|---|---|---|---|---|---|---|---|---|")
+    arrays = varmax(6, 2)
+    values = [rng.normal(size=(options.long, 2)), *arrays.values()]
+    filters = {m: Filter(*ours(arrays, m), values) for m in ("sequential", "convergent")}
+    compared(filters, "sequential", f"6 states, 2 observed, {options.long} steps")
 
 
 if __name__ == "__main__":

@@ -47,15 +47,13 @@ def build(growth: Array) -> tuple[Any, Any]:
     density = -0.5 * ((growth[:, None] - means) / sd) ** 2 - pt.log(sd) - 0.5 * np.log(2 * np.pi)
     # The long-run share of each regime is the chance to start in it.
     start = pt.log(1 - stay[::-1]) - pt.log(2 - stay.sum())
-    alphas = scanlib.scan(
-        lambda now, alpha, chain: pt.logsumexp(alpha[:, None] + chain, axis=0) + now,
-        sequences=density[1:],
-        outputs_info=start + density[0],
-        non_sequences=pt.log(chain),
-        name="filter",
-        return_updates=False,
-    )
-    log_likelihood = pt.logsumexp(alphas[-1])
+    moves = pt.log(chain)
+
+    def step(alpha: Any, now: Any) -> tuple[Any, None]:
+        return pt.logsumexp(alpha[:, None] + moves, axis=0) + now, None
+
+    alpha, _ = scanlib.loop(step, start + density[0], density[1:], name="filter")
+    log_likelihood = pt.logsumexp(alpha)
     cost = -log_likelihood / len(growth)
     smoothed = pytensor.grad(log_likelihood, density)
     return (

@@ -23,6 +23,7 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.associative_scan import AssociativeScan, combines
+from scanlib.ops.lowered.found_results import as_batches, computes_all_steps
 
 DISPATCH = "pytensor.link.jax.dispatch.basic"
 
@@ -45,14 +46,24 @@ class LoadJAX(LoopRewrite):
 
 
 class CombineInTrees(LoopRewrite):
-    """Have rows under associative functions combined in a tree, before anything changes loops."""
+    """Have rows under associative functions combined in a tree, before anything changes loops.
+
+    Beside them, what is computed at all steps at once (`ops.lowered.found_results`) is a batch.
+    """
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        loops = [node for node in fgraph.toposort() if combines(node.op)]
-        if loops and jax_backend().combines_in_trees():
-            for node in loops:
+        nodes = fgraph.toposort()
+        if not any(combines(node.op) for node in nodes) or not jax_backend().combines_in_trees():
+            return
+        for node in nodes:
+            if combines(node.op):
                 made = AssociativeScan(node.op).make_node(*node.inputs).outputs
-                fgraph.replace_all_validate(zip(node.outputs, made, strict=True))
+            elif computes_all_steps(node):
+                made = as_batches(node)
+            else:
+                continue
+            pairs = zip(node.outputs, made, strict=True)
+            fgraph.replace_all_validate(list(pairs), import_missing=True)
 
 
 class MarkLoops(LoopRewrite):

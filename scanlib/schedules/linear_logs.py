@@ -177,13 +177,13 @@ class LogSteps:
         rows = Matrix(exponentials, dtype, run.size, width, width * size, size)
         Combination(w, "real", out, factors, rows, None).write()
         whole = run.size & -self.lanes
-        adds, is_direct = self.addends(place, whole)
+        adds = self.addends(place, whole)
         wrong = w.local(w.constant(0.0, kind))
         with w.loop(0, self.length, self.lanes) as c:
             at = c * size
             sums = w.load(kind, self.sums, at)
             scale = w.splat(top, self.lanes) + w.load(kind, largest, at)
-            source = w.select(is_direct & (c < whole), adds, self.adds)
+            source = w.select(c < whole, adds, self.adds)
             value = (self.function("log", sums) + scale) + w.load(kind, source, at)
             w.store(self.values, at, value)
             w.assign(wrong, w.select(self.is_irregular(sums), 1.0, w.copy(wrong)))
@@ -198,20 +198,17 @@ class LogSteps:
             if not run.loop.batch:
                 self.read_values(new)
 
-    def addends(self, place: Place, whole: Value) -> tuple[Value, Value]:
-        """Return where the offset is, and whether its whole vectors are to be read there.
-
-        What is not is copied to the buffer.
-        """
+    def addends(self, place: Place, whole: Value) -> Value:
+        """Return where the offset's whole vectors are; what is left is copied to the buffer."""
         run, w, item = self.run, self.w, self.item
         add = run.offset_at(place)
         if add is None:
-            return self.adds, w.constant(False, Type("bool"))
-        is_unit = run.units[run.stride("offset", -1)]
-        with w.loop(w.select(is_unit, whole, 0), run.size) as k:
-            i = plainly(w, k)
-            w.store(self.adds, i * item.itemsize, add.load(w, i, 0))
-        return add.pointer, is_unit
+            return self.adds
+        row = run.in_rows(add.turned, "row").pointer
+        with w.loop(whole, run.size) as k:
+            at = plainly(w, k) * item.itemsize
+            w.store(self.adds, at, w.load(item, row, at))
+        return row
 
     def term_by_term(self, place: Place, old: Value, new: Value, top: Value) -> None:
         """Write a step again, with sums that are not regular computed from their terms."""

@@ -179,8 +179,9 @@ def computed(way, name, inputs, out, static=False, library=None, spare=True, **f
     made = [arguments.matrix(array) for array in (*inputs, out)]
     if spare:
         rows = inputs[0].shape[0]
+        items = inputs[0].size if spare == "items" else factorizations.spare_items(rows)
         arguments.types["spare"] = POINTER
-        arguments.values.append(np.zeros(max(factorizations.spare_items(rows), 1), out.dtype))
+        arguments.values.append(np.zeros(max(items, 1), out.dtype))
     arguments.types["code"] = POINTER
     arguments.values.append(np.zeros(1, "int64"))
     if library:
@@ -189,7 +190,7 @@ def computed(way, name, inputs, out, static=False, library=None, spare=True, **f
 
     def write(w, *parameters):
         matrices = [matrix(parameters) for matrix in made]
-        rest = list(parameters[-1 - spare - bool(library) :])
+        rest = list(parameters[-1 - bool(spare) - bool(library) :])
         own = dict(flags)
         if library:
             address = rest.pop()
@@ -300,6 +301,33 @@ def test_inverses(dtype):
         assert computed(way, "inverse", [a], out, static=static) == 0
         whole = a.astype("float64")
         close(out, np.linalg.inv(whole), dtype, np.linalg.cond(whole) if n else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_triangular_factors(dtype):
+    rng = np.random.default_rng(3)
+    cases = [(way, n, m, static) for way, n, static in CASES for m in (1, 3, 9)]
+    for way, n, m, static in cases:
+        a = draw(rng, (n, m), dtype, LAYOUTS[(n + m) % len(LAYOUTS)])
+        if n == 5:
+            a[:, 0] = [2, 0, 0, 0, 0]
+            a[1:, -1] = 0
+        if n == 4:
+            a *= np.dtype(dtype).type(1e-30)
+        whole = a.astype("float64")
+        expected = np.linalg.qr(whole, mode="r") if n else np.zeros((0, m))
+        for rows in {min(n, m), n}:
+            out = np.full((rows, m), np.nan, dtype)
+            options = {"static": static, "spare": "items"}
+            computed(way, "triangular_factor", [a], out, **options)
+            scale = np.abs(whole).max(initial=0) or 1
+            wanted = np.zeros((rows, m))
+            wanted[: len(expected)] = expected
+            # A column of nothing but rounding may be reflected, or not.
+            close(out.astype("float64").T @ out / scale**2, wanted.T @ wanted / scale**2, dtype, 9)
+            assert not np.tril(out, -1).any()
+            if n != 5:
+                close(out / scale, wanted / scale, dtype, 9)
 
 
 def test_singular_matrices():

@@ -20,6 +20,7 @@ from scanlib.backends.jax.bounded import (
 from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
+from scanlib.ops.row_ops.triangular import TriangularFactor
 
 
 @jax_funcify.register(OneRow)
@@ -69,3 +70,11 @@ def funcify_step_products(op: StepProducts, node: Apply, **kwargs: Any) -> Calla
         return jnp.matmul(x, y)
 
     return step_products
+
+
+@jax_funcify.register(TriangularFactor)
+def funcify_triangular_factor(op: TriangularFactor, **kwargs: Any) -> Callable[..., Any]:
+    """Return the rows of the factor that are not zero: SciPy's function has them all."""
+    if op.pivoting:
+        raise NotImplementedError(f"{op}: JAX has no pivoting here")
+    return lambda x: jnp.linalg.qr(x, mode="r")

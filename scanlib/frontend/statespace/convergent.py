@@ -55,7 +55,7 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
         y = CheckAndRaise(ValueError, MISSING)(y, pt.all(pt.neq(given.seen, 0)))
     if own["observation_intercept"] is not None:
         y = y - own["observation_intercept"]
-    steps, start = y.shape[0], pt.cast(model.initial_mean, dtype)
+    steps, start = y.shape[0], own["initial_mean"]
     covs, lower, w, g, half, filtered = _covariances(own, pt.cast(model.initial_cov, dtype), steps)
     count = pt.minimum(w.shape[0], steps)
 
@@ -66,12 +66,12 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
     rows = [y[:count], lower[:count], w[:count]]
     first, e = scan(settle, rows, [start, None], return_updates=False, name="kalman_settling")
     means = first.owner.inputs[0]
-    gain, direct = w[-1].T, g[-1]
+    direct = g[-1]
     driven = pt.linalg.solve_triangular(lower[-1], y[count:].T, lower=True, b_ndim=2).T
-    push = driven @ (move @ gain).T
+    push = driven @ (w[-1] @ move.T)
     if own["state_intercept"] is not None:
         push = push + own["state_intercept"]
-    matrix = move - move @ gain @ direct
+    matrix = move - move @ w[-1].T @ direct
     settled = scan(
         lambda push, mean: matrix @ mean + push,
         push,
@@ -87,18 +87,22 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
         return pt.concatenate([rows[:count], pt.broadcast_to(last, [total - count, *last.shape])])
 
     e = pt.concatenate([e, driven - means[count:-1] @ direct.T])
-    w, g = followed(w, steps), followed(g, steps)
+    gain, across = pt.swapaxes(w, 1, 2), pt.swapaxes(g, 1, 2)
+
+    def times(matrices: Variable) -> Variable:
+        return (followed(matrices, steps) @ e[:, :, None])[:, :, 0]
+
     size = z.shape[0] * np.log(2 * np.pi)
     density = -0.5 * (pt.sum(e**2, axis=1) + size) - followed(half, steps)
     return Walk(
         means,
         pt.concatenate([covs[:1], followed(covs[1:], steps)]),
-        w,
-        e,
-        pt.cast(density, dtype),
-        g,
-        means[:-1] + (pt.swapaxes(w, 1, 2) @ e[:, :, None])[:, :, 0],
+        means[:-1] + times(gain),
         followed(filtered, steps),
+        pt.cast(density, dtype),
+        followed(move - move @ gain @ g, steps),
+        times(across),
+        followed(across @ g, steps),
     )
 
 

@@ -2,10 +2,13 @@ r"""The Kalman filter, step by step.
 
 With the prediction ``x[t] ~ N(a, P)`` before the observation `y`, and ``C Cᵀ = Z P Zᵀ + H``::
 
-    W = C⁻¹ Z P        e = C⁻¹ (y - Z a - d)
+    W = C⁻¹ Z P        G = C⁻¹ Z        e = C⁻¹ (y - Z a - d)
     filtered           a + Wᵀ e,    P - Wᵀ W
     log density        -(eᵀe + p log 2π) / 2 - Σ log C[i, i]
     predicted          F (a + Wᵀ e) + c,    F (P - Wᵀ W) Fᵀ + R Q Rᵀ
+
+What moves `a` moves the next prediction by ``M = F (I - Wᵀ G)`` times as much, and what moves `P`
+by ``M dP Mᵀ``; smoothers and gradients walk back with `M`, ``u = Gᵀ e`` and ``J = Gᵀ G``.
 
 What is missing has a row of zeros in `Z` and a one on the diagonal of `H`: it moves nothing and has
 density one. Covariances stay symmetric, bit by bit.
@@ -97,36 +100,41 @@ def factor(covariance: Variable) -> Variable:
 def solve(lower: Variable, right: Variable) -> Variable:
     """Return what a lower factor takes to a vector or to a matrix."""
     if lower.type.shape == (1, 1):
-        return right / (lower[0] if right.type.ndim == 1 else lower)
+        return right / lower[0, 0]
     return pt.linalg.solve_triangular(lower, right, lower=True, b_ndim=right.type.ndim)
 
 
 def masked(
     parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable
-) -> tuple[Variable, Variable, Variable]:
-    """Return `Z`, `H` and the error of a prediction, where what is missing tells nothing."""
-    z, noise = parts["observation"], parts["observation_cov"]
+) -> tuple[Variable, Variable]:
+    """Return `Z` and the error of a prediction, where what is missing tells nothing."""
+    z = parts["observation"]
     error = y - z @ mean
     if parts["observation_intercept"] is not None:
         error = error - parts["observation_intercept"]
-    if seen is None:
-        return z, noise, error
-    noise = noise * seen[:, None] * seen + pt.diag(1 - seen)
-    return z * seen[:, None], noise, error * seen
+    return (z, error) if seen is None else (z * seen[:, None], error * seen)
+
+
+def masked_noise(parts: dict[str, Any], seen: Variable | None) -> Variable:
+    """Return `H`, with a one on the diagonal for what is missing."""
+    noise = parts["observation_cov"]
+    return noise if seen is None else noise * seen[:, None] * seen + pt.diag(1 - seen)
 
 
 def innovation(
     parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable, cov: Variable
-) -> tuple[Variable, Variable, Variable, Variable]:
-    """Return `W`, `e`, the log density and ``C⁻¹ Z``; see the module's text."""
-    z, noise, error = masked(parts, y, seen, mean)
-    count: Any = y.shape[0] if seen is None else pt.sum(seen)
+) -> tuple[Variable, Variable, list[Variable]]:
+    """Return what is added to the mean, `W`, and the log density, `M`, `u` and `J` of a step."""
+    z, error = masked(parts, y, seen, mean)
+    count: Any = z.type.shape[0] or z.shape[0]
+    count = count if seen is None else pt.sum(seen)
     spread = z @ cov
-    lower = factor(spread @ z.T + noise)
-    e, w = solve(lower, error), solve(lower, spread)
+    lower = factor(spread @ z.T + masked_noise(parts, seen))
+    e, w, g = (solve(lower, right) for right in (error, spread, z))
     density = -0.5 * (pt.sum(e**2) + count * np.log(2 * np.pi))
     density = density - pt.sum(pt.log(pt.diagonal(lower)))
-    return w, e, pt.cast(density, mean.type.dtype), solve(lower, z)
+    density, move = pt.cast(density, mean.type.dtype), parts["transition"]
+    return w.T @ e, w, [density, move - (move @ w.T) @ g, g.T @ e, g.T @ g]
 
 
 def predict(parts: dict[str, Any], mean: Variable, cov: Variable) -> list[Variable]:
@@ -139,31 +147,31 @@ def predict(parts: dict[str, Any], mean: Variable, cov: Variable) -> list[Variab
 
 
 def filter_step(parts: Parts, has_seen: bool) -> Step:
-    """Return the step: predictions as states, then `W`, `e`, density, ``C⁻¹ Z``, filtered."""
+    """Return the step: predictions as states, then the other results in the order of `Walk`."""
 
-    def step(y: Variable, *rest: Variable) -> list[Variable]:
-        seen = rest[0] if has_seen else None
-        *rows, mean, cov = rest[has_seen:]
+    def step(y: Variable, *given: Variable) -> list[Variable]:
+        seen = given[0] if has_seen else None
+        *rows, mean, cov = given[has_seen:]
         own = parts.at(rows)
-        w, e, density, z = innovation(own, y, seen, mean, cov)
-        filtered, spread = mean + w.T @ e, cov - w.T @ w
-        return [*predict(own, filtered, spread), w, e, density, z, filtered, spread]
+        change, w, rest = innovation(own, y, seen, mean, cov)
+        filtered, spread = mean + change, cov - w.T @ w
+        return [*predict(own, filtered, spread), filtered, spread, *rest]
 
     return step
 
 
 @dataclass
 class Walk:
-    """What the filter computes of one series."""
+    """What the filter computes of one series; see the module's text."""
 
     predicted_mean: Variable
     predicted_cov: Variable
-    w: Variable
-    e: Variable
-    density: Variable
-    z: Variable
     mean: Variable
     cov: Variable
+    density: Variable
+    move: Variable  # M
+    pull: Variable  # u
+    information: Variable  # J
 
     def filtered(self) -> Filtered:
         return Filtered(

@@ -20,12 +20,8 @@ from scanlib.frontend.statespace.model import (
     dtype_of,
     read_observations,
 )
-from scanlib.frontend.statespace.parallel import ELEMENTS, parallel
-from scanlib.frontend.statespace.smoother import (
-    simulated,
-    smoothed,
-    smoothed_in_parallel,
-)
+from scanlib.frontend.statespace.parallel import parallel, smoothed_by_factors
+from scanlib.frontend.statespace.smoother import simulated, smoothed
 from scanlib.frontend.values import brief
 
 METHODS: dict[str, Callable[[StateSpace, Observations], Walk]] = {
@@ -132,8 +128,11 @@ def kalman_smoother(
     """
     given = read_observations("kalman_smoother", y, model, observed)
     walk = _walk("kalman_smoother", model, given, method)
-    back = smoothed_in_parallel if method in ELEMENTS else smoothed
-    values = [*back(model, walk), *vars(walk.filtered()).values()]
+    if method == "square-root":
+        moments = smoothed_by_factors(model, given, walk)
+    else:
+        moments = smoothed(walk, in_parallel=method == "parallel")
+    values = [*moments, *vars(walk.filtered()).values()]
     mean, cov, *filtered = of_batch(given, values)
     return Smoothed(mean, cov, Filtered(*filtered))
 
@@ -208,7 +207,7 @@ def kalman_sample(
         selection=model.selection,
     )
     rest = Observations(given.values - values, given.seen, {})
-    (mean,) = smoothed(centred, sequential(centred, rest), has_cov=False)
+    (mean,) = smoothed(sequential(centred, rest), has_cov=False)
     (result,) = vectorize_graph([states + mean], wide | given.batch)
     return rng, result
 

@@ -19,7 +19,15 @@ compose, with ``M = I + C₁ J₂``::
 No covariance is inverted: `M` has eigenvalues of one or more however singular `C₁` is. Square-root
 elements hold ``U Uᵀ = C`` and ``V Vᵀ = J``; with the lower factor `Ψ` of ``[[U₁ᵀ V₂, I], [V₂, 0]]``
 (products of its blocks stand for those of `M`), composing takes orthogonal transformations alone.
-Densities follow from the filtered moments, all steps at once.
+Densities follow from the filtered moments, all steps at once. So do derivatives, which are those of
+the filter that goes from step to step, at what was found: decompositions of singular matrices have
+none. Covariances do not depend on means, and with `M`, `u` as in `filter` the cotangents are::
+
+    λ[t] = Mᵀ λ[t+1] + g[t]        Λ[t] = Mᵀ Λ[t+1] M + Mᵀ λ[t+1] uᵀ + G[t]
+
+The smoother of square-root elements composes them from the end as well: with the ``η``, ``V`` of
+all steps to come, and the filtered mean `m` and factor `U`, the smoothed factor is ``U L⁻ᵀ``, where
+``L Lᵀ = I + Uᵀ V Vᵀ U``.
 
 Sources: S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers", IEEE
 Transactions on Automatic Control 66, 2021; F. Yaghoobi, A. Corenflos, S. Hassan, S. Särkkä,
@@ -36,20 +44,23 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
-from scanlib.frontend.scan_function import scan
+from scanlib.frontend.statespace.affine_walks import walk_squares, walk_vectors
 from scanlib.frontend.statespace.filter import (
     Parts,
     Walk,
     factor,
     innovation,
     masked,
+    masked_noise,
     predict,
     sequential,
     solve,
 )
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
-from scanlib.frontend.statespace.smoother import root
-from scanlib.ops.lowered.found_results import FoundResults
+from scanlib.frontend.statespace.smoother import root, smoothed
+from scanlib.ops.loop import Loop, Results
+from scanlib.ops.lowered.found_results import FoundResults, at_all_steps, with_derivatives_of
+from scanlib.ops.row_ops.triangular import TriangularFactor
 
 Element = tuple[Variable, ...]
 
@@ -57,13 +68,13 @@ Element = tuple[Variable, ...]
 def covariance_element(own: dict[str, Any], y: Variable, seen: Variable | None) -> list[Variable]:
     """Return the element of one step; see the module's text."""
     move, shift, noise = own["transition"], own["state_intercept"], own["process_noise"]
-    z, h, error = masked(own, y, seen, shift)
+    z, error = masked(own, y, seen, shift)
     spread = z @ noise
-    lower = factor(spread @ z.T + h)
+    lower = factor(spread @ z.T + masked_noise(own, seen))
     w, g, e = solve(lower, spread), solve(lower, z), solve(lower, error)
     pulled = g @ move
-    keep = pt.eye(shift.shape[0], dtype=shift.dtype) - w.T @ g
-    return [keep @ move, shift + w.T @ e, noise - w.T @ w, pulled.T @ e, pulled.T @ pulled]
+    kept = move - w.T @ pulled
+    return [kept, shift + w.T @ e, noise - w.T @ w, pulled.T @ e, pulled.T @ pulled]
 
 
 def compose(first: Element, then: Element) -> Element:
@@ -86,19 +97,25 @@ def compose(first: Element, then: Element) -> Element:
 
 
 def root_element(own: dict[str, Any], y: Variable, seen: Variable | None) -> list[Variable]:
-    """Return the element of one step with factors in the place of `C` and `J`."""
+    """Return the element of one step with factors in the place of `C` and `J`.
+
+    The covariances that it gets are factors as well.
+    """
     move, shift = own["transition"], own["state_intercept"]
-    z, h, error = masked(own, y, seen, shift)
-    of_noise, count = root(own["process_noise"]), y.shape[0]
-    zeros = pt.zeros([shift.shape[0], count], dtype=shift.dtype)
-    above = pt.concatenate([z @ of_noise, root(h)], axis=1)
-    joint = lower_factor(pt.concatenate([above, pt.concatenate([of_noise, zeros], axis=1)]))
+    of_noise, of_observation = own["process_noise"], own["observation_cov"]
+    z, error = masked(own, y, seen, shift)
+    above = [z @ of_noise, of_observation]
+    if seen is not None:
+        above = [above[0], of_observation * seen[:, None], pt.diag(1 - seen)]
+    below = [of_noise, *(pt.zeros_like(above[0].T) for _ in above[1:])]
+    count: Any = z.type.shape[0] or z.shape[0]  # JAX asks for a number where there is one
+    joint = lower_factor(pt.concatenate([pt.concatenate(v, axis=1) for v in (above, below)]))
     lower, gain, left = joint[:count, :count], joint[count:, :count], joint[count:, count:]
     g, e = solve(lower, z), solve(lower, error)
     pulled = (g @ move).T
     square = pt.concatenate([pulled, pt.zeros_like(move)], axis=1)
-    keep = pt.eye(shift.shape[0], dtype=shift.dtype) - gain @ g
-    return [keep @ move, shift + gain @ e, left, pulled @ e, lower_factor(square)]
+    kept = move - gain @ pulled.T
+    return [kept, shift + gain @ e, left, pulled @ e, lower_factor(square)]
 
 
 def compose_roots(first: Element, then: Element) -> Element:
@@ -124,8 +141,8 @@ def compose_roots(first: Element, then: Element) -> Element:
 
 
 def lower_factor(wide: Variable) -> Variable:
-    """Return a lower triangular `L` with ``L Lᵀ = wide wideᵀ``."""
-    return pt.linalg.qr(wide.T, mode="economic")[1].T
+    """Return a lower triangular `L` with ``L Lᵀ = wide wideᵀ``; it is no wider than high."""
+    return TriangularFactor()(wide.T).T
 
 
 ELEMENTS: dict[str, tuple[Callable[..., list[Variable]], Callable[[Element, Element], Element]]] = {
@@ -134,60 +151,117 @@ ELEMENTS: dict[str, tuple[Callable[..., list[Variable]], Callable[[Element, Elem
 }
 
 
-def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> Walk:
-    """Return the filter's results, of a scan of associative elements."""
+def elements(model: StateSpace, given: Observations, form: str) -> list[Variable]:
+    """Return the elements of all steps."""
     dtype = dtype_of(given.values, model)
-    parts = Parts.of(model, dtype)
-    steps = given.values.shape[0]
-    start = [pt.cast(v, dtype) for v in (model.initial_mean, model.initial_cov)]
+    parts, steps = Parts.of(model, dtype), given.values.shape[0]
+    mean, cov = (pt.cast(v, dtype) for v in (model.initial_mean, model.initial_cov))
+    if form == "square-root":
+        cov = root(cov)
+        for given_parts in (parts.timed, parts.fixed):
+            for name in given_parts.keys() & {"process_noise", "observation_cov"}:
+                given_parts[name] = root(given_parts[name])
     whole = dict(parts.timed)
+
+    def over_time(name: str, fixed: Variable) -> Variable:
+        rows = parts.timed.get(name)
+        return pt.broadcast_to(fixed, [steps, *fixed.shape]) if rows is None else rows
 
     def from_first(name: str, first: Variable) -> Variable:
         """Return rows that lead to each step, `first` to the first one."""
-        rows = parts.timed.get(name)
-        if rows is None:
-            fixed = parts.fixed.get(name, pt.zeros_like(first))
-            rows = pt.broadcast_to(fixed, [steps, *fixed.shape])
+        rows = over_time(name, parts.fixed.get(name, pt.zeros_like(first)))
         return pt.concatenate([first[None], rows])[:steps]
 
-    whole["transition"] = from_first("transition", pt.zeros_like(start[1]))
-    whole["process_noise"] = from_first("process_noise", start[1])
-    whole["state_intercept"] = from_first("state_intercept", start[0])
-    seen = [] if given.seen is None else [given.seen]
-    element, combine = ELEMENTS[form]
+    whole["transition"] = from_first("transition", pt.zeros_like(cov))
+    whole["process_noise"] = from_first("process_noise", cov)
+    whole["state_intercept"] = from_first("state_intercept", mean)
+    if form == "square-root":  # what is joined to rows is rows
+        name = "observation_cov"
+        whole[name] = over_time(name, parts.fixed.get(name, whole["process_noise"]))
 
-    def of_step(y: Variable, *rest: Variable) -> list[Variable]:
-        mask, rows = (rest[0], rest[1:]) if seen else (None, rest)
+    def of_step(y: Variable, seen: Variable | None, *rows: Variable) -> list[Variable]:
         own = dict(zip(whole, rows, strict=True))
-        return element({"observation_intercept": None, **parts.fixed, **own}, y, mask)
+        parts_of_step = {"observation_intercept": None, **parts.fixed, **own}
+        return ELEMENTS[form][0](parts_of_step, y, seen)
 
-    rows = [given.values, *seen, *whole.values()]
-    elements = _map(of_step, rows, 5, "kalman_elements")
-    _, mean, spread, _, _ = associative_scan(combine, tuple(elements))
+    return _map(of_step, "kalman_elements", given.values, given.seen, *whole.values())
+
+
+def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> Walk:
+    """Return the filter's results, of a scan of associative elements."""
+    parts = Parts.of(model, dtype_of(given.values, model))
+    of_steps = elements(model, given, form)
+    _, mean, spread, _, _ = associative_scan(ELEMENTS[form][1], tuple(of_steps))
     cov = spread if form == "parallel" else spread @ pt.swapaxes(spread, -1, -2)
 
     def follow(mean: Variable, cov: Variable, *own: Variable) -> list[Variable]:
         return predict(parts.at(own), mean, cov)
 
-    after = _map(follow, [mean, cov, *parts.timed.values()], 2, "kalman_predictions")
-    before = [pt.concatenate([v[None], rows]) for v, rows in zip(start, after, strict=True)]
+    after = _map(follow, "kalman_predictions", mean, cov, *parts.timed.values())
+    starts = (model.initial_mean, model.initial_cov)
+    before = [
+        pt.concatenate([pt.cast(v, rows.type.dtype)[None], rows])
+        for v, rows in zip(starts, after, strict=True)
+    ]
 
-    def density(y: Variable, *rest: Variable) -> list[Variable]:
-        mask, (mean, cov, *own) = (rest[0], rest[1:]) if seen else (None, rest)
-        return list(innovation(parts.at(own), y, mask, mean, cov))
+    def results(
+        y: Variable, seen: Variable | None, mean: Variable, cov: Variable, *own: Variable
+    ) -> list[Variable]:
+        return innovation(parts.at(own), y, seen, mean, cov)[2]
 
-    rows = [given.values, *seen, *(v[:-1] for v in before), *parts.timed.values()]
-    w, e, densities, z = _map(density, rows, 4, "kalman_densities")
-    return with_derivatives(model, given, [*before, w, e, densities, z, mean, cov])
-
-
-def with_derivatives(model: StateSpace, given: Observations, found: list[Variable]) -> Walk:
-    """Return what was found with the derivatives of the filter that goes from step to step."""
-    walk = sequential(model, given)
-    loop = walk.predicted_mean.owner
-    return Walk(*FoundResults(loop.op).make_node(*loop.inputs, *found).outputs)
+    rows = (*(v[:-1] for v in before), *parts.timed.values())
+    rest = _map(results, "kalman_densities", given.values, given.seen, *rows)
+    loop = sequential(model, given).predicted_mean.owner
+    op = FoundResults(loop.op, owed_to_predictions)
+    return Walk(*op.make_node(*loop.inputs, *before, mean, cov, *rest).outputs)
 
 
-def _map(step: Callable[..., list[Variable]], rows: Any, count: int, name: str) -> list[Variable]:
-    """Return what a function makes of all rows."""
-    return scan(step, list(rows), [None] * count, return_updates=False, name=name)
+def owed_to_predictions(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
+    """Return the cotangents of all predictions; see the module's text."""
+    walk = Walk(*results.histories, *results.outputs)
+    direct, spread = cotangents
+    means = walk_vectors(_turned(walk.move), direct, reverse=True, in_parallel=True)
+    moved = (_turned(walk.move) @ means[1:, ..., None])[..., 0]
+    through = moved[..., :, None] * walk.pull[..., None, :]
+    for _ in range(through.type.ndim - spread.type.ndim):  # all series have the same covariances
+        through = pt.sum(through, axis=1)
+    through = pt.concatenate([through, pt.zeros_like(spread[:1])])
+    total = spread + through
+    total = (total + _turned(total)) / 2
+    return [means, walk_squares(_turned(walk.move), total, reverse=True, in_parallel=True)]
+
+
+def smoothed_by_factors(model: StateSpace, given: Observations, walk: Walk) -> list[Variable]:
+    """Return the smoothed moments by square-root elements; see the module's text."""
+    rows = tuple(elements(model, given, "square-root"))
+
+    def from_end(later: Element, earlier: Element) -> Element:
+        return compose_roots(earlier, later)
+
+    _, mean, left, _, _ = associative_scan(compose_roots, rows)
+    *_, eta, right = associative_scan(from_end, rows, reverse=True)
+
+    one = pt.eye(model.initial_mean.shape[0], dtype=mean.type.dtype)
+
+    def both(mean: Variable, left: Variable, eta: Variable, right: Variable) -> list[Variable]:
+        joined = left.T @ right
+        lower = lower_factor(pt.concatenate([pt.zeros_like(joined) + one, joined], axis=1))
+        found = pt.linalg.solve_triangular(lower, left.T, lower=True, b_ndim=2)
+        return [mean + found.T @ (found @ (eta - right @ (right.T @ mean))), found.T @ found]
+
+    after = [pt.concatenate([v[1:], pt.zeros_like(v[:1])]) for v in (eta, right)]
+    found = _map(both, "kalman_smoothed", mean, left, *after)
+    return with_derivatives_of(smoothed(walk, in_parallel=True), found)
+
+
+def _turned(matrices: Variable) -> Variable:
+    return pt.swapaxes(matrices, -1, -2)
+
+
+def _map(step: Callable[..., list[Variable]], name: str, *rows: Variable | None) -> list[Variable]:
+    """Return what a function makes of all rows; None stays None."""
+    own = [None if v is None else pt.TensorType(v.dtype, v.type.shape[1:])() for v in rows]
+    pairs = [
+        (v, row) for v, row in zip(rows, own, strict=True) if v is not None and row is not None
+    ]
+    return at_all_steps(pairs, step(*own), name)

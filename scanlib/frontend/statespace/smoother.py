@@ -1,10 +1,9 @@
 r"""The Kalman smoother, and draws of the states given all observations.
 
-Backwards, with what the filter kept (`C` the innovation's factor, ``W = C⁻¹ Z P``, ``G = C⁻¹ Z``)::
+Backwards, with what the filter kept (`M`, `u`, `J`: see `filter`)::
 
-    u = Fᵀ r[t],    U = Fᵀ N[t] F,    A = I - Wᵀ G
-    r[t-1] = Gᵀ e + Aᵀ u          smoothed mean        a + P r[t-1]
-    N[t-1] = Gᵀ G + Aᵀ U A        smoothed covariance  P - P N[t-1] P
+    r[t-1] = u + Mᵀ r[t]          smoothed mean        a + P r[t-1]
+    N[t-1] = J + Mᵀ N[t] M        smoothed covariance  P - P N[t-1] P
 
 from ``r[T-1] = 0``, ``N[T-1] = 0``: no covariance is inverted, so that they may be singular. P. de
 Jong, "Smoothing and interpolation with the state-space model", JASA 84, 1989; draws as in J.
@@ -19,69 +18,23 @@ from collections.abc import Sequence
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.scan_function import scan
+from scanlib.frontend.statespace.affine_walks import walk_squares, walk_vectors
 from scanlib.frontend.statespace.filter import Parts, Walk
-from scanlib.frontend.statespace.model import StateSpace, is_timed
+from scanlib.frontend.statespace.model import StateSpace
 
 
-def smoothed(model: StateSpace, walk: Walk, has_cov: bool = True) -> list[Variable]:
+def smoothed(walk: Walk, has_cov: bool = True, in_parallel: bool = False) -> list[Variable]:
     """Return the mean, and with `has_cov` the covariance, of all states given all observations."""
-    owed = _walk_back(model, walk, has_cov)
-    return _with_what_is_owed(walk, owed)
-
-
-def smoothed_in_parallel(model: StateSpace, walk: Walk) -> list[Variable]:
-    """Return the same as a scan of elements: ``r -> M r + s`` and ``N -> M N Mᵀ + S`` compose."""
-    dtype = walk.mean.type.dtype
-    move = pt.cast(model.transition, dtype)
-    g, across = walk.z, pt.swapaxes(walk.z, 1, 2)
-    keep = pt.eye(walk.mean.shape[1], dtype=dtype) - pt.swapaxes(walk.w, 1, 2) @ g
-    back = pt.swapaxes(move @ keep, 1, 2)
-
-    def compose(later: Sequence[Variable], then: Sequence[Variable]) -> tuple[Variable, ...]:
-        (m1, s1, n1), (m2, s2, n2) = later, then
-        return m2 @ m1, m2 @ s1 + s2, m2 @ n1 @ m2.T + n2
-
-    elements = (back, (across @ walk.e[:, :, None])[:, :, 0], across @ g)
-    _, *owed = associative_scan(compose, elements, reverse=True)
-    return _with_what_is_owed(walk, owed)
-
-
-def _with_what_is_owed(walk: Walk, owed: Sequence[Variable]) -> list[Variable]:
-    """Return the smoothed moments, given `r` and, if it is there, `N`."""
-    before, spread = walk.predicted_mean[:-1], walk.predicted_cov[:-1]
-    results = [before + (spread @ owed[0][:, :, None])[:, :, 0]]
-    return [*results, *(spread - spread @ information @ spread for information in owed[1:])]
-
-
-def _walk_back(model: StateSpace, walk: Walk, has_cov: bool) -> list[Variable]:
-    """Return `r` and, with `has_cov`, `N` before each step."""
-    dtype = walk.mean.type.dtype
-    move = pt.cast(model.transition, dtype)
-    timed = is_timed("transition", model.transition)
-    start = pt.zeros_like(walk.predicted_mean[0])
-
-    def step(w: Variable, e: Variable, z: Variable, *rest: Variable) -> list[Variable]:
-        own, *states = rest if timed else (move, *rest)
-        keep = pt.eye(w.shape[1], dtype=dtype) - w.T @ z
-        found = [z.T @ e + keep.T @ (own.T @ states[0])]
-        if has_cov:
-            moved = own @ keep
-            found.append(z.T @ z + moved.T @ states[1] @ moved)
-        return found
-
-    starts = [start, *([pt.zeros_like(walk.predicted_cov[0])] if has_cov else [])]
-    owed = scan(
-        step,
-        [walk.w, walk.e, walk.z, *([move] if timed else [])],
-        starts,
-        go_backwards=True,
-        return_list=True,
-        return_updates=False,
-        name="kalman_smoother",
-    )
-    return [rows[::-1] for rows in owed]
+    back, before, spread = pt.swapaxes(walk.move, 1, 2), walk.predicted_mean, walk.predicted_cov
+    pull = pt.concatenate([walk.pull, pt.zeros_like(before[:1])])
+    owed = walk_vectors(back, pull, True, in_parallel)[:-1]
+    results = [before[:-1] + (spread[:-1] @ owed[:, :, None])[:, :, 0]]
+    if has_cov:
+        information = pt.concatenate([walk.information, pt.zeros_like(spread[:1])])
+        owed = walk_squares(back, information, True, in_parallel)[:-1]
+        results.append(spread[:-1] - spread[:-1] @ owed @ spread[:-1])
+    return results
 
 
 def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> list[Variable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
+from pytensor.tensor.linalg.decomposition.qr import QR
 from pytensor.tensor.linalg.inverse import MatrixInverse
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.psd import CholeskySolve
@@ -14,7 +15,7 @@ from pytensor.tensor.math import Dot
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, is_contiguous
-from scanlib.kernels.arrays.sizes import Size, product, total
+from scanlib.kernels.arrays.sizes import Size, combined, product, total
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix
@@ -22,6 +23,7 @@ from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number
 from scanlib.ops.messages import shape_text
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
+from scanlib.ops.row_ops.triangular import TriangularFactor
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
 CONFORM = "Dimensions of A and B do not conform: "
@@ -118,6 +120,25 @@ def write_cholesky(step: Step, node: Apply) -> None:
     target = _contiguous_target(step, out, list(place.sizes))
     a, lower = _square(step, place), bool(core_op(node).lower)
     factorizations.cholesky(step.writer, a, matrix(step, target), lower, step.library)
+    step.bind_place(out, target)
+
+
+@rule(QR)
+def write_triangular_factor(step: Step, node: Apply) -> None:
+    """Write the triangular factor alone, whose rows are no more than the matrix has of either."""
+    _check_real(node)
+    (inp,), (out, *others), op = node.inputs, node.outputs, core_op(node)
+    if op.mode != "r" or others:
+        raise NoKernelError(f"{op} has no kernel but for the triangular factor alone")
+    place = step.place(inp)
+    rows, columns = map(step.sizes.same, place.sizes)
+    least = combined("min", rows, columns)
+    if not isinstance(op, TriangularFactor) and step.sizes.same(least) != rows:
+        raise NoKernelError(f"{op} of a matrix that may have more rows than columns has no kernel")
+    target = _contiguous_target(step, out, [least, columns])
+    spare = step.fresh(place.dtype, [rows, columns]).pointer
+    found = matrix(step, target)
+    factorizations.triangular_factor(step.writer, matrix(step, place), found, spare)
     step.bind_place(out, target)
 
 

@@ -2,8 +2,9 @@ r"""Factorizations of matrices, solves, inverses and determinants.
 
 * Cholesky's factor ``A = Uᵀ U``: ``U[i, j] = (A[i, j] - Σ_k U[k, i] U[k, j]) / U[i, i]``;
 * substitution forwards and backwards, several right-hand sides of a row in one vector;
-* elimination with the largest pivot of each column, for general matrices
-  (G. Golub and C. Van Loan, "Matrix Computations", 4th ed. 2013, sections 3.1, 3.4 and 4.2).
+* elimination with the largest pivot of each column, for general matrices;
+* reflections of Householder's for the triangular factor of any matrix, ``A = Q R``
+  (G. Golub and C. Van Loan, "Matrix Computations", 4th ed. 2013, sections 3.1, 3.4, 4.2 and 5.2).
 
 Each is one function for each dtype, of matrices of any layout, which fills a result whose rows lie
 one behind the other. A matrix that is not positive definite, or is singular, gives NaN everywhere;
@@ -387,6 +388,47 @@ def _inverse(w: Writer, *values: Value, dtype: str) -> Value:
     return w.copy(code)
 
 
+@_shared(*MATRIX, INT64, INT64, INT64, POINTER, POINTER)
+def _triangular_factor(w: Writer, *values: Value, dtype: str) -> None:
+    """Reflect the columns of A, which are rows of `spare`, one after the other, and copy R.
+
+    The reflection that takes ``x`` to ``(α, 0 …)``, with ``α = -sign(x₀) ‖x‖``, takes another `z`
+    to ``z - v (vᵀ z) / (‖x‖² - α x₀)``, where ``v = x - (α, 0 …)``. As in LAPACK, `x` is divided
+    by its largest item first, and one that has no other item than ``x₀`` stays as it is.
+    """
+    a, row, column, n, m, rows, out, spare = values
+    kind, item = Type(dtype), Type(dtype).itemsize
+    _copy(w, dtype, a, column, row, m, n, spare)
+    line, zero, one = n * item, w.constant(0.0, kind), w.constant(1.0, kind)
+    with w.loop(0, w.select(n < m, n, m)) as i:
+        mine = w.offset(spare, i * line)
+        largest, squares = w.local(zero), w.local(zero)
+        with w.loop(i, n) as k:
+            size = abs(w.load(kind, mine, k * item))
+            w.assign(largest, w.select(size > w.copy(largest), size, w.copy(largest)))
+        unit = w.select(w.copy(largest) > zero, w.copy(largest), one)
+        with w.loop(i, n) as k:
+            value = w.load(kind, mine, k * item) / unit
+            w.store(mine, k * item, value)
+            w.assign(squares, w.select(k > i, w.fma(value, value, w.copy(squares)), zero))
+        first, is_alone = w.load(kind, mine, i * item), w.copy(squares).equals(zero)
+        whole = w.fma(first, first, w.copy(squares))
+        norm = w.apply("sqrt", whole)
+        end = w.select(is_alone, first, w.select(first < zero, norm, -norm))
+        w.store(mine, i * item, first - end)
+        scale = whole - end * first
+        with w.when(~is_alone), w.loop(i + 1, m) as j:
+            other, total = w.offset(spare, j * line), w.local(zero)
+            with w.loop(i, n) as k:
+                own, theirs = (w.load(kind, x, k * item) for x in (mine, other))
+                w.assign(total, w.fma(own, theirs, w.copy(total)))
+            _write_difference(w, other, mine, w.copy(total) / scale, (i, n))
+        w.store(mine, i * item, end * unit)
+    with w.loop(0, rows) as i, w.loop(0, m) as j:
+        value = w.load(kind, spare, (j * n + i) * item)
+        w.store(out, (i * m + j) * item, w.select(j < i, zero, value))
+
+
 @_shared(*MATRIX, INT64, POINTER)
 def _determinant(w: Writer, *values: Value, dtype: str) -> tuple[Value, ...]:
     """Write the product of the pivots, whose sign each exchange of rows turns."""
@@ -473,6 +515,15 @@ def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
     `spare` is memory for `spare_items`.
     """
     return _determinant(w, _dtype(a), *a.values(w), *sized(w, a.rows), spare)
+
+
+def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
+    """Write the rows of ``R``, with ``A = Q R``, that `out` has: no more than `A` has rows.
+
+    `spare` is memory for as many items as `A` has.
+    """
+    sizes = sized(w, a.rows, a.columns, out.rows)
+    _triangular_factor(w, _dtype(a, out), *a.values(w), *sizes, out.pointer, spare)
 
 
 def _right(w: Writer, b: Matrix, out: Matrix) -> list[Value]:

@@ -87,7 +87,8 @@ def literal(value: Any, dtype: str) -> str:
 def print_functions(functions: Sequence[ir.Function], declared: str = "static inline") -> str:
     """Return functions and what they call; `declared` is what stands before each."""
     needed = [inner for function in functions for inner in (*ir.functions_of(function), function)]
-    return "\n".join(_Module(list(dict.fromkeys(needed)), declared).text())
+    lines = [line for function in dict.fromkeys(needed) for line in _function(function, declared)]
+    return "\n".join([_FMA, *lines])
 
 
 def type_text(type: ir.Type) -> str:
@@ -103,42 +104,29 @@ def type_text(type: ir.Type) -> str:
     return "char *" if type == ir.POINTER else item_text(type.dtype)
 
 
-class _Module:
-    def __init__(self, functions: list[ir.Function], declared: str = "static inline") -> None:
-        self.declared = declared
-        self.lines: list[str] = []
-        for function in functions:
-            self.function(function)
-
-    def text(self) -> Iterator[str]:
-        yield _FMA
-        yield from self.lines
-
-    def function(self, function: ir.Function) -> None:
-        body = _Body(function.body, function.parameters)
-        texts = [body.read(value) for value in function.results]
-        if len(texts) == 1:
-            body.line(f"return {texts[0]};")
-            result = type_text(function.results[0].type)
-        elif texts:
-            result = f"{function.name}_results"
-            fields = [
-                f"{type_text(value.type)} r{place};" for place, value in enumerate(function.results)
-            ]
-            self.lines.append(f"struct {result} {{ {' '.join(fields)} }};")
-            body.line(f"const {result} results = {{{', '.join(texts)}}};")
-            body.line("return results;")
-        else:
-            result = "void"
-        given = ", ".join(f"{type_text(v.type)} {v.name}" for v in function.parameters)
-        self.lines.append(f"{self.declared} {result} {function.name}({given}) {{")
-        self.lines += [*body.lines, "}"]
+def _function(function: ir.Function, declared: str) -> Iterator[str]:
+    """Yield the lines of a function."""
+    body = _Body(function.body)
+    texts = [body.read(value) for value in function.results]
+    result = type_text(function.results[0].type) if texts else "void"
+    if len(texts) > 1:
+        kinds = [type_text(value.type) for value in function.results]
+        fields = " ".join(f"{kind} r{place};" for place, kind in enumerate(kinds))
+        result = f"{function.name}_results"
+        yield f"struct {result} {{ {fields} }};"
+        body.line(f"const {result} results = {{{', '.join(texts)}}};")
+        texts = ["results"]
+    given = ", ".join(f"{type_text(v.type)} {v.name}" for v in function.parameters)
+    yield f"{declared} {result} {function.name}({given}) {{"
+    yield from body.lines
+    yield from (f"  return {text};" for text in texts)
+    yield "}"
 
 
 class _Body:
     """The statements of one function."""
 
-    def __init__(self, block: ir.Block, parameters: tuple[ir.Value, ...]) -> None:
+    def __init__(self, block: ir.Block) -> None:
         self.lines: list[str] = []
         self.depth = 1
         seen: set[ir.Value] = set()
@@ -199,7 +187,8 @@ class _Body:
             whole = last.is_integer and result.type == last
             self.define(result, f"({kind})({text})" if whole else text)
         elif operation in _FUNCTIONS:
-            self.define(result, f"{_function(operation, last.dtype)}({', '.join(texts)})")
+            name = _FUNCTIONS[operation] + "f" * (last.dtype == "float32")
+            self.define(result, f"{name}({', '.join(texts)})")
         elif operation == "neg":
             zero = f"({kind})(0 - (uint64_t){texts[0]})"
             self.define(result, zero if last.is_integer else f"-{texts[0]}")
@@ -298,7 +287,3 @@ class _Body:
     def _(self, statement: ir.CallSymbol) -> None:
         given = ", ".join(self.read(value) for value in statement.operands)
         self.define(statement.result, f"{statement.symbol}({given})")
-
-
-def _function(operation: str, dtype: str) -> str:
-    return _FUNCTIONS[operation] + ("f" if dtype == "float32" else "")

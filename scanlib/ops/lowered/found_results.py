@@ -2,32 +2,46 @@
 
 Another algorithm may compute what a loop computes, such as a scan of associative elements.
 `FoundResults` is given the loop's inputs and what was found, and returns that as it is; derivatives
-are those of the loop at these values, of any order: one loop in the other direction, whatever is
-not smooth in the other algorithm. A rewrite takes the Op out when functions are compiled.
+are those of the loop at these values, of any order, whatever is not smooth in the other algorithm.
+They have no loop either. With the cotangents ``g`` of the states that results read, the cotangents
+of all states are those of an affine recurrence backwards,
+
+    λ[t] = J[t]ᵀ λ[t+1] + g[t],    J[t] = ∂h[t+1] / ∂h[t]
+
+which whoever found the results knows how to solve (`adjoint`). What steps owe to the loop's inputs
+follows from ``λ``, for all steps at once. A rewrite takes the Op out when functions are compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 
 from scanlib._compat import vectorize_rule
 from scanlib.ops.batching import vectorize_scan
 from scanlib.ops.derivatives import HasDerivatives, pullback_rule, pushforward_rule
-from scanlib.ops.gradient.pullback import pull_back
 from scanlib.ops.gradient.pushforward import pushforward_at
-from scanlib.ops.graph import conform
-from scanlib.ops.loop import Results
+from scanlib.ops.gradient.step_pullback import is_usable
+from scanlib.ops.graph import conform, substitute
+from scanlib.ops.loop import Loop, NonSequence, Output, Results
+from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
+
+# From a loop, its results and the cotangents of its histories to those of all states.
+Adjoint = Callable[[Loop, Results, list[Variable]], list[Variable]]
+Pair = tuple[Variable, Variable]
+# What a loop without states is called that is a batch where rows are combined in parallel.
+AT_ALL_STEPS = "all steps at once"
 
 
 class FoundResults(HasDerivatives, Op):
@@ -36,14 +50,19 @@ class FoundResults(HasDerivatives, Op):
     Parameters
     ----------
     scan : Scan
-        The loop, without carries and `until`.
+        The loop, without carries and `until`; its states have a depth of one.
+    adjoint : callable, optional
+        A function of a module. It gets the loop, its results, and for each state cotangents of the
+        history; it returns the same with all that later states owe. A loop without states needs
+        none.
     """
 
-    __props__ = ("scan",)
+    __props__ = ("scan", "adjoint")
     view_map: ClassVar[dict[int, list[int]]] = {}
 
-    def __init__(self, scan: Scan) -> None:
+    def __init__(self, scan: Scan, adjoint: Adjoint | None = None) -> None:
         self.scan = scan
+        self.adjoint = adjoint
 
     def __str__(self) -> str:
         return f"Found{self.scan}"
@@ -76,6 +95,84 @@ class FoundResults(HasDerivatives, Op):
         return Results(*self.signature.split_outputs(outputs), outputs[0].owner)
 
 
+def at_all_steps(rows: Sequence[Pair], values: Sequence[Variable], name: str) -> list[Variable]:
+    """Return what all steps compute of arrays: a loop without states.
+
+    Backends that combine rows in parallel compute such a loop as batches, others by its kernel.
+
+    Parameters
+    ----------
+    rows : sequence of tuple of Variable
+        Arrays, and what stands for a row of each in `values`.
+    values : sequence of Variable
+        What one step computes, of rows and of what is the same at all steps.
+    name : str
+    """
+    own = [row for _, row in rows]
+    loop = Loop(sequences=[SequencePart(*pair) for pair in rows], name=name, function=AT_ALL_STEPS)
+    captured = [
+        v for v in graph_inputs(values, own) if v not in own and not isinstance(v, Constant)
+    ]
+    inner = {v: v.type() for v in captured}
+    loop.non_sequences = [NonSequence(v, inner[v]) for v in captured]
+    loop.outputs = [Output(v) for v in substitute(values, inner)]
+    return loop.apply().outputs
+
+
+def computes_all_steps(node: Apply) -> bool:
+    """Whether a node is such a loop, or the gradient of one."""
+    if not isinstance(node.op, Scan) or node.op.labels.function != AT_ALL_STEPS:
+        return False
+    signature = node.op.signature
+    return not (signature.n_states or signature.n_carries or signature.has_stop)
+
+
+def as_batches(node: Apply) -> list[Variable]:
+    """Return the results of such a loop without a loop."""
+    loop = Loop.from_node(node)
+    fixed = {part.inner: part.outer for part in loop.non_sequences}
+    values = substitute(loop.body_outputs(), fixed)
+    found = vectorize_graph(values, {part.row: part.outer for part in loop.sequences})
+    pairs = zip(found, values, node.outputs, strict=True)
+    return [
+        conform(
+            pt.broadcast_to(new, [loop.length(), *new.shape]) if new.ndim == old.ndim else new,
+            out.type,
+        )
+        for new, old, out in pairs
+    ]
+
+
+def _pull_back(
+    loop: Loop, histories: Sequence[Variable], cotangents: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable], list[Variable]]:
+    """Return the cotangents of sequences, of the states before all steps, of non-sequences.
+
+    They are those of all steps at once, given the cotangents of the states after them and of the
+    loop's outputs. What is the same at all steps is one row for each, so that there is no sum.
+    """
+    before = slice(1, None) if loop.reverse else slice(None, -1)
+    pairs = [(part.outer, part.row) for part in loop.sequences]
+    for state, history in zip(loop.states, histories, strict=True):
+        pairs.append((history[before], state.tap(-1)))
+    steps = pairs[0][0].shape[0]
+    for part in loop.non_sequences:
+        pairs.append((pt.broadcast_to(part.outer, [steps, *part.outer.shape]), part.inner))
+    values = at_all_steps(pairs, loop.body_outputs(), f"{loop.name or 'loop'}_steps")
+    node = values[0].owner
+    found = node.op.pullback(node.inputs, node.outputs, list(cotangents))
+    first, last = len(loop.sequences), len(loop.sequences) + len(loop.states)
+    sums = [pt.sum(g, axis=0) if is_usable(g) else g for g in found[last:]]
+    return found[:first], found[first:last], sums
+
+
+def with_derivatives_of(rows: Sequence[Variable], found: Sequence[Variable]) -> list[Variable]:
+    """Return arrays that were found, with the derivatives of arrays that they stand for."""
+    own = [pt.TensorType(v.type.dtype, shape=v.type.shape[1:])() for v in rows]
+    node = at_all_steps(list(zip(rows, own, strict=True)), own, "found")[0].owner
+    return FoundResults(node.op).make_node(*node.inputs, *found).outputs
+
+
 @pullback_rule.register(FoundResults)
 def pullback_found(
     op: FoundResults,
@@ -84,9 +181,29 @@ def pullback_found(
     cotangents: Sequence[Variable],
 ) -> list[Variable]:
     """Return the cotangents of the loop's inputs; what was found has none."""
-    own = inputs[: -len(outputs)]
-    found = pull_back(op.scan, own, op.results(outputs), cotangents)
-    return [*found, *(pg.disconnected_type() for _ in outputs)]
+    own, results = inputs[: -len(outputs)], op.results(outputs)
+    given, loop = op.signature.split_outputs(cotangents), Loop.from_op(op.scan, list(own))
+    totals: list[Variable] = []
+    if loop.states:
+        nothing = [pg.disconnected_type() for _ in loop.states]
+        _, read, _ = _pull_back(loop, results.histories, [*nothing, *given.outputs])
+        parts = zip(results.histories, given.histories, read, strict=True)
+        direct = [_added(history, own_g, g, loop.reverse) for history, own_g, g in parts]
+        assert op.adjoint is not None
+        totals = op.adjoint(loop, results, direct)
+    after = [total[:-1] if loop.reverse else total[1:] for total in totals]
+    sequences, _, fixed = _pull_back(loop, results.histories, [*after, *given.outputs])
+    starts = [total[-1:] if loop.reverse else total[:1] for total in totals]
+    return [*sequences, *starts, *fixed, *(pg.disconnected_type() for _ in outputs)]
+
+
+def _added(history: Variable, direct: Variable, read: Variable, reverse: bool) -> Variable:
+    """Return the cotangent of a history: its own, and that of what steps read of it."""
+    total = direct if is_usable(direct) else pt.zeros_like(history)
+    if not is_usable(read):
+        return total
+    nothing = pt.zeros_like(history[:1])
+    return total + pt.concatenate([nothing, read] if reverse else [read, nothing])
 
 
 @pushforward_rule.register(FoundResults)
@@ -114,7 +231,7 @@ def vectorize_found(op: FoundResults, node: Apply, *batched: Variable) -> list[V
         value = value[(0,) * max(value.type.ndim - like.type.ndim, 0)]
         value = value if value.type.ndim == like.type.ndim else pt.broadcast_to(value, like.shape)
         moved.append(pt.moveaxis(value, rank, 0) if rank else value)
-    results = FoundResults(loop.op).make_node(*loop.inputs, *moved).outputs
+    results = FoundResults(loop.op, op.adjoint).make_node(*loop.inputs, *moved).outputs
     return [pt.moveaxis(v, 0, rank) if rank else v for v, rank in zip(results, ranks, strict=True)]
 
 

@@ -1,8 +1,8 @@
 """The triangular factor of a matrix, in the shape that it really has.
 
 A QR decomposition of an m × n matrix has a factor R with k = min(m, n) rows that are not zero.
-PyTensor's `QR` in the mode ``r`` says that it returns m rows. Python does, numba returns k, and so
-do JAX and PyTorch. What relies on the type then reads past the end, or fails. In steps of loops the
+PyTensor's `QR` in the mode ``r`` says that it returns m rows. Python and JAX do, numba and PyTorch
+return k. What relies on the type then reads past the end, or fails. In steps of loops the
 Op is replaced by one that always returns k rows, and says so; the zeros are put behind them.
 """
 

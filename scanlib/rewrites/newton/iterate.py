@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -100,7 +101,7 @@ class _Members:
     kept : Carry
         The share of the Jacobian that is kept.
     residual, step : Carry
-        The largest residual of the last iterate that was not the last one, and its step.
+        The largest residual of the best iterate, and its step.
     """
 
     converged: Carry
@@ -154,7 +155,7 @@ def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
         converged=carry(pt.zeros(sizes, dtype="bool")),
         lost=carry(pt.zeros(sizes, dtype="bool")),
         kept=carry(pt.ones(sizes, dtype="float64")),
-        residual=carry(pt.zeros(sizes, dtype="float64")),
+        residual=carry(pt.full(sizes, np.inf, dtype="float64")),
         step=carry(pt.zeros(sizes, dtype="int64")),
     )
     count = carry(pt.constant(0, dtype="int64"))
@@ -216,8 +217,10 @@ def _iterate(
         part.next = pt.switch(pt.expand_dims(taken, 0), rows, part.value)
     # A first row of zeros: there may be no steps.
     rows = pt.concatenate([pt.zeros_like(members.residual.value)[None], lengths])
-    members.residual.next = pt.switch(waits, pt.max(rows, axis=0), members.residual.value)
-    members.step.next = pt.switch(waits, pt.argmax(rows, axis=0) - 1, members.step.value)
+    largest = pt.max(rows, axis=0)
+    improved = waits & pt.le(largest, members.residual.value)
+    members.residual.next = pt.switch(improved, largest, members.residual.value)
+    members.step.next = pt.switch(improved, pt.argmax(rows, axis=0) - 1, members.step.value)
 
 
 def _typed(number: float, like: Variable) -> Variable:

@@ -7,6 +7,8 @@ import pytest
 
 import scanlib
 from scanlib import StateSpace, kalman_filter, kalman_sample, kalman_smoother
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, assert_same, evaluate
 
 rng = np.random.default_rng(1)
@@ -243,6 +245,66 @@ def test_single_precision(fast_mode):
         total = kalman_filter(y.astype("float32"), model, True, method).log_likelihood
         assert total.dtype == "float32"
         np.testing.assert_allclose(evaluate(total, {}, fast_mode), expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_smoother_of_a_vague_first_state(dtype, fast_mode):
+    """By factors it is exact, where ``P - P N P`` is not; held against the precision matrix."""
+    m, move, look = 2, np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[1.0, 0.0]])
+    noise, error = np.diag([1e-4, 1e-5]), np.array([[1e-3]])
+    first = (1e4 if dtype == "float64" else 100.0) * np.eye(m)
+    y = np.cumsum(0.1 * rng.normal(size=(STEPS, 1)), axis=0)
+    given = [move, look, noise, error, np.zeros(m), first]
+    precision, pull = np.zeros((STEPS, m, STEPS, m)), np.zeros((STEPS, m))
+    precision[0, :, 0] += np.linalg.inv(first)
+    for t, row in enumerate(y):
+        precision[t, :, t] += look.T @ look / error
+        pull[t] += look.T @ row / error[0]
+        if t:
+            ends = np.linalg.inv(noise) @ np.hstack([-move, np.eye(m)])
+            whole = np.hstack([-move, np.eye(m)]).T @ ends
+            for i, j in np.ndindex(2, 2):
+                block = whole[m * i : m * i + m, m * j : m * j + m]
+                precision[t - 1 + i, :, t - 1 + j] += block
+    cov = np.linalg.inv(precision.reshape(STEPS * m, -1)).reshape(precision.shape)
+    mean = np.tensordot(cov, pull, axes=2)
+    cov = np.stack([cov[t, :, t] for t in range(STEPS)])
+    scale = np.sqrt(np.einsum("tii->ti", cov))
+    model = StateSpace(*(v.astype(dtype) for v in given))
+    smooth = kalman_smoother(y.astype(dtype), model, method="square-root")
+    found = evaluate([smooth.mean, smooth.cov], {}, fast_mode)
+    assert [v.dtype for v in found] == [dtype] * 2
+    limit = 1e-9 if dtype == "float64" else 1e-4
+    assert (np.abs(found[1] - cov) / (scale[:, :, None] * scale[:, None])).max() < limit
+    assert (np.abs(found[0] - mean) / scale).max() < (1e-6 if dtype == "float64" else 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["parallel", "square-root"])
+def test_values_and_gradients_are_parallel_in_time(method, monkeypatch):
+    """Where JAX combines rows in trees, no loop is left: not in the likelihood, the smoother, the
+    gradient, or the second derivative."""
+    backend = pytest.importorskip("scanlib.backends.jax")
+    monkeypatch.setattr(backend, "combines_in_trees", lambda: True)
+    given = parts("varying")
+    y = pt.constant(observations("missing"))
+    names = ["transition", "observation", "state_cov", "initial_mean"]
+    symbols = {pt.TensorType("float64", given[n].shape)(n): given[n] for n in names}
+    model = StateSpace(**given | dict(zip(names, symbols, strict=True)))
+    found = []
+    for kind, mode in ((method, "JAX"), ("sequential", "FAST_RUN")):
+        smooth = kalman_smoother(y, model, method=kind)
+        cost = smooth.filtered.log_likelihood + (smooth.mean**2).sum() + (smooth.cov**2).sum()
+        gradient = pytensor.grad(cost, list(symbols))
+        second = pytensor.grad((gradient[0] ** 2).sum(), next(iter(symbols)))
+        function = pytensor.function(list(symbols), [cost, *gradient, second], mode=mode)
+        if mode == "JAX":
+            nodes = function.maker.fgraph.apply_nodes
+            assert not any(isinstance(node.op, Scan | LinearScan) for node in nodes)
+        cost, move, look, cov, *rest = function(*symbols.values())
+        found.append([cost, move, look, cov + cov.T, *rest])
+    assert_same(*found, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
