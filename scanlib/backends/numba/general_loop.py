@@ -32,6 +32,7 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     numba_typify,
 )
+from pytensor.tensor.basic import ScalarFromTensor
 
 from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
 from scanlib.backends.handler.around_loops import gather
@@ -81,7 +82,8 @@ class LoopWriter:
         self.lines: list[str] = []
         self.indent = 1
         self.count = 0
-        self.numbers: set[str] = set()  # names of what is no array
+        # What are numbers and not arrays, with how an array is made of them.
+        self.numbers: dict[str, str] = {}
         self.globals: dict[str, Any] = {"np": np, "__name__": __name__}
         for known in (as_array, new_array, row_view, numba_deepcopy, poll):
             self.globals[known.__name__] = known
@@ -129,6 +131,9 @@ class LoopWriter:
             return names[variable]
 
         for node in fgraph.toposort():
+            if isinstance(node.op, ScalarFromTensor):
+                names[node.outputs[0]] = self.number(name(node.inputs[0]))
+                continue
             is_program = isinstance(node.op, KernelGraph)
             inputs = [
                 name(v) if is_program or not is_tensor(v) else self.array(name(v))
@@ -138,14 +143,14 @@ class LoopWriter:
                 self.count += 1
                 names[out] = f"v{self.count}"
                 if is_program and out.type.ndim == 0:
-                    self.numbers.add(names[out])
+                    self.numbers[names[out]] = f"as_array({names[out]})"
             results = ", ".join(names[out] for out in node.outputs)
             self.line(f"{results} = {self.function(node)}({', '.join(inputs)})")
         return [name(out) for out in fgraph.outputs]
 
     def array(self, name: str) -> str:
         """Return what is taken by all but programs: an array of no axes, not a number."""
-        return f"as_array({name})" if name in self.numbers else name
+        return self.numbers.get(name, name)
 
     def number(self, name: str) -> str:
         """Return the item of an array of no axes."""
@@ -270,11 +275,10 @@ class LoopWriter:
             read += [(f"h{i}", self.row(i, offset)) for offset in taps]
         names = [f"y{i}" for i in range(len(read))]
         for name, (array, row), inner in zip(names, read, self.body.fgraph.inputs, strict=False):
-            if inner.type.ndim:
-                self.line(f"{name} = row_view({array}, {row})")
-            else:
-                self.line(f"{name} = {array}[{row}]")
-                self.numbers.add(name)
+            view = f"row_view({array}, {row})"
+            self.line(f"{name} = {view if inner.type.ndim else f'{array}[{row}]'}")
+            if not inner.type.ndim:
+                self.numbers[name] = view
         names += [f"c{i}" for i in range(self.signature.n_carries)]
         results = self.write_graph(self.body.fgraph, [*names, *self.outer.non_sequences])
         made = self.signature.split_body_outputs(results)
