@@ -8,9 +8,11 @@ from pytensor.graph.replace import vectorize_graph
 
 import scanlib
 from scanlib.ops.errors import ConvergenceError
+from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.loop import Loop
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.lowered.newton_scan import NewtonScan
+from scanlib.rewrites.newton.diagonal import diagonal_of
 from scanlib.rewrites.newton.linearize import linearize
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.reference import reference_scan
@@ -136,6 +138,37 @@ def built(case, method, steps=9, dtype="float64", **options):
 def test_loops(name, mode):
     results, inputs, expected = built(name, "newton")
     assert_same(evaluate(results, inputs, mode), expected)
+
+
+def two_products(x, h, w):
+    return [pt.tanh(w @ (h * pt.sigmoid(w @ h)) + x) + 0.3 * h * pt.exp(-h) + h * (w @ h)]
+
+
+def three_products(x, h, w):
+    return [pt.tanh(w @ pt.tanh(w @ pt.tanh(w @ h)) + x)]
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("step", [two_products, three_products])
+def test_diagonal_without_the_jacobian(step, python_kernels):
+    """Up to two products in a row the step's structure tells the diagonal: no unit vectors."""
+    x, h, w = pt.vector("x"), pt.vector("h"), pt.matrix("w")
+    moved = h.type()
+    (value,) = step(x, h, w)
+    (tangent,) = step_tangents([value], [(h, moved)])
+    found = diagonal_of(tangent, moved)
+    if step is three_products:
+        assert found is None
+        return
+    values = [rng.normal(size=D), rng.normal(size=D), W]
+    own, moves = (
+        pytensor.function(
+            [x, h, w, moved], [found, tangent], mode="FAST_COMPILE", on_unused_input="ignore"
+        ),
+        np.eye(D),
+    )
+    expected = [own(*values, unit)[1][i] for i, unit in enumerate(moves)]
+    np.testing.assert_allclose(own(*values, moves[0])[0], expected, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Loop, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.rewrites.newton.diagonal import diagonal_of
 
 # A state whose next value depends on another state, and how many steps back.
 Coupling = tuple[int, int, int]
@@ -241,19 +242,28 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
             for coupling, (tangent, moved) in couplings.items()
         }
         return result
+    diagonal = jacobian not in ("auto", "full")
+    known: dict[Coupling, Variable] = {}
+    if diagonal and not axes:
+        pairs = ((key, diagonal_of(*pair)) for key, pair in couplings.items())
+        known = {key: value for key, value in pairs if value is not None}
     matrices = {
         coupling: matrix
         for coupling, (tangents, moved) in couplings.items()
-        if (matrix := _matrix(result, loop, coupling, tangents, moved)) is not None
+        if coupling not in known
+        and (matrix := _matrix(result, loop, coupling, tangents, moved)) is not None
     }
-    if jacobian in ("auto", "full"):
+    if not diagonal:
         result.jacobians = matrices
         return result
     result.elementwise = True
+    for coupling, value in known.items():
+        own = _for_ones(value, couplings[coupling][1], _tap(loop, coupling))
+        result.jacobians[coupling] = conform(own, _like(states[coupling[0]]))
     for (to, source, offset), matrix in matrices.items():
         like = next(iter(states[to].taps.values()))
-        diagonal = pt.diagonal(matrix, axis1=-2, axis2=-1)
-        rows = result.as_rows(pt.expand_dims(diagonal, 0), pt.expand_dims(like, 0))[0]
+        items = pt.diagonal(matrix, axis1=-2, axis2=-1)
+        rows = result.as_rows(pt.expand_dims(items, 0), pt.expand_dims(like, 0))[0]
         result.jacobians[to, source, offset] = rows
     return result
 
