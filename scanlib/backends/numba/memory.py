@@ -95,7 +95,9 @@ def fresh_array(context: Any, builder: Any, known: types.Array, shape: Sequence[
 @intrinsic
 def row_view(typingctx: Any, array: Any, row: Any) -> Any:
     """Return a row of an array as a view, of no axes too (compiled code only)."""
-    known = array.copy(ndim=array.ndim - 1)
+    # A row of an array by columns is not contiguous.
+    layout = "C" if array.layout == "C" or array.ndim == 1 else "A"
+    known = array.copy(ndim=array.ndim - 1, layout=layout)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         whole = context.make_array(array)(context, builder, arguments[0])

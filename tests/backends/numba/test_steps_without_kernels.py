@@ -178,3 +178,17 @@ def test_kernels_that_may_be_unfit_in_compiled_code(kept):
     rng = np.random.default_rng(1)
     values = rng.normal(size=4), rng.normal(size=3 if kept else 5), rng.normal(size=3)
     assert_same(numba.njit(lambda *given: raw(*given))(*values), function(*values), rtol=1e-12)
+
+
+def test_arrays_by_columns():
+    x, start = pt.dmatrix("x"), pt.dmatrix("start")
+    row, before = pt.dvector(), pt.dvector()
+    state = State(start, {-1: before}, doubled(row) + before[::-1])
+    function = compiled(Loop(sequences=[Sequence(x, row)], states=[state]))
+    rng = np.random.default_rng(9)
+    rows, first = rng.normal(size=(3, 4)), rng.normal(size=(1, 3))
+    expected = [first[0]]
+    for each in rows.T:
+        expected.append(2 * each + expected[-1][::-1])
+    for start_of in (first, np.asfortranarray(first)):
+        assert_same(function(rows.T, start_of), [np.stack(expected)])
