@@ -11,6 +11,7 @@ takes the result apart again. What is joined at what cost is in `linear_cost`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,16 +77,17 @@ def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
     if loop.truncate_gradient != -1:
         raise NotLinearError("its gradient is truncated")
     check_types(slots_of([*loop.states, *split_sums(loop)[1]]))
-    shifts = shift_carries(loop)
-    if shifts:
-        try:
-            return _Search(node, loop, shifts).result()
-        except (NotLinearError, NotAffineError):
-            loop = canonical_loop(node)
     try:
-        return _Search(node, loop, {}).result()
+        found = _Search(node, loop, {}).result()
     except NotAffineError as error:
         raise NotLinearError(str(error)) from error
+    if not loop.states:
+        loop = canonical_loop(node)
+        shifts = shift_carries(loop)
+        if shifts:
+            with suppress(NotLinearError, NotAffineError):
+                return _Search(node, loop, shifts).result()
+    return found
 
 
 def check_types(slots: Sequence[Slot]) -> None:

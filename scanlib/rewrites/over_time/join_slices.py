@@ -88,8 +88,10 @@ def _behind_zeros(node: Apply) -> Variable | None:
         return None
     if rows.type.dtype != node.outputs[0].type.dtype:
         return None
-    sizes = [rows.shape[k] for k in range(1, rows.type.ndim)]
-    zeros = pt.zeros((whole.inputs[1] - rows.shape[0], *sizes), dtype=rows.type.dtype)
+    zero, length, *sizes = whole.inputs
+    kind = rows.type.clone(shape=(None, *node.outputs[0].type.shape[1:]))
+    # Made by `pt.alloc`, it would have the graph of its sizes rewritten for their static values.
+    zeros = Apply(whole.op, [zero, length - rows.shape[0], *sizes], [kind()]).outputs[0]
     return pt.join(0, zeros, rows)
 
 
