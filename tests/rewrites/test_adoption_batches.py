@@ -24,9 +24,9 @@ from tests.rewrites.test_adoption import ADOPTING, assert_all_adopted, variables
 rng = np.random.default_rng(31)
 # PyTensor itself cannot compute the batch: it adds zeros of too few rows.
 VALUES_ALONE = {"parts_of_a_trace"}
-# The loop over segments in the gradient stays a batch of PyTensor's: its length is another
-# expression than that of its rows, which are reshaped.
-LEFT = {"checkpoints"}
+# These stay batches of PyTensor's: the loop over segments in the gradient of checkpoints, whose
+# length is another expression than that of its rows, and gradients of loops with `until`.
+LEFT = {"checkpoints", "outputs_until", "outputs_until_that_never_comes"}
 
 
 def assert_adopted(function):

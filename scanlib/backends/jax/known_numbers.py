@@ -102,9 +102,23 @@ def computed(node: Apply, inputs: tuple[Any, ...]) -> list[Any] | None:
     if isinstance(node.op, Subtensor):
         values[1:] = inputs[1:]
     storage: list[list[Any]] = [[None] for _ in node.outputs]
-    node.op.perform(node, values, storage)
+    try:
+        node.op.perform(node, values, storage)
+    except OverflowError:
+        # A Composite computes with Python's numbers, which may not fit its constants' small dtypes.
+        node.op.perform(node, [_as_objects(value) for value in values], storage)
     pairs = zip(storage, node.outputs, strict=True)
     return [np.asarray(value, out.type.dtype) for (value,), out in pairs]
+
+
+def _as_objects(value: Any) -> Any:
+    """Return integers as objects, each a number of NumPy's with 64 bits."""
+    given = np.asarray(value)
+    if given.dtype.kind not in "iu":
+        return value
+    found = np.empty(given.size, object)
+    found[:] = list(given.ravel().astype("int64"))
+    return found.reshape(given.shape)
 
 
 # What numbers do not exceed

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
 
@@ -13,8 +14,10 @@ from tests.reference import reference_scan
 pytest.importorskip("jax", reason="jax is not installed")
 
 from pytensor.compile.mode import get_mode
+from pytensor.tensor.elemwise import Elemwise
 
 from scanlib.backends.jax.bounded import UnknownLengthError
+from scanlib.backends.jax.known_numbers import computed
 
 JAX = get_mode("JAX")
 rng = np.random.default_rng(11)
@@ -266,3 +269,11 @@ class TestSizesInAStep:
         values = [rng.normal(size=size) for size in ((4, 2, 3), (2, 2), (5, 2))]
         inputs = dict(zip((x, h0, w), values, strict=True))
         assert_derivatives((h**2).sum(), inputs, reference, JAX)
+
+
+def test_known_numbers_beside_small_constants():
+    """A Composite computes with Python's numbers, which NumPy refuses beside smaller integers."""
+    number = ps.int64("number")
+    one_more = ps.Composite([number], [number + ps.constant(np.int8(1))])
+    node = Elemwise(one_more)(pt.lscalar()).owner
+    assert computed(node, (256,)) == [257]
