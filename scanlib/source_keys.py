@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-_WRITERS = ("_compat", "backends", "kernels")
+_WRITERS = ("_compat", "backends", "kernels", "recurrences", "schedules")
 _IMPORT = re.compile(
     rf"^from (scanlib\.(?:{'|'.join(_WRITERS)})[\w.]*) import (\([^)]*\)|[^(\n]*)", re.MULTILINE
 )

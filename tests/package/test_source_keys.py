@@ -36,7 +36,13 @@ def change(monkeypatch):
 def test_the_key_changes_with_the_text_of_what_writes(change):
     key = change(None)
     assert change(None) == key
-    for module in (WRITER, "scanlib.backends.numba.callbacks", "scanlib.kernels.language"):
+    for module in (
+        WRITER,
+        "scanlib.backends.numba.callbacks",
+        "scanlib.schedules.blocks",
+        "scanlib.recurrences.affine",
+        "scanlib.kernels.language",
+    ):
         assert all(ours != theirs for ours, theirs in zip(change(module), key, strict=True)), module
     for module in (
         "scanlib.backends.numba.linker",
