@@ -227,7 +227,7 @@ class EmulatedLoop:
         call = kernels.call(sizes, strides, self.processors)
         works = [np.full(size, 0xA5, np.uint8) for size in call.works]
         addresses = [array.ctypes.data for array in [*arrays, *outputs, *works]]
-        handles = kernels.handles(self.driver, self.driver.context_of(0))
+        handles = kernels.handles(self.driver, self.driver.primary_context(0))
         launching.launch(self.driver, handles, call, addresses, 0)
         count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
         results, more = outputs[:count], outputs[count:]

@@ -35,7 +35,7 @@ def run(op, inputs):
     works = [np.full(size, 0xA5, np.uint8) for size in call.works]
     addresses = [array.ctypes.data for array in [*arrays, result, *works]]
     driver = emulated_driver()
-    handles = kernels.handles(driver, driver.context_of(0))
+    handles = kernels.handles(driver, driver.primary_context(0))
     launching.launch(driver, handles, call, addresses, 0)
     return result
 

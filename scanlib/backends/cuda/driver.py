@@ -49,12 +49,6 @@ class Driver:
             reason = (text.value or b"unknown error").decode()
             raise DriverError(f"{name} failed with status {status}: {reason}")
 
-    def context_of(self, stream: int) -> int:
-        """Return the context that a stream belongs to."""
-        context = ctypes.c_void_p()
-        self.call("cuStreamGetCtx", ctypes.c_void_p(stream), ctypes.byref(context))
-        return context.value or 0
-
     def primary_context(self, device: int) -> int:
         """Return the context of a device that all libraries share, made if need be.
 

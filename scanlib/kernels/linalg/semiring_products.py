@@ -227,9 +227,6 @@ def extreme_of(
     return w.select(is_finite, found + rest, found)
 
 
-RowSums = Callable[[list[Value], Value, Type], list[Local]]
-
-
 @dataclass
 class Dots:
     """Writes ``out[i] = Σ_j A[i, j] ⊗ h[j] + add[i]``, with rows of `A` that are contiguous.

@@ -108,7 +108,7 @@ def check_types(slots: Sequence[Slot]) -> None:
 
 
 def shift_carries(loop: Loop) -> dict[int, Variable]:
-    """Let a loop whose steps read carries `c` only in ``u = c + g`` be one of the `u`.
+    """Let a loop of carries whose steps read some `c` only in ``u = c + g`` be one of the `u`.
 
     Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
     With ``c' = M u``, the recurrence is ``u' = M u + g'`` with the `g` of the step that follows:
@@ -121,8 +121,6 @@ def shift_carries(loop: Loop) -> dict[int, Variable]:
         The `g` by the `id` of the carry; none where the loop was not changed.
     """
     _, recurrent = split_sums(loop)
-    if loop.states:
-        return {}
     outputs = loop.body_outputs()
     values = {part.value for part in recurrent}
     found = {}
