@@ -11,8 +11,8 @@ from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.selection import can_chunk
 from tests.c_loops import trace
 from tests.checks import assert_same
-from tests.kernels.test_threads import SMALL, STEPS, assert_repeats, compiled, in_forked_process
 from tests.modes import MODES
+from tests.schedules.test_threads import SMALL, STEPS, assert_repeats, compiled, in_forked_process
 
 pytestmark = pytest.mark.skipif(not system_has_threads(), reason="no such threads here")
 
