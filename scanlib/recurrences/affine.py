@@ -10,11 +10,11 @@ functions is affine:
 
 G. Blelloch, "Prefix sums and their applications", 1990.
 
-The steps of one state are composed in vector registers or by four
-(`scanlib.recurrences.block_scans`). With one coefficient for all steps, its powers are computed
-once, and the state between vectors is kept in double precision: single precision is rounded in sums
-of a few terms only, which leaves a fraction of the error of rounding at every step, and powers that
-are rounded would change the coefficient.
+The steps of one state are composed in vector registers (`scanlib.recurrences.block_scans`). With
+one coefficient for all steps, its powers are computed once, and the state between vectors is kept
+in double precision: single precision is rounded in sums of a few terms only, which leaves a
+fraction of the error of rounding at every step, and powers that are rounded would change the
+coefficient.
 
 Where the sum comes first, ``s = h + b``, ``h ← a s`` (`scanlib.ops.lowered.sums_first`), the sums
 are written: ``s ← a s + b`` with the coefficient of the step before, and one for the first step,
@@ -35,14 +35,11 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
-    Arithmetic,
     Bounds,
     Formulas,
-    FourSteps,
     Function,
     LaneScan,
     Steps,
-    prefers_four_steps,
 )
 from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
 from scanlib.recurrences.form import (
@@ -295,29 +292,32 @@ def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Va
         b = Same(w, w.constant(-0.0, Type(dtype)))
     elements = (a,) if b is None else (a, b)
     tests = (None if fixed else extreme, *[None] * (len(elements) - 1))
-    kind: type[_InLanes] | type[_ByFour] | type[_Fixed] = _InLanes
+    kind: type[_Affine] = _Affine
     if fixed:
         kind = _Fixed if dtype == "float64" else _FixedSingle
-    elif b is not None and prefers_four_steps(dtype):
-        kind = _ByFour
     bounds = Bounds(tests, MODERATE[dtype])
     found = kind(block, AFFINE, replace(steps, elements=elements), bounds, GROUP)
     found.sum_first = sum_first
     return found.write()
 
 
-class _Affine:
+class _Affine(LaneScan):
     """What an affine step stores, and leads on to, where the sum comes first and where not."""
 
     sum_first = False
-    arithmetic: Arithmetic
 
     def one_step(self, function: Function, state: Value) -> tuple[Value, Value]:
         if self.sum_first:
             total = state + function[1]
             return function[0] * total, total
-        after = apply(self.arithmetic, function, state)
-        return after, after
+        return super().one_step(function, state)
+
+    def composed(self, several: list[Function]) -> list[Function]:
+        v = self.v
+        if self.sum_first:
+            one = v.constant(1.0)
+            several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
+        return super().composed(several)
 
     def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
         if not self.sum_first:
@@ -326,25 +326,7 @@ class _Affine:
         return [tuple(function[0] * number for number in sums) for function, sums in pairs]
 
 
-class _InLanes(_Affine, LaneScan):
-    def composed(self, several: list[Function]) -> list[Function]:
-        v = self.v
-        if self.sum_first:
-            one = v.constant(1.0)
-            several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
-        return super().composed(several)
-
-
-class _ByFour(_Affine, FourSteps):
-    def shifted(self, own: list[Function]) -> list[Function]:
-        if not self.sum_first:
-            return own
-        one = self.w.constant(1.0, Type(self.dtype))
-        factors = [one, *(a for a, _ in own)]
-        return [(a, b) for a, (_, b) in zip(factors, own, strict=False)]
-
-
-class _Fixed(_Affine, LaneScan):
+class _Fixed(_Affine):
     """One coefficient for all steps."""
 
     def is_fine(self) -> Value:
