@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
+from scanlib.frontend.arguments import known_to_differ
 from scanlib.frontend.axes import read_axis
-from scanlib.frontend.step_function import call_function, captured_variables
+from scanlib.frontend.builder import add_captured
+from scanlib.frontend.step_function import call_function
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
-from scanlib.ops.loop import Loop, NonSequence, Sequence, State
+from scanlib.ops.loop import Loop, Sequence, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.row_ops.one_row import OneRow
 
@@ -222,13 +224,9 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
     for tensor, label in zip(tensors[1:], labels[1:], strict=True):
         read_axis(title, position, tensor.type.ndim, label, names.axis)
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
-    lengths = {
-        label: x.type.shape[0]
-        for label, x in zip(labels, arrays, strict=True)
-        if x.type.shape[0] is not None
-    }
-    if len(set(lengths.values())) > 1:
-        text = ", ".join(f"{label} has {length}" for label, length in lengths.items())
+    known = known_to_differ(zip(labels, (x.type.shape[0] for x in arrays), strict=True))
+    if known:
+        text = ", ".join(f"{label} has {length}" for label, length in known)
         raise ValueError(
             f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
         )
@@ -308,7 +306,6 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
         for when in ("earlier", "later")
     )
     outputs = _combined(title, fn, rows, earlier, later)
-    placeholders = [*earlier, *later]
     loop = Loop(name=title, function="associative_scan", reverse=reverse, associative=True)
     for i, (x, label) in enumerate(zip(rows.arrays, rows.labels, strict=True)):
         first, others = (x[-1:], x[:-1]) if reverse else (x[:1], x[1:])
@@ -320,9 +317,7 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
             first = CheckedValue(SequenceLengthError, text)(first, equal)
         loop.sequences.append(Sequence(others, later[i], label))
         loop.states.append(State(first, {-1: earlier[i]}, outputs[i], name=label))
-    for outer in captured_variables(outputs, placeholders):
-        loop.non_sequences.append(NonSequence(outer, outer.type(name=outer.name), outer.name))
-    loop.substitute({part.outer: part.inner for part in loop.non_sequences})
+    add_captured(loop)
     return loop.apply().histories
 
 

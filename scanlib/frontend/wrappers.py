@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
 from scanlib.frontend.scan_function import called_as, scan
 from scanlib.frontend.states import type_text
-from scanlib.frontend.values import as_variable, read_flag
+from scanlib.frontend.values import as_variable, read_flag, read_integer
 from scanlib.ops.graph import is_tensor, row_type
 from scanlib.ops.messages import loop_title
 
@@ -328,8 +327,7 @@ def scan_checkpoints(
     array([0.007822])
     """
     read_flag("scan_checkpoints", "padding", padding)
-    if not isinstance(save_every_N, int | np.integer) or isinstance(save_every_N, bool):
-        raise TypeError(f"scan_checkpoints: save_every_N must be an integer, got {save_every_N!r}")
+    save_every_N = read_integer("scan_checkpoints: save_every_N", save_every_N)  # noqa: N806
     if save_every_N < 1:
         raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
     with called_as("scan_checkpoints"):
