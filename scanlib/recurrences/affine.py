@@ -292,9 +292,7 @@ def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Va
         b = Same(w, w.constant(-0.0, Type(dtype)))
     elements = (a,) if b is None else (a, b)
     tests = (None if fixed else extreme, *[None] * (len(elements) - 1))
-    kind: type[_Affine] = _Affine
-    if fixed:
-        kind = _Fixed if dtype == "float64" else _FixedSingle
+    kind = _FixedSingle if fixed and dtype == "float32" else _Affine
     bounds = Bounds(tests, MODERATE[dtype])
     found = kind(block, AFFINE, replace(steps, elements=elements), bounds, GROUP)
     found.sum_first = sum_first
@@ -302,9 +300,19 @@ def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Va
 
 
 class _Affine(LaneScan):
-    """What an affine step stores, and leads on to, where the sum comes first and where not."""
+    """The scan of one state, whose coefficient may be one for all steps."""
 
     sum_first = False
+
+    @property
+    def fixed(self) -> Value | None:
+        """The coefficient that all steps have."""
+        a = self.steps.elements[0]
+        return a.real(0) if isinstance(a, Same) else None
+
+    def is_fine(self) -> Value:
+        fine = super().is_fine()
+        return fine if self.fixed is None else fine & ~is_extreme(self.w, self.fixed)
 
     def one_step(self, function: Function, state: Value) -> tuple[Value, Value]:
         if self.sum_first:
@@ -312,33 +320,11 @@ class _Affine(LaneScan):
             return function[0] * total, total
         return super().one_step(function, state)
 
-    def composed(self, several: list[Function]) -> list[Function]:
-        v = self.v
-        if self.sum_first:
-            one = v.constant(1.0)
-            several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
-        return super().composed(several)
-
-    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
-        if not self.sum_first:
-            return maps
-        pairs = zip(own, maps, strict=True)
-        return [tuple(function[0] * number for number in sums) for function, sums in pairs]
-
-
-class _Fixed(_Affine):
-    """One coefficient for all steps."""
-
-    def is_fine(self) -> Value:
-        return super().is_fine() & ~is_extreme(self.w, self.coefficient)
-
-    @property
-    def coefficient(self) -> Value:
-        return self.steps.elements[0].real(0)
-
     def prepare(self) -> None:
+        if self.fixed is None:
+            return
         w, v, late = self.w, self.v, int(self.sum_first)
-        wide = w.cast(self.coefficient, "float64")
+        wide = w.cast(self.fixed, "float64")
         self.powers: list[Value] = [w.constant(1.0, Type("float64"))]
         for _ in range(v.group):
             self.powers.append(self.powers[-1] * wide)
@@ -347,15 +333,27 @@ class _Fixed(_Affine):
         self.weights = {half: v.weights(powers, half) for half in v.masks}
 
     def composed(self, several: list[Function]) -> list[Function]:
+        v = self.v
+        if self.fixed is None:
+            if self.sum_first:
+                one = v.constant(1.0)
+                several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
+            return super().composed(several)
         terms = [b for _, b in several]
         for half, weight in self.weights.items():
             # Lanes of first halves have the weight zero. What is not finite spreads among lanes,
             # but never gets lost.
-            terms = [self.w.fma(weight, self.v.half_before(b, half), b) for b in terms]
+            terms = [self.w.fma(weight, v.half_before(b, half), b) for b in terms]
         return [(self.factors, b) for b in terms]
 
+    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
+        if not self.sum_first:
+            return maps
+        pairs = zip(own, maps, strict=True)
+        return [tuple(function[0] * number for number in sums) for function, sums in pairs]
 
-class _FixedSingle(_Fixed):
+
+class _FixedSingle(_Affine):
     """One coefficient for all steps, in single precision with the state in double precision.
 
     The terms of all groups come into one vector, are widened, and are composed there.

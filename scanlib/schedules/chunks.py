@@ -128,11 +128,8 @@ class ChunksRun(BlocksRun):
     def write_runs(self, is_known: Value) -> None:
         """Write the runs: those that guess, from zeros and from ones, and that of the chunk."""
         w = self.w
-        window, apart = (
-            self.bound(w.constant(1, INT64)),
-            w.constant(BLOCKS_TO_GUESS * self.size, INT64),
-        )
-        most = w.apply("quotient", window, apart)
+        apart = w.constant(BLOCKS_TO_GUESS * self.size, INT64)
+        most = w.apply("quotient", self.bound(w.constant(1, INT64)), apart)
         # The number that a guess starts from, 2 for the chunk, 3 when there is nothing left to do.
         run, back = w.local(w.select(is_known, 2, w.constant(0, INT64))), w.local(1, INT64)
         with w.loop_while(lambda: w.copy(run) < 3):
