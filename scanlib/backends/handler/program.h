@@ -11,6 +11,9 @@
 
 enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_FRAME = 12, SCANLIB_WORDS = 240 };
 
+/* The workspace begins where a line of the cache does: vectors of its arrays lie in one line. */
+enum { SCANLIB_LINE = 64 };
+
 /* An input or output: the word of its address, and for an output that of its first row. */
 struct scanlib_array {
   int64_t word, ndim, type, itemsize, grows, extra, first;
@@ -68,8 +71,8 @@ struct scanlib_call {
   /* Returns whether there is memory. */
   bool start() {
     const int64_t bytes = table[program->workspace_size];
-    workspace = malloc(bytes ? bytes : 1);
-    table[program->workspace] = (int64_t)(intptr_t)workspace;
+    workspace = malloc(bytes + SCANLIB_LINE);
+    table[program->workspace] = ((intptr_t)workspace + SCANLIB_LINE - 1) & -SCANLIB_LINE;
     if (!workspace) return false;
     program->start(table, frame);
     return true;
