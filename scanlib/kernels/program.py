@@ -167,8 +167,6 @@ class LoopProgram:
     functions : tuple of Apply and Routine
         Scalar nodes that no kernel computes, and routines: the table has the addresses of functions
         from the inputs of a node to its output, and of the routines.
-    can_be_parted : bool
-        Whether `prepare` may ask for several parts.
     shared : tuple of int
         Outputs of a program in parts that are sums over the parts.
     may_be_full : bool
@@ -191,7 +189,6 @@ class LoopProgram:
     kernels: Kernels
     failures: dict[int, Failure]
     functions: tuple[Apply | Routine, ...] = ()
-    can_be_parted: bool = False
     shared: tuple[int, ...] = ()
     may_be_full: bool = False
     may_stop: bool = False

@@ -18,6 +18,9 @@ enum { SCANLIB_AGAIN = -3, SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_
 enum { SCANLIB_PROGRESS = 9, SCANLIB_ANSWER = 11, SCANLIB_TELL = 12, SCANLIB_FRAME = 13 };
 enum { SCANLIB_DONE = -1, SCANLIB_FAILED = -2 }; /* instead of a number of steps */
 
+/* The workspace begins where a line of the cache does: vectors of its arrays lie in one line. */
+enum { SCANLIB_LINE = 64 };
+
 /* An input or output: the word of its address, and for an output that of its first row. */
 struct scanlib_array {
   int64_t word, ndim, type, itemsize, grows, extra, first;
@@ -150,8 +153,8 @@ struct scanlib_call {
   /* Returns whether there is memory. */
   bool start() {
     const int64_t bytes = table[program->workspace_size];
-    workspace = bytes ? malloc(bytes) : NULL;
-    table[program->workspace] = (int64_t)(intptr_t)workspace;
+    workspace = bytes ? malloc(bytes + SCANLIB_LINE) : NULL;
+    table[program->workspace] = ((intptr_t)workspace + SCANLIB_LINE - 1) & -SCANLIB_LINE;
     if (bytes && !workspace) return false;
     program->start(table, frame);
     return true;
