@@ -19,14 +19,14 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import graph_inputs
+from pytensor.scalar import upcast
 from pytensor.tensor.type import TensorType
 
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.loop import Loop, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.rewrites.newton.diagonal import diagonal_of
 
 # A state whose next value depends on another state, and how many steps back.
@@ -94,7 +94,9 @@ class Linearization:
         jacobians: dict[Coupling, Variable],
         kept: Variable | None,
     ) -> list[Variable]:
-        """Return the corrections of all states at all steps.
+        """Return the corrections of all states at all steps: those of an affine loop.
+
+        It is elementwise, or of vectors; the lowering makes one vector of several states and taps.
 
         Parameters
         ----------
@@ -105,78 +107,46 @@ class Linearization:
         """
         if kept is not None:
             jacobians = {key: self._share(kept, jac) * jac for key, jac in jacobians.items()}
-        return (self._of_numbers if self.elementwise else self._of_matrices)(residuals, jacobians)
+        moved = residuals if self.elementwise else [self.as_vectors(rows) for rows in residuals]
+        dtype = upcast(*(rows.type.dtype for rows in moved))
+        loop = Loop(name=f"{self.loop.name or 'loop'}_correction")
+
+        def row_of(rows: Variable) -> Variable:
+            rows = rows if self.elementwise else pt.cast(rows, dtype)
+            row = row_type(rows)()
+            loop.sequences.append(SequencePart(rows, row))
+            return row
+
+        for state, rows in zip(self.loop.states, moved, strict=True):
+            row = row_of(rows)
+            sizes = [state.depth, *list(rows.shape)[1:]]
+            initial = (
+                pt.zeros_like(state.initial)
+                if self.elementwise
+                else pt.zeros(sizes, dtype=dtype)
+            )
+            kind = _like(state) if self.elementwise else row.type
+            loop.states.append(State(initial, {k: kind() for k in state.taps}, row))
+        for (to, source, offset), rows in jacobians.items():
+            state, tap = loop.states[to], loop.states[source].tap(offset)
+            state.next = state.next + self._times(row_of(rows), tap)
+        found = [
+            history[state.depth :]
+            for history, state in zip(loop.apply().histories, loop.states, strict=True)
+        ]
+        if self.elementwise:
+            return found
+        return [self.as_rows(*pair) for pair in zip(found, residuals, strict=True)]
 
     def _share(self, kept: Variable, jacobian: Variable) -> Variable:
         if self.elementwise:
             return self.over_row(kept, jacobian.type.ndim - 1)
         return pt.expand_dims(kept, (-2, -1))
 
-    def _of_numbers(
-        self, residuals: Sequence[Variable], jacobians: dict[Coupling, Variable]
-    ) -> list[Variable]:
-        """Solve a recurrence that is elementwise: coupled where states or taps are several."""
-        loop = Loop(name=self.name)
-
-        def row_of(rows: Variable) -> Variable:
-            row = pt.TensorType(rows.type.dtype, shape=rows.type.shape[1:])()
-            loop.sequences.append(SequencePart(rows, row))
-            return row
-
-        for state, rows in zip(self.loop.states, residuals, strict=True):
-            kind = next(iter(state.taps.values())).type
-            taps = {offset: kind() for offset in state.taps}
-            loop.states.append(State(pt.zeros_like(state.initial), taps, row_of(rows)))
-        for (to, source, offset), rows in jacobians.items():
-            state = loop.states[to]
-            state.next = state.next + row_of(rows) * loop.states[source].taps[offset]
-        histories = loop.apply().histories
-        return [h[s.depth :] for h, s in zip(histories, loop.states, strict=True)]
-
-    def _of_matrices(
-        self, residuals: Sequence[Variable], jacobians: dict[Coupling, Variable]
-    ) -> list[Variable]:
-        """Solve a recurrence of one vector: all states at all their taps, the latest first."""
-        states = self.loop.states
-        flat = [self.as_vectors(rows) for rows in residuals]
-        sizes = [rows.shape[-1] for rows in flat]
-        places = [(i, -k) for i, state in enumerate(states) for k in range(1, state.depth + 1)]
-        batch = list(flat[0].shape)[:-1]
-        dtype = pt.concatenate([pt.zeros((0,), dtype=rows.type.dtype) for rows in flat]).type.dtype
-
-        def block(to: tuple[int, int], source: tuple[int, int]) -> Variable:
-            """Return what the part `to` of the vector owes to the part `source` before it."""
-            (i, k), (j, offset) = to, source
-            if k == -1 and (i, j, offset) in jacobians:
-                return pt.cast(jacobians[i, j, offset], dtype)
-            if (i, k) == (j, offset - 1):
-                identity = pt.eye(sizes[i], dtype=dtype)
-                return pt.broadcast_to(identity, [*batch, sizes[i], sizes[i]])
-            return pt.zeros([*batch, sizes[i], sizes[j]], dtype=dtype)
-
-        if len(places) == 1:
-            matrix = block(places[0], places[0])
-        else:
-            rows_of = [pt.concatenate([block(a, b) for b in places], axis=-1) for a in places]
-            matrix = pt.concatenate(rows_of, axis=-2)
-        parts = [
-            pt.cast(flat[i], dtype) if k == -1 else pt.zeros([*batch, sizes[i]], dtype=dtype)
-            for i, k in places
-        ]
-        offset = parts[0] if len(parts) == 1 else pt.concatenate(parts, axis=-1)
-        initial = pt.zeros([1, *list(offset.shape)[1:]], dtype=dtype)
-        solved = LinearScan.of(name=self.name)(matrix, offset, initial)[1:]
-        corrections, first = [], 0
-        for i, k in places:
-            if k == -1:
-                part = solved if len(places) == 1 else solved[..., first : first + sizes[i]]
-                corrections.append(self.as_rows(part, residuals[i]))
-            first = first + sizes[i]
-        return corrections
-
-    @property
-    def name(self) -> str:
-        return f"{self.loop.name or 'loop'}_correction"
+    def _times(self, jacobian: Variable, moved: Variable) -> Variable:
+        if self.elementwise:
+            return jacobian * moved
+        return pt.matmul(jacobian, moved[..., None])[..., 0] if self.axes else jacobian @ moved
 
     # Rows as vectors, one for each member
 
