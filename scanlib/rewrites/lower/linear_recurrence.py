@@ -32,9 +32,8 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, State
-from scanlib.rewrites.lower.accumulators import added_up, split_sums
 from scanlib.rewrites.lower.body_sizes import BodySizes
-from scanlib.rewrites.lower.canonical_loop import CANONICAL, canonical_loop
+from scanlib.rewrites.lower.canonical_loop import CANONICAL, added_up, canonical_loop, split_sums
 from scanlib.rewrites.lower.linear_cost import (
     NotLinearError,
     check_joined_cost,

@@ -84,7 +84,6 @@ from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP
 from scanlib.ops.graph import is_linear_algebra, is_tensor
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.over_time.batched_indices import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
 
@@ -228,6 +227,24 @@ def multiplies_a_vector(node: Apply, varies: Callable[[Variable], bool]) -> bool
         return True
     left, right = node.inputs
     return left.type.shape[-2] == 1 if varies(left) else right.type.shape[-1] == 1
+
+
+def varying_index(node: Apply, differs: Callable[[Variable], bool]) -> bool:
+    """Whether a node reads or writes at one place along the first axis that differs by step.
+
+    The other indices take all of their axes.
+    """
+    if not isinstance(node.op, Subtensor | IncSubtensor):
+        return False
+    places = node.inputs[1:] if isinstance(node.op, Subtensor) else node.inputs[2:]
+    if len(places) != 1 or not differs(places[0]) or not _from_integer(places[0]):
+        return False
+    first, *rest = indices_from_subtensor(places, node.op.idx_list)
+    return first is places[0] and all(index == slice(None) for index in rest)
+
+
+def _from_integer(place: Variable) -> bool:
+    return place.owner is not None and isinstance(place.owner.op, ScalarFromTensor)
 
 
 def is_view(node: Apply) -> bool:

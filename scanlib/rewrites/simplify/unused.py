@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
+import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.loop import Carry, State
+from scanlib._compat import freeze_graph
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.graph import is_tensor, substitute
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
-from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.edit import Lookup, LoopEdit
 
 
 def drop_unread_results(edit: LoopEdit) -> None:
@@ -75,3 +83,203 @@ def drop_unread_inputs(edit: LoopEdit) -> None:
 def fill_mask(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
     """Write a mask that no rewrite dropped with PyTensor's own Ops."""
     return [pt.ones(steps_of(node.outputs[0]), dtype="bool")]
+
+
+def forward_constants(edit: LoopEdit) -> None:
+    """Turn carries, and states that are not stored, into non-sequences where nothing changes."""
+    loop = edit.loop
+    parts: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in parts:
+        if isinstance(part, State):
+            if not part.untraced or set(part.taps) != {-1} or part.next is not part.taps[-1]:
+                continue
+            if loop.required_steps:
+                continue  # the check that there are steps belongs to the state
+            old, outer = part.taps[-1], part.initial[0]
+        elif part.next is part.value:
+            old, outer = part.value, part.initial
+        else:
+            continue
+        if len(loop.body_outputs()) == 1:
+            continue  # nothing else is computed: who reads the number of steps needs the loop
+        inner = old.type()
+        loop.non_sequences.append(NonSequence(outer, inner, part.name))
+        edit.redirect(part, part.initial)
+        loop.substitute({old: inner})
+
+
+def forward_inputs(edit: LoopEdit) -> None:
+    """Give equal outer inputs one place in the body, and scalar constants none at all."""
+    loop = edit.loop
+    replacements: dict[Variable, Variable] = {}
+    rows: dict[Variable, Variable] = {}
+    sequences = []
+    for sequence in loop.sequences:
+        if sequence.outer in rows:
+            replacements[sequence.row] = rows[sequence.outer]
+        else:
+            rows[sequence.outer] = sequence.row
+            sequences.append(sequence)
+    inners: dict[Variable, Variable] = {}
+    non_sequences = []
+    for part in loop.non_sequences:
+        if _is_small_constant(part.outer) and part.inner.type.is_super(part.outer.type):
+            replacements[part.inner] = part.outer
+            continue
+        if part.outer in inners:
+            replacements[part.inner] = inners[part.outer]
+        else:
+            inners[part.outer] = part.inner
+            non_sequences.append(part)
+    if replacements:
+        loop.sequences, loop.non_sequences = sequences, non_sequences
+        loop.substitute(replacements)
+        edit.changed = True
+
+
+def _is_small_constant(variable: Variable) -> bool:
+    return (
+        isinstance(variable, Constant)
+        and is_tensor(variable)
+        and np.asarray(variable.data).size == 1
+    )
+
+
+def forward_outputs(edit: LoopEdit) -> None:
+    """Forward stacked outputs that are another output, a state's trace, or a sequence."""
+    loop = edit.loop
+    rows = {part.row: position for position, part in enumerate(loop.sequences)}
+    seen: dict[Variable, State | Output] = {}
+    for state in loop.states:
+        if not state.untraced and edit.is_read(state):
+            seen.setdefault(state.next, state)
+    for output in list(loop.outputs):
+        known = seen.get(output.value)
+        wanted = edit.result(output).type
+        if known is not None:
+            edit.redirect(output, _trace(known, loop.reverse))
+        elif output.value in rows and loop.stop is None:
+            outer = _whole(loop, rows[output.value])
+            if wanted.is_super(outer.type):
+                edit.redirect(output, outer)
+        else:
+            seen[output.value] = output
+
+
+def _whole(loop: Loop, position: int) -> Variable:
+    """Return a sequence, with the loop's check that it has a row for every step."""
+    outer = loop.sequences[position].outer
+    if loop.n_steps is None:
+        return outer
+    steps = constant_integer(loop.n_steps)
+    if steps is not None and steps == outer.type.shape[0]:
+        return outer
+    messages = loop.messages()
+    return CheckedRows(messages.sequence_length(position))(outer, loop.length())
+
+
+def _trace(part: State | Output, reverse: bool) -> Callable[[Lookup], Variable]:
+    """Return what makes a result of another output, or of the trace of a state."""
+
+    def made(lookup: Lookup) -> Variable:
+        result = lookup(part)
+        if isinstance(part, Output):
+            return result
+        return result[: -part.depth] if reverse else result[part.depth :]
+
+    return made
+
+
+def merge_equal_states(edit: LoopEdit) -> None:
+    """Merge states and carries that are equal at every step."""
+    loop = edit.loop
+    classes: dict[Hashable, list[State | Carry]] = {}
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in recurrent:
+        classes.setdefault(_start_key(part), []).append(part)
+    groups = [group for group in classes.values() if len(group) > 1]
+    while groups:
+        refined = _refine(loop, groups)
+        if refined == groups:
+            break
+        groups = refined
+    for group in groups:
+        _merge_group(edit, group)
+
+
+def _start_key(part: State | Carry) -> Hashable:
+    """Return what must be equal for two parts to start equal."""
+    if isinstance(part, State):
+        tap_type = next(iter(part.taps.values())).type
+        if part.depth == 1:
+            return (1, _without_expansion(part.initial), tap_type)
+        return (part.depth, part.initial, tap_type)
+    return (1, part.initial, part.value.type)
+
+
+def _without_expansion(initial: Variable) -> Variable:
+    """Return `y` for an initial history that is one row ``expand_dims(y, 0)``."""
+    node = initial.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        ndim = node.inputs[0].type.ndim
+        if node.op.new_order == ("x", *range(ndim)):
+            return node.inputs[0]
+    return initial
+
+
+def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
+    """Return replacements that read one member of each group instead of the others."""
+    replacements: dict[Variable, Variable] = {}
+    for group in groups:
+        shared: dict[int, Variable] = {}
+        for part in group:
+            taps = part.taps if isinstance(part, State) else {-1: part.value}
+            for tap, variable in taps.items():
+                replacements[variable] = shared.setdefault(tap, variable)
+    return {old: new for old, new in replacements.items() if old is not new}
+
+
+def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | Carry]]:
+    """Split groups whose members a step makes different, assuming they were equal before."""
+    members = [part for group in groups for part in group]
+    nexts = substitute([part.next for part in members], _assumed(groups))
+    frozen = freeze_graph(loop.body_inputs(), nexts)
+    after = {id(part): out for part, out in zip(members, frozen.outputs, strict=True)}
+    result = []
+    for group in groups:
+        split: dict[Variable, list[State | Carry]] = {}
+        for part in group:
+            split.setdefault(after[id(part)], []).append(part)
+        result += [part for part in split.values() if len(part) > 1]
+    return result
+
+
+def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
+    # A state can stand for a carry, but not the other way round; a traced one for all.
+    order = sorted(group, key=lambda p: (isinstance(p, Carry), isinstance(p, State) and p.untraced))
+    kept, *others = order
+    if isinstance(kept, State):
+        for part in others:
+            for tap in part.taps if isinstance(part, State) else (-1,):
+                kept.tap(tap)
+    edit.loop.substitute(_assumed([[kept, *others]]))
+    for part in others:
+        edit.redirect(part, _same_state(kept, part, edit.loop.reverse))
+
+
+def _same_state(
+    kept: State | Carry, part: State | Carry, reverse: bool
+) -> Callable[[Lookup], Variable]:
+    """Return what makes the result of a state or carry of that of an equal one."""
+
+    def made(lookup: Lookup) -> Variable:
+        value = lookup(kept)
+        if isinstance(kept, Carry):
+            return value
+        if isinstance(part, Carry):
+            return value[0] if reverse else value[-1]
+        if part.untraced and not kept.untraced:
+            return value[: kept.depth] if reverse else value[-kept.depth :]
+        return value
+
+    return made

@@ -21,7 +21,6 @@ K. Kennedy, "Automatic translation of FORTRAN programs to vector form", 1987.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -40,15 +39,13 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.row_ops.checked_rows import CheckedRows
-from scanlib.rewrites.detached import detach
-from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.edit import Detached, detach, results_by_part
+from scanlib.rewrites.lower.body_sizes import sizes_from_outside
 from scanlib.rewrites.lower.canonical_loop import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.join_slices import join_slices
 from scanlib.rewrites.over_time.peel import OverTime
-from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_components import (
@@ -166,7 +163,7 @@ def split(
         return None
     detached = detach(loop)
     try:
-        builder = _Split(parts, read, detached.lengths, step_products)
+        builder = _Split(parts, read, detached, step_products)
         values = builder.values()
     except NotImplementedError:
         return None
@@ -242,7 +239,7 @@ class _Split:
 
     parts: SplitParts
     read: list[bool]
-    lengths: dict[Variable, Any]
+    detached: Detached
     step_products: bool
     results: Results | None = None
     by_part: dict[int, Variable] = field(default_factory=dict)
@@ -260,7 +257,8 @@ class _Split:
         if rest.body_outputs():
             self.results = rest.apply()
             self._name_results(rest, stored)
-        self._check_lengths(rest)
+        known = None if self.results is None else [part.outer for part in rest.sequences]
+        self.over_time.varying |= self.detached.checked(loop, known)
         if self.results is not None and loop.stop is not None:
             self._only_steps_that_ran()
         added = {id(carry): value for carry, value in parts.taken_sums}
@@ -323,27 +321,6 @@ class _Split:
                 known.add(value, self.by_part[id(output)])
         for value in self.parts.stored:
             known.add(value, made[id(stored[id(value)])])
-
-    def _check_lengths(self, rest: Loop) -> None:
-        """Check the lengths of sequences that no loop reads any more."""
-        loop, known = self.loop, self.over_time
-        if self.results is not None:
-            checked = [part.outer for part in rest.sequences]
-        else:
-            checked = [] if loop.n_steps is not None else [loop.sequences[0].outer]
-        messages = loop.messages()
-        for position, part in enumerate(loop.sequences):
-            if any(self._same_length(part.outer, other) for other in checked):
-                continue
-            check = CheckedRows(messages.sequence_length(position))
-            known.varying[part.row] = check(part.outer, loop.length())
-
-    def _same_length(self, one: Variable, two: Variable) -> bool:
-        if one is two:
-            return True
-        if one.type.shape[0] is not None and one.type.shape[0] == two.type.shape[0]:
-            return True
-        return one in self.lengths and self.lengths[one] == self.lengths.get(two)
 
     def _only_steps_that_ran(self) -> None:
         """Cut the rows of sequences that no step read, because the loop ended before."""

@@ -24,10 +24,10 @@ from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.lower.body_sizes import sizes_from_outside
 from scanlib.rewrites.lower.canonical_loop import canonical_loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.lower.lower_linear import explain_linear
-from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
 from scanlib.rewrites.over_time.split_cost import PRODUCT
 from scanlib.rewrites.split.split_parts import SplitParts
 from scanlib.rewrites.split.split_record import SplitNote

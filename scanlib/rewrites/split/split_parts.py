@@ -22,8 +22,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from scanlib.ops.graph import depends_on, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.rewrites.lower.accumulators import added_up
-from scanlib.rewrites.over_time.batched_indices import varying_index
+from scanlib.rewrites.lower.canonical_loop import added_up
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
     HEAVY,
@@ -37,6 +36,7 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     multiplies_a_vector,
     of_differing_shapes,
+    varying_index,
 )
 
 
