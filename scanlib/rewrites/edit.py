@@ -1,4 +1,4 @@
-"""Changing loops inside a graph: one place that knows what becomes of their old outputs."""
+"""Loops taken out of a graph to be changed: in place, or cut off while others take their place."""
 
 from __future__ import annotations
 
@@ -90,6 +90,11 @@ def results_by_part(loop: Loop, results: Results) -> dict[int, Variable]:
     parts: list[Any] = [*loop.states, *loop.carries, *loop.outputs]
     values = [*results.histories, *results.carries, *results.outputs]
     return {id(part): value for part, value in zip(parts, values, strict=True)}
+
+
+def past_values(part: State | Carry) -> list[Variable]:
+    """Return the past values of a part that a step reads."""
+    return list(part.taps.values()) if isinstance(part, State) else [part.value]
 
 
 def rewrite_step(

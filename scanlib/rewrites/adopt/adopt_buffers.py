@@ -1,9 +1,23 @@
-"""What PyTensor's scans are given in buffers: initial rows, and cotangents put into zeros.
+"""What PyTensor's scans are given in buffers: initial rows, cotangents put into zeros, windows.
 
 A buffer has a row for every step, and the rows before the first step at its beginning. PyTensor
 allocates it without values and sets the initial rows; the cotangent of a buffer is an array of
 zeros into which the cotangents of what was read are added. Here both are read back, so that a
 loop is given the rows themselves.
+
+A mit-mot is a window that slides over its buffer. At step `t` it reads rows ``t + k`` of it, for
+taps `k` from 0 to `K`, and writes some of them again. Row ``t + K`` is met for the first time at
+step `t`, and row `t` for the last time. So the rows of the buffer enter as a sequence, the `K` rows
+in between are carried, and the rows that leave are an output::
+
+    v_j = c_j  (j < K),   v_K = x_t          the window
+    w   = v with the rows written that the step writes
+    c_j ← w_{j+1},        z_t = w_0
+
+A gradient only adds to most rows of its window, ``w_j = v_j + f_j``. What the buffer holds there
+need not be known until the row is read at a smaller tap, so it enters there: at tap 0 for the
+gradients of all loops users write. Then the sequence is the cotangent of the trace itself, and
+what is carried starts as zeros.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ sequence               a sequence; the loop runs backwards if most of them are r
 mit-sot, sit-sot       a state; a carry, where only the last row is read
 nit-sot                an output
 untraced sit-sot       a carry
-mit-mot                carries, an output and a sequence; see `adopt_windows`
+mit-mot                carries, an output and a sequence; see `adopt_buffers`
 while condition        `stop`
 =====================  ==========================================================================
 """

@@ -1,4 +1,8 @@
-"""A loop taken apart, in the form in which what it is can be seen."""
+"""A loop taken apart, in the form in which what it is can be seen, and its sums over time.
+
+A part is a sum over time if its next value is the value before it plus something, and nothing else
+of a step reads it.
+"""
 
 from __future__ import annotations
 

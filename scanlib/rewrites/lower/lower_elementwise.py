@@ -1,4 +1,9 @@
-"""Elementwise loops become `ElemwiseScan`s."""
+"""Elementwise loops become `ElemwiseScan`s.
+
+Elementwise work on whole sequences moves into the loop that reads them first. ``2 * y`` over all
+time, computed for one loop alone, is a pass over memory that writes an array only for the loop to
+read it. In the body of an elementwise loop the same product costs no memory.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +99,16 @@ def specialize_elementwise(loop: Loop) -> None:
             if _stays(node):
                 raise NotElementwiseError(f"{node.op} is not elementwise", node.outputs[0])
     specialize_body(loop)
+
+
+def is_elementwise(loop: Loop) -> bool:
+    """Whether a loop, which is edited, could be lowered."""
+    try:
+        specialize_elementwise(loop)
+        scalar_loop(loop)
+    except NotElementwiseError:
+        return False
+    return True
 
 
 def _stays(node: Apply) -> bool:

@@ -27,9 +27,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import compiles_step_products
-from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.loop import Loop, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 from scanlib.rewrites.edit import detach
@@ -57,10 +56,10 @@ class LowerLinearLoops(LowersLoops):
         return True
 
 
-def explain_linear(loop: Loop) -> str | None:
+def explain_linear(node: Apply) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        find_recurrence(loop.apply().node)
+        find_recurrence(node)
     except NotLinearError as error:
         return str(error)
     return None
@@ -126,22 +125,9 @@ class LinearLowering:
             over_time.add(value_of(self.part), before)
             if self.part.next is not value_of(self.part):
                 over_time.add(self.part.next, after)
-        added = {id(carry): value for carry, value in self.parts.sums}
-        values: list[Variable | None] = []
-        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
-        for part, read in zip(every, self.read, strict=True):
-            if not read:
-                values.append(None)
-            elif part is self.part:
-                whole = isinstance(part, State) and not part.untraced
-                values.append(history if whole else last)
-            elif isinstance(part, Output):
-                values.append(over_time.rows(part.value))
-            else:
-                assert isinstance(part, Carry)
-                total = part.initial + over_time.total(added[id(part)])
-                values.append(conform(total, part.value.type))
-        return values
+        whole = isinstance(self.part, State) and not self.part.untraced
+        known = {id(self.part): history if whole else last}
+        return over_time.results(loop, self.read, known, self.parts.sums)
 
     def reads_states(self) -> bool:
         """Whether anything but the recurrence reads the states."""

@@ -8,6 +8,15 @@ With the trajectory `g` of the states, ``t = 0 … T-1``, the residuals and the 
 with ``J_{t,k}`` the Jacobian of step `t` by the rows `k` steps back, or what stands for it, and `κ`
 one minus the damping. Axes of the states that are independent of one another are axes of a batch:
 `J` is then a batch of blocks, or of numbers where no axis is left (`elementwise`).
+
+The diagonal of a Jacobian follows from the structure of a step, without the Jacobian. What moves
+with a vector `m` is followed through the tangent of a step as
+
+    D(δ) m + Σ D(a) W D(b) m + (what has the diagonal e)
+
+with ``D(·)`` a diagonal matrix. Elementwise operations scale `δ`, `a` and `e`; a product with a
+matrix `V` makes ``V D(δ)`` of the first part, and of the second, ``V D(a) W D(b)``, keeps the
+diagonal ``((V ∘ Wᵀ) a) ∘ b``. A third product in a row has no such form: then there is no result.
 """
 
 from __future__ import annotations

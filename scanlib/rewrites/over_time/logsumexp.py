@@ -12,9 +12,10 @@ A body has them in the forms
 which are right for all numbers, and the first of which is known to be closed under composition:
 see `scanlib.ops.logaddexp` and `scanlib.recurrences.logaffine`. The second derivative has
 products of shares in sums that PyTensor factors, ``exp x (c - (c exp x + d exp y) / s) / s``;
-these are multiplied out first. So that ``logsumexp([x, y])`` is one of them too, vectors that
-a step makes of a few numbers are taken apart (`stacked_scalars`). Later releases of PyTensor have
-Ops for the first form, and others for their derivatives, which become the same.
+these are multiplied out first. So that ``logsumexp([x, y])`` is one of them too, vectors that a
+step makes of a few numbers are taken apart: ``stack([x, y])[0]`` is `x`, and the sum of
+``exp(stack([x, y]))`` is ``exp(x) + exp(y)``. Later releases of PyTensor have Ops for the first
+form, and others for their derivatives, which become the same.
 """
 
 from __future__ import annotations

@@ -6,11 +6,26 @@ varies; matrix products become one product for all steps where one side is the s
 step. `OverTime.total` gives the sum over time of a variable, what an accumulator adds up: a sum of
 outer products is one matrix product, ``Σ_t λ_t h_tᵀ = Λᵀ H``, and factors that do not vary leave
 the sum.
+
+PyTensor would evaluate some operations row by row, or not at all:
+
+==========================  =======================================================
+in a step                   for all steps
+==========================  =======================================================
+``E[i_t]``                  ``E[i]``, a gather of rows
+``s[z_t] += v``             in an accumulator ``s[z] += v``: equal indices add up
+``solve(A, b_t)``           one solve with `T` right sides, ``solve(A, Bᵀ)ᵀ``
+``check(x_t, condition_t)`` one check that every step's condition holds
+``x_t @ y_t`` in a batch    a product with one more batch axis
+``x_t.reshape((-1, 2))``    one reshape; what -1 stands for follows from the sizes of a row
+==========================  =======================================================
+
+All of them give a result of zero rows for zero steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 
 import pytensor.tensor as pt
@@ -22,7 +37,6 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.scalar import upcast
 from pytensor.tensor.basic import Join, ScalarFromTensor, Split
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
@@ -32,7 +46,6 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 
 from scanlib._compat import (
     INDEX_READS,
-    INDEX_WRITES,
     LOG_SUM_EXP,
     join_of,
     split_of,
@@ -40,19 +53,23 @@ from scanlib._compat import (
 )
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import row_type, substitute
+from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.linker_features import CompilesStepProducts
-from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import past_values
 from scanlib.rewrites.over_time.split_cost import (
-    ONE_PASS,
+    BOUND,
+    HEAVY,
     core,
     is_function,
+    kind,
     multiplies_in_batches,
     outer_factors,
     varying_index,
@@ -104,21 +121,12 @@ class OverTime:
         ------
         NotPeelableError
         """
-        known = [*self.fixed, *self.varying]
-        differ, indices = set(self.varying), set[Variable]()
-        for node in toposort(list(variables), blockers=known):
-            if not any(inp in differ for inp in node.inputs):
+        differ = set(self.varying)
+        for node in toposort(list(variables), blockers=[*self.fixed, *self.varying]):
+            if differ.isdisjoint(node.inputs):
                 continue  # computed once
             differ.update(node.outputs)
-            if isinstance(node.op, ScalarFromTensor):
-                indices.update(node.outputs)
-                continue
-            if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
-                raise NotPeelableError(f"a step computes {node.op} at places that differ")
-            op = core(node)
-            in_rows = isinstance(op, (*INDEX_READS, *INDEX_WRITES))
-            is_batched = isinstance(op, (*ONE_PASS, Dot, Split))
-            if not is_batched or (in_rows and isinstance(node.op, Blockwise)):
+            if kind(node, differ.__contains__) in (HEAVY, BOUND):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:
@@ -238,11 +246,47 @@ class OverTime:
                 return None
             rows[end] = inner
             if has_time:
-                loop.sequences.append(Sequence(value, inner))
+                loop.sequences.append(SequencePart(value, inner))
             else:
                 loop.non_sequences.append(NonSequence(value, inner))
         loop.outputs.append(Output(substitute([node.outputs[0]], rows)[0]))
         return loop.apply().outputs[0]
+
+    def results(
+        self,
+        loop: Loop,
+        read: Sequence[bool],
+        known: Mapping[int, Variable | None],
+        sums: Iterable[tuple[State | Carry, Variable]],
+    ) -> list[Variable | None]:
+        """Return those results of a loop that are read, None for the others.
+
+        Parameters
+        ----------
+        loop : Loop
+        read : sequence of bool
+        known : mapping
+            The results of parts that a loop computes, by the `id` of the part.
+        sums : iterable of (State or Carry, Variable)
+            The parts that are sums over time, with what a step adds.
+        """
+        added = {id(part): value for part, value in sums}
+        found: list[Variable | None] = []
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        for part, is_read in zip(every, read, strict=True):
+            if not is_read:
+                found.append(None)
+            elif id(part) in known:
+                found.append(known[id(part)])
+            elif isinstance(part, Output):
+                found.append(self.rows(part.value))
+            else:
+                total = self.total(added[id(part)])
+                is_state = isinstance(part, State)
+                first, past = (part.initial[0] if is_state else part.initial), past_values(part)
+                last = conform(first + total, past[0].type)
+                found.append(last[None] if is_state else last)
+        return found
 
     # Sums over time
 

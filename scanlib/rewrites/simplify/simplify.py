@@ -16,7 +16,7 @@ from scanlib.rewrites.simplify.canonical_body import (
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.simplify.merge import merge_loops
-from scanlib.rewrites.simplify.unused import (
+from scanlib.rewrites.simplify.redundant import (
     drop_unread_inputs,
     drop_unread_results,
     forward_constants,

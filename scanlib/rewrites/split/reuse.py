@@ -33,11 +33,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
-from scanlib.lengths.numbers import constant_index
 from scanlib.ops.graph import depends_on, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
@@ -54,7 +52,7 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     of_differing_shapes,
 )
-from scanlib.rewrites.simplify.last_rows import is_loop
+from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split import keeps_loops_whole
 from scanlib.rewrites.split.split_components import drop_unread
@@ -180,17 +178,12 @@ def same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variab
 def _tap_of(rows: Variable, histories: list[Variable], source: Loop) -> Variable | None:
     """Return the tap, or next value, whose rows a view of a history holds."""
     node = rows.owner
-    if node is None or not isinstance(node.op, Subtensor) or node.inputs[0] not in histories:
+    if node is None or node.inputs[0] not in histories:
         return None
-    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-    if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
-        return None
-    start = 0 if indices[0].start is None else constant_index(indices[0].start)
-    stop = 0 if indices[0].stop is None else constant_index(indices[0].stop)
     state = source.states[histories.index(node.inputs[0])]
-    if state.untraced or start is None or stop is None or stop > 0 or start - stop != state.depth:
+    offset = None if state.untraced else tap_of_view(node, state.depth, source.reverse)
+    if offset is None:
         return None
-    offset = -start if source.reverse else start - state.depth
     return state.next if offset == 0 else state.taps.get(offset)
 
 

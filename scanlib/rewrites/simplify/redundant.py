@@ -1,4 +1,15 @@
-"""What nobody reads goes: outputs, states, carries, and then inputs."""
+"""Parts of a loop that need not be there.
+
+* What nobody reads goes: outputs, states, carries, and then inputs.
+* Carries that no step changes are no carries. What later steps owe to an accumulator is the same at
+  every step, so the gradient of a sum carries a value that never changes. As a non-sequence it does
+  not stand in the way of evaluating the loop for all steps at once.
+* Equal parts become one part; constants and echoes are forwarded. Two states are equal if they
+  start equal and, assuming that they are equal at one step, a step makes them equal again. The
+  largest such partition is found by starting from equal initial values and splitting classes until
+  nothing changes (partition refinement, J. Hopcroft, "An n log n algorithm for minimizing states in
+  a finite automaton", 1971).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +29,7 @@ from scanlib.ops.graph import is_tensor, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
-from scanlib.rewrites.edit import Lookup, LoopEdit
+from scanlib.rewrites.edit import Lookup, LoopEdit, past_values
 
 
 def drop_unread_results(edit: LoopEdit) -> None:
@@ -37,7 +48,7 @@ def drop_unread_results(edit: LoopEdit) -> None:
         more = [
             part
             for part in recurrent
-            if not any(part is known for known in live) and needed.intersection(_reads(part))
+            if not any(part is known for known in live) and needed.intersection(past_values(part))
         ]
         if not more:
             break
@@ -45,10 +56,6 @@ def drop_unread_results(edit: LoopEdit) -> None:
     for part in recurrent:
         if not any(part is known for known in live):
             edit.drop(part)
-
-
-def _reads(part: State | Carry) -> list[Variable]:
-    return list(part.taps.values()) if isinstance(part, State) else [part.value]
 
 
 def drop_unread_inputs(edit: LoopEdit) -> None:

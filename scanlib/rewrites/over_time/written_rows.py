@@ -1,9 +1,10 @@
-"""Slices written into zeros, one beside the other, become one join.
+"""Slices written into zeros.
 
 The gradient of taking a value apart, as the gates of a recurrent network are taken from one matrix
 product, writes each slice's cotangent into zeros of the whole. So does that of a loop which starts
 from the first row of an array and reads the others. Written as a join it is one pass over memory
-instead of one for the zeros and one for each slice.
+instead of one for the zeros and one for each slice. The gradient of a loop's sequence is rows in an
+array of zeros that is nearly always full: a `PaddedRows`.
 """
 
 from __future__ import annotations
