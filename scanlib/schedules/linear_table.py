@@ -181,7 +181,7 @@ class Table(TableReader[Recurrence]):
         return found
 
     def whole_lines(self, items: Value) -> Value:
-        """Return how many bytes a part of the workspace has, which ends with a line of the cache."""
+        """Return how many bytes a part of the workspace has, in whole lines of the cache."""
         return (items * self.loop.itemsize + (LINE - 1)) & -LINE
 
     # States, and the parts of the workspace
