@@ -116,6 +116,7 @@ struct scanlib_call {
     frame[0] = 0; /* nobody is asked by what runs before the steps */
     table = own;
     if (called->size > SCANLIB_WORDS) table = (int64_t *)malloc(called->size * sizeof(int64_t));
+    if (table) table[called->choice] = 0; /* `prepare` of one kernel alone says nothing */
     if (table && called->n_functions)
       memcpy(table + called->functions, called->addresses, called->n_functions * sizeof(int64_t));
   }
