@@ -20,6 +20,7 @@ from pytensor.graph.basic import Variable
 from scanlib.frontend.arguments import known_to_differ
 from scanlib.frontend.axes import read_axis
 from scanlib.frontend.builder import add_captured
+from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import call_function
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.errors import SequenceLengthError
@@ -269,26 +270,19 @@ def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
             f"{title}: for {label} the function must return a tensor of type {like.type}, "
             f"got {came}"
         )
-    if value.type.dtype != like.type.dtype:
-        raise TypeError(
-            f"{title}: an element of {label} has dtype {like.type.dtype}, but the function "
-            f"returned dtype {value.type.dtype} for it; cast the tensor before, or return "
-            f"pytensor.tensor.cast(value, {like.type.dtype!r})"
-        )
-    if value.type.ndim != like.type.ndim:
-        raise TypeError(
-            f"{title}: an element of {label} has {like.type.ndim} dimension(s) (the scanned axis "
-            f"is not one of them), but the function returned {value.type.ndim} for it; "
-            "combining must keep the shape"
-        )
-    for axis, (mine, theirs) in enumerate(zip(like.type.shape, value.type.shape, strict=True)):
-        if None not in (mine, theirs) and mine != theirs:
-            raise ValueError(
-                f"{title}: axis {axis} of an element of {label} has size {mine}, but the function "
-                f"returned size {theirs} for it; combining must keep the shape, pad the elements "
-                "to one that does"
-            )
-    return conform(value, like.type)
+    mine, theirs = like.type, value.type
+    if mine.dtype != theirs.dtype:
+        advice = f"cast the tensor before, or return pytensor.tensor.cast(value, {mine.dtype!r})"
+    elif mine.ndim != theirs.ndim:
+        advice = "combining must keep the shape, of which the scanned axis is no part"
+    elif any(None not in (n, m) and n != m for n, m in zip(mine.shape, theirs.shape, strict=True)):
+        advice = "combining must keep the shape, pad the elements to one that does"
+    else:
+        return conform(value, mine)
+    raise (TypeError if (mine.dtype, mine.ndim) != (theirs.dtype, theirs.ndim) else ValueError)(
+        f"{title}: an element of {label} is {type_text(mine)}, but the function returned "
+        f"{type_text(theirs)} for it; {advice}"
+    )
 
 
 def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:

@@ -112,12 +112,10 @@ def _reduce(
 ) -> Any:
     """Return the last values of a loop, for one of the functions that do so."""
     with called_as(function):
-        outputs, updates = scan(fn, sequences, outputs_info, non_sequences, **options)
-    if not return_updates and updates:
-        raise ValueError(
-            f"{loop_title(options['name'], function)}: return_updates=False, but the loop updates "
-            f"{list(updates)}; pass return_updates=True"
+        found = scan(
+            fn, sequences, outputs_info, non_sequences, return_updates=return_updates, **options
         )
+    outputs, updates = found if return_updates else (found, {})
     if isinstance(outputs, list):
         result: Any = [_last(output) for output in outputs]
     else:
