@@ -22,7 +22,7 @@ from scanlib.ops.gradient.nest import Cut, outer_loop, restored_carry, segments_
 from scanlib.ops.loop import Loop
 from scanlib.ops.row_ops.row_segments import MergeRows
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.simplify.last_rows import LastRow, is_loop, is_trace, last_row_reads
+from scanlib.rewrites.simplify.last_rows import LastRow, is_loop, last_row_reads, tap_of_view
 
 
 def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable]:
@@ -99,7 +99,7 @@ def _as_nest(
         if whole:
             results[history] = pt.concatenate([state.initial, trace])
             for client, position in edit.fgraph.clients[history]:
-                if position == 0 and is_trace(client, state.depth):
+                if position == 0 and tap_of_view(client, state.depth) == 0:
                     results[client.outputs[0]] = trace
         else:
             results.update({read.old: _last_row(loop, read, final) for read in last})
