@@ -370,8 +370,9 @@ class Prepare(Table):
             self.refuse(left.differs(right), "LoopError", linear_loop.SHAPES, left, right)
         for word in (words.steps, words.capacity, words.taken):
             self.out.write_word(word, steps)
-        for word, number in ((words.begin, 0), (words.part, 0), (words.parts, 1)):
-            self.out.write_word(word, number)
+        for word in (words.begin, words.part, words.choice):
+            self.out.write_word(word, 0)
+        self.out.write_word(words.parts, 1)
         total: Value = w.constant(0, INT64)
         for items in self.spaces().values():
             total = total + self.whole_lines(items)
