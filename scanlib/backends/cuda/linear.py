@@ -249,7 +249,7 @@ class LinearKernels(Kernels):
     ) -> Call:
         """Return how the kernels are called on a device with so many multiprocessors.
 
-        `strides` are those of the arguments and of the result, in bytes.
+        `strides` are those of the arguments, in bytes.
         """
         plan = choose_linear(sizes.steps, sizes.vectors, processors, self.group, self.columns)
         values = {
@@ -258,7 +258,8 @@ class LinearKernels(Kernels):
             "chunk": plan.chunk,
             "chunks": plan.chunks,
         }
-        works, counts = [], {"walk": 1}
+        works: list[int] = []
+        counts = {"walk": 1}
         if not self.both:
             axes = (*sizes.batch, sizes.columns)
             values |= {f"n{axis}": size for axis, size in enumerate(axes)}
@@ -274,7 +275,11 @@ class LinearKernels(Kernels):
             counts = {}
         each = self.threads // max(self.group, 1)
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
-        return self.prepared(values, strides, works, jobs)
+        return self.prepared(values, strides, sizes.outputs, works, jobs)
+
+    def results(self, given: Any, made: Sequence[Any], *more: Any) -> list[Any]:
+        """Return what the kernels have written."""
+        return list(made)
 
 
 _kernels = lru_cache(maxsize=256)(LinearKernels)

@@ -23,8 +23,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
 from scanlib.backends.cuda.driver import LIBRARY, Driver, DriverError
-from scanlib.backends.cuda.geometry import Geometry, geometry
-from scanlib.backends.cuda.launch import KernelLoop, Kernels
+from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
 from scanlib.backends.cuda.linear import check_linear, linear_geometry, linear_kernels
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
@@ -215,7 +214,7 @@ def sizes_of(
     for k, (_, length) in enumerate(places.tolist()):
         shapes[k] = (length, *shapes[k][1:])
     try:
-        return geometry(kernels.writer, shapes, steps)
+        return kernels.sizes(shapes, steps)
     except (NoCCodeError, ValueError, IndexError):
         return None
 
@@ -232,21 +231,19 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
     places : ndarray
         For each of the first arguments, the first row that is read and the number of rows.
     """
-    kernels = kernels.of(sizes, processors())
-    dtypes = [np.dtype(array.dtype) for array in kernels.parameters.outputs]
-    results = [
-        jax.ShapeDtypeStruct(shape, dtype)
-        for shape, dtype in zip(sizes.outputs, dtypes, strict=True)
-    ]
-    strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
+    strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
+    made = [
+        jax.ShapeDtypeStruct(shape, np.dtype(array.dtype))
+        for shape, array in zip(call.shapes, kernels.parameters.outputs, strict=True)
+    ]
     words = list(call.words)
     for k, (first, _) in enumerate(places.tolist()):
         words[call.slots[k]] += first * strides[k][0]
     works = [jax.ShapeDtypeStruct((size,), np.uint8) for size in call.works]
-    name = sha256(kernels.source.encode()).hexdigest()[:32]
-    _loops[name] = kernels
-    run = jax.ffi.ffi_call(TARGET, [*results, *works], vmap_method="sequential")
+    name = sha256(call.kernels.source.encode()).hexdigest()[:32]
+    _loops[name] = call.kernels
+    run = jax.ffi.ffi_call(TARGET, [*made, *works], vmap_method="sequential")
     launches = [n for one in call.launches for n in (one.kernel, one.blocks, one.threads)]
     found = run(
         *arrays,
@@ -254,6 +251,11 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         words=np.array(words, np.int64),
         slots=np.array(call.slots, np.int64),
         launches=np.array(launches or [0], np.int64),
-        count=np.array([len(kernels.names)], np.int64),
+        count=np.array([len(call.kernels.names)], np.int64),
     )
-    return varying(list(found[: len(results)]), list(arrays))
+    results = kernels.results(arrays, found[: len(made)], sizes, _converted)
+    return varying(results, list(arrays))
+
+
+def _converted(array: Any, dtype: str) -> Any:
+    return array.astype(kept_dtype(np.dtype(dtype)))

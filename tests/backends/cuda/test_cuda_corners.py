@@ -6,7 +6,6 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.c_linker import NoCCodeError
@@ -89,7 +88,7 @@ def test_no_steps_of_other_sizes():
     function = pytensor.function(inputs, trace, mode="CVM")
     (op,) = [n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
     with pytest.raises(NoCCodeError, match="of no steps"):
-        geometry(KernelLoop(op).writer, [(0, 50), (1, 3)])
+        KernelLoop(op).sizes([(0, 50), (1, 3)])
 
 
 @pytest.mark.usefixtures("torch_on_device")
