@@ -16,8 +16,7 @@ from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError
 from scanlib.backends.cuda.driver import Driver, DriverError, find_driver
 from scanlib.backends.cuda.launch import Call, Geometry, KernelLoop, launch
 from scanlib.backends.cuda.linear import LinearKernels, linear_geometry, linear_kernels
-from scanlib.backends.torch.operator import Run
-from scanlib.backends.torch.portable import torch_dtype
+from scanlib.backends.torch.operator import Run, torch_dtype
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan

@@ -25,8 +25,15 @@ from pytensor.tensor.type import DenseTensorType
 
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import runner
-from scanlib.backends.torch.operator import Entry, Run, Shapes, add_entry, caller, device_of
-from scanlib.backends.torch.portable import torch_dtype
+from scanlib.backends.torch.operator import (
+    Entry,
+    Run,
+    Shapes,
+    add_entry,
+    caller,
+    device_of,
+    torch_dtype,
+)
 from scanlib.ops.graph import is_numeric
 
 Perform = Callable[[Apply, Sequence[Any], list[list[Any]]], None]

@@ -15,10 +15,9 @@ from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.host import beside_tensors, performed
-from scanlib.backends.torch.linear import linear_rows
-from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of
-from scanlib.backends.torch.portable import TorchLoop, torch_dtype
-from scanlib.backends.torch.result_shapes import shapes_of_loop
+from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of, torch_dtype
+from scanlib.backends.torch.portable import TorchLoop, linear_rows
+from scanlib.backends.torch.sizes import shapes_of_loop
 from scanlib.kernels.program import CarryShapeError
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import is_numeric
