@@ -37,7 +37,7 @@ from pytensor.tensor.basic import (
     TensorFromScalar,
 )
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.backends.torch.operator import Shapes
@@ -59,7 +59,7 @@ class UnknownSizeError(Exception):
 
 def shapes_of_loop(op: Scan | ElemwiseScan | LinearScan, node: Apply) -> Shapes | None:
     """Return the rule for the results of a loop, None if shapes depend on values."""
-    shapes = [tuple(inp.shape) if is_numeric(inp) else None for inp in node.inputs]
+    shapes = [[Shape_i(axis)(inp) for axis in range(inp.type.ndim)] for inp in node.inputs]
     try:
         rules = [
             [size_of(pt.as_tensor_variable(size), node.inputs) for size in shape]
