@@ -29,7 +29,7 @@ from pytensor.graph.basic import Variable
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
-from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter
+from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter, positional
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalar_code import (
     Code,
@@ -39,13 +39,14 @@ from scanlib.backends.cuda.scalar_code import (
     item_type,
     memory_type,
 )
-from scanlib.backends.cuda.support import check_supported
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import has_positions, loaded
+from scanlib.ops.lowered.positions import Item, has_positions, loaded
 
+DEPTH = 8  # of states whose past values are kept in registers
+KINDS = "biufc"
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 ROWS = 256  # bytes of the rows that a thread keeps, in registers
 LIGHT = 192  # bytes of rows and results with which a thread takes few registers
@@ -65,7 +66,7 @@ KERNELS = {
         "mend": "FLAT_KERNEL(mend, scanlib_mend<Loop>(p, index))",
     },
 }
-Item = tuple[str, str, str]  # its name in a struct, its array, its row
+Member = tuple[str, str, str]  # its name in a struct, its array, its row
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 # The dtypes in which a channel collects sums, wider than the items are.
 TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
@@ -96,13 +97,13 @@ class LoopWriter:
     """
 
     def __init__(self, op: ElemwiseScan) -> None:
-        check_supported(op)
         self.op = op
         self.signature, self.layout = op.signature, op.layout
         self.graph = thaw_graph(op.body)
         self.inner = self.signature.split_body_inputs(self.graph.inputs)
         self.result = self.signature.split_body_outputs(self.graph.outputs)
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
+        self._check_supported()
         self.places = PlaceWriter(self) if has_positions(op.body.outputs) else None
         single = self.signature.has_stop or self.places is not None
         self.composed = None if single else composed_recurrences(op)
@@ -124,6 +125,24 @@ class LoopWriter:
             self.loop = self._loop()
         except NoKernelError as error:
             raise NoCCodeError(str(error)) from error
+
+    def _check_supported(self) -> None:
+        """Raise an error if the loop has no kernel."""
+        own = {tap for taps in self.inner.taps for tap in taps} | set(self.inner.carries)
+        read = any(
+            isinstance(node.op, Item) and node.inputs[0] in own
+            for node in positional(self.graph.outputs)
+        )
+        if read or not self.plan.has_same_channels():
+            raise NoCCodeError("channels that need one another have no CUDA kernel")
+        if any(depth > DEPTH for depth in self.signature.depths):
+            raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")
+        for variable in (*self.graph.inputs, *self.graph.outputs):
+            dtype = getattr(variable.type, "dtype", None)
+            if dtype is None or np.dtype(dtype).kind not in KINDS:
+                raise NoCCodeError(f"a value of type {variable.type} has no CUDA kernel")
+        if any(target.adds and target.value.type.dtype == "bool" for target in self.plan.targets):
+            raise NoCCodeError("a sum of truth values has no CUDA kernel")
 
     # Arrays, and the sizes of what a thread keeps
 
@@ -265,17 +284,17 @@ class LoopWriter:
 
     # Items of arrays
 
-    def write_struct(self, name: str, items: list[Item], *more: tuple[str, str]) -> None:
+    def write_struct(self, name: str, items: list[Member], *more: tuple[str, str]) -> None:
         members = [(item_type(self.arrays[array].dtype), member) for member, array, _ in items]
         self.members(name, [*members, *more])
 
-    def read_all(self, target: str, items: list[Item]) -> None:
+    def read_all(self, target: str, items: list[Member]) -> None:
         for member, array, row in items:
             dtype, place = self.arrays[array].dtype, _item_place(array, row)
             text = f"{item_type(dtype)}(scanlib_fetch<{memory_type(dtype)}>({place}))"
             self.source.line(f"{target}.{member} = {text};")
 
-    def store_all(self, source: str, items: list[Item]) -> None:
+    def store_all(self, source: str, items: list[Member]) -> None:
         for member, array, row in items:
             kind = memory_type(self.arrays[array].dtype)
             place = _item_place(array, row)
