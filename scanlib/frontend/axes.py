@@ -5,8 +5,8 @@ A direct function computes a recurrence of one state along one axis of its argum
     h[t] = step(h[t-1], x[t], ...)
 
 in the order of time or, with `reverse`, from the last row to the first. This module reads the
-arguments, moves the time axis to the front (a view), finds the shape of the state by
-broadcasting, makes one canonical loop, and moves the time axis of its trace back.
+arguments, moves the time axis to the front (a view), makes one canonical loop, and moves the time
+axis of its trace back.
 
 An argument with as many dimensions as the result has the time axis, and is the same at every
 step if its size along it is 1 when the graph is built. An argument with fewer dimensions has no
@@ -16,7 +16,6 @@ without the time axis. No argument is broadcast by sizes that only show when the
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +25,11 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
 from pytensor.scalar import upcast
-from pytensor.tensor.type import TensorType
 
-from scanlib.frontend.trace import name_result
-from scanlib.frontend.values import as_tensor
-from scanlib.ops.loop import Loop, NonSequence, State
-from scanlib.ops.loop import Sequence as LoopSequence
+from scanlib.frontend.arguments import OutputArgument, SequenceArgument, known_to_differ
+from scanlib.frontend.builder import Built, LoopBuilder, name_result
+from scanlib.frontend.step_function import StepResult
+from scanlib.frontend.values import as_tensor, read_integer
 
 OPTIONAL = ("init", "zi")
 KINDS = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
@@ -122,11 +120,7 @@ def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis")
     numpy.exceptions.AxisError
         If there is no such axis.
     """
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise TypeError(
-            f"{function}: {label} must be an integer, got {axis!r} of type {type(axis).__name__}"
-        )
-    position = operator.index(axis)
+    position = read_integer(f"{function}: {label}", axis)
     if ndim == 0:
         raise ValueError(f"{function}: {of} is a scalar; it needs a time axis")
     if not -ndim <= position < ndim:
@@ -153,15 +147,9 @@ class Argument:
     timed: bool
     core: int = 0
 
-    def row_shape(self) -> list[tuple[int | None, Any]]:
-        """Return the static and the symbolic size of each dimension of a row."""
-        static, symbolic = self.value.type.shape, self.value.shape
-        return [(static[i], symbolic[i]) for i in range(int(self.timed), len(static))]
-
-    def describe(self) -> str:
-        """Return name and static shape of a row, for messages."""
-        sizes = ", ".join(str(size) for size, _ in self.row_shape()).replace("None", "?")
-        return f"{self.name} has ({sizes})"
+    def row_shape(self) -> tuple[int | None, ...]:
+        """Return the static shape of a row."""
+        return self.value.type.shape[int(self.timed) :]
 
 
 def read_arguments(given: dict[str, tuple[Variable, int]], leading: int, axis: int) -> list:
@@ -192,67 +180,56 @@ def read_arguments(given: dict[str, tuple[Variable, int]], leading: int, axis: i
 
 def check_lengths(function: str, arguments: Sequence[Argument]) -> None:
     """Raise if two arguments have lengths that are known to differ."""
-    known = {a.name: a.value.type.shape[0] for a in arguments if a.timed}
-    known = {name: length for name, length in known.items() if length is not None}
-    if len(set(known.values())) > 1:
-        text = ", ".join(f"{name} has {length} steps" for name, length in known.items())
+    known = known_to_differ((a.name, a.value.type.shape[0]) for a in arguments if a.timed)
+    if known:
+        text = ", ".join(f"{name} has {length} steps" for name, length in known)
         raise ValueError(
             f"{function}: the arguments must have the same length along the time axis, but {text}"
         )
 
 
-def broadcast_rows(
-    function: str, rows: Sequence[Sequence[tuple[int | None, Any]]], texts: Sequence[str]
-) -> list[tuple[int | None, Any]]:
-    """Return the static and symbolic sizes that rows broadcast to.
-
-    Raises
-    ------
-    ValueError
-        If sizes known when the graph is built do not broadcast.
-    """
-    ndim = max(len(row) for row in rows)
-    result: list[tuple[int | None, Any]] = []
-    for position in range(-ndim, 0):
-        sizes = [row[position] for row in rows if len(row) >= -position]
-        sizes = [size for size in sizes if size[0] != 1]
-        known = [size for size in sizes if size[0] is not None]
-        if len({static for static, _ in known}) > 1:
-            raise ValueError(
-                f"{function}: the shapes of one step do not broadcast: {', '.join(texts)}"
-            )
-        chosen: tuple[int | None, Any] = (1, 1)
-        if known:
-            chosen = (known[0][0], known[0][0])
-        elif sizes:
-            chosen = sizes[0]
-        result.append(chosen)
-    return result
+def check_rows(function: str, rows: dict[str, tuple[int | None, ...]]) -> None:
+    """Raise if the shapes of what one step reads are known not to broadcast."""
+    try:
+        np.broadcast_shapes(*(tuple(1 if n is None else n for n in row) for row in rows.values()))
+    except ValueError:
+        texts = (f"{name} has ({', '.join(map(str, row))})" for name, row in rows.items())
+        text = ", ".join(texts).replace("None", "?")
+        raise ValueError(f"{function}: the shapes of one step do not broadcast: {text}") from None
 
 
 # Loops
 
 
-def zeros(sizes: Sequence[tuple[int | None, Any]], dtype: str) -> Variable:
-    """Return zeros of the given sizes."""
-    return pt.zeros([symbolic for _, symbolic in sizes], dtype=dtype)
+def run(
+    name: str,
+    step: Callable[..., Sequence[Variable]],
+    sequences: dict[str, Variable],
+    initial: dict[str, Variable],
+    reverse: bool = False,
+) -> Built:
+    """Return a loop; its states are widened where a step returns more than `initial` has.
 
+    Parameters
+    ----------
+    name : str
+        Of the function; messages begin with it.
+    step : callable
+        Takes rows, then states; returns the next states, then outputs.
+    sequences, initial : dict
+        What the rows are of, time in front, and the values before the first step.
+    reverse : bool
+    """
+    given = [SequenceArgument(value, [0], key, key) for key, value in sequences.items()]
+    states = [
+        OutputArgument(pt.expand_dims(value, 0), [-1], key, key) for key, value in initial.items()
+    ]
 
-def first_rows(value: Variable, sizes: Sequence[tuple[int | None, Any]], dtype: str) -> Variable:
-    """Return the initial rows of a state: `value` broadcast to one row of the given sizes."""
-    value = pt.cast(value, dtype)
-    symbolic = [size for _, size in sizes]
-    if value.type.ndim == 0 and sizes:
-        return pt.alloc(value, 1, *symbolic)
-    missing = len(sizes) - value.type.ndim
-    value = pt.expand_dims(value, tuple(range(missing + 1)))
-    own = value.type.shape[1:]
-    if any(mine == 1 and known != 1 for mine, (known, _) in zip(own, sizes, strict=True)):
-        # A size that is not known to be 1 is kept: if it is another one than the loop needs,
-        # the loop says so when it runs.
-        full = [n if own[k] == 1 else value.shape[k + 1] for k, n in enumerate(symbolic)]
-        return pt.alloc(value, 1, *full)
-    return value
+    def call(values: list[tuple[Variable, str]]) -> StepResult:
+        return StepResult(list(step(*(value for value, _ in values))), {}, None)
+
+    rows = [(argument, 0, argument.variable) for argument in given]
+    return LoopBuilder(name, call, rows, states, name).build(reverse=reverse)
 
 
 def recurrence(
@@ -260,8 +237,6 @@ def recurrence(
     step: Callable[..., Variable],
     arguments: Sequence[Argument],
     initial: Variable,
-    sizes: Sequence[tuple[int | None, Any]],
-    dtype: str,
     axis: int,
     reverse: bool,
 ) -> Variable:
@@ -275,33 +250,20 @@ def recurrence(
         Takes the state, then a row of each argument; returns the next state.
     arguments : sequence of Argument
     initial : Variable
-        What broadcasts to the state before the first step.
-    sizes, dtype
-        Static and symbolic sizes, and the dtype, of the state.
+        The state before the first step, of its rank and dtype; sizes of 1 broadcast.
     axis : int
         Where the time axis stands in the result.
     reverse : bool
         Whether to go from the last row to the first.
     """
-    loop = Loop(name=name, function=name, reverse=reverse)
-    rows = [add_argument(loop, argument) for argument in arguments]
-    state = TensorType(dtype, shape=tuple(size for size, _ in sizes))(name="h[t-1]")
-    first = first_rows(initial, sizes, dtype)
-    loop.states.append(State(first, {-1: state}, step(state, *rows), name="h"))
-    (history,) = loop.apply().histories
-    trace = history[:-1] if reverse else history[1:]
+    sequences = {argument.name: argument.value for argument in arguments if argument.timed}
+
+    def call(*rows: Variable) -> list[Variable]:
+        own = iter(rows)
+        given = [next(own) if argument.timed else argument.value for argument in arguments]
+        return [step(rows[-1], *given)]
+
+    (trace,) = run(name, call, sequences, {"h": initial}, reverse).values
     result = pt.moveaxis(trace, 0, axis) if axis else trace
     name_result(result, name)
     return result
-
-
-def add_argument(loop: Loop, argument: Argument) -> Variable:
-    """Make an argument an input of the loop and return what a step sees of it."""
-    value, name = argument.value, argument.name
-    if not argument.timed:
-        inner = value.type(name=name)
-        loop.non_sequences.append(NonSequence(value, inner, name))
-        return inner
-    row = TensorType(value.type.dtype, shape=value.type.shape[1:])(name=f"{name}[t]")
-    loop.sequences.append(LoopSequence(value, row, name))
-    return row

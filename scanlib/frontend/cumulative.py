@@ -140,9 +140,8 @@ def _running(
         x = pt.cast(x, config.floatX)
     dtype = x.type.dtype
     (argument,) = read_arguments({"x": (x, 0)}, x.type.ndim, axis)
-    start = pt.constant(np.asarray(identity(np.dtype(dtype)), dtype=dtype))
-    sizes = argument.row_shape()
-    return recurrence(function, step, [argument], start, sizes, dtype, axis, reverse)
+    start = np.full((1,) * (x.type.ndim - 1), identity(np.dtype(dtype)), dtype=dtype)
+    return recurrence(function, step, [argument], pt.constant(start), axis, reverse)
 
 
 def _lowest(dtype: np.dtype) -> Any:

@@ -22,9 +22,8 @@ from pytensor.graph.basic import Variable
 from pytensor.scalar import upcast
 
 from scanlib.frontend.axes import (
-    Argument,
-    broadcast_rows,
     check_lengths,
+    check_rows,
     read_arguments,
     read_axis,
     read_numbers,
@@ -119,34 +118,30 @@ def _diagonal_scan(
     axis = read_axis(function, axis, ndim, names[1] if b.type.ndim == ndim else names[0])
     arguments = read_arguments({names[0]: (a, 0), names[1]: (b, 0)}, ndim, axis)
     check_lengths(function, arguments)
-    rows = [argument.row_shape() for argument in arguments]
-    sizes, start = _start(function, arguments, rows, init, ndim - 1)
-    step, dtype = (lambda h, a, b: a * h + b), _dtype(a, b, init)
-    return recurrence(function, step, arguments, start, sizes, dtype, axis, reverse)
-
-
-def _dtype(*values: Variable | None) -> str:
-    return upcast(*(value.type.dtype for value in values if value is not None))
+    rows = {argument.name: argument.row_shape() for argument in arguments}
+    start = _start(function, rows, (a, b, init), ndim - 1)
+    return recurrence(function, lambda h, a, b: a * h + b, arguments, start, axis, reverse)
 
 
 def _start(
     function: str,
-    arguments: list[Argument],
-    rows: list[list[tuple[int | None, Any]]],
-    init: Variable | None,
+    rows: dict[str, tuple[int | None, ...]],
+    values: tuple[Variable, Variable, Variable | None],
     ndim: int,
-) -> tuple[list[tuple[int | None, Any]], Variable]:
-    """Return the sizes of the state and the value it starts from."""
-    texts = [argument.describe() for argument in arguments]
+) -> Variable:
+    """Return the value that the state starts from, in its dtype and rank."""
+    init = values[2]
+    dtype = upcast(*(value.type.dtype for value in values if value is not None))
     if init is None:
-        return broadcast_rows(function, rows, texts), pt.constant(0, dtype="int8")
+        check_rows(function, rows)
+        return pt.constant(np.zeros((1,) * ndim, dtype=dtype))
     if init.type.ndim > ndim:
         raise ValueError(
             f"{function}: init must broadcast against one row of the result, which has {ndim} "
             f"dimension(s), but it has {init.type.ndim} ({init.type}); leave out the time axis"
         )
-    start = Argument("init", init, timed=False)
-    return broadcast_rows(function, [*rows, start.row_shape()], [*texts, start.describe()]), init
+    check_rows(function, {**rows, "init": init.type.shape})
+    return pt.expand_dims(pt.cast(init, dtype), tuple(range(ndim - init.type.ndim)))
 
 
 def _matrix_scan(
@@ -168,17 +163,21 @@ def _matrix_scan(
     check_lengths(function, arguments)
     matrices, drive = (argument.row_shape() for argument in arguments)
     # Of a matrix, the state takes the batch dimensions and the number of rows.
-    rows = [[*matrices[:-1], *([] if vectors else [(1, 1)])], drive]
-    sizes, start = _start(function, arguments, rows, init, b.type.ndim - 1)
-    batched = len(sizes) > core or arguments[0].value.type.ndim - arguments[0].timed > 2
+    rows = {"a": (*matrices[:-1], *(() if vectors else (1,))), "b": drive}
+    start = _start(function, rows, (a, b, init), b.type.ndim - 1)
+    if start.type.shape[-core] == 1:  # products need all rows, sums broadcast the rest
+        size = next((n for n in a.type.shape[-2:] if n is not None), a.shape[-1])
+        sizes = [n if n is not None else start.shape[i] for i, n in enumerate(start.type.shape)]
+        sizes[-core] = size
+        start = pt.alloc(start, *sizes)
+    batched = start.type.ndim > core or len(matrices) > 2
 
     def step(h: Variable, a: Variable, b: Variable) -> Variable:
         if not batched:
             return pt.dot(a, h) + b
         return (pt.matvec(a, h) if vectors else pt.matmul(a, h)) + b
 
-    dtype = _dtype(a, b, init)
-    return recurrence(function, step, arguments, start, sizes, dtype, axis, reverse)
+    return recurrence(function, step, arguments, start, axis, reverse)
 
 
 def _holds_vectors(a: Variable, b: Variable) -> bool:

@@ -20,7 +20,6 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.arguments import OutputArgument
 from scanlib.ops.graph import is_tensor
-from scanlib.ops.shapes import output_row_shapes
 
 
 def joint_type(state: TensorType, value: Variable, where: str, is_weak: bool = False) -> TensorType:
@@ -108,7 +107,8 @@ def adapt_initial(
         if old == 1 and new != 1
     ]
     if grown:
-        shape: list[Any] = [initial.shape[0]]
+        depth = initial.type.shape[0]
+        shape: list[Any] = [initial.shape[0] if depth is None else depth]
         for axis in range(wanted.ndim):
             if axis not in grown:
                 shape.append(initial.shape[axis + 1])
@@ -133,19 +133,3 @@ def _cast(rows: Variable, dtype: str) -> Variable:
     if node is not None and isinstance(node.op, DimShuffle):
         return node.op(pt.cast(node.inputs[0], dtype))
     return pt.cast(rows, dtype)
-
-
-def value_sizes(
-    value: Variable,
-    placeholders: Sequence[Variable],
-    examples: Sequence[Sequence[Any] | None],
-    captured: Sequence[Variable],
-) -> list[Variable | None]:
-    """Return the sizes of the value a step returns, from the sizes of what it reads."""
-    inputs = [*placeholders, *captured]
-    shapes = [
-        *examples,
-        *([*outer.shape] if hasattr(outer.type, "ndim") else None for outer in captured),
-    ]
-    values: list[Variable | None] = [None] * len(placeholders)
-    return output_row_shapes(inputs, [value], shapes, [*values, *captured])[0]
