@@ -4,6 +4,6 @@ Imported by `scanlib.backends.torch_hook` when the linker runs. Importing it imp
 registers a rule for every Op with `pytensor.link.pytorch.dispatch.pytorch_funcify`.
 """
 
-from scanlib.backends.torch import conversions, loops, sizes
+from scanlib.backends.torch import conversions, loops, static_sizes
 
-__all__ = ["conversions", "loops", "sizes"]
+__all__ = ["conversions", "loops", "static_sizes"]

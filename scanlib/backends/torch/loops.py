@@ -15,7 +15,7 @@ from scanlib.backends.torch import host
 from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.operator import Run, device_of
 from scanlib.backends.torch.portable import TorchLoop, linear_rows
-from scanlib.backends.torch.sizes import shapes_of_loop
+from scanlib.backends.torch.static_sizes import shapes_of_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import is_numeric
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
