@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 
 from scanlib.backends.cuda import linear
-from scanlib.backends.cuda.linear import linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear import linear_kernels
 from scanlib.backends.cuda.schedule import LinearSchedule
 from tests.cuda_device import emulated_driver, run_call
 
@@ -21,12 +21,16 @@ def cut(chunks):
 
 
 def kernels_of(op, inputs):
-    return linear_kernels(op, inputs, np.asarray(op.parts(inputs).initial).dtype.name)
+    return linear_kernels(op, inputs, dtype_of(op, inputs))[0]
+
+
+def dtype_of(op, inputs):
+    return np.asarray(op.parts(inputs).initial).dtype.name
 
 
 def run(op, inputs):
     """Run a matrix recurrence by its kernels; the result is poisoned before."""
-    kernels, sizes = kernels_of(op, inputs), linear_geometry(op, inputs)
+    kernels, sizes = linear_kernels(op, inputs, dtype_of(op, inputs))
     arrays = [np.asarray(value) for value in inputs[int(op.has_n_steps) :]]
     call = kernels.call(sizes, [array.strides for array in arrays], 2)
     (result,) = run_call(emulated_driver(), call, arrays)

@@ -24,7 +24,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
 from scanlib.backends.cuda.driver import LIBRARY
 from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
-from scanlib.backends.cuda.linear import check_linear, linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear import check_linear, linear_kernels
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
@@ -76,9 +76,8 @@ def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any
         None if the matrix is too large, or the arguments do not fit: `lax.scan` says what is wrong.
     """
     try:
-        sizes = linear_geometry(op, inputs)
         dtype = np.dtype(op.parts(inputs).initial.dtype).name
-        kernels = linear_kernels(op, inputs, dtype)
+        kernels, sizes = linear_kernels(op, inputs, dtype)
     except (NoCCodeError, ValueError, IndexError):
         return None
     if not _are_ready(kernels):

@@ -15,7 +15,7 @@ from pytensor.configdefaults import config
 from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError
 from scanlib.backends.cuda.driver import Driver, DriverError, find_driver
 from scanlib.backends.cuda.launch import Call, Geometry, KernelLoop, launch
-from scanlib.backends.cuda.linear import LinearKernels, linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear import LinearKernels, linear_kernels
 from scanlib.backends.torch.operator import Run, torch_dtype
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -79,7 +79,7 @@ class CudaRunner:
         """
         if isinstance(self.op, LinearScan):
             dtype = str(self.op.parts(inputs).initial.dtype).removeprefix("torch.")
-            return linear_kernels(self.op, inputs, dtype), linear_geometry(self.op, inputs)
+            return linear_kernels(self.op, inputs, dtype)
         n_steps = int(inputs[0]) if self.first else None
         sizes = self.loop.sizes([tuple(x.shape) for x in arrays], n_steps)
         if self.op.signature.has_stop and not can_hold(self.loop, sizes):
