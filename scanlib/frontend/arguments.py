@@ -152,6 +152,14 @@ def _tap_list(taps: Any, argument: str) -> list[int]:
     return [read_integer(f"a tap of {argument}", tap) for tap in ([taps] if is_one else taps)]
 
 
+def _check_keys(given: dict[str, Any], keys: Sequence[str], argument: str) -> None:
+    unknown = sorted(given.keys() - {*keys, "inplace"}, key=str)
+    if unknown:
+        *others, last = map(repr, keys)
+        text = f"{', '.join(others)} and {last}"
+        raise ValueError(f"{argument} has unknown keys {unknown}; the keys are {text}")
+
+
 def read_sequences(sequences: Any) -> list[SequenceArgument]:
     """Return the sequences given to `scan`."""
     result = []
@@ -159,12 +167,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         argument = f"sequences[{i}]"
         taps: list[int] = [0]
         if isinstance(given, dict):
-            unknown = set(given) - {"input", "taps"}
-            if unknown:
-                raise ValueError(
-                    f"{argument} has unknown keys {sorted(unknown, key=str)}; "
-                    "the keys are 'input' and 'taps'"
-                )
+            _check_keys(given, ("input", "taps"), argument)
             if given.get("input") is None:
                 raise ValueError(
                     f"{argument} is a dict without the key 'input', the variable to iterate over"
@@ -231,12 +234,7 @@ def _float_dtype(values: Sequence[Any]) -> str:
 
 
 def _read_output(given: dict[str, Any], argument: str) -> OutputArgument:
-    unknown = set(given) - {"initial", "taps", "name", "inplace"}
-    if unknown:
-        raise ValueError(
-            f"{argument} has unknown keys {sorted(unknown, key=str)}; "
-            "the keys are 'initial', 'taps' and 'name'"
-        )
+    _check_keys(given, ("initial", "taps", "name"), argument)
     name = given.get("name")
     if name is not None and not isinstance(name, str):
         raise TypeError(
@@ -307,6 +305,27 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
     if known is not None and known < 0:
         raise ValueError(f"{argument} must not be negative, got {known}")
     return pt.constant(known, dtype="int64") if known is not None else pt.cast(variable, "int64")
+
+
+def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis") -> int:
+    """Return an axis counted from the front; `label` is what the user calls it.
+
+    Raises
+    ------
+    TypeError
+        If it is no integer.
+    numpy.exceptions.AxisError
+        If there is no such axis.
+    """
+    position = read_integer(f"{function}: {label}", axis)
+    if ndim == 0:
+        raise ValueError(f"{function}: {of} is a scalar; it needs a time axis")
+    if not -ndim <= position < ndim:
+        raise np.exceptions.AxisError(
+            f"{function}: {label}={position} is out of range for {of} with {ndim} dimension(s); "
+            f"expected {-ndim} to {ndim - 1}"
+        )
+    return position % ndim
 
 
 def read_name(name: Any) -> str | None:

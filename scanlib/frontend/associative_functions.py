@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib.frontend.arguments import known_to_differ
-from scanlib.frontend.axes import read_axis
+from scanlib.frontend.arguments import known_to_differ, read_axis
 from scanlib.frontend.builder import add_captured
 from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import call_function

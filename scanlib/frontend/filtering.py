@@ -23,7 +23,8 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import Assert
 from pytensor.scalar import upcast
 
-from scanlib.frontend.axes import read_axis, read_numbers, run
+from scanlib.frontend.arguments import read_axis
+from scanlib.frontend.direct_functions import read_numbers, run
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
 # it one step is enough work for arrays.

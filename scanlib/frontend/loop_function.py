@@ -26,11 +26,11 @@ from scanlib.frontend.arguments import (
     OutputArgument,
     SequenceArgument,
     known_to_differ,
+    read_axis,
     read_initials,
     read_n_steps,
     read_name,
 )
-from scanlib.frontend.axes import read_axis
 from scanlib.frontend.builder import Built, LoopBuilder, name_result
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
