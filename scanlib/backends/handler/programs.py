@@ -27,9 +27,8 @@ from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import array_program
+from scanlib.schedules.array_loops import array_program, graph_program
 from scanlib.schedules.choice import elementwise_program
-from scanlib.schedules.graphs import graph_program
 from scanlib.schedules.linear_steps import linear_program
 
 _KERNELS = ("prepare", "start", "first_run", "last_run", "then", "combine")
