@@ -78,22 +78,24 @@ class Setting:
             return "one Python call per step"
         return f"chosen by the {self.linker} backend"
 
-    def elsewhere(self, node: Apply) -> dict[str, Any] | None:
-        """Return the verdict on a loop that no kernel of scanlib's runs, None on others."""
-        if self.is_compiled_here(node):
-            return None
+    def running(self, node: Apply, schedule: str, grade: dict[str, Any]) -> dict[str, Any]:
+        """Return schedule and verdict, which are given for compiled code, and what runs a loop."""
+        if not self.is_compiled_here(node):
+            schedule, grade = self.other_schedule(), verdict(IN_ORDER, *self.obstacle(node))
+        return {"schedule": schedule, **grade, "runs": self.runs(node)}
+
+    def obstacle(self, node: Apply) -> tuple[str, ...]:
+        """Return why no kernel of scanlib's runs a loop, and what its author can do."""
         if config.scanlib__perform == "python":
             why = "scanlib's kernels are switched off: the flag scanlib__perform is python"
-            return verdict(IN_ORDER, why, "set the flag scanlib__perform to auto")
+            return why, "set the flag scanlib__perform to auto"
         if self.has_unknown_length(node):
             why = "JAX does not know the number of steps when it compiles"
-            action = "give a number of steps that does not depend on values, if you can"
-            return verdict(IN_ORDER, why, action)
+            return why, "give a number of steps that does not depend on values, if you can"
         if self.linker in _PERFORM:
             why = "numba could not compile the step; a warning of the first call says why"
-            action = "write the step with functions of pytensor.tensor alone"
-            return verdict(IN_ORDER, why, action)
-        return verdict(IN_ORDER, f"the {self.linker} linker takes the steps of this loop in order")
+            return why, "write the step with functions of pytensor.tensor alone"
+        return (f"the {self.linker} linker takes the steps of this loop in order",)
 
     def runs(self, node: Apply) -> str:
         """Return what runs a loop."""
