@@ -11,6 +11,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.data import IN_ORDER, verdict
+from scanlib.lengths.known import loops_of_unknown_length
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -43,25 +44,27 @@ def linker_name(linker: Any) -> str:
 @dataclass(frozen=True)
 class Setting:
     """Where loops were found: `inside` which Op, `reasons` why loops of `pytensor.scan` were not
-    adopted, by name; `lengths` are those that JAX knows when it compiles (`KnownLengths`)."""
+    adopted, by name; of the loops that are `unknown` JAX does not know the number of steps when it
+    compiles."""
 
     linker: str
     inside: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
-    lengths: Any = None
+    unknown: frozenset[Apply] = frozenset()
 
     def of(self, fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Setting:
         """Return the setting of the loops of a graph; `data` are inputs that change from step to
         step, where it is the step of a loop."""
         if self.linker != "JAX":
             return self
-        from scanlib.backends.jax.prepare import lengths_in
+        from scanlib.backends.jax.known_numbers import KnownNumber
 
-        return replace(self, lengths=lengths_in(fgraph, data))
+        unknown = loops_of_unknown_length(fgraph, data, (KnownNumber,))
+        return replace(self, unknown=frozenset(unknown))
 
     def has_unknown_length(self, node: Apply) -> bool:
         """Whether the linker does not know a loop's greatest number of steps when it compiles."""
-        return self.lengths is not None and node in self.lengths.loops
+        return node in self.unknown
 
     def is_compiled_here(self, node: Apply) -> bool:
         """Whether scanlib writes the loop's code, in numba or C."""
