@@ -347,7 +347,7 @@ def _step_factors(op: Scan, extra: int) -> Factors:
             join(a, axis, b, axis)
 
     for node in op.body.toposort():
-        for a, i, b, j in _axes_kept(node):
+        for a, i, b, j in axes_kept(node):
             join(a, i, b, j)
     for taps, value in zip(inner.taps, result.states, strict=True):
         for tap in taps:
@@ -374,7 +374,7 @@ def _step_factors(op: Scan, extra: int) -> Factors:
     return Factors((*inputs, *[(None,)] * extra), tuple(outputs), ())
 
 
-def _axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int]]:
+def axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int]]:
     """Yield which axes of an operation's arrays are worked on side by side, and None for those
     that are not."""
     arrays = [v for v in node.inputs if isinstance(v.type, TensorType)]
@@ -390,8 +390,9 @@ def _axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, in
         summed = range(arrays[0].type.ndim) if op.axis is None else op.axis
         left = [axis for axis in range(arrays[0].type.ndim) if axis not in summed]
         kept = [(arrays[0], axis, k) for k, axis in enumerate(left)]
-    elif isinstance(op, Dot) and arrays[0].type.ndim == 2:
-        kept = [(arrays[0], 0, 0)]
+    elif isinstance(op, Dot):
+        pairs = zip(arrays, (0, 1), (0, out.type.ndim - 1), strict=True)
+        kept = [(v, i, k) for v, i, k in pairs if v.type.ndim == 2]
     elif isinstance(op, Blockwise):
         for variable in node.inputs:
             ones = enumerate(variable.type.broadcastable[: op.batch_ndim(node)])
