@@ -17,16 +17,18 @@ from scanlib.frontend.associative_functions import (
     prefix_scan,
     reduce_scan,
 )
-from scanlib.frontend.cumulative import cumlogsumexp, cummax, cummin
-from scanlib.frontend.filtering import lfilter
-from scanlib.frontend.lags import lags
-from scanlib.frontend.linear_recurrences import (
+from scanlib.frontend.direct_functions import (
+    cumlogsumexp,
+    cummax,
+    cummin,
     discounted_cumsum,
     discounted_cumsum_left,
     discounted_cumsum_right,
     linear_scan,
     pscan,
 )
+from scanlib.frontend.filtering import lfilter
+from scanlib.frontend.lags import lags
 from scanlib.frontend.loop_function import loop
 from scanlib.frontend.newton import newton_iterations
 from scanlib.frontend.scan_function import scan

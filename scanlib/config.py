@@ -7,105 +7,82 @@ from difflib import get_close_matches
 from pytensor.configdefaults import config
 from pytensor.configparser import BoolParam, EnumStr, IntParam
 
-config.add(
-    "scanlib__perform",
-    "How loops run outside numba mode (C linker, FAST_COMPILE, debug mode): as C code under the "
-    "C linker where there is some, else compiled with numba where possible (auto), compiled with "
-    "numba or an error (numba), or in plain Python (python).",
-    EnumStr("auto", ["numba", "python"]),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__simplify",
-    "Whether loops are simplified: unused and duplicate parts dropped, work hoisted, loops "
-    "merged, histories that nobody reads not stored.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__lower",
-    "Whether loops with elementwise bodies are lowered to kernels of their own.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__keep_memory",
-    "How many MiB of freed memory the C library keeps for reuse, in the whole process, once a "
-    "loop has been compiled; fresh memory costs more than filling it. 0 changes nothing.",
-    IntParam(512, lambda kept: kept >= 0),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__linear",
-    "Whether loops around a matrix recurrence (also in logarithms, or of maxima) are lowered.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__threads",
-    "Threads for loops over many channels, in the code for numba and for the C linker. Results are "
-    "the same, bit by bit, at every run with as many threads.",
-    IntParam(1, lambda threads: threads >= 1),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__parallel_channels",
-    "The least number of channels times steps for each thread; loops with less use fewer threads.",
-    IntParam(250_000, lambda least: least >= 1),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__parallel_steps",
-    "The least number of steps of one series for each thread; shorter series use fewer threads.",
-    IntParam(250_000, lambda least: least >= 1),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__split",
-    "Whether loops are taken apart into batches over all steps and the smallest loops that remain.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__split_maps",
-    "Whether splitting evaluates what reads no state, or is read by none, as a batch.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__split_sums",
-    "Whether splitting turns sums over the steps into sums over rows and matrix products.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__split_affine",
-    "Whether splitting gives recurrences that can be lowered a loop of their own.",
-    BoolParam(True),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__progress",
-    "Whether a loop that runs longer than a second shows a progress bar, which takes tqdm: loops "
-    "with kernels, on a CPU, in functions that are compiled while the flag is set.",
-    BoolParam(False),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__adopt",
-    "Whether loops built with pytensor.scan, and their gradients, become scanlib's loops when a "
-    "function is compiled; the same as scanlib.enable().",
-    BoolParam(False),
-    in_c_key=False,
-)
-config.add(
-    "scanlib__cuda",
-    "Whether elementwise loops and matrix recurrences on CUDA devices, under JAX and PyTorch, run "
-    "as scanlib's kernels. Without, and where there is no kernel, they are made of functions of "
-    "JAX or PyTorch.",
-    BoolParam(True),
-    in_c_key=False,
-)
+_FLAGS = {
+    "scanlib__perform": (
+        EnumStr("auto", ["numba", "python"]),
+        "How loops run outside numba mode (C linker, FAST_COMPILE, debug mode): as C code under "
+        "the C linker where there is some, else compiled with numba where possible (auto), "
+        "compiled with numba or an error (numba), or in plain Python (python).",
+    ),
+    "scanlib__simplify": (
+        BoolParam(True),
+        "Whether loops are simplified: unused and duplicate parts dropped, work hoisted, loops "
+        "merged, histories that nobody reads not stored.",
+    ),
+    "scanlib__lower": (
+        BoolParam(True),
+        "Whether loops with elementwise bodies are lowered to kernels of their own.",
+    ),
+    "scanlib__keep_memory": (
+        IntParam(512, lambda kept: kept >= 0),
+        "How many MiB of freed memory the C library keeps for reuse, in the whole process, once a "
+        "loop has been compiled; fresh memory costs more than filling it. 0 changes nothing.",
+    ),
+    "scanlib__linear": (
+        BoolParam(True),
+        "Whether loops around a matrix recurrence (also in logarithms, or of maxima) are lowered.",
+    ),
+    "scanlib__threads": (
+        IntParam(1, lambda threads: threads >= 1),
+        "Threads for loops over many channels, in the code for numba and for the C linker. "
+        "Results are the same, bit by bit, at every run with as many threads.",
+    ),
+    "scanlib__parallel_channels": (
+        IntParam(250_000, lambda least: least >= 1),
+        "The least number of channels times steps for each thread; loops with less use fewer "
+        "threads.",
+    ),
+    "scanlib__parallel_steps": (
+        IntParam(250_000, lambda least: least >= 1),
+        "The least number of steps of one series for each thread; shorter series use fewer "
+        "threads.",
+    ),
+    "scanlib__split": (
+        BoolParam(True),
+        "Whether loops are taken apart into batches over all steps and the smallest loops that "
+        "remain.",
+    ),
+    "scanlib__split_maps": (
+        BoolParam(True),
+        "Whether splitting evaluates what reads no state, or is read by none, as a batch.",
+    ),
+    "scanlib__split_sums": (
+        BoolParam(True),
+        "Whether splitting turns sums over the steps into sums over rows and matrix products.",
+    ),
+    "scanlib__split_affine": (
+        BoolParam(True),
+        "Whether splitting gives recurrences that can be lowered a loop of their own.",
+    ),
+    "scanlib__progress": (
+        BoolParam(False),
+        "Whether a loop that runs longer than a second shows a progress bar, which takes tqdm: "
+        "loops with kernels, on a CPU, in functions that are compiled while the flag is set.",
+    ),
+    "scanlib__adopt": (
+        BoolParam(False),
+        "Whether loops built with pytensor.scan, and their gradients, become scanlib's loops when "
+        "a function is compiled; the same as scanlib.enable().",
+    ),
+    "scanlib__cuda": (
+        BoolParam(True),
+        "Whether elementwise loops and matrix recurrences on CUDA devices, under JAX and PyTorch, "
+        "run as scanlib's kernels. Without, and where there is no kernel, they are made of "
+        "functions of JAX or PyTorch.",
+    ),
+}
+for _name, (_kind, _text) in _FLAGS.items():
+    config.add(_name, _text, _kind, in_c_key=False)
 
 
 def _unknown_flags(names: Iterable[str]) -> str:

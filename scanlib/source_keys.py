@@ -39,11 +39,6 @@ def source_key(module: str) -> str:
     return f"{module} {sha256(repr(sorted(found.items())).encode()).hexdigest()[:32]}"
 
 
-def source_number(module: str) -> int:
-    """Return the key of what a module writes, where a number is wanted."""
-    return int(source_key(module).split()[1], 16)
-
-
 @cache
 def _digest(module: str) -> str:
     return sha256(text_of(module).encode()).hexdigest()

@@ -6,7 +6,7 @@ import re
 import pytensor.tensor as pt
 
 import scanlib
-from scanlib.explain.text import WIDTH
+from scanlib.explain.explanation import WIDTH
 
 BLOCKS = "blocks of steps"
 CHANNELS = "time outside, channels inside"

@@ -13,6 +13,7 @@ from numba.core.caching import Cache  # its files get checksums (`backends.numba
 from numba.core.callconv import RETCODE_EXC  # what a kernel that failed returns
 from numba.core.errors import NumbaError
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref  # who counts references
+from numba.core.runtime import _nrt_python  # memory whose users are counted
 from numba.np.arrayobj import populate_array  # arrays over given memory
 
 # PyTensor's way from source to a function that numba may keep on disk; its copy of a value of any
@@ -23,6 +24,8 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.compile_ops import numba_deepcopy
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import map_storage, raise_with_op
+
+NRT_FUNCTIONS: dict[str, int] = _nrt_python.c_helpers
 
 
 def route_graphs(wanted: Callable[[FunctionGraph], bool]) -> Callable[[Any], Any]:

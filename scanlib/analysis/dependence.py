@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pytensor.graph.basic import Variable
 
 from scanlib.ops.lowered.positions import inputs_read
-from scanlib.ops.recursion import Task, finished
 
 
 def dependences(
@@ -33,33 +32,19 @@ def dependences(
 def components(depends: Mapping[int, set[int]]) -> list[tuple[int, ...]]:
     """Return the strongly connected components, those that others depend on first.
 
-    Found by Tarjan's algorithm (R. Tarjan, "Depth-first search and linear graph algorithms",
-    1972), which finishes a component after all that it depends on.
+    Parts are in one component if each reaches the other; what a component depends on reaches fewer
+    parts than the component does.
     """
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    waiting: set[int] = set()  # what the stack holds
-    found: list[tuple[int, ...]] = []
-
-    def visit(part: int) -> Task:
-        index[part] = low[part] = len(index)
-        stack.append(part)
-        waiting.add(part)
-        for other in sorted(depends[part]):
-            if other not in index:
-                yield visit(other)
-                low[part] = min(low[part], low[other])
-            elif other in waiting:
-                low[part] = min(low[part], index[other])
-        if low[part] == index[part]:
-            own = [stack.pop()]
-            while own[-1] != part:
-                own.append(stack.pop())
-            waiting.difference_update(own)
-            found.append(tuple(sorted(own)))
-
-    for part in depends:
-        if part not in index:
-            finished(visit(part))
-    return found
+    reached = {part: {part, *others} for part, others in depends.items()}
+    changed = True
+    while changed:
+        changed = False
+        for part, others in reached.items():
+            more = others.union(*(reached[other] for other in others))
+            changed |= len(more) > len(others)
+            reached[part] = more
+    found: dict[tuple[int, ...], int] = {}
+    for part, others in reached.items():
+        own = tuple(sorted(other for other in others if part in reached[other]))
+        found.setdefault(own, len(others))
+    return sorted(found, key=lambda members: found[members])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytensor.scalar as ps
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.analysis.dependence import components, dependences
-from scanlib.analysis.per_channel import per_channel
 from scanlib.analysis.scalar_body import ScalarLoop
+from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Carry, State
-from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.ops.lowered.positions import has_positions
+from scanlib.ops.lowered.elemwise_scan import Axes, Recurrence
+from scanlib.ops.lowered.positions import Item, has_positions, places_compared
 from scanlib.recurrences import FAMILIES, Component, NotInFamilyError
 
 
@@ -109,3 +112,41 @@ def _recognize(component: Component) -> tuple[Recurrence | None, str]:
         else:
             return recurrence, recurrence.family
     return None, objections[0]
+
+
+def per_channel(outputs: Sequence[Variable], axes: Mapping[Variable, Axes]) -> list[Variable]:
+    """Return scalars in which items read at the place of the channel are those of the channel.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+        The results of a step, scalars.
+    axes : mapping of Variable to Axes
+        The channels' axes of the inputs.
+    """
+    replacements: dict[Variable, Variable] = {}
+    for node in toposort(list(outputs)):
+        if not isinstance(node.op, ps.Switch):
+            continue
+        here = {position: axis for axis, position in places_compared(node.inputs[0]).items()}
+        if not here:
+            continue
+        own = {
+            item: item.owner.inputs[0]
+            for item in ancestors(node.inputs[1:2])
+            if item.owner is not None
+            and isinstance(item.owner.op, Item)
+            and _is_own(item, here, axes)
+        }
+        if own:
+            (value,) = substitute([node.inputs[1]], own)
+            new = node.op.make_node(node.inputs[0], value, node.inputs[2])
+            replacements[node.outputs[0]] = new.outputs[0]
+    return substitute(list(outputs), replacements) if replacements else list(outputs)
+
+
+def _is_own(item: Variable, here: Mapping[Variable, int], axes: Mapping[Variable, Axes]) -> bool:
+    row, *positions = item.owner.inputs
+    given = iter(positions)
+    places = [here.get(next(given)) if p == "at" else p for p in item.owner.op.places]
+    return tuple(places) == axes[row]

@@ -21,8 +21,13 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
 from scanlib._compat import freeze_graph
 from scanlib.analysis.channel_sums import is_sum_of_converted, terms_of_sum
-from scanlib.analysis.indexed_values import IndexedValues, check_order
-from scanlib.analysis.scalar_values import NotElementwiseError, describe, new_scalar
+from scanlib.analysis.scalar_values import (
+    NotElementwiseError,
+    ScalarValues,
+    check_order,
+    describe,
+    new_scalar,
+)
 from scanlib.ops.graph import Readers, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
@@ -105,7 +110,7 @@ class _Scalarizer:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.values = IndexedValues(loop)
+        self.values = ScalarValues(loop)
         self.sums: dict[Variable, Summed | None] = {}
 
     @cached_property

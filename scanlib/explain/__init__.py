@@ -1,10 +1,10 @@
 """`scanlib.explain`: what runs the loops of a function, how good that is, and what can be done.
 
-`loops` goes through a graph; `parts`, `names`, `reasons` and `verdicts` answer for one loop,
-`linkers` for the linker, `pictures` draws its step. The answers are the dataclasses of `data`;
-`text` and `html` show them. Nothing here decides anything: schedules come from where backends
-take them (`scanlib.schedules.selection.schedule`), recurrence classes and obstacles from the
-analysis that lowers loops.
+`loop_reports` goes through a graph and answers for each loop, with `names` and `reasons`; `linkers`
+for the linker; `pictures` draws its step. The answers are the dataclasses of `data`, `explanation`
+shows them. Nothing here decides anything: schedules come from where backends take them
+(`scanlib.schedules.selection.schedule`), recurrence classes and obstacles from the analysis that
+lowers loops.
 """
 
 from __future__ import annotations

@@ -13,6 +13,11 @@ PARALLEL, FUSED, IN_ORDER = "fully parallel", "one fused pass", "step by step"
 NOTHING = "nothing: this is as fast as it gets"
 
 
+def verdict(grade: str, because: str, action: str = NOTHING) -> dict[str, Any]:
+    """Return how good what runs is, why it is no better, and what the author can do."""
+    return {"grade": grade, "because": because, "action": action}
+
+
 @dataclass(frozen=True)
 class Part:
     """A sequence, state, non-sequence or output of a loop.

@@ -1,13 +1,68 @@
-"""`Explanation`: what `scanlib.explain` returns."""
+"""`Explanation`: what `scanlib.explain` returns, as text and as HTML.
+
+Text is at most `WIDTH` columns wide. HTML is for notebooks: nothing is loaded from elsewhere, and
+there are colours for light and for dark.
+"""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
-from scanlib.explain.data import AdoptedLoop, LoopExplanation
-from scanlib.explain.html import html
-from scanlib.explain.text import details, summary
+from scanlib.explain.data import (
+    FUSED,
+    IN_ORDER,
+    PARALLEL,
+    AdoptedLoop,
+    LoopExplanation,
+    Part,
+)
+from scanlib.explain.pictures import svg
+
+WIDTH = 100
+KEY_WIDTH = 12
+MAX_NAME = 28
+COLUMNS = ("role", "name", "dtype", "row", "taps", "kept", "recurrence")
+_BADGES = {PARALLEL: "parallel", FUSED: "fused", IN_ORDER: "ordered"}
+_DARK = (
+    "--ink:#e4e6eb;--soft:#a3a9b5;--card:#20242c;--line:#3b414d;--parallel:#4cc38a;--fused:#7aa2f7;"
+    "--ordered:#e0af68"
+)
+_STYLE = f"""<style>
+.scanlib-explanation{{--ink:#1f2430;--soft:#5c6370;--card:#f7f8fa;--line:#d5d9e0;--parallel:#12814d;
+--fused:#2b5fc4;--ordered:#a45f00;color:var(--ink);font:14px/1.45 system-ui,sans-serif;
+max-width:60em}}
+@media (prefers-color-scheme:dark){{:root:not([data-jp-theme-light=true],
+[data-md-color-scheme=default]) .scanlib-explanation{{{_DARK}}}}}
+[data-jp-theme-light=false] .scanlib-explanation,[data-md-color-scheme=slate] .scanlib-explanation,
+.vscode-dark .scanlib-explanation{{{_DARK}}}
+.scanlib-explanation section{{background:var(--card);border:1px solid var(--line);border-radius:8px;
+padding:.6em .9em;margin:.6em 0}}
+.scanlib-explanation p{{margin:.25em 0}}
+.scanlib-explanation small,.scanlib-explanation summary{{color:var(--soft)}}
+.scanlib-explanation b.grade{{border:1px solid;border-radius:1em;padding:0 .6em;font-weight:600}}
+.scanlib-explanation .parallel{{color:var(--parallel)}}
+.scanlib-explanation .fused{{color:var(--fused)}}
+.scanlib-explanation .ordered{{color:var(--ordered)}}
+.scanlib-explanation table{{color:inherit;font:inherit;border-collapse:collapse;
+margin:.4em 0;display:block;overflow-x:auto}}
+.scanlib-explanation th,.scanlib-explanation td{{text-align:left!important;vertical-align:top;
+padding:.15em .8em .15em 0;background:none;color:inherit;border:0}}
+.scanlib-explanation th{{color:var(--soft);font-weight:400;white-space:nowrap}}
+.scanlib-explanation .bar{{background:var(--line);height:4px;border-radius:2px}}
+.scanlib-explanation .bar i{{display:block;background:var(--fused);height:4px;border-radius:2px}}
+.scanlib-explanation figure{{margin:.4em 0;overflow-x:auto}}
+.scanlib-explanation svg{{max-width:none}}
+.scanlib-explanation svg rect{{fill:var(--card);stroke:var(--line)}}
+.scanlib-explanation svg text{{fill:var(--ink);font-size:11px;text-anchor:middle}}
+.scanlib-explanation svg .edge{{fill:none;stroke:var(--soft)}}
+.scanlib-explanation svg .state rect,.scanlib-explanation svg .next rect{{stroke:var(--ordered);
+stroke-dasharray:4 2}}
+.scanlib-explanation svg .operation rect{{stroke:var(--fused)}}
+</style>"""
 
 
 @dataclass(frozen=True)
@@ -43,18 +98,207 @@ class Explanation:
     devices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return summary(self)
+        """Return the three answers as text."""
+        if not self.loops and not self.splits:
+            return "\n".join([self._headline(), *_wrapped(self._notes(), "")])
+        lines = [f"What runs ({self._headline()})"]
+        for number, loop in enumerate(self.loops, start=1):
+            before = self.loops[number - 2] if number > 1 else None
+            lines += _wrapped([f"{number}. {what_runs(loop, before)}"], "  ")
+        lines += _wrapped(self._notes(), "  ")
+        grades = [f"{loop.grade}, because {loop.because}" for loop in self.loops]
+        actions = [loop.action for loop in self.loops]
+        for heading, answers in (("How good that is", grades), ("What you can do", actions)):
+            answers = numbered(answers or ["nothing: no loop remains"])
+            lines += [heading, *_wrapped(answers, "  ")]
+        return "\n".join([*lines, "Details: print(explanation.details())"])
+
+    __repr__ = __str__
 
     def details(self) -> str:
         """Return text with all that is known: data, memory, schedules and obstacles."""
-        return details(self)
-
-    def __repr__(self) -> str:
-        return str(self)
+        loops = ("\n".join(_loop(loop, f"{i}.", "")) for i, loop in enumerate(self.loops, start=1))
+        return "\n\n".join([self._headline(), *loops])
 
     def _repr_html_(self) -> str:
-        return html(self)
+        cards = "".join(map(_card, self.loops, [None, *self.loops]))
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self._notes())
+        head = f"<small>{escape(self._headline())}</small>"
+        return f'<div class="scanlib-explanation">{_STYLE}{head}{lines}{cards}</div>'
 
     def to_dict(self) -> dict[str, Any]:
         """Return dictionaries, sequences, strings and numbers, fit for `json.dumps`."""
         return {**asdict(self), "loops": [loop.to_dict() for loop in self.loops]}
+
+    def _headline(self) -> str:
+        """Return the line that says what was explained."""
+        count = len(self.loops)
+        loops = {0: "no loops", 1: "1 loop"}.get(
+            count, f"{count} loops in the order of computation"
+        )
+        return f"{loops}; {self.source}, {self.linker} linker"
+
+    def _notes(self) -> list[str]:
+        """Return what became of loops that were taken apart or adopted, and what failed."""
+        taken = [loop.name for loop in self.adoption if loop.reason is None]
+        lines = [f"adopted from pytensor.scan: {', '.join(taken)}"] if taken else []
+        left = [loop for loop in self.adoption if loop.reason is not None]
+        lines += [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
+        lines += [f"computed outside '{name}': {what}" for name, what in self.splits]
+        lines += [f"over devices: {line}" for line in self.devices]
+        return lines + list(self.failures)
+
+
+def numbered(answers: Sequence[str]) -> list[str]:
+    """Return each answer once, with the numbers of the loops it is for, if not for all."""
+    places: dict[str, list[int]] = {}
+    for number, answer in enumerate(answers, start=1):
+        places.setdefault(answer, []).append(number)
+    if len(places) == 1:
+        return list(places)
+    return [f"{', '.join(map(str, own))}. {answer}" for answer, own in places.items()]
+
+
+def what_runs(loop: LoopExplanation, before: LoopExplanation | None = None) -> str:
+    """Return one sentence on a loop; `before` is the loop computed before it."""
+    if loop.gradient and before is not None and loop.name == f"{before.name}_gradient":
+        name = f"gradient of '{before.name}'"
+    elif loop.name == "gradient":
+        name = "gradient of a loop"
+    else:
+        name = f"loop '{loop.name}'" if loop.name != "loop" else "loop"
+    if loop.gradient and before is not None and (loop.op, loop.work) == (before.op, before.work):
+        return (
+            f"{name}: the same" + ", from the last step to the first" * loop.reverse + _time(loop)
+        )
+    many = f"{loop.steps:,} steps" if loop.steps is not None else "steps"
+    many = f"at most {many}" if loop.until and loop.steps is not None else many
+    order = ", from the last to the first" * loop.reverse
+    where = f", inside {loop.inside}" * (loop.inside is not None)
+    return f"{name}: {many} of {loop.work}{order}{where}{_time(loop)}"
+
+
+def _time(loop: LoopExplanation) -> str:
+    if loop.seconds is None:
+        return ""
+    share = "" if loop.share is None else f", {loop.share:.0%} of the call"
+    return f" ({duration(loop.seconds)}{share})"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size or unit == "µs":
+            return f"{seconds / size:.3g} {unit}"
+    raise AssertionError
+
+
+def title(loop: LoopExplanation) -> str:
+    """Return the name of a loop and what kind of loop it is."""
+    kind = [loop.op] + ["gradient"] * loop.gradient + ["until"] * loop.until
+    return f"{loop.name}: {', '.join(kind)}" + f", inside {loop.inside}" * bool(loop.inside)
+
+
+def facts(loop: LoopExplanation) -> list[tuple[str, str]]:
+    """Return what there is to say of a loop but for its parts and inner loops."""
+    known = "T, known at run time" if loop.steps is None else f"T = {loop.steps}"
+    count = f"at most {known.removeprefix('T = ')}" if loop.until else known
+    found = [
+        ("steps", count + ", from the last row to the first" * loop.reverse),
+        ("grade", f"{loop.grade}, because {loop.because}"),
+        ("to do", loop.action),
+        ("schedule", loop.schedule),
+        ("runs", loop.runs),
+    ]
+    if loop.threads > 1:
+        found.append(("threads", f"up to {loop.threads}, {loop.shares}"))
+    read, written = loop.bytes_read(), loop.bytes_written()
+    if read is not None and written is not None:
+        found.append(("memory", f"reads {read} and writes {written} bytes per step"))
+    obstacles = [str(obstacle) for obstacle in loop.obstacles] or ["nothing"]
+    return found + [("in the way" * (i == 0), text) for i, text in enumerate(obstacles)]
+
+
+def cells(part: Part) -> tuple[str, ...]:
+    """Return the row of a part in the table of the parts of a loop."""
+    row = ""
+    if part.shape is not None:
+        row = "×".join("?" if n is None else str(n) for n in part.shape) or "scalar"
+    name = part.name if len(part.name) <= MAX_NAME else f"{part.name[: MAX_NAME - 1]}…"
+    taps, stored = " ".join(map(str, part.taps)), part.stored or ""
+    recurrence = part.recurrence or ("none" if part.role == "state" else "")
+    return part.role, name, part.dtype, row, taps, stored, recurrence
+
+
+def table(loop: LoopExplanation) -> list[tuple[str, ...]]:
+    """Return the parts as rows, headings first; columns without entries are left out."""
+    rows = [COLUMNS, *(cells(part) for part in loop.parts)]
+    kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    return list(zip(*kept, strict=True))
+
+
+def _loop(loop: LoopExplanation, number: str, indent: str) -> list[str]:
+    """Return the block of one loop."""
+    lines = [f"{indent}{number} {title(loop)}"]
+    indent += " " * (len(number) + 1)
+    for key, value in facts(loop):
+        lines += _entry(key, textwrap.wrap(value, WIDTH - len(indent) - KEY_WIDTH), indent)
+    rows = table(loop) if loop.parts else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += _entry("data", aligned, indent)
+    for i, inner in enumerate(loop.inner, start=1):
+        lines += _entry("inside", ["every step runs:"], indent) if i == 1 else []
+        lines += _loop(inner, f"{number}{i}.", indent + "  ")
+    return lines
+
+
+def _wrapped(lines: Sequence[str], indent: str) -> list[str]:
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line, WIDTH, initial_indent=indent, subsequent_indent=indent + "   "
+        )
+    ]
+
+
+def _entry(key: str, lines: list[str], indent: str) -> list[str]:
+    heads = [key.ljust(KEY_WIDTH), *([" " * KEY_WIDTH] * (len(lines) - 1))]
+    return [(indent + head + line).rstrip() for head, line in zip(heads, lines, strict=False)]
+
+
+def _card(loop: LoopExplanation, before: LoopExplanation | None = None) -> str:
+    """Return the three answers on a loop, and its details folded away."""
+    bar = ""
+    if loop.share is not None:
+        bar = f'<div class="bar"><i style="width:{100 * min(loop.share, 1):.0f}%"></i></div>'
+    pictures = "".join(
+        f"<figure><small>{when}</small><br>{svg(drawn, f'a step of {loop.name}, {when}')}</figure>"
+        for when, drawn in (("as written", loop.before), ("as computed", loop.after))
+        if drawn is not None
+    )
+    steps = f"<details><summary>graph of one step</summary>{pictures}</details>" * bool(pictures)
+    rows = "".join(f"<tr>{_cell(key, 'th')}{_cell(value)}</tr>" for key, value in facts(loop))
+    inner = "".join(map(_card, loop.inner))
+    inside = f"<details><summary>loops inside a step</summary>{inner}</details>" * bool(inner)
+    return (
+        f"<section><p><b>{escape(what_runs(loop, before))}</b></p>{bar}"
+        f'<p><b class="grade {_BADGES[loop.grade]}">{loop.grade}</b> '
+        f"because {escape(loop.because)}</p><p>What you can do: {escape(loop.action)}</p>{steps}"
+        f"<details><summary>details</summary><p>{escape(title(loop))}</p><table>{rows}</table>"
+        f"{_parts(loop)}</details>{inside}</section>"
+    )
+
+
+def _parts(loop: LoopExplanation) -> str:
+    """Return the table of parts."""
+    if not loop.parts:
+        return ""
+    head, *rows = table(loop)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{''.join(_cell(name, 'th') for name in head)}</tr>{body}</table>"
+
+
+def _cell(content: str, tag: str = "td") -> str:
+    return f"<{tag}>{escape(content)}</{tag}>"

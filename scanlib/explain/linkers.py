@@ -10,7 +10,7 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.explain.verdicts import Elsewhere
+from scanlib.explain.data import IN_ORDER, verdict
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -78,22 +78,22 @@ class Setting:
             return "one Python call per step"
         return f"chosen by the {self.linker} backend"
 
-    def other(self, node: Apply) -> Elsewhere | None:
-        """Return why no compiled kernel of scanlib's runs a loop, None if one does."""
+    def elsewhere(self, node: Apply) -> dict[str, Any] | None:
+        """Return the verdict on a loop that no kernel of scanlib's runs, None on others."""
         if self.is_compiled_here(node):
             return None
         if config.scanlib__perform == "python":
             why = "scanlib's kernels are switched off: the flag scanlib__perform is python"
-            return Elsewhere(why, "set the flag scanlib__perform to auto")
+            return verdict(IN_ORDER, why, "set the flag scanlib__perform to auto")
         if self.has_unknown_length(node):
             why = "JAX does not know the number of steps when it compiles"
-            return Elsewhere(
-                why, "give a number of steps that does not depend on values, if you can"
-            )
+            action = "give a number of steps that does not depend on values, if you can"
+            return verdict(IN_ORDER, why, action)
         if self.linker in _PERFORM:
             why = "numba could not compile the step; a warning of the first call says why"
-            return Elsewhere(why, "write the step with functions of pytensor.tensor alone")
-        return Elsewhere(f"the {self.linker} linker takes the steps of this loop in order")
+            action = "write the step with functions of pytensor.tensor alone"
+            return verdict(IN_ORDER, why, action)
+        return verdict(IN_ORDER, f"the {self.linker} linker takes the steps of this loop in order")
 
     def runs(self, node: Apply) -> str:
         """Return what runs a loop."""

@@ -6,29 +6,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytensor.graph.basic import Apply
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph, Op
 
 from scanlib._compat import is_legacy_scan, thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
 from scanlib.explain.data import (
+    FUSED,
+    IN_ORDER,
     NOTHING,
     PARALLEL,
     LoopExplanation,
     Obstacle,
     Part,
     Picture,
+    verdict,
 )
 from scanlib.explain.linkers import Setting
 from scanlib.explain.names import describe_outer, name_parts, titled
-from scanlib.explain.parts import parts_of, row_of
 from scanlib.explain.pictures import step_picture
-from scanlib.explain.reasons import listed, obstacles_of
-from scanlib.explain.threads import threads_of
-from scanlib.explain.verdicts import of_elementwise, of_general, of_legacy, of_linear, of_newton
+from scanlib.explain.reasons import DRAWS, listed, obstacles_of
+from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import compiled_body
+from scanlib.ops.graph import is_numeric, is_tensor
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Loop
 from scanlib.ops.lowered.associative_scan import AssociativeScan
@@ -37,7 +40,14 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.lowered.newton_scan import is_newton
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt import legacy_name
-from scanlib.schedules.selection import schedule
+from scanlib.schedules.selection import (
+    MANY_STEPS,
+    can_chunk,
+    can_slice,
+    few_channels,
+    least_row,
+    schedule,
+)
 
 # The order in which an elementwise loop is computed, by what `schedule` says.
 SCHEDULES = {
@@ -91,18 +101,18 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     if chosen == "steps" and loop.stop is not None:
         obstacles.append(Obstacle("`until`", "steps after the last one must not be computed"))
     compiled = setting.is_compiled_here(node)
-    threads, shares = threads_of(op, chosen) if compiled else (1, None)
+    threads, shares = _threads(op, chosen) if compiled else (1, None)
     count = len(graph.toposort())
     return LoopExplanation(
         op="ElemwiseScan",
         work="elementwise arithmetic",
         schedule=SCHEDULES[chosen] if compiled else setting.other_schedule(),
-        parts=parts_of(loop, analysis.families),
+        parts=_parts(loop, analysis.families),
         obstacles=tuple(obstacles),
         threads=threads,
         shares=shares,
         after=step_picture(node, f"{count} operations fused"),
-        **of_elementwise(op, chosen, analysis.families, titles, setting.other(node)),
+        **(setting.elsewhere(node) or _grade_elementwise(op, chosen, analysis.families, titles)),
         **_common(op.scan, node, setting),
     )
 
@@ -117,45 +127,41 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     compiled = setting.is_compiled_here(node)
     inner = tuple(_inner_loops(node, setting, compiled))
     if is_newton(op):
-        verdict = of_newton(constant_integer(loop.n_steps))
+        grade = _grade_newton(constant_integer(loop.n_steps))
         obstacles, nouns = [], ["one Newton iteration for all steps"]
     else:
-        verdict = of_general(obstacles, nouns, setting.other(node))
+        grade = setting.elsewhere(node) or _grade_general(obstacles, nouns)
     return LoopExplanation(
         op="Scan",
         work=listed(nouns, 3) if nouns else "array operations",
         schedule="one function for the loop, operation by operation in each step"
         if compiled
         else setting.other_schedule(),
-        parts=parts_of(loop, recurrences),
+        parts=_parts(loop, recurrences),
         obstacles=tuple(obstacles),
         inner=inner,
         after=step_picture(node),
-        **verdict,
+        **grade,
         **_common(op, node, setting),
     )
 
 
 def _common(op: Scan, node: Apply, setting: Setting) -> dict[str, Any]:
     """Return what a canonical loop and a lowered one have in common."""
-    loop = Loop.from_op(op, node.inputs)
-    steps = op.steps_of(node).known()
-    if steps is None and loop.n_steps is not None:
-        steps = constant_integer(loop.n_steps)
-    if steps is None and loop.n_steps is None:
-        lengths = (part.outer.type.shape[0] for part in loop.sequences)
-        steps = next((length for length in lengths if length is not None), None)
-    named = _named(op.name, node, setting)
-    runs, until = setting.runs(node), loop.stop is not None
-    return {"steps": steps, "until": until, "runs": runs, **named, "reverse": loop.reverse}
+    return {
+        "steps": replace(op.steps_of(node), may_stop=False).known(),
+        "until": op.signature.has_stop,
+        "reverse": op.signature.reverse,
+        "runs": setting.runs(node),
+        **_named(op.name, setting),
+    }
 
 
-def _named(name: str | None, node: Apply, setting: Setting) -> dict[str, Any]:
+def _named(name: str | None, setting: Setting) -> dict[str, Any]:
     # Derivatives name their loops so; a user's loop of that name would be taken for one.
     name = name or "loop"
     gradient = name == "gradient" or name.endswith("_gradient") or name.startswith("grad_of")
-    reverse = bool(getattr(node.op, "reverse", False))
-    return {"name": name, "gradient": gradient, "reverse": reverse, "inside": setting.inside}
+    return {"name": name, "gradient": gradient, "inside": setting.inside}
 
 
 def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExplanation]:
@@ -177,42 +183,33 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     inputs = op.parts(node.inputs)
     timed = op.coefficient == "steps"
     role = "sequence" if timed else "non-sequence"
-    parts, row = [], row_of(inputs.initial)
+    parts, row = [], _row(inputs.initial)
     for matrix, name in ((inputs.matrix, "the matrix"), (inputs.right, "the matrix at the right")):
         if matrix is not None:
-            shape = row_of(matrix) if timed else matrix.type.shape
-            parts.append(_outer(role, describe_outer(matrix) or name, matrix, shape))
+            shape = _row(matrix) if timed else matrix.type.shape
+            parts.append(Part(role, describe_outer(matrix) or name, matrix.type.dtype, shape))
     if inputs.offset is not None:
         name = describe_outer(inputs.offset) or "the offset"
-        shape = row_of(inputs.offset)
+        shape = _row(inputs.offset)
         if len(shape) == len(row):
             shape = tuple(a if a is not None else b for a, b in zip(shape, row, strict=True))
-        parts.append(_outer("sequence", name, inputs.offset, shape))
+        parts.append(Part("sequence", name, inputs.offset.type.dtype, shape))
     stored = "last rows" if op.untraced else "history"
     dtype = inputs.initial.type.dtype
     parts.append(Part("state", "state 0", dtype, row, (-1,), stored, _RECURRENCES[op.semiring]))
-    steps = None if inputs.n_steps is None else constant_integer(inputs.n_steps)
-    for variable in (inputs.offset, inputs.matrix if timed else None):
-        if steps is None and variable is not None:
-            steps = variable.type.shape[0]
     compiled = setting.is_compiled_here(node)
     return LoopExplanation(
         op="LinearScan",
         work="a matrix times the state" + " (a vector)" * op.vector,
-        steps=steps,
+        steps=op.steps_of(node).known(),
         schedule="a kernel for matrix recurrences" if compiled else setting.other_schedule(),
         parts=tuple(parts),
         after=_kernel_picture(parts, "matrix recurrence"),
-        **of_linear(timed, setting.other(node)),
+        **(setting.elsewhere(node) or _grade_linear(timed)),
+        reverse=op.reverse,
         runs=setting.runs(node),
-        **_named(op.name or "linear recurrence", node, setting),
+        **_named(op.name or "linear recurrence", setting),
     )
-
-
-def _outer(role: str, name: str, variable: Any, shape: Any) -> Part:
-    """Return the part of an outer variable, of which `shape` is one row or the whole."""
-    dtype = getattr(variable.type, "dtype", type(variable.type).__name__)
-    return Part(role, name, dtype, shape)
 
 
 def _kernel_picture(parts: Sequence[Part], label: str) -> Picture:
@@ -229,7 +226,7 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
     op: AssociativeScan = node.op
     loop = Loop.from_op(op.scan, node.inputs)
     name_parts(loop)
-    parts = parts_of(loop, [None] * len(loop.states))
+    parts = _parts(loop, [None] * len(loop.states))
     return LoopExplanation(
         op="AssociativeScan",
         work="an associative function of two rows",
@@ -246,7 +243,7 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
 def _legacy(node: Apply, setting: Setting) -> LoopExplanation:
     """Return the explanation of a loop of `pytensor.scan`: what it is, and no more."""
     op = node.op
-    verdict = of_legacy(setting.reasons.get(legacy_name(op)))
+    grade = _grade_legacy(setting.reasons.get(legacy_name(op)))
     return LoopExplanation(
         op="pytensor.scan",
         work="PyTensor's own loop",
@@ -254,12 +251,13 @@ def _legacy(node: Apply, setting: Setting) -> LoopExplanation:
         until=op.info.as_while,
         schedule="chosen by PyTensor",
         parts=(),
-        obstacles=(Obstacle(None, verdict["because"]),),
+        obstacles=(Obstacle(None, grade["because"]),),
         inner=tuple(own for _, own in explain_nodes(op.fgraph.toposort(), setting)),
         after=step_picture(node),
+        **grade,
+        reverse=False,
         runs=f"by PyTensor's own code for the {setting.linker} linker",
-        **verdict,
-        **_named(op.name, node, setting),
+        **_named(op.name, setting),
     )
 
 
@@ -270,3 +268,153 @@ _KINDS: tuple[tuple[type[Op], Callable[[Apply, Setting], LoopExplanation]], ...]
     (LinearScan, _linear),
     (AssociativeScan, _associative),
 )
+
+
+# Parts
+
+
+def _parts(loop: Loop, recurrences: Sequence[str | None]) -> tuple[Part, ...]:
+    """Return the parts of a loop with names (`names.name_parts`) in the signature's order.
+
+    `recurrences` has one entry for every state, then for every carry.
+    """
+    found = [_part("sequence", s.name, s.row, _row(s.outer)) for s in loop.sequences]
+    own = iter(recurrences)
+    for state in loop.states:
+        tap = next(iter(state.taps.values()))
+        stored = "last rows" if state.untraced else "history"
+        part = _part("state", state.name, tap, _row(state.initial), stored, next(own))
+        found.append(Part(**{**vars(part), "taps": tuple(sorted(state.taps))}))
+    for carry in loop.carries:
+        shape = getattr(carry.initial.type, "shape", None)
+        found.append(_part("state", carry.name, carry.value, shape, "last value", next(own)))
+    for item in loop.non_sequences:
+        shape = getattr(item.outer.type, "shape", None)
+        found.append(_part("non-sequence", item.name, item.inner, shape))
+    found += [_part("output", o.name, o.value, stored="rows") for o in loop.outputs]
+    return tuple(found)
+
+
+def _row(variable: Variable) -> tuple[int | None, ...]:
+    """Return the static shape of one row of a stacked variable."""
+    return tuple(variable.type.shape[1:])
+
+
+def _part(
+    role: str,
+    name: str | None,
+    variable: Variable,
+    shape: tuple[int | None, ...] | None = None,
+    stored: str | None = None,
+    recurrence: str | None = None,
+) -> Part:
+    """Return a part; `variable` has its dtype (or its type, where that is no tensor).
+
+    A size is known where its own type or `shape` tells it.
+    """
+    dtype = variable.type.dtype if is_numeric(variable) else type(variable.type).__name__
+    sizes = None
+    if is_tensor(variable):
+        own = variable.type.shape
+        given = shape if shape is not None and len(shape) == len(own) else own
+        sizes = tuple(a if a is not None else b for a, b in zip(own, given, strict=True))
+    return Part(role, name or role, dtype, sizes, (), stored, recurrence)
+
+
+# How good what runs is, why it is no better, and what the author of the loop can do
+
+
+def _grade_elementwise(
+    op: ElemwiseScan,
+    chosen: str,
+    recurrences: Sequence[str | None],
+    titles: Sequence[str],
+) -> dict[str, Any]:
+    """Return the verdict on an elementwise loop; `chosen` is its schedule."""
+    known = [name for name in dict.fromkeys(recurrences) if name and name != "no recurrence"]
+    known = [name for name in known if name != "sum over time" or len(known) == 1] or ["none"]
+    combined = (
+        f"steps of this kind (recurrence class: {listed(known)}) can be combined, so several "
+    )
+    combined += "are computed at once"
+    if chosen == "blocks":
+        return verdict(PARALLEL, combined)
+    if chosen == "by width":
+        few = f"up to {few_channels(op)} columns with at least {MANY_STEPS} steps: {combined}"
+        return verdict(PARALLEL, f"{few}; more columns: each step computes all columns at once")
+    if op.layout.ndim:
+        return verdict(
+            FUSED, "each step computes all columns of a row at once, without temporaries"
+        )
+    open_ = [title for title, own in zip(titles, recurrences, strict=True) if own is None]
+    if op.signature.has_stop:
+        why = "`until` may end the loop after any step, so steps run one at a time"
+    elif open_:
+        why = f"steps of {listed(open_)} cannot be combined, so they run in order"
+    else:
+        why = "a row is one number, and what combines over steps is at most a sum"
+    return verdict(FUSED, f"{why}, with all values in registers")
+
+
+def _grade_general(obstacles: Sequence[Obstacle], nouns: Sequence[str]) -> dict[str, Any]:
+    """Return the verdict on a loop that runs operation by operation."""
+    actions = list(dict.fromkeys(own.action for own in obstacles if own.action))
+    # Draws leave an elementwise step behind them, unless the step does other things as well.
+    if len(nouns) > 1 and DRAWS in nouns:
+        actions = [action for action in actions if not action.startswith("draw ")]
+    action = "; ".join(actions) or NOTHING
+    if not nouns:
+        return verdict(IN_ORDER, str(obstacles[0]), action)
+    why = f"each step does {listed(list(nouns), 3)} with the result of the step before"
+    return verdict(IN_ORDER, why, action)
+
+
+def _grade_linear(timed: bool) -> dict[str, Any]:
+    """Return the verdict on a matrix recurrence; `timed` says whether each step has a matrix."""
+    matrix = "a matrix for each step" if timed else "one matrix for all steps"
+    why = f"the next state is linear in the state, with {matrix}: one kernel runs all steps"
+    return verdict(FUSED, why)
+
+
+def _grade_legacy(reason: str | None) -> dict[str, Any]:
+    """Return the verdict on a loop of `pytensor.scan`, with the reason if it was not adopted."""
+    if reason is not None:
+        action = "build the loop with scanlib.scan, or remove what keeps it from being adopted"
+        return verdict(IN_ORDER, f"PyTensor runs it: it was not adopted: {reason}", action)
+    action = "call scanlib.enable() before pytensor.function, or build it with scanlib.scan"
+    return verdict(
+        IN_ORDER, "pytensor.scan made the loop, and scanlib does not look into it", action
+    )
+
+
+def _grade_newton(most: int | None) -> dict[str, Any]:
+    """Return the verdict on Newton's iterations, of which there are `most` at most."""
+    return verdict(
+        PARALLEL,
+        f"Newton's method computes all steps of a loop at once, in up to {most} iterations; each "
+        "costs what the loop's steps cost with their Jacobians, and one linear recurrence over all "
+        "steps",
+        "compare with method='sequential', which is less work: on a CPU it is usually faster",
+    )
+
+
+def _threads(op: ElemwiseScan, chosen: str) -> tuple[int, str | None]:
+    """Return how many threads a loop may use, and the share of each where there are several.
+
+    `chosen` is the schedule of the compiled code; see `scanlib.schedules.selection.schedule`.
+    """
+    threads = wanted_threads()
+    if threads == 1:
+        return 1, None
+    if chosen in ("channels", "by width") and can_slice(op):
+        least = config.scanlib__parallel_channels
+        return threads, (
+            f"each for some of the channels: {least:,} channels times steps, and "
+            f"{least_row(op):,} channels, at least"
+        )
+    if chosen != "blocks" or not can_chunk(op):
+        return 1, None
+    return threads, (
+        f"each for some of the steps, {config.scanlib__parallel_steps:,} at least, if coefficients "
+        "decay: a few steps before give a thread its first value"
+    )

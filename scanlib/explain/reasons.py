@@ -96,7 +96,7 @@ def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
         obstacles = obstacles or [Obstacle(None, str(error))]
     else:
         return [_left_out("elementwise", "scanlib__lower", config.scanlib__lower)], nouns
-    linear = explain_linear(again)
+    linear = explain_linear(again.apply().node)
     if linear is None:
         return [_left_out("linear", "scanlib__linear", config.scanlib__linear)], nouns
     return [*obstacles, Obstacle(None, f"no matrix recurrence either: {linear}")], nouns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +20,14 @@ from scanlib.frontend.values import (
     brief,
     is_list_of_numbers,
     is_plain_integer,
+    read_integer,
     warn,
 )
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import is_tensor
+from scanlib.ops.graph import is_tensor, row_type
 
 
 def as_list(value: Any) -> list[Any]:
@@ -82,6 +82,12 @@ class SequenceArgument:
         enough = "" if self.rows == steps else f", enough for {steps} steps with taps {self.taps}"
         return f"{label} has {self.rows} row{'' if self.rows == 1 else 's'}{enough}"
 
+    def describe_tap(self, tap: int) -> str:
+        """Return what a step is given of this sequence, for messages."""
+        if self.taps != [0]:
+            return f"{self.name or 'row'}{_at(tap)} (tap {tap} of {self.argument})"
+        return describe_whole(self.name, f"row of {self.argument}")
+
     def tap(self, offset: int) -> Variable:
         """Return the rows that tap `offset` reads, one per step."""
         lowest, highest = self.span
@@ -113,17 +119,45 @@ class OutputArgument:
     def is_carry(self) -> bool:
         return self.initial is not None and not is_tensor(self.initial)
 
+    def read_type(self) -> Any:
+        """Return the type in which the step reads it."""
+        assert self.initial is not None
+        if self.is_carry:
+            return self.initial.type
+        return self.tap_type or row_type(self.initial)
+
+    def describe_tap(self, tap: int) -> str:
+        """Return what a step is given of this output, for messages."""
+        if self.name is None:
+            return f"{self.argument} at t{tap:+d}"
+        return f"{self.name}{_at(tap)} ({self.argument})"
+
+
+def tap_name(name: str | None, tap: int) -> str | None:
+    """Return the name of the row that a tap of a variable reads."""
+    return None if name is None else f"{name}{_at(tap)}"
+
+
+def _at(tap: int) -> str:
+    return "[t]" if tap == 0 else f"[t{tap:+d}]"
+
+
+def describe_whole(name: str | None, argument: str) -> str:
+    """Return the name of an argument and the caller's name for it, for messages."""
+    return f"{name} ({argument})" if name else argument
+
 
 def _tap_list(taps: Any, argument: str) -> list[int]:
     is_one = not isinstance(taps, Iterable) or getattr(taps, "ndim", None) == 0
-    listed = [
-        tap.item() if isinstance(tap, np.ndarray) and tap.ndim == 0 else tap
-        for tap in ([taps] if is_one else taps)
-    ]
-    for tap in listed:
-        if not isinstance(tap, int | np.integer) or isinstance(tap, bool):
-            raise TypeError(f"the taps of {argument} must be integers, got {tap!r}")
-    return [int(tap) for tap in listed]
+    return [read_integer(f"a tap of {argument}", tap) for tap in ([taps] if is_one else taps)]
+
+
+def _check_keys(given: dict[str, Any], keys: Sequence[str], argument: str) -> None:
+    unknown = sorted(given.keys() - {*keys, "inplace"}, key=str)
+    if unknown:
+        *others, last = map(repr, keys)
+        text = f"{', '.join(others)} and {last}"
+        raise ValueError(f"{argument} has unknown keys {unknown}; the keys are {text}")
 
 
 def read_sequences(sequences: Any) -> list[SequenceArgument]:
@@ -133,12 +167,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         argument = f"sequences[{i}]"
         taps: list[int] = [0]
         if isinstance(given, dict):
-            unknown = set(given) - {"input", "taps"}
-            if unknown:
-                raise ValueError(
-                    f"{argument} has unknown keys {sorted(unknown, key=str)}; "
-                    "the keys are 'input' and 'taps'"
-                )
+            _check_keys(given, ("input", "taps"), argument)
             if given.get("input") is None:
                 raise ValueError(
                     f"{argument} is a dict without the key 'input', the variable to iterate over"
@@ -164,12 +193,14 @@ def read_outputs_info(outputs_info: Any, inputs: Sequence[Variable]) -> list[Out
 
 
 def read_initials(
-    entries: Sequence[dict[str, Any]], arguments: Sequence[str], inputs: Sequence[Any]
+    entries: Sequence[dict[str, Any] | OutputArgument],
+    arguments: Sequence[str],
+    inputs: Sequence[Any],
 ) -> list[OutputArgument]:
     """Return what is told about outputs in dictionaries; `arguments` say what these are called."""
     initials = []
     for entry, argument in zip(entries, arguments, strict=True):
-        initial = entry.get("initial")
+        initial = entry.initial if isinstance(entry, OutputArgument) else entry.get("initial")
         # A Python number has no dtype of its own. PyTensor takes the smallest one that holds it:
         # a counter would overflow after 127 steps, and 1.0 would mean single precision.
         if type(initial) is int:
@@ -180,6 +211,9 @@ def read_initials(
     float_dtype = _float_dtype([*inputs, *initials])
     result = []
     for entry, initial, argument in zip(entries, initials, arguments, strict=True):
+        if isinstance(entry, OutputArgument):
+            result.append(entry)
+            continue
         if isinstance(initial, float):
             initial = pt.constant(initial, dtype=float_dtype)
         output = _read_output({**entry, "initial": initial}, argument)
@@ -200,12 +234,7 @@ def _float_dtype(values: Sequence[Any]) -> str:
 
 
 def _read_output(given: dict[str, Any], argument: str) -> OutputArgument:
-    unknown = set(given) - {"initial", "taps", "name", "inplace"}
-    if unknown:
-        raise ValueError(
-            f"{argument} has unknown keys {sorted(unknown, key=str)}; "
-            "the keys are 'initial', 'taps' and 'name'"
-        )
+    _check_keys(given, ("initial", "taps", "name"), argument)
     name = given.get("name")
     if name is not None and not isinstance(name, str):
         raise TypeError(
@@ -266,15 +295,8 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
     """Return the number of steps as an int64 scalar, or None where the sequences give it."""
     if n_steps is None:
         return None
-    try:
-        number = n_steps if isinstance(n_steps, Variable) else operator.index(n_steps)
-    except TypeError:
-        number = None
-    if number is None or isinstance(n_steps, bool):
-        raise TypeError(
-            f"{argument} must be an integer, got {brief(n_steps)} of type {type(n_steps).__name__}"
-        )
-    variable = pt.as_tensor_variable(number)
+    is_symbolic = isinstance(n_steps, Variable)
+    variable = pt.as_tensor_variable(n_steps if is_symbolic else read_integer(argument, n_steps))
     if variable.type.dtype not in integer_dtypes:
         raise TypeError(f"{argument} must be an integer, got dtype {variable.type.dtype}")
     if variable.type.ndim != 0:
@@ -283,6 +305,27 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
     if known is not None and known < 0:
         raise ValueError(f"{argument} must not be negative, got {known}")
     return pt.constant(known, dtype="int64") if known is not None else pt.cast(variable, "int64")
+
+
+def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis") -> int:
+    """Return an axis counted from the front; `label` is what the user calls it.
+
+    Raises
+    ------
+    TypeError
+        If it is no integer.
+    numpy.exceptions.AxisError
+        If there is no such axis.
+    """
+    position = read_integer(f"{function}: {label}", axis)
+    if ndim == 0:
+        raise ValueError(f"{function}: {of} is a scalar; it needs a time axis")
+    if not -ndim <= position < ndim:
+        raise np.exceptions.AxisError(
+            f"{function}: {label}={position} is out of range for {of} with {ndim} dimension(s); "
+            f"expected {-ndim} to {ndim - 1}"
+        )
+    return position % ndim
 
 
 def read_name(name: Any) -> str | None:
@@ -308,11 +351,16 @@ def check_mode(mode: Any) -> None:
 
 def read_truncation(truncate_gradient: Any) -> int:
     """Return the number of steps a gradient goes back, -1 for all of them."""
-    if isinstance(truncate_gradient, bool) or not isinstance(truncate_gradient, int | np.integer):
-        raise TypeError(f"truncate_gradient must be an integer, got {truncate_gradient!r}")
-    if truncate_gradient < -1:
-        raise ValueError(f"truncate_gradient must be -1 or more, got {truncate_gradient}")
-    return int(truncate_gradient)
+    steps = read_integer("truncate_gradient", truncate_gradient)
+    if steps < -1:
+        raise ValueError(f"truncate_gradient must be -1 or more, got {steps}")
+    return steps
+
+
+def known_to_differ(lengths: Iterable[tuple[str, int | None]]) -> list[tuple[str, int]]:
+    """Return the lengths that are known, each with its label, if they are not all the same."""
+    known = [(label, length) for label, length in lengths if length is not None]
+    return known if len({length for _, length in known}) > 1 else []
 
 
 def check_lengths(

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from scanlib.frontend.axes import read_axis
-from scanlib.frontend.step_function import call_function, captured_variables
+from scanlib.frontend.arguments import known_to_differ, read_axis
+from scanlib.frontend.builder import add_captured
+from scanlib.frontend.states import type_text
+from scanlib.frontend.step_function import call_function
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
-from scanlib.ops.loop import Loop, NonSequence, Sequence, State
+from scanlib.ops.loop import Loop, Sequence, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.row_ops.one_row import OneRow
 
@@ -222,13 +224,9 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
     for tensor, label in zip(tensors[1:], labels[1:], strict=True):
         read_axis(title, position, tensor.type.ndim, label, names.axis)
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
-    lengths = {
-        label: x.type.shape[0]
-        for label, x in zip(labels, arrays, strict=True)
-        if x.type.shape[0] is not None
-    }
-    if len(set(lengths.values())) > 1:
-        text = ", ".join(f"{label} has {length}" for label, length in lengths.items())
+    known = known_to_differ(zip(labels, (x.type.shape[0] for x in arrays), strict=True))
+    if known:
+        text = ", ".join(f"{label} has {length}" for label, length in known)
         raise ValueError(
             f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
         )
@@ -271,26 +269,19 @@ def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
             f"{title}: for {label} the function must return a tensor of type {like.type}, "
             f"got {came}"
         )
-    if value.type.dtype != like.type.dtype:
-        raise TypeError(
-            f"{title}: an element of {label} has dtype {like.type.dtype}, but the function "
-            f"returned dtype {value.type.dtype} for it; cast the tensor before, or return "
-            f"pytensor.tensor.cast(value, {like.type.dtype!r})"
-        )
-    if value.type.ndim != like.type.ndim:
-        raise TypeError(
-            f"{title}: an element of {label} has {like.type.ndim} dimension(s) (the scanned axis "
-            f"is not one of them), but the function returned {value.type.ndim} for it; "
-            "combining must keep the shape"
-        )
-    for axis, (mine, theirs) in enumerate(zip(like.type.shape, value.type.shape, strict=True)):
-        if None not in (mine, theirs) and mine != theirs:
-            raise ValueError(
-                f"{title}: axis {axis} of an element of {label} has size {mine}, but the function "
-                f"returned size {theirs} for it; combining must keep the shape, pad the elements "
-                "to one that does"
-            )
-    return conform(value, like.type)
+    mine, theirs = like.type, value.type
+    if mine.dtype != theirs.dtype:
+        advice = f"cast the tensor before, or return pytensor.tensor.cast(value, {mine.dtype!r})"
+    elif mine.ndim != theirs.ndim:
+        advice = "combining must keep the shape, of which the scanned axis is no part"
+    elif any(None not in (n, m) and n != m for n, m in zip(mine.shape, theirs.shape, strict=True)):
+        advice = "combining must keep the shape, pad the elements to one that does"
+    else:
+        return conform(value, mine)
+    raise (TypeError if (mine.dtype, mine.ndim) != (theirs.dtype, theirs.ndim) else ValueError)(
+        f"{title}: an element of {label} is {type_text(mine)}, but the function returned "
+        f"{type_text(theirs)} for it; {advice}"
+    )
 
 
 def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
@@ -308,7 +299,6 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
         for when in ("earlier", "later")
     )
     outputs = _combined(title, fn, rows, earlier, later)
-    placeholders = [*earlier, *later]
     loop = Loop(name=title, function="associative_scan", reverse=reverse, associative=True)
     for i, (x, label) in enumerate(zip(rows.arrays, rows.labels, strict=True)):
         first, others = (x[-1:], x[:-1]) if reverse else (x[:1], x[1:])
@@ -320,9 +310,7 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
             first = CheckedValue(SequenceLengthError, text)(first, equal)
         loop.sequences.append(Sequence(others, later[i], label))
         loop.states.append(State(first, {-1: earlier[i]}, outputs[i], name=label))
-    for outer in captured_variables(outputs, placeholders):
-        loop.non_sequences.append(NonSequence(outer, outer.type(name=outer.name), outer.name))
-    loop.substitute({part.outer: part.inner for part in loop.non_sequences})
+    add_captured(loop)
     return loop.apply().histories
 
 

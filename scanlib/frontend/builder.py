@@ -1,54 +1,67 @@
-"""From arguments and a step to a canonical loop: what `scan` and `loop` share."""
+"""From arguments and a step to a canonical loop: what `scan`, `loop` and direct functions share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile.sharedvalue import SharedVariable, collect_new_shareds
 from pytensor.graph.basic import Variable
+from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.variable import TensorVariable
 
-from scanlib.frontend.arguments import OutputArgument, SequenceArgument
+from scanlib.frontend.arguments import OutputArgument, SequenceArgument, tap_name
 from scanlib.frontend.checkpoints import check_checkpoint
-from scanlib.frontend.generators import check_generators, mark_written
+from scanlib.frontend.generators import check_generators
 from scanlib.frontend.newton import solve
-from scanlib.frontend.states import adapt_initial, type_text, value_sizes, wanted_type
+from scanlib.frontend.states import adapt_initial, type_text, wanted_type
 from scanlib.frontend.step_function import (
     StepResult,
     captured_variables,
     check_strict,
     errors_of,
     read_updates,
+    variable_number,
 )
-from scanlib.frontend.trace import Trace, describe_row, describe_state, name_result, tap_name
-from scanlib.ops.graph import depends_on, is_tensor, row_type
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, Sequence, State
+from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
+from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.ops.messages import loop_title
+from scanlib.ops.shapes import output_row_shapes
 
 MAX_TRACES = 8
 
 
 @dataclass
-class Built:
-    """A loop that was applied, and what its step returned when it was traced.
+class Trace:
+    """One call of a step: the loop so far, its state or carry for each output that has one.
 
-    `values` holds, for each output of the step, its values over time; for a carry its last value.
+    What was made in the call, or after it, has a `variable_number` of at least `first`.
     """
 
     loop: Loop
-    trace: Trace
+    parts: dict[int, State | Carry]
+    first: int
+    result: StepResult
+    new_shared: list[SharedVariable]
+
+
+@dataclass
+class Built:
+    """A loop that was applied.
+
+    `values` holds, for each output of the step, its values over time; for a carry its last value.
+    `shared` has the last values of the shared variables that the step updates.
+    """
+
+    loop: Loop
     results: Results
     values: list[Variable]
-
-    @property
-    def shared(self) -> dict[SharedVariable, Variable]:
-        """The last values of the shared variables that the step updates."""
-        carries = self.results.carries[len(self.trace.carries) :]
-        return dict(zip(self.trace.shared, carries, strict=False))
+    shared: dict[SharedVariable, Variable]
 
 
 @dataclass
@@ -103,39 +116,38 @@ class LoopBuilder:
         )
 
     def trace_once(self) -> Trace:
-        trace = Trace()
+        loop = Loop(n_steps=self.n_steps, name=self.name, function=self.function)
         arguments: list[tuple[Variable, str]] = []
         for argument, tap, outer in self.rows:
             row = row_type(outer)(name=tap_name(argument.name, tap))
-            trace.rows.append(Sequence(outer, row, argument.name))
-            arguments.append((row, describe_row(argument, tap)))
+            loop.sequences.append(SequencePart(outer, row, argument.name))
+            arguments.append((row, argument.describe_tap(tap)))
+        parts: dict[int, State | Carry] = {}
         for i, output in enumerate(self.outputs):
             if output.initial is None:
                 continue
-            if output.is_carry:
-                value = output.initial.type(name=tap_name(output.name, -1))
-                trace.carries[i] = Carry(output.initial, value, value, output.name)
-                arguments.append((value, describe_state(output, -1)))
-                continue
-            tap_type = output.tap_type or row_type(output.initial)
+            tap_type = output.read_type()
             taps = {tap: tap_type(name=tap_name(output.name, tap)) for tap in output.taps}
             first = next(iter(taps.values()))
-            trace.states[i] = State(output.initial, taps, first, name=output.name)
-            arguments += [(value, describe_state(output, tap)) for tap, value in taps.items()]
-        trace.result = self.call(arguments)
-        for i, state in trace.states.items():
-            state.next = trace.result.outputs[i]
-        for i, carry in trace.carries.items():
-            carry.next = trace.result.outputs[i]
-            self.check_carry(i, carry)
-        return trace
-
-    def check_carry(self, i: int, carry: Carry) -> None:
-        if not carry.value.type.is_super(carry.next.type):
-            raise TypeError(
-                f"{self.state_title(i)} starts as {type_text(carry.value.type)}, the step returns "
-                f"{type_text(carry.next.type)}; return the next value of what it is given"
-            )
+            if output.is_carry:
+                loop.carries.append(Carry(output.initial, first, first, output.name))
+                parts[i] = loop.carries[-1]
+            else:
+                loop.states.append(State(output.initial, taps, first, name=output.name))
+                parts[i] = loop.states[-1]
+            arguments += [(value, output.describe_tap(tap)) for tap, value in taps.items()]
+        number = variable_number(pt.scalar())
+        with collect_new_shareds() as new_shared:
+            result = self.call(arguments)
+        for i, part in parts.items():
+            part.next = result.outputs[i]
+            if isinstance(part, Carry) and not part.value.type.is_super(part.next.type):
+                raise TypeError(
+                    f"{self.state_title(i)} starts as {type_text(part.value.type)}, the step "
+                    f"returns {type_text(part.next.type)}; return the next value of what it is "
+                    "given"
+                )
+        return Trace(loop, parts, number, result, list(new_shared))
 
     def adapt_states(self, trace: Trace, weak_integers: bool = False) -> bool:
         """Widen initial values where the step returned something wider; say whether any was.
@@ -143,22 +155,19 @@ class LoopBuilder:
         Weak integers come last: other states may yet make floats of them.
         """
         changed = False
-        for i, state in trace.states.items():
+        for i, state in trace.parts.items():
             output, title = self.outputs[i], self.state_title(i)
-            tap_type = output.tap_type or row_type(output.initial)
+            if isinstance(state, Carry):
+                continue
+            tap_type = output.read_type()
             wanted = wanted_type(tap_type, state.next, title, output.is_weak, weak_integers)
             if wanted == next(iter(state.taps.values())).type:
                 continue
             changed = True
             grown = wanted.shape != tap_type.shape
-            sizes = self.sizes(trace, state.next) if grown else [None] * wanted.ndim
+            sizes = sizes_of(trace.loop, state.next) if grown else [None] * wanted.ndim
             adapt_initial(output, wanted, sizes, title)
         return changed or (not weak_integers and self.adapt_states(trace, True))
-
-    def sizes(self, trace: Trace, value: Variable) -> list[Variable | None]:
-        placeholders = trace.placeholders()
-        captured = captured_variables([value], placeholders)
-        return value_sizes(value, placeholders, trace.row_shapes(), captured)
 
     def build(
         self, newton: Newton | None = None, reports_end: bool = False, **options: Any
@@ -168,69 +177,58 @@ class LoopBuilder:
         With `reports_end`, the last carry of a loop with a condition says whether that ended it.
         """
         trace = self.trace()
-        result = trace.result
-        assert result is not None
+        loop, result, parts = trace.loop, trace.result, trace.parts
+        for option, value in options.items():
+            setattr(loop, option, value)
         past = self.past_values(trace)
-        stacked = [
-            i
-            for i, value in enumerate(result.outputs)
-            if i not in trace.states and i not in trace.carries and value not in past
-        ]
+        stacked = [i for i, v in enumerate(result.outputs) if i not in parts and v not in past]
         for i in stacked:
             if not is_tensor(result.outputs[i]):
                 raise TypeError(
                     f"{self.title}: output {i} has type {result.outputs[i].type}; "
                     "only tensors can be stacked over time"
                 )
+            loop.outputs.append(Output(result.outputs[i], self.result_name(i, result)))
         stop = result.stop
-        loop = Loop(
-            n_steps=self.n_steps,
-            sequences=trace.rows,
-            states=list(trace.states.values()),
-            carries=list(trace.carries.values()),
-            outputs=[Output(result.outputs[i], self.result_name(i, result)) for i in stacked],
-            stop=pt.neq(stop, 0) if stop is not None and stop.type.dtype != "bool" else stop,
-            name=self.name,
-            function=self.function,
-            **options,
-        )
-        self.add_updates(loop, trace)
+        loop.stop = pt.neq(stop, 0) if stop is not None and stop.type.dtype != "bool" else stop
+        shared = self.add_updates(trace)
         if reports_end and loop.stop is not None:
             loop.carries.append(
                 Carry(pt.constant(np.array(False)), pt.scalar(dtype="bool"), loop.stop)
             )
-        self.add_captured(loop)
+        captured = add_captured(loop, self.non_sequences)
+        if self.strict:
+            with errors_of(self.title):
+                check_strict(captured, self.non_sequences)
         check_checkpoint(loop, self.title)
         results = loop.apply() if newton is None else solve(loop, newton, self.title)
-        mark_written(results.node)
-        values: dict[int, Variable] = {}
-        for i, history in zip(trace.states, results.histories, strict=True):
-            values[i] = past_rows(history, loop.states[len(values)].depth, 0, loop.reverse)
-        values.update(zip(trace.carries, results.carries, strict=False))
-        values.update(zip(stacked, results.outputs, strict=True))
-        position = {i: k for k, i in enumerate(trace.states)}
+        results.node.tag.is_written = True  # by a user: the gradient of a loop draws the same again
+        histories = dict(zip(map(id, loop.states), results.histories, strict=True))
+        carries = dict(zip(map(id, loop.carries), results.carries, strict=True))
+        outputs = iter(results.outputs)
+        values = []
         for i, value in enumerate(result.outputs):
-            if i not in values:
-                state, lag = past[value]
-                k = position[state]
-                history = results.histories[k]
-                values[i] = past_rows(history, loop.states[k].depth, lag, loop.reverse)
-        for i, value in values.items():
+            part, lag = (parts[i], 0) if i in parts else past.get(value, (None, 0))
+            if isinstance(part, State):
+                values.append(past_rows(histories[id(part)], part.depth, lag, loop.reverse))
+            else:
+                values.append(next(outputs) if part is None else carries[id(part)])
+        for i, value in enumerate(values):
             name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
             name_result(value, self.result_name(i, result) or name)
-        return Built(loop, trace, results, [values[i] for i in range(len(result.outputs))])
+        return Built(loop, results, values, {v: carries[id(part)] for v, part in shared.items()})
 
-    def past_values(self, trace: Trace) -> dict[Variable, tuple[int, int]]:
+    def past_values(self, trace: Trace) -> dict[Variable, tuple[State, int]]:
         """Return the values of states that the step reads or returns, as state and lag.
 
         An output that is one of them is a part of the history that the state has anyway.
         """
         found = {}
-        for i, state in trace.states.items():
+        for state in trace.loop.states:
             row = next(iter(state.taps.values())).type
             if state.next.type.dtype == row.dtype:
-                found[state.next] = (i, 0)
-            found.update({value: (i, -tap) for tap, value in state.taps.items()})
+                found[state.next] = (state, 0)
+            found.update({value: (state, -tap) for tap, value in state.taps.items()})
         return found
 
     def result_name(self, i: int, result: StepResult) -> str | None:
@@ -238,45 +236,81 @@ class LoopBuilder:
         known = self.outputs[i].name if i < len(self.outputs) else None
         return known or result.outputs[i].name
 
-    def add_updates(self, loop: Loop, trace: Trace) -> None:
+    def add_updates(self, trace: Trace) -> dict[SharedVariable, Carry]:
         """Turn the shared variables that change from step to step into carries."""
-        assert trace.result is not None
+        loop = trace.loop
         with errors_of(self.title):
-            updates = read_updates(trace.result, loop.body_outputs())
-        values = [*loop.body_outputs(), *updates.values()]
+            updates = read_updates(trace.result, trace.new_shared, loop.body_outputs())
         places = {value: f"non_sequences[{i}]" for i, value in enumerate(self.non_sequences)}
-        places |= {carry.value: self.outputs[i].argument for i, carry in trace.carries.items()}
-        check_generators(values, trace, updates, places, self.title)
-        for shared, update in updates.items():
-            carry = Carry(shared, shared.type(), update, shared.name)
-            trace.shared[shared] = carry
-            loop.carries.append(carry)
+        places |= {
+            part.value: self.outputs[i].argument
+            for i, part in trace.parts.items()
+            if isinstance(part, Carry)
+        }
+        check_generators(loop, trace.first, updates, places, self.title)
+        shared = {v: Carry(v, v.type(), update, v.name) for v, update in updates.items()}
+        loop.carries += shared.values()
         replacements: dict[Variable, Variable] = {}
         for outer in dict.fromkeys(self.non_sequences):
             # What was given whole is the same at every step, also if it was computed from them.
             if outer not in updates and outer in depends_on([outer], updates):
                 replacements[outer] = inner = outer.type(name=outer.name)
                 loop.non_sequences.append(NonSequence(outer, inner, outer.name))
-        replacements.update({shared: carry.value for shared, carry in trace.shared.items()})
+        replacements.update({v: carry.value for v, carry in shared.items()})
         loop.substitute(replacements)
+        return shared
 
-    def add_captured(self, loop: Loop) -> None:
-        """Make what the step reads from outside an input of the loop."""
-        captured = captured_variables(loop.body_outputs(), loop.body_inputs())
-        if self.strict:
-            with errors_of(self.title):
-                check_strict(captured, self.non_sequences)
-        given = {variable: i for i, variable in enumerate(self.non_sequences)}
-        captured.sort(key=lambda variable: given.get(variable, len(given)))
-        replacements = {}
-        for outer in captured:
-            inner = outer.type(name=outer.name)
-            loop.non_sequences.append(NonSequence(outer, inner, outer.name))
-            replacements[outer] = inner
-        loop.substitute(replacements)
+
+def add_captured(loop: Loop, given: Sequence[Variable] = ()) -> list[Variable]:
+    """Make what a step reads from outside inputs of its loop, what was given first; return it."""
+    captured = captured_variables(loop.body_outputs(), loop.body_inputs())
+    order = {variable: i for i, variable in enumerate(given)}
+    captured.sort(key=lambda variable: order.get(variable, len(order)))
+    own = [NonSequence(outer, outer.type(name=outer.name), outer.name) for outer in captured]
+    loop.non_sequences += own
+    loop.substitute({part.outer: part.inner for part in own})
+    return captured
+
+
+def sizes_of(loop: Loop, value: Variable) -> list[Variable | None]:
+    """Return the sizes of a value of a step, from the sizes of what it reads."""
+    sources = loop.sources()
+    captured = captured_variables([value], list(sources))
+    read = [(source.array, source.lead) for source in sources.values()]
+    shapes = [
+        list(outer.shape)[lead:] if hasattr(outer.type, "ndim") else None
+        for outer, lead in [*read, *((outer, 0) for outer in captured)]
+    ]
+    values: list[Variable | None] = [*[None] * len(sources), *captured]
+    return output_row_shapes([*sources, *captured], [value], shapes, values)[0]
 
 
 def past_rows(history: Variable, depth: int, lag: int, reverse: bool) -> Variable:
     """Return the rows of a history that steps read, or with lag 0 write: one for each step."""
     first, last = (lag, lag - depth) if reverse else (depth - lag, -lag)
     return history[first or None : last or None]
+
+
+class LoopResult(TensorVariable):
+    """What comes out of a loop. Rows that are read of it are named after it: ``balance[-1]``."""
+
+    def __getitem__(self, index: Any) -> Variable:
+        rows = super().__getitem__(index)
+        node = rows.owner
+        is_part = node is not None and isinstance(node.op, Subtensor) and node.inputs[0] is self
+        if self.name and is_part and rows.name is None:
+            name_result(rows, f"{self.name}[{index_text(node)}]")
+        return rows
+
+    def __str__(self) -> str:
+        node = self.owner
+        if self.name is None and node is not None and isinstance(node.op, Subtensor):
+            return str(node.inputs[0])
+        return super().__str__()
+
+
+def name_result(result: Variable, name: str | None) -> None:
+    """Name a result of a loop that was just built."""
+    if is_tensor(result):
+        result.__class__ = LoopResult
+    result.name = name

@@ -22,16 +22,9 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import Assert
 from pytensor.scalar import upcast
-from pytensor.tensor.type import TensorType
 
-from scanlib.frontend.axes import (
-    Argument,
-    add_argument,
-    read_axis,
-    read_numbers,
-    zeros,
-)
-from scanlib.ops.loop import Carry, Loop, Output
+from scanlib.frontend.arguments import read_axis
+from scanlib.frontend.direct_functions import read_numbers, run
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
 # it one step is enough work for arrays.
@@ -101,13 +94,13 @@ def lfilter(b: Any, a: Any, x: Any, axis: int = -1, zi: Any = None) -> Any:
     delays = None if zi is None else _read_delays(zi, b, a, x, axis, order, dtype)
     lead = pt.cast(_leading_coefficient(a), dtype)
     b, a = pt.cast(b, dtype) / lead, pt.cast(a, dtype) / lead
-    signal = Argument("x", pt.moveaxis(pt.cast(x, dtype), axis, 0), timed=True)
+    signal = pt.moveaxis(pt.cast(x, dtype), axis, 0)
     if order == 0:
-        y, zf = b[0] * signal.value, delays
+        y, zf = b[0] * signal, delays
     elif order is not None and order <= MAX_DELAYS:
-        y, zf = _filter_by_scalars(b, a, signal, delays, order, dtype)
+        y, zf = _filter_by_scalars(b, a, signal, delays, order)
     else:
-        y, zf = _filter_by_vector(b, a, signal, delays, order, dtype)
+        y, zf = _filter_by_vector(b, a, signal, delays, order)
     y = pt.moveaxis(y, 0, axis)
     return y if zf is None or zi is None else (y, pt.moveaxis(zf, 0, axis))
 
@@ -166,72 +159,53 @@ def _read_delays(
 
 
 def _filter_by_scalars(
-    b: Variable, a: Variable, signal: Argument, delays: Variable | None, order: int, dtype: str
+    b: Variable, a: Variable, signal: Variable, delays: Variable | None, order: int
 ) -> tuple[Variable, Variable]:
-    """Filter with one carry for every delay; return the signals and the last delays."""
-    sizes = signal.row_shape()
-    loop = Loop(name="lfilter", function="lfilter")
-    x = add_argument(loop, signal)
-    weights = _scalars(loop, "b", b, 0)
-    feedback = _scalars(loop, "a", a, 1)
-    row = TensorType(dtype, shape=[size for size, _ in sizes])
-    z = [row(name=f"z{k}[t-1]") for k in range(1, order + 1)]
-    y = weights[0] * x + z[0]
-    for k in range(1, order + 1):
-        value = z[k] if k < order else None
-        if k < len(weights):
-            term = weights[k] * x
-            value = term if value is None else value + term
-        if k < len(feedback) + 1:
-            term = feedback[k - 1] * y
-            value = -term if value is None else value - term
-        start = zeros(sizes, dtype) if delays is None else delays[k - 1]
-        loop.carries.append(Carry(start, z[k - 1], value, f"z{k}"))
-    loop.outputs.append(Output(y, "y"))
-    results = loop.apply()
-    return results.outputs[0], pt.stack(results.carries)
+    """Filter with one state for every delay; return the signals and the last delays."""
+    start = pt.zeros(_row_shape(signal), dtype=signal.type.dtype)
+    starts = {f"z{k + 1}": start if delays is None else delays[k] for k in range(order)}
 
+    def step(x: Variable, *z: Variable) -> list[Variable]:
+        y = b[0] * x + z[0]
+        following = []
+        for k in range(1, order + 1):
+            terms = [z[k]] if k < order else []
+            terms += [b[k] * x] if k < b.type.shape[0] else []
+            terms += [-(a[k] * y)] if k < a.type.shape[0] else []
+            following.append(sum(terms[1:], terms[0]))
+        return [*following, y]
 
-def _scalars(loop: Loop, name: str, vector: Variable, first: int) -> list[Variable]:
-    """Make the items of a vector inputs of a loop, from position `first`."""
-    return [
-        add_argument(loop, Argument(f"{name}{k}", vector[k], timed=False))
-        for k in range(first, vector.type.shape[0])
-    ]
+    built = run("lfilter", step, {"x": signal}, starts)
+    return built.values[-1], pt.stack([history[-1] for history in built.results.histories])
 
 
 def _filter_by_vector(
-    b: Variable,
-    a: Variable,
-    signal: Argument,
-    delays: Variable | None,
-    order: int | None,
-    dtype: str,
+    b: Variable, a: Variable, signal: Variable, delays: Variable | None, order: int | None
 ) -> tuple[Variable, Variable]:
-    """Filter with all delays in one carry; return the signals and the last delays.
+    """Filter with all delays in one state; return the signals and the last delays.
 
-    The carry has a row of zeros below the last delay, so that it is never empty and a step
+    The state has a row of zeros below the last delay, so that it is never empty and a step
     is: shift up, add.
     """
-    sizes = signal.row_shape()
+    dtype, row_ndim = signal.type.dtype, signal.type.ndim - 1
     n = pt.maximum(a.shape[0], b.shape[0]) if order is None else order + 1
-    known = None if order is None else order + 1
-    row_ndim = len(sizes)
-    loop = Loop(name="lfilter", function="lfilter")
-    x = add_argument(loop, signal)
-    b0 = add_argument(loop, Argument("b0", b[0], timed=False))
     columns = []
-    for name, vector in (("b", b), ("a", a)):
+    for vector in (b, a):
         column = pt.set_subtensor(pt.zeros(n, dtype=dtype)[: vector.shape[0] - 1], vector[1:])
-        column = pt.expand_dims(column, tuple(range(1, row_ndim + 1)))
-        columns.append(add_argument(loop, Argument(name, column, timed=False)))
-    z = TensorType(dtype, shape=(known, *(size for size, _ in sizes)))(name="z[t-1]")
-    y = b0 * x + z[0]
-    drive = columns[0] * x - columns[1] * y
-    start = pt.zeros((n, *(size for _, size in sizes)), dtype=dtype)
-    if delays is not None:
-        start = pt.set_subtensor(start[:-1], delays)
-    loop.carries.append(Carry(start, z, pt.inc_subtensor(drive[:-1], z[1:]), "z"))
-    loop.outputs.append(Output(y, "y"))
-    results = loop.apply()
-    return results.outputs[0], results.carries[0][:-1]
+        columns.append(pt.expand_dims(column, tuple(range(1, row_ndim + 1))))
+    start = pt.zeros((n, *_row_shape(signal)), dtype=dtype)
+    start = start if delays is None else pt.set_subtensor(start[:-1], delays)
+
+    def step(x: Variable, z: Variable) -> list[Variable]:
+        y = b[0] * x + z[0]
+        drive = columns[0] * x - columns[1] * y
+        return [pt.inc_subtensor(drive[:-1], z[1:]), y]
+
+    built = run("lfilter", step, {"x": signal}, {"z": start})
+    return built.values[1], built.results.histories[0][-1, :-1]
+
+
+def _row_shape(signal: Variable) -> list[Any]:
+    """Return the sizes of a row, numbers where they are known."""
+    sizes = zip(signal.type.shape[1:], list(signal.shape)[1:], strict=True)
+    return [size if known is None else known for known, size in sizes]

@@ -7,7 +7,7 @@ the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
@@ -15,13 +15,13 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.step_function import variable_number
-from scanlib.frontend.trace import Trace
+from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 
 
 def check_generators(
-    values: Sequence[Variable],
-    trace: Trace,
+    loop: Loop,
+    first: int,
     updates: Mapping[SharedVariable, Variable],
     places: Mapping[Variable, str],
     title: str,
@@ -32,10 +32,12 @@ def check_generators(
 
     Parameters
     ----------
-    values : sequence of Variable
-        What the step returns, updates included.
-    trace, updates
-        The call of the step, and the shared variables that it changes.
+    loop : Loop
+        The loop, without what it updates.
+    first : int
+        The least `variable_number` of what the step made.
+    updates : mapping
+        The next values of the shared variables that the step changes.
     places : mapping
         What the user calls the variables that the step is given.
     title : str
@@ -46,10 +48,9 @@ def check_generators(
     ValueError
         Naming the generator, with the lines to write.
     """
-    assert trace.result is not None
-    after = {part.value: part.next for part in trace.carries.values()} | dict(updates)
-    first = trace.result.first
-    for node in dict.fromkeys(value.owner for value in ancestors(values)):
+    after = {part.value: part.next for part in loop.carries} | dict(updates)
+    values = ancestors([*loop.body_outputs(), *updates.values()])
+    for node in dict.fromkeys(value.owner for value in values):
         if node is None or not _draws(node, first):
             continue
         for given in node.inputs:
@@ -58,11 +59,6 @@ def check_generators(
             if is_outside and stays:
                 place, is_carried = places.get(given), given in after
                 raise ValueError(f"{title}: {_same_numbers(given, place, is_carried, title)}")
-
-
-def mark_written(node: Apply) -> None:
-    """Note that a loop is one that a user wrote. A gradient is none: it draws the same again."""
-    node.tag.is_written = True
 
 
 def _draws(node: Apply, first: int) -> bool:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload
 
-from scanlib.frontend.values import brief
+from scanlib.frontend.values import brief, read_integer
 
 T = TypeVar("T")
 
@@ -92,8 +92,7 @@ def lags(x: Any, n: int) -> Lags[Any]:
     >>> pytensor.function([], [fibonacci, final[1]])()
     [array([ 2,  3,  5,  8, 13, 21]), array(21)]
     """
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"lags: n must be an integer, got {brief(n)} of type {type(n).__name__}")
+    n = read_integer("lags: n", n)
     if n < 0:
         raise ValueError(f"lags: n must not be negative, got {n}; lags count steps back")
-    return Lags(operator.index(n), 1, lambda lag: x[-lag], x)
+    return Lags(n, 1, lambda lag: x[-lag], x)

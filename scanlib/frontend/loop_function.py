@@ -16,7 +16,6 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import collect_new_shareds
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
 from pytensor.tensor.type import TensorType
@@ -26,12 +25,13 @@ from scanlib.config import check_flags
 from scanlib.frontend.arguments import (
     OutputArgument,
     SequenceArgument,
+    known_to_differ,
+    read_axis,
     read_initials,
     read_n_steps,
     read_name,
 )
-from scanlib.frontend.axes import read_axis
-from scanlib.frontend.builder import Built, LoopBuilder
+from scanlib.frontend.builder import Built, LoopBuilder, name_result
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
 from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
@@ -42,9 +42,7 @@ from scanlib.frontend.step_function import (
     errors_of,
     read_condition,
     step_name,
-    variable_number,
 )
-from scanlib.frontend.trace import name_result
 from scanlib.frontend.trees import Tree, difference, flatten
 from scanlib.frontend.values import NUMBER, as_tensor, as_variable, brief, read_flag
 from scanlib.lengths.numbers import constant_integer
@@ -158,14 +156,12 @@ class _Step:
         before = [leaf.given(values, 1) for leaf in self.states]
         given = [self.carry.build(iter(before)), self.x.build(iter(rows))]
         texts = ["the carry (init)", "a row (xs)"]
-        first = variable_number(pt.scalar())
-        with collect_new_shareds() as new_shared:
-            returned = call_function(self.fn, given, texts, f"{self.title}: the step")
-            with errors_of(self.title):
-                carry, y, stop = self.read(returned)
-                after = self.after(carry)
-            if self.until is not None:
-                stop = self.condition(self.until, after, before)
+        returned = call_function(self.fn, given, texts, f"{self.title}: the step")
+        with errors_of(self.title):
+            carry, y, stop = self.read(returned)
+            after = self.after(carry)
+        if self.until is not None:
+            stop = self.condition(self.until, after, before)
         with errors_of(self.title):
             kept = [pair for pair in zip(self.states, after, strict=True) if pair[0].lags != 0]
             states = [
@@ -182,7 +178,7 @@ class _Step:
         self.y_dims, self.stops = [dims for _, dims in parts], bool(stops)
         tensors = lower([*states, *(tensor for tensor, _ in parts), *stops], placeholders)
         stop = tensors.pop() if stops else None
-        return StepResult(tensors, {}, stop, list(new_shared), first)
+        return StepResult(tensors, {}, stop)
 
     def read(self, returned: Any) -> tuple[Any, Any, Any]:
         """Return carry, y and condition of what a step returned."""
@@ -274,12 +270,13 @@ def _read_xs(walk: _Walk, leaf: Any, path: str) -> tuple[SequenceArgument, _Leaf
 
 
 def _read_init(walk: _Walk, leaf: Any, path: str) -> tuple[Any, _Leaf]:
-    """Return an initial value, or an `OutputArgument` for one with lags, and how a step sees it."""
+    """Return what is known of a state before the step is traced, and how a step sees it."""
+    name = _label(path) or getattr(leaf, "name", None)
     if not isinstance(leaf, Lags):
-        if isinstance(leaf, NUMBER) and not isinstance(leaf, bool):
-            return leaf, _Leaf(path, None, None)
-        tensor, dims = unnamed(as_variable(leaf, path))
-        return tensor, _Leaf(path, dims, None)
+        dims = None
+        if isinstance(leaf, bool) or not isinstance(leaf, NUMBER):
+            leaf, dims = unnamed(as_variable(leaf, path))
+        return {"initial": leaf, "name": name}, _Leaf(path, dims, None)
     if leaf.n == 0:
         return None, _Leaf(path, None, 0)
     rows, dims = walk.rows(leaf.rows, path)
@@ -292,7 +289,7 @@ def _read_init(walk: _Walk, leaf: Any, path: str) -> tuple[Any, _Leaf]:
     if known != leaf.n:
         rows = rows[: leaf.n] if walk.reverse and not walk.flips else rows[-leaf.n :]
     taps = [-lag for lag in range(1, leaf.n + 1)]
-    return OutputArgument(rows, taps, None, path), _Leaf(path, dims, leaf.n)
+    return OutputArgument(rows, taps, name, path), _Leaf(path, dims, leaf.n)
 
 
 def _check_steps(title: str, walked: Sequence[SequenceArgument], length: Variable | None) -> None:
@@ -305,8 +302,8 @@ def _check_steps(title: str, walked: Sequence[SequenceArgument], length: Variabl
             f"{title}: nothing says how many steps to take; give length, which with a condition is "
             "the greatest number, or xs"
         )
-    known = [(label, steps) for label, steps in given if steps is not None]
-    if len({steps for _, steps in known}) > 1:
+    known = known_to_differ(given)
+    if known:
         text = ", ".join(f"{label} gives {steps}" for label, steps in known)
         raise ValueError(
             f"{title}: all must give one number of steps, but {text}; cut what is longer, as in "
@@ -467,7 +464,9 @@ def loop(
         started = [
             _read_init(walk, *pair) for pair in zip(initial, tree.paths("init"), strict=True)
         ]
-        outputs = _states(started, initial, [x.variable for x in walked])
+        states = [pair for pair in started if pair[1].lags != 0]
+        paths = [leaf.path for _, leaf in states]
+        outputs = read_initials([value for value, _ in states], paths, [x.variable for x in walked])
     leaves = [leaf for _, leaf in started]
     call = _Step(step, title, tree, x_tree, leaves, x_leaves, outputs, until)
     rows = [(x, tap, x.tap(tap)) for x in walked for tap in x.taps]
@@ -487,25 +486,6 @@ def loop(
         ys.append(walk.over_time(value, dims, written or value.name))
     stacked = call.ys.build(iter(ys))
     return (final, stacked, built.results.carries[-1]) if call.stops else (final, stacked)
-
-
-def _states(started: list[Any], initial: list[Any], inputs: list[Variable]) -> list[OutputArgument]:
-    """Return what is known of each state, but for those without lags."""
-    lagged = [value for value, _ in started if isinstance(value, OutputArgument)]
-    names = {
-        leaf.path: _label(leaf.path) or getattr(given, "name", None)
-        for (_, leaf), given in zip(started, initial, strict=True)
-    }
-    plain = [(value, leaf.path) for value, leaf in started if leaf.lags is None]
-    read = read_initials(
-        [{"initial": value, "name": names[path]} for value, path in plain],
-        [path for _, path in plain],
-        [*inputs, *(state.initial for state in lagged)],
-    )
-    for state in lagged:
-        state.name = names[state.argument]
-    found = {state.argument: state for state in [*read, *lagged]}
-    return [found[leaf.path] for _, leaf in started if leaf.lags != 0]
 
 
 def _final(built: Built, walk: _Walk, call: _Step, initial: list[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from scanlib.frontend.arguments import (
     as_list,
     check_lengths,
     check_mode,
+    describe_whole,
     read_n_steps,
     read_name,
     read_outputs_info,
@@ -25,7 +26,6 @@ from scanlib.frontend.builder import LoopBuilder
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.newton import read_method
 from scanlib.frontend.step_function import StepResult, call_step, errors_of
-from scanlib.frontend.trace import check_count, describe_whole
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.messages import loop_title
 
@@ -191,9 +191,7 @@ def scan(
             (value, describe_whole(value.name, f"non_sequences[{i}]"))
             for i, value in enumerate(given)
         ]
-        result = call_step(fn, [*arguments, *whole], title)
-        check_count(fn, result, described, title)
-        return result
+        return call_step(fn, [*arguments, *whole], described, title)
 
     rows = read_rows(iterated, steps, go_backwards)
     builder = LoopBuilder(_function.get(), call, rows, described, name, steps, given, strict)

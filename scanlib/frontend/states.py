@@ -9,7 +9,6 @@ step is traced again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -20,47 +19,49 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.arguments import OutputArgument
 from scanlib.ops.graph import is_tensor
-from scanlib.ops.shapes import output_row_shapes
 
 
-def joint_type(state: TensorType, value: Variable, where: str, is_weak: bool = False) -> TensorType:
+def wanted_type(
+    state: TensorType, value: Variable, where: str, is_weak: bool, weak_integers: bool
+) -> TensorType:
     """Return the smallest type that holds both a state and the value a step returns for it.
 
     A weak state, a Python integer or a constant made of one, takes the dtype of the value if that
-    is no integer.
+    is no integer, and int64 if it is. While other states may yet make a float of it, without
+    `weak_integers`, it is left as it is.
 
     Raises
     ------
     TypeError
         If there is none: another rank, sizes that differ, dtypes without a safe cast.
     """
-    came = f"{where} starts as {type_text(state)}, the step returns {type_text(value.type)}"
-    if not is_tensor(value) or value.type.ndim != state.ndim:
-        raise TypeError(f"{came}; give an initial value of the shape that the step returns")
-    return TensorType(
-        value.type.dtype
-        if is_weak and np.dtype(value.type.dtype).kind in "fc"
-        else _joint_dtype(state, value, came),
-        shape=[
-            _joint_size(mine, theirs, came)
-            for mine, theirs in zip(state.shape, value.type.shape, strict=True)
-        ],
-    )
-
-
-def wanted_type(
-    state: TensorType, value: Variable, where: str, is_weak: bool, weak_integers: bool
-) -> TensorType:
-    """Return the `joint_type` of a state; that of a weak integer is int64 if it stays one.
-
-    While other states may yet make a float of it, without `weak_integers`, it is left as it is.
-    """
     dtypes = [state.dtype, getattr(value.type, "dtype", "object")]
     if is_weak and all(np.dtype(dtype).kind in "biu" for dtype in dtypes):
         if not weak_integers:
             return state
         state = TensorType("int64", state.shape)
-    return joint_type(state, value, where, is_weak)
+    came = f"{where} starts as {type_text(state)}, the step returns {type_text(value.type)}"
+    other_shape = "give an initial value of the shape that the step returns"
+    if not is_tensor(value) or value.type.ndim != state.ndim:
+        raise TypeError(f"{came}; {other_shape}")
+    mine, theirs = np.dtype(state.dtype), np.dtype(value.type.dtype)
+    if is_weak and theirs.kind in "fc":
+        mine = theirs
+    if not np.can_cast(theirs, mine, "safe"):
+        if not np.can_cast(mine, theirs, "safe"):
+            raise TypeError(
+                f"{came}, and neither dtype holds all values of the other; cast the initial value "
+                f"or return pytensor.tensor.cast(value, {state.dtype!r})"
+            )
+        mine = theirs
+    shape = []
+    for size, new in zip(state.shape, value.type.shape, strict=True):
+        if size not in (None, 1, new) and new is not None:
+            raise TypeError(
+                f"{came}; {'broadcast the returned value' if new == 1 else other_shape}"
+            )
+        shape.append(size if size in (None, new) else new)
+    return TensorType(mine.name, shape)
 
 
 def type_text(type: Type) -> str:
@@ -72,28 +73,6 @@ def type_text(type: Type) -> str:
     return f"{shape} {type.dtype}"
 
 
-def _joint_dtype(state: TensorType, value: Variable, came: str) -> str:
-    mine, theirs = np.dtype(state.dtype), np.dtype(value.type.dtype)
-    if np.can_cast(theirs, mine, "safe"):
-        return state.dtype
-    if np.can_cast(mine, theirs, "safe"):
-        return value.type.dtype
-    raise TypeError(
-        f"{came}, and neither dtype holds all values of the other; cast the initial value or "
-        f"return pytensor.tensor.cast(value, {state.dtype!r})"
-    )
-
-
-def _joint_size(mine: int | None, theirs: int | None, came: str) -> int | None:
-    if mine is None or mine == theirs:
-        return mine
-    if mine == 1 or theirs is None:
-        return theirs
-    if theirs == 1:
-        raise TypeError(f"{came}; broadcast the returned value")
-    raise TypeError(f"{came}; give an initial value of the shape that the step returns")
-
-
 def adapt_initial(
     argument: OutputArgument, wanted: TensorType, sizes: Sequence[Variable | None], where: str
 ) -> None:
@@ -102,25 +81,19 @@ def adapt_initial(
     assert initial is not None
     if initial.type.dtype != wanted.dtype:
         initial = _cast(initial, wanted.dtype)
-    grown = [
-        axis
-        for axis, (old, new) in enumerate(zip(initial.type.shape[1:], wanted.shape, strict=True))
-        if old == 1 and new != 1
-    ]
+    known = initial.type.shape
+    grown = [i for i, new in enumerate(wanted.shape) if known[i + 1] == 1 and new != 1]
     if grown:
-        shape: list[Any] = [initial.shape[0]]
-        for axis in range(wanted.ndim):
-            if axis not in grown:
-                shape.append(initial.shape[axis + 1])
-                continue
-            size = wanted.shape[axis] if wanted.shape[axis] is not None else sizes[axis]
-            if size is None:
+        shape = [initial.shape[i] if size is None else size for i, size in enumerate(known)]
+        for axis in grown:
+            new = wanted.shape[axis]
+            shape[axis + 1] = sizes[axis] if new is None else new
+            if shape[axis + 1] is None:
                 raise TypeError(
                     f"{where}: axis {axis} of its initial value has size 1, the step returns a "
                     "size that it computes; give an initial value of the shape that the step "
                     "returns"
                 )
-            shape.append(size)
         initial = pt.broadcast_to(initial, shape)
     initial.name = argument.name
     argument.initial = initial
@@ -133,19 +106,3 @@ def _cast(rows: Variable, dtype: str) -> Variable:
     if node is not None and isinstance(node.op, DimShuffle):
         return node.op(pt.cast(node.inputs[0], dtype))
     return pt.cast(rows, dtype)
-
-
-def value_sizes(
-    value: Variable,
-    placeholders: Sequence[Variable],
-    examples: Sequence[Sequence[Any] | None],
-    captured: Sequence[Variable],
-) -> list[Variable | None]:
-    """Return the sizes of the value a step returns, from the sizes of what it reads."""
-    inputs = [*placeholders, *captured]
-    shapes = [
-        *examples,
-        *([*outer.shape] if hasattr(outer.type, "ndim") else None for outer in captured),
-    ]
-    values: list[Variable | None] = [None] * len(placeholders)
-    return output_row_shapes(inputs, [value], shapes, [*values, *captured])[0]

@@ -7,16 +7,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable, collect_new_shareds
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
 
+from scanlib.frontend.arguments import OutputArgument, describe_whole
 from scanlib.frontend.values import as_variable
 from scanlib.ops.graph import depends_on, is_tensor
 
@@ -64,18 +64,12 @@ def read_condition(condition: Variable) -> Variable:
     return condition
 
 
-@dataclass
-class StepResult:
-    """What one call of a step function returned.
-
-    Variables made in the call, or after it, have a `variable_number` of at least `first`.
-    """
+class StepResult(NamedTuple):
+    """What one call of a step function returned."""
 
     outputs: list[Variable]
     updates: dict[SharedVariable, Any]
     stop: Variable | None
-    new_shared: list[SharedVariable]
-    first: int
 
 
 def variable_number(variable: Variable) -> int:
@@ -95,7 +89,10 @@ def errors_of(title: str) -> Iterator[None]:
 
 
 def call_step(
-    fn: Callable[..., Any], arguments: Sequence[tuple[Variable, str]], title: str
+    fn: Callable[..., Any],
+    arguments: Sequence[tuple[Variable, str]],
+    described: Sequence[OutputArgument],
+    title: str,
 ) -> StepResult:
     """Call a step function and sort what it returns.
 
@@ -105,18 +102,22 @@ def call_step(
     ------
     TypeError
         If the function takes another number of arguments, or returns no variables.
+    ValueError
+        If it returns another number of outputs than are described.
     """
-    first = variable_number(pt.scalar())
-    with collect_new_shareds() as new_shared:
-        returned = call_function(
-            fn,
-            [variable for variable, _ in arguments],
-            [text for _, text in arguments],
-            f"{title}: the step",
-        )
+    variables, texts = [variable for variable, _ in arguments], [text for _, text in arguments]
+    returned = call_function(fn, variables, texts, f"{title}: the step")
     with errors_of(title):
-        outputs, updates, stop = _sort_returned(returned)
-    return StepResult(outputs, updates, stop, list(new_shared), first)
+        result = _sort_returned(returned)
+    if described and len(result.outputs) != len(described):
+        texts = [describe_whole(output.name, output.argument) for output in described]
+        number = f"{len(texts)} output{'s' if len(texts) > 1 else ''}"
+        raise ValueError(
+            f"{title}: outputs_info describes {number}, {', '.join(texts)}; "
+            f"{step_name(fn)} returned {len(result.outputs)}; give one entry per output, None for "
+            "those that no step reads"
+        )
+    return result
 
 
 def call_function(
@@ -202,7 +203,7 @@ def _is_updates(value: Any) -> bool:
     )
 
 
-def _sort_returned(returned: Any) -> tuple[list[Variable], dict[Any, Any], Variable | None]:
+def _sort_returned(returned: Any) -> StepResult:
     """Split a step's return value into outputs, updates and condition."""
     if returned is None:
         raise TypeError(
@@ -241,7 +242,7 @@ def _sort_returned(returned: Any) -> tuple[list[Variable], dict[Any, Any], Varia
             raise ValueError("`until` must be the last thing that the step function returns")
         if not isinstance(output, Variable):
             raise TypeError(_not_a_variable(output))
-    return outputs, updates, stop
+    return StepResult(outputs, updates, stop)
 
 
 def _not_a_variable(value: Any) -> str:
@@ -252,7 +253,9 @@ def _not_a_variable(value: Any) -> str:
     )
 
 
-def read_updates(result: StepResult, values: Iterable[Variable]) -> dict[SharedVariable, Variable]:
+def read_updates(
+    result: StepResult, new_shared: Iterable[SharedVariable], values: Iterable[Variable]
+) -> dict[SharedVariable, Variable]:
     """Return the update of every shared variable that changes from step to step.
 
     Those are the variables that the step names in its updates, and those it created itself
@@ -267,7 +270,7 @@ def read_updates(result: StepResult, values: Iterable[Variable]) -> dict[SharedV
             )
         updates[shared] = _check_update(shared, value)
     used = set(ancestors([*values, *updates.values()]))
-    for shared in result.new_shared:
+    for shared in new_shared:
         default = shared.default_update
         if shared in used and shared not in updates and default is not None:
             updates[shared] = _check_update(shared, default)

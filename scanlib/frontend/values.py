@@ -7,6 +7,7 @@ to find out.
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
 from collections.abc import Iterable
@@ -87,6 +88,18 @@ def read_flag(function: str, name: str, value: Any) -> bool:
             f"{type(value).__name__}"
         )
     return bool(value)
+
+
+def read_integer(label: str, value: Any) -> int:
+    """Return an integer of Python's or NumPy's; what else there is, is a `TypeError`."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{label} must be an integer, got {brief(value)} of type {type(value).__name__}"
+        ) from None
 
 
 def warn(message: str) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
 from scanlib.frontend.scan_function import called_as, scan
 from scanlib.frontend.states import type_text
-from scanlib.frontend.values import as_variable, read_flag
+from scanlib.frontend.values import as_variable, read_flag, read_integer
 from scanlib.ops.graph import is_tensor, row_type
 from scanlib.ops.messages import loop_title
 
@@ -113,12 +112,10 @@ def _reduce(
 ) -> Any:
     """Return the last values of a loop, for one of the functions that do so."""
     with called_as(function):
-        outputs, updates = scan(fn, sequences, outputs_info, non_sequences, **options)
-    if not return_updates and updates:
-        raise ValueError(
-            f"{loop_title(options['name'], function)}: return_updates=False, but the loop updates "
-            f"{list(updates)}; pass return_updates=True"
+        found = scan(
+            fn, sequences, outputs_info, non_sequences, return_updates=return_updates, **options
         )
+    outputs, updates = found if return_updates else (found, {})
     if isinstance(outputs, list):
         result: Any = [_last(output) for output in outputs]
     else:
@@ -328,8 +325,7 @@ def scan_checkpoints(
     array([0.007822])
     """
     read_flag("scan_checkpoints", "padding", padding)
-    if not isinstance(save_every_N, int | np.integer) or isinstance(save_every_N, bool):
-        raise TypeError(f"scan_checkpoints: save_every_N must be an integer, got {save_every_N!r}")
+    save_every_N = read_integer("scan_checkpoints: save_every_N", save_every_N)  # noqa: N806
     if save_every_N < 1:
         raise ValueError(f"scan_checkpoints: save_every_N must be at least 1, got {save_every_N}")
     with called_as("scan_checkpoints"):

@@ -7,7 +7,6 @@ to be raised when a kernel changes.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from scanlib.kernels.language import Function, Kernel
 from scanlib.kernels.printers.llvm import print_kernels, shared_functions
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
-from scanlib.kernels.progress import ASKING, SYMBOLS, TOLD, progress_of
-from scanlib.kernels.thread_parts import combining_kernel, parts_text
+from scanlib.kernels.thread_parts import combining_kernel
 from scanlib.kernels.verifier import verify
 
 LONG = 2000  # lines of a module with many loops
@@ -49,14 +47,13 @@ _texts: WeakKeyDictionary[LoopProgram, str] = WeakKeyDictionary()
 
 
 def program_text(program: LoopProgram) -> str:
-    """Return the module of a loop: its kernels, and `run_parts` of `thread_parts`."""
+    """Return the module of a loop's kernels."""
     if program in _texts:
         return _texts[program]
     whole = _kernels_of(program)
     for kernel in whole:
         verify(kernel)
-    kernels_text = print_kernels(*whole, fused=has_fused_multiply_add())
-    _texts[program] = kernels_text + "\n" + parts_text(program)
+    _texts[program] = print_kernels(*whole, fused=has_fused_multiply_add())
     return _texts[program]
 
 
@@ -70,7 +67,7 @@ def program_key(program: LoopProgram) -> str:
 
     The code of two loops can be the same for arrays of different dtypes.
     """
-    words = program.may_stop, program.has_workspace, program.unfit, program.progress
+    words = program.may_stop, program.has_workspace, program.unfit, program.progress, program.shared
     arrays = str((program.inputs, program.outputs, *words))
     messages = str(program.failures)
     whole = [program_text(program), arrays, messages, str(program.functions), program.name]
@@ -79,21 +76,9 @@ def program_key(program: LoopProgram) -> str:
 
 def compile_program(program: LoopProgram) -> CompiledKernels:
     """Return the kernels of a loop as machine code."""
-    names = ["prepare_entry", "start_entry", "run_entry", "run_parts"]
-    text = program_text(program)
-    _load_shared(_kernels_of(program))
-    if not program.progress:
-        return _load(_object_code(text), names)
-    for symbol in SYMBOLS:
-        llvm.add_symbol(
-            symbol, ctypes.cast(getattr(ctypes.pythonapi, symbol), ctypes.c_void_p).value
-        )
-    code = _load(_object_code(text), [*names, ASKING])
-    place = code.engine.get_global_value_address(TOLD)
-    ctypes.c_int64.from_address(place).value = progress_of(
-        program.name, not program.may_stop
-    ).address
-    return code
+    kernels = _kernels_of(program)
+    _load_shared(kernels)
+    return _load(_object_code(program_text(program)), [f"{own.name}_entry" for own in kernels])
 
 
 _loaded: dict[str, CompiledKernels] = {}

@@ -185,7 +185,8 @@ class _Run:
 
 def apply(operation: str, operands: list[Any], type: ir.Type) -> Any:
     """Return the result of one operation, which has `type`."""
-    found = _MEANING[operation](operands, type)
+    meaning = ir.OPERATIONS[operation].meaning
+    found = _TYPED[operation](operands, type) if meaning is None else meaning(*operands)
     return found if type == ir.POINTER else _number(found, type)
 
 
@@ -211,51 +212,12 @@ def _select(operands: list[Any], type: ir.Type) -> Any:
     return np.where(condition, chosen, other)
 
 
-def _offset(operands: list[Any], type: ir.Type) -> Any:
-    pointer, count = operands
-    return pointer.moved(int(count))
-
-
-def _of(function: Callable[..., Any]) -> Callable[[list[Any], ir.Type], Any]:
-    return lambda operands, type: function(*operands)
-
-
-_MEANING: dict[str, Callable[[list[Any], ir.Type], Any]] = {
-    "add": _of(np.add),
-    "sub": _of(np.subtract),
-    "mul": _of(np.multiply),
-    "neg": _of(np.negative),
+_TYPED: dict[str, Callable[[list[Any], ir.Type], Any]] = {
     "fma": _fma,
-    "div": _of(np.divide),
-    "sqrt": _of(np.sqrt),
-    "abs": _of(np.abs),
-    "copysign": _of(np.copysign),
-    "floor": _of(np.floor),
-    "ceil": _of(np.ceil),
-    "trunc": _of(np.trunc),
-    "rint": _of(np.rint),
-    "quotient": _of(lambda x, y: (x - np.fmod(x, y)) // y),
-    "remainder": _of(np.fmod),
-    "and": _of(np.bitwise_and),
-    "or": _of(np.bitwise_or),
-    "xor": _of(np.bitwise_xor),
-    "not": _of(np.invert),
-    "shl": _of(np.left_shift),
-    "shr": _of(np.right_shift),
-    "eq": _of(np.equal),
-    "ne": _of(np.not_equal),
-    "lt": _of(np.less),
-    "le": _of(np.less_equal),
-    "gt": _of(np.greater),
-    "ge": _of(np.greater_equal),
     "select": _select,
-    "copy": _of(lambda value: value),
-    "opaque": _of(lambda value: value),
     "cast": _cast,
     "bitcast": lambda operands, type: np.asarray(operands[0]).view(type.dtype),
-    "splat": _of(lambda value: value),
-    "lane": _of(lambda value, lane: value[int(lane)]),
-    "offset": _offset,
+    "offset": lambda operands, type: operands[0].moved(int(operands[1])),
 }
 
 

@@ -114,6 +114,9 @@ FLOAT32, FLOAT64 = Type("float32"), Type("float64")
 # Operations
 
 
+Meaning = Callable[..., Any]
+
+
 @dataclass(frozen=True)
 class Operation:
     """What `OPERATIONS` says of an operation.
@@ -124,51 +127,83 @@ class Operation:
     operands : str
         Which dtypes it takes: ``"float"``, ``"integer"``, ``"number"`` (either), ``"bits"``
         (integers and truth values) or ``"any"``.
+    meaning : callable or None
+        What it is of NumPy's numbers; None where that depends on the type of the result
+        (`scanlib.kernels.interpreter`).
+    llvm : str
+        LLVM's text: an instruction of two operands, or of floats, of signed integers, and of
+        unsigned integers and truth values, with ``/`` between them; or an intrinsic function; or
+        the whole instruction, with ``{k}`` for the type of the last operand, ``{zero}`` for its
+        zero, ``{k0}`` for the type of the first, and ``{r}`` for the result's. Empty where the
+        printer writes it itself.
+    c : str
+        C's text, with ``{f}`` for the letter of functions of 32-bit numbers.
     result : str
         ``"same"`` as the operands, ``"bool"``, or ``"given"`` with the statement.
     """
 
     arity: int
     operands: str
+    meaning: Meaning | None
+    llvm: str
+    c: str
     result: str = "same"
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return (x - np.fmod(x, y)) // y
+
+
+_NEGATED = "fneg {k} {0}/sub {k} {zero}, {0}/sub {k} {zero}, {0}"
+# Quotients are towards zero, remainders have the sign of the dividend, `rint` goes to the nearest
+# integer, halves to the even one, and `shr` copies the sign of signed integers. Of NaN, `ne` is
+# true and the other comparisons are false. `opaque` is the same number, of which compilers are to
+# know nothing; `cast` goes to the nearest number, to integers towards zero; `bitcast` keeps the
+# bits. The first operand of `select`, a truth value, chooses; the second of `lane` is a constant.
 OPERATIONS: dict[str, Operation] = {
-    "add": Operation(2, "number"),
-    "sub": Operation(2, "number"),
-    "mul": Operation(2, "number"),
-    "neg": Operation(1, "number"),
-    "fma": Operation(3, "float"),  # x y + z, rounded once
-    "div": Operation(2, "float"),
-    "sqrt": Operation(1, "float"),
-    "abs": Operation(1, "float"),
-    "copysign": Operation(2, "float"),
-    "floor": Operation(1, "float"),
-    "ceil": Operation(1, "float"),
-    "trunc": Operation(1, "float"),
-    "rint": Operation(1, "float"),  # to the nearest integer, halves to the even one
-    "quotient": Operation(2, "integer"),  # towards zero
-    "remainder": Operation(2, "integer"),  # with the sign of the dividend
-    "and": Operation(2, "bits"),
-    "or": Operation(2, "bits"),
-    "xor": Operation(2, "bits"),
-    "not": Operation(1, "bits"),
-    "shl": Operation(2, "integer"),
-    "shr": Operation(2, "integer"),  # copies of the sign come in for signed integers
-    "eq": Operation(2, "any", "bool"),
-    "ne": Operation(2, "any", "bool"),  # true where one is NaN; the others are false there
-    "lt": Operation(2, "number", "bool"),
-    "le": Operation(2, "number", "bool"),
-    "gt": Operation(2, "number", "bool"),
-    "ge": Operation(2, "number", "bool"),
-    "select": Operation(3, "any"),  # the first operand, a truth value, chooses
-    "copy": Operation(1, "any"),  # of a local: its value now
-    "opaque": Operation(1, "integer"),  # the same number, of which compilers are to know nothing
-    "cast": Operation(1, "any", "given"),  # to the nearest number; to integers towards zero
-    "bitcast": Operation(1, "number", "given"),  # the same bits as another dtype
-    "splat": Operation(1, "any", "given"),  # one number in every lane
-    "lane": Operation(2, "any", "given"),  # the number in a lane, which is a constant
-    "offset": Operation(2, "any", "given"),  # a pointer some bytes on
+    "add": Operation(2, "number", np.add, "fadd/add/add", "{0} + {1}"),
+    "sub": Operation(2, "number", np.subtract, "fsub/sub/sub", "{0} - {1}"),
+    "mul": Operation(2, "number", np.multiply, "fmul/mul/mul", "{0} * {1}"),
+    "neg": Operation(1, "number", np.negative, _NEGATED, ""),
+    "fma": Operation(3, "float", None, "llvm.fma", "scanlib_fma{f}({0}, {1}, {2})"),
+    "div": Operation(2, "float", np.divide, "fdiv", "{0} / {1}"),
+    "sqrt": Operation(1, "float", np.sqrt, "llvm.sqrt", "sqrt{f}({0})"),
+    "abs": Operation(1, "float", np.abs, "llvm.fabs", "fabs{f}({0})"),
+    "copysign": Operation(2, "float", np.copysign, "llvm.copysign", "copysign{f}({0}, {1})"),
+    "floor": Operation(1, "float", np.floor, "llvm.floor", "floor{f}({0})"),
+    "ceil": Operation(1, "float", np.ceil, "llvm.ceil", "ceil{f}({0})"),
+    "trunc": Operation(1, "float", np.trunc, "llvm.trunc", "trunc{f}({0})"),
+    "rint": Operation(1, "float", np.rint, "llvm.rint", "rint{f}({0})"),
+    "quotient": Operation(2, "integer", _quotient, "/sdiv/udiv", "{0} / {1}"),
+    "remainder": Operation(2, "integer", np.fmod, "/srem/urem", "{0} % {1}"),
+    "and": Operation(2, "bits", np.bitwise_and, "and", "{0} & {1}"),
+    "or": Operation(2, "bits", np.bitwise_or, "or", "{0} | {1}"),
+    "xor": Operation(2, "bits", np.bitwise_xor, "xor", "{0} ^ {1}"),
+    "not": Operation(1, "bits", np.invert, "", ""),
+    "shl": Operation(2, "integer", np.left_shift, "shl", "{0} << {1}"),
+    "shr": Operation(2, "integer", np.right_shift, "/ashr/lshr", "{0} >> {1}"),
+    "eq": Operation(2, "any", np.equal, "fcmp oeq/icmp eq/icmp eq", "{0} == {1}", "bool"),
+    "ne": Operation(2, "any", np.not_equal, "fcmp une/icmp ne/icmp ne", "{0} != {1}", "bool"),
+    "lt": Operation(2, "number", np.less, "fcmp olt/icmp slt/icmp ult", "{0} < {1}", "bool"),
+    "le": Operation(2, "number", np.less_equal, "fcmp ole/icmp sle/icmp ule", "{0} <= {1}", "bool"),
+    "gt": Operation(2, "number", np.greater, "fcmp ogt/icmp sgt/icmp ugt", "{0} > {1}", "bool"),
+    "ge": Operation(
+        2, "number", np.greater_equal, "fcmp oge/icmp sge/icmp uge", "{0} >= {1}", "bool"
+    ),
+    "select": Operation(3, "any", None, "select {k0} {0}, {k} {1}, {k} {2}", "{0} ? {1} : {2}"),
+    "copy": Operation(1, "any", _itself, "", "{0}"),
+    "opaque": Operation(1, "integer", _itself, 'call {k} asm "", "=r,0"({k} {0})', ""),
+    "cast": Operation(1, "any", None, "", "", "given"),
+    "bitcast": Operation(1, "number", None, "bitcast {k} {0} to {r}", "", "given"),
+    "splat": Operation(1, "any", _itself, "", "", "given"),
+    "lane": Operation(
+        2, "any", lambda v, k: v[int(k)], "extractelement {k0} {0}, i64 {1}", "", "given"
+    ),
+    "offset": Operation(2, "any", None, "getelementptr i8, ptr {0}, i64 {1}", "{0} + {1}", "given"),
 }
 
 
@@ -412,9 +447,9 @@ class End(Statement):
 INTERRUPTED = -1  # how a kernel ends when a `poll` says so
 FULL = -2  # ... and one whose outputs are full: `scanlib.kernels.program`
 # The words of the frame that a kernel is called with: the address of a function that `poll` calls
-# with the frame and that returns zero to go on, numbers for messages, what a `poll` says, and
-# whether that ends the kernel.
-ASK, NUMBERS, PROGRESS, ANSWER, FRAME = 0, 1, 9, 11, 12
+# with the frame and that returns zero to go on, numbers for messages, what a `poll` says, whether
+# that ends the kernel, and a word for who calls it.
+ASK, NUMBERS, PROGRESS, ANSWER, FRAME = 0, 1, 9, 11, 13
 
 
 # Text for people
@@ -540,15 +575,21 @@ class Kernel:
         return "\n".join([head, *_inside(self.body)])
 
 
-def blocks_of(statement: Statement) -> tuple[Block, ...]:
+def blocks_of(statement: Statement) -> list[Block]:
     """Return the blocks that a statement holds, in the order in which they may run."""
-    if isinstance(statement, For):
-        return (statement.body,)
-    if isinstance(statement, While):
-        return (statement.before, statement.body)
-    if isinstance(statement, If):
-        return (statement.body, statement.otherwise)
-    return ()
+    return [found for found in vars(statement).values() if isinstance(found, Block)]
+
+
+def values_of(statement: Statement) -> tuple[list[Value], list[Value]]:
+    """Return what a statement reads, and the names that it gives a value, but for locals."""
+    read: list[Value] = []
+    made: list[Value] = []
+    for name, found in vars(statement).items():
+        several = found if isinstance(found, tuple) else (found,)
+        values = [value for value in several if isinstance(value, Value)]
+        if name != "local":
+            (made if name in ("result", "results", "index") else read).extend(values)
+    return read, made
 
 
 def walk(block: Block) -> Iterator[Statement]:

@@ -12,9 +12,10 @@ and goes through these steps:
    dimensions of the outputs and the size of the workspace into the table.
 2. Allocate the outputs and the workspace, fill in their addresses, and call `start`, which copies
    what they start with.
-3. Call `run`, which takes the steps, or ``run_parts`` for a program in several parts. Where it
-   returns `FULL`, the loop has filled ``words.capacity`` rows of the outputs that grow: give it
-   longer ones with the same first rows, and call it again. It goes on where it was.
+3. Call `run`, which takes the steps; for a program in several parts once for each of them
+   (`scanlib.kernels.thread_parts`). Where it returns `FULL`, the loop has filled
+   ``words.capacity`` rows of the outputs that grow: give it longer ones with the same first rows,
+   and call it again. It goes on where it was.
 4. `first` and `rows` of each output say which of its rows are the result.
 
 A positive code is a failure, whose message `LoopProgram.failures` has: it ends the call. A negative
@@ -166,8 +167,6 @@ class LoopProgram:
     functions : tuple of Apply and Routine
         Scalar nodes that no kernel computes, and routines: the table has the addresses of functions
         from the inputs of a node to its output, and of the routines.
-    can_be_parted : bool
-        Whether `prepare` may ask for several parts.
     shared : tuple of int
         Outputs of a program in parts that are sums over the parts.
     may_be_full : bool
@@ -190,7 +189,6 @@ class LoopProgram:
     kernels: Kernels
     failures: dict[int, Failure]
     functions: tuple[Apply | Routine, ...] = ()
-    can_be_parted: bool = False
     shared: tuple[int, ...] = ()
     may_be_full: bool = False
     may_stop: bool = False

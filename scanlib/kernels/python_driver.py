@@ -5,15 +5,16 @@ from __future__ import annotations
 import builtins
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from scanlib.kernels import program as program_errors
 from scanlib.kernels.compiled import compile_program
-from scanlib.kernels.language import ASK, FRAME, FULL, INTERRUPTED, NUMBERS
-from scanlib.kernels.program import LoopProgram
-from scanlib.kernels.progress import ASKING, progress_of
+from scanlib.kernels.language import ASK, FRAME, FULL, INTERRUPTED, NUMBERS, PROGRESS
+from scanlib.kernels.program import AGAIN, LoopProgram
+from scanlib.kernels.progress import DONE, FAILED, Progress, progress_of
 from scanlib.ops import errors
 
 Entry = Callable[[int, int], int]
@@ -26,12 +27,28 @@ def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runn
 
     `functions` are the addresses of `LoopProgram.functions`.
     """
-    code = compile_program(program)
-    names = ("prepare_entry", "start_entry", "run_parts")
-    prepare, start, run = (ENTRY(code.entries[name]) for name in names)
-    runner = Runner(program, prepare, start, run, code)
+    code, kernels = compile_program(program), program.kernels
+    prepare, start, *runs = (ENTRY(code.entries[f"{own.name}_entry"]) for own in kernels.all)
+    runner = Runner(program, prepare, start, partial(_run_parts, program, runs), code)
     runner.functions = functions
     return runner
+
+
+def _run_parts(program: LoopProgram, runs: Sequence[Entry], table: int, frame: int) -> int:
+    """Run the parts of a loop one after the other; `then` is behind what takes the steps."""
+    words = program.words
+    numbers = np.ctypeslib.as_array((ctypes.c_int64 * words.size).from_address(table))
+    while True:
+        first, code = int(numbers[words.part]), 0
+        for part in range(first, first + max(int(numbers[words.parts]), 1)):
+            numbers[words.part] = part
+            code = code or runs[numbers[words.choice]](table, frame)
+        numbers[words.part] = first
+        if code or program.kernels.then is None:
+            return code
+        code = runs[-1](table, frame)
+        if code != AGAIN:
+            return code
 
 
 class Runner:
@@ -53,12 +70,12 @@ class Runner:
         self.prepare, self.start, self.run = prepare, start, run
         self.code = code
         self.functions: Sequence[int] = ()
-        self.ask = poll_address() if code is None else code.entries.get(ASKING, poll_address())
+        self.progress = _progress_of(program) if program.progress else None
 
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         program, words = self.program, self.program.words
         table, frame = np.zeros(words.size, np.int64), np.zeros(FRAME, np.int64)
-        frame[ASK] = self.ask
+        frame[ASK] = self.progress.address if self.progress else poll_address()
         arrays = [
             np.asarray(value, kind.dtype)
             for value, kind in zip(inputs, program.inputs, strict=True)
@@ -84,6 +101,9 @@ class Runner:
             if code != FULL:
                 break
             self.grow(table, outputs)
+        if self.progress:
+            frame[PROGRESS] = FAILED if code else DONE
+            code = code or (INTERRUPTED if self.progress.tell(frame.ctypes.data) else 0)
         self.check(code, frame)
         return [self.result(table, k, output) for k, output in enumerate(outputs)]
 
@@ -122,10 +142,14 @@ def poll_address() -> int:
     return ctypes.cast(ctypes.pythonapi.PyErr_CheckSignals, ctypes.c_void_p).value or 0
 
 
+def _progress_of(program: LoopProgram) -> Progress:
+    return progress_of(program.name, not program.may_stop)
+
+
 def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     """Raise the error that a code of a loop stands for, with the numbers in its message."""
     if code == INTERRUPTED:
-        raise progress_of(program.name, not program.may_stop).taken_error()
+        raise _progress_of(program).taken_error()
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)

@@ -66,95 +66,76 @@ class _Scope:
                 raise KernelError(f"{error} in `{line}` of {self.root.name}") from None
 
     def statement(self, statement: ir.Statement) -> None:
+        read, made = ir.values_of(statement)
+        if not isinstance(statement, ir.While):
+            self.read_all(read)
+            self.check_types(statement)
+        if not isinstance(statement, ir.For):
+            self.check_rules(statement)
+            for value in made:
+                self.define(value)
+            if isinstance(statement, ir.Assign) and statement.local not in self.known:
+                self.define(statement.local)
+        known = set(self.known)
+        match statement:
+            case ir.For(index, _, _, step, body):
+                if step < 1:
+                    raise KernelError(f"the step is {step}")
+                self.define(index)
+                self.statements(body)
+            case ir.While(before, _, body):
+                self.statements(before)
+                self.read_all(read)
+                self.check_types(statement)
+                self.block(body)
+            case ir.If(_, body, otherwise):
+                self.block(body)
+                self.block(otherwise)
+            case _:
+                return
+        self.known = known
+
+    def check_types(self, statement: ir.Statement) -> None:
+        """Check what has one type wherever it stands."""
+        for name, wanted in _TYPES.items():
+            value = getattr(statement, name, None)
+            if value is not None and value.type != wanted:
+                raise KernelError(f"{value!r} must be {wanted}")
+
+    def check_rules(self, statement: ir.Statement) -> None:
         match statement:
             case ir.Apply(result, operation, operands):
-                self.read_all(operands)
                 _check_operation(result, operation, operands)
-                self.define(result)
-            case ir.Load(result, pointer, offset):
-                self.expect(pointer, ir.POINTER)
-                self.expect(offset, ir.INT64)
-                self.define(result)
-            case ir.Store(pointer, offset, value):
-                self.expect(pointer, ir.POINTER)
-                self.expect(offset, ir.INT64)
-                self.read(value)
-            case ir.Prefetch(pointer, offset):
-                self.expect(pointer, ir.POINTER)
-                self.expect(offset, ir.INT64)
-            case ir.Shuffle(result, first, second, places):
-                self.read_all([first, second])
+            case ir.Shuffle(_, first, second, places):
                 lanes = first.type.lanes
                 if first.type != second.type or lanes == 1:
                     raise KernelError(f"a shuffle of {first.type} and {second.type}")
                 if not all(0 <= place < 2 * lanes for place in places):
                     raise KernelError(f"there are {2 * lanes} lanes")
-                self.define(result)
-            case ir.Scratch(result, _, count):
-                if count < 1:
-                    raise KernelError(f"scratch memory for {count} numbers")
-                self.define(result)
-            case ir.Assign(local, value):
-                self.read(value)
-                if local.type != value.type:
-                    raise KernelError(f"{value!r} is assigned to {local!r}")
-                if local not in self.known:
-                    self.define(local)
-            case ir.For(index, start, stop, step, body):
-                self.expect(start, ir.INT64)
-                self.expect(stop, ir.INT64)
-                if step < 1:
-                    raise KernelError(f"the step is {step}")
-                known = set(self.known)
-                self.define(index)
-                self.block(body)
-                self.known = known
-            case ir.While(before, condition, body):
-                known = set(self.known)
-                self.statements(before)
-                self.expect(condition, ir.BOOL)
-                self.block(body)
-                self.known = known
-            case ir.If(condition, body, otherwise):
-                self.expect(condition, ir.BOOL)
-                self.block(body)
-                self.block(otherwise)
+            case ir.Scratch(_, _, count) if count < 1:
+                raise KernelError(f"scratch memory for {count} numbers")
+            case ir.Assign(local, value) if local.type != value.type:
+                raise KernelError(f"{value!r} is assigned to {local!r}")
             case ir.Call(results, function, operands):
-                self.read_all(operands)
                 expected = [value.type for value in function.parameters]
-                given = [value.type for value in operands]
-                if expected != given:
+                if expected != [value.type for value in operands]:
                     raise KernelError(f"{function.name} takes {_types(expected)}")
                 for result, value in zip(results, function.results, strict=True):
                     if result.type != value.type:
                         raise KernelError(f"{result!r} is {value.type}")
-                    self.define(result)
             case ir.CallSymbol(result, _, operands):
-                self.read_all(operands)
                 if any(value.type != result.type for value in operands) or result.type.lanes > 1:
                     raise KernelError("functions of the C library take numbers of one dtype")
-                self.define(result)
-            case ir.CallPointer(result, pointer, operands):
-                self.expect(pointer, ir.POINTER)
-                self.read_all(operands)
+            case ir.CallPointer(result, _, operands):
                 results = () if result is None else (result,)
                 if any(value.type.lanes > 1 for value in (*results, *operands)):
                     raise KernelError("functions outside of a kernel take numbers and pointers")
-                for value in results:
-                    self.define(value)
-            case ir.Fail(code, values):
-                self.read_all(values)
-                if code < 1 or not isinstance(self.root, ir.Kernel):
-                    raise KernelError("kernels fail, with a positive code")
-            case ir.End(code):
-                if code > -1 or not isinstance(self.root, ir.Kernel):
-                    raise KernelError("kernels end, with a negative code")
-            case ir.Poll(steps):
-                self.read_all(steps)
-                if not isinstance(self.root, ir.Kernel):
-                    raise KernelError("kernels are interrupted, not functions")
-            case _:
-                raise KernelError(f"{type(statement).__name__} is no statement")
+            case ir.Fail(code) if code < 1 or not isinstance(self.root, ir.Kernel):
+                raise KernelError("kernels fail, with a positive code")
+            case ir.End(code) if code > -1 or not isinstance(self.root, ir.Kernel):
+                raise KernelError("kernels end, with a negative code")
+            case ir.Poll() if not isinstance(self.root, ir.Kernel):
+                raise KernelError("kernels are interrupted, not functions")
 
     def define(self, value: ir.Value) -> None:
         if value.name in self.names:
@@ -172,10 +153,13 @@ class _Scope:
         if not isinstance(value, ir.Constant) and value not in self.known:
             raise KernelError(f"{where}{': ' if where else ''}{value} has no value here")
 
-    def expect(self, value: ir.Value, type: object) -> None:
-        self.read(value)
-        if value.type != type:
-            raise KernelError(f"{value!r} must be {type}")
+
+# By the name of a part of statements.
+_TYPES = {
+    "pointer": ir.POINTER,
+    **dict.fromkeys(("offset", "start", "stop"), ir.INT64),
+    "condition": ir.BOOL,
+}
 
 
 def _types(types: Iterable[object]) -> str:

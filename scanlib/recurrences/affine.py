@@ -10,11 +10,11 @@ functions is affine:
 
 G. Blelloch, "Prefix sums and their applications", 1990.
 
-The steps of one state are composed in vector registers or by four
-(`scanlib.recurrences.block_scans`). With one coefficient for all steps, its powers are computed
-once, and the state between vectors is kept in double precision: single precision is rounded in sums
-of a few terms only, which leaves a fraction of the error of rounding at every step, and powers that
-are rounded would change the coefficient.
+The steps of one state are composed in vector registers (`scanlib.recurrences.block_scans`). With
+one coefficient for all steps, its powers are computed once, and the state between vectors is kept
+in double precision: single precision is rounded in sums of a few terms only, which leaves a
+fraction of the error of rounding at every step, and powers that are rounded would change the
+coefficient.
 
 Where the sum comes first, ``s = h + b``, ``h ← a s`` (`scanlib.ops.lowered.sums_first`), the sums
 are written: ``s ← a s + b`` with the coefficient of the step before, and one for the first step,
@@ -35,14 +35,11 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
-    Arithmetic,
     Bounds,
     Formulas,
-    FourSteps,
     Function,
     LaneScan,
     Steps,
-    prefers_four_steps,
 )
 from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
 from scanlib.recurrences.form import (
@@ -295,68 +292,39 @@ def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Va
         b = Same(w, w.constant(-0.0, Type(dtype)))
     elements = (a,) if b is None else (a, b)
     tests = (None if fixed else extreme, *[None] * (len(elements) - 1))
-    kind: type[_InLanes] | type[_ByFour] | type[_Fixed] = _InLanes
-    if fixed:
-        kind = _Fixed if dtype == "float64" else _FixedSingle
-    elif b is not None and prefers_four_steps(dtype):
-        kind = _ByFour
+    kind = _FixedSingle if fixed and dtype == "float32" else _Affine
     bounds = Bounds(tests, MODERATE[dtype])
     found = kind(block, AFFINE, replace(steps, elements=elements), bounds, GROUP)
     found.sum_first = sum_first
     return found.write()
 
 
-class _Affine:
-    """What an affine step stores, and leads on to, where the sum comes first and where not."""
+class _Affine(LaneScan):
+    """The scan of one state, whose coefficient may be one for all steps."""
 
     sum_first = False
-    arithmetic: Arithmetic
+
+    @property
+    def fixed(self) -> Value | None:
+        """The coefficient that all steps have."""
+        a = self.steps.elements[0]
+        return a.real(0) if isinstance(a, Same) else None
+
+    def is_fine(self) -> Value:
+        fine = super().is_fine()
+        return fine if self.fixed is None else fine & ~is_extreme(self.w, self.fixed)
 
     def one_step(self, function: Function, state: Value) -> tuple[Value, Value]:
         if self.sum_first:
             total = state + function[1]
             return function[0] * total, total
-        after = apply(self.arithmetic, function, state)
-        return after, after
-
-    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
-        if not self.sum_first:
-            return maps
-        pairs = zip(own, maps, strict=True)
-        return [tuple(function[0] * number for number in sums) for function, sums in pairs]
-
-
-class _InLanes(_Affine, LaneScan):
-    def composed(self, several: list[Function]) -> list[Function]:
-        v = self.v
-        if self.sum_first:
-            one = v.constant(1.0)
-            several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
-        return super().composed(several)
-
-
-class _ByFour(_Affine, FourSteps):
-    def shifted(self, own: list[Function]) -> list[Function]:
-        if not self.sum_first:
-            return own
-        one = self.w.constant(1.0, Type(self.dtype))
-        factors = [one, *(a for a, _ in own)]
-        return [(a, b) for a, (_, b) in zip(factors, own, strict=False)]
-
-
-class _Fixed(_Affine, LaneScan):
-    """One coefficient for all steps."""
-
-    def is_fine(self) -> Value:
-        return super().is_fine() & ~is_extreme(self.w, self.coefficient)
-
-    @property
-    def coefficient(self) -> Value:
-        return self.steps.elements[0].real(0)
+        return super().one_step(function, state)
 
     def prepare(self) -> None:
+        if self.fixed is None:
+            return
         w, v, late = self.w, self.v, int(self.sum_first)
-        wide = w.cast(self.coefficient, "float64")
+        wide = w.cast(self.fixed, "float64")
         self.powers: list[Value] = [w.constant(1.0, Type("float64"))]
         for _ in range(v.group):
             self.powers.append(self.powers[-1] * wide)
@@ -365,15 +333,27 @@ class _Fixed(_Affine, LaneScan):
         self.weights = {half: v.weights(powers, half) for half in v.masks}
 
     def composed(self, several: list[Function]) -> list[Function]:
+        v = self.v
+        if self.fixed is None:
+            if self.sum_first:
+                one = v.constant(1.0)
+                several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
+            return super().composed(several)
         terms = [b for _, b in several]
         for half, weight in self.weights.items():
             # Lanes of first halves have the weight zero. What is not finite spreads among lanes,
             # but never gets lost.
-            terms = [self.w.fma(weight, self.v.half_before(b, half), b) for b in terms]
+            terms = [self.w.fma(weight, v.half_before(b, half), b) for b in terms]
         return [(self.factors, b) for b in terms]
 
+    def onward(self, maps: list[Function], own: list[Function]) -> list[Function]:
+        if not self.sum_first:
+            return maps
+        pairs = zip(own, maps, strict=True)
+        return [tuple(function[0] * number for number in sums) for function, sums in pairs]
 
-class _FixedSingle(_Fixed):
+
+class _FixedSingle(_Affine):
     """One coefficient for all steps, in single precision with the state in double precision.
 
     The terms of all groups come into one vector, are widened, and are composed there.

@@ -1,17 +1,14 @@
 r"""Scans of the steps of a block: what composes them, for every class of one state.
 
 A class gives two formulas on the numbers that select its functions: `compose`, the function that
-does one and then another, and `apply`, what a function makes of a state. There are two ways to
-walk:
-
-* **In lanes**, with the function of a step in each lane of a vector register. A scan by halves (J.
-  Sklansky, "Conditional-sum addition logic", 1960) composes the second lane of each pair with the
-  first, then the second pair of each four with the last lane of the first pair, and so on; after
-  which lane `i` takes the state before the vector to the state after step `i`, and only one `apply`
-  of a vector waits for the state before it. Two vectors are composed side by side: the instructions
-  of one fill the waits of the other. No more than eight steps are composed where products of their
-  elements have to stay in range, so a vector of sixteen numbers holds two groups.
-* **By four steps** without vectors: in short registers cheaper than shuffles of several numbers.
+does one and then another, and `apply`, what a function makes of a state. The function of a step is
+in each lane of a vector register. A scan by halves (J. Sklansky, "Conditional-sum addition logic",
+1960) composes the second lane of each pair with the first, then the second pair of each four with
+the last lane of the first pair, and so on; after which lane `i` takes the state before the vector
+to the state after step `i`, and only one `apply` of a vector waits for the state before it. Two
+vectors are composed side by side: the instructions of one fill the waits of the other. No more than
+eight steps are composed where products of their elements have to stay in range, so a vector of
+sixteen numbers holds two groups.
 
 A block is scanned while the memory waits: the elements before and the results after are computed
 faster than they are read and written. So the scan asks for what the next block reads and writes
@@ -142,11 +139,8 @@ class LaneScan:
         self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
         self.w, self.dtype = block.writer, steps.h.dtype
         self.arithmetic = Arithmetic(self.w)
-        lanes = self.count_lanes()
+        lanes = min(16, register_bytes() // steps.h.itemsize)
         self.v = Lanes(self.w, self.dtype, block.reverse, lanes, min(lanes, group))
-
-    def count_lanes(self) -> int:
-        return min(16, register_bytes() // self.steps.h.itemsize)
 
     # The block
 
@@ -263,52 +257,3 @@ class LaneScan:
                 state = self.formulas.apply(self.arithmetic, last, state)
             befores.append(before)
         return befores, state
-
-
-def prefers_four_steps(dtype: str) -> bool:
-    """Whether four steps are composed faster than the lanes of a register, of several numbers."""
-    return dtype == "float64" and register_bytes() < 64
-
-
-class FourSteps(LaneScan):
-    """Writes the scan of a block by four steps, each number by itself."""
-
-    def count_lanes(self) -> int:
-        return 4
-
-    def write_vectors(self) -> Value:
-        w, reverse = self.w, self.block.reverse
-        done = self.block.size & -4
-        with w.loop(0, done, 4) as first:
-            places = [self.block.step(first + k if k else first) for k in range(4)]
-            lowest = places[-1 if reverse else 0]
-            self.block.fetch(lowest, 4)
-            self.functions_at(lowest)
-            own = [tuple(items.real(place) for items in self.steps.elements) for place in places]
-            values, state = self.four_steps(w.copy(self.state), own)
-            together = self.v.by_step(lambda step: values[step])
-            self.found.values(together)
-            self.steps.h.store(lowest, together)
-            w.assign(self.state, state)
-        return done
-
-    def four_steps(self, state: Value, own: list[Function]) -> tuple[list[Value], Value]:
-        """Write the values of four steps, and the state after them."""
-
-        def compose(first: Function, later: Function) -> Function:
-            return self.formulas.compose(self.arithmetic, first, later)
-
-        def apply(function: Function, state: Value) -> Value:
-            return self.formulas.apply(self.arithmetic, function, state)
-
-        steps = self.shifted(own)
-        early, late = compose(*steps[:2]), compose(*steps[2:])
-        whole = compose(early, late)
-        second, last = apply(early, state), apply(whole, state)
-        values = [apply(steps[0], state), second, apply(steps[2], second), last]
-        (onward,) = self.onward([whole], own[3:])
-        return values, last if onward is whole else apply(onward, state)
-
-    def shifted(self, own: list[Function]) -> list[Function]:
-        """Return the functions that lead from each value that is stored to the next one."""
-        return own

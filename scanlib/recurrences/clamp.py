@@ -28,11 +28,9 @@ from scanlib.recurrences.block_scans import (
     GROUP,
     Bounds,
     Formulas,
-    FourSteps,
     Function,
     LaneScan,
     Steps,
-    prefers_four_steps,
 )
 from scanlib.recurrences.form import (
     Component,
@@ -185,6 +183,5 @@ def scan(block: Block, steps: Steps) -> Value:
         for items, neutral in zip(steps.elements, CLAMP.identity(kind.dtype), strict=True)
     )
     tests = (above(_LARGE[kind.dtype]), above(np.inf), above(np.inf))
-    walk = FourSteps if prefers_four_steps(kind.dtype) else LaneScan
     given = replace(steps, elements=elements)
-    return walk(block, CLAMP, given, Bounds(tests), GROUP).write()[1]
+    return LaneScan(block, CLAMP, given, Bounds(tests), GROUP).write()[1]

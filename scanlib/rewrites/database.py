@@ -13,17 +13,15 @@ from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.newton.iterate import SolveByNewton
-from scanlib.rewrites.over_time.join_slices import join_written_rows
-from scanlib.rewrites.padding import pad_rows_of_loops
+from scanlib.rewrites.over_time.peel import AllowStepProducts
+from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
 from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
+from scanlib.rewrites.simplify.redundant import fill_mask
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
-from scanlib.rewrites.simplify.unused import fill_mask
-from scanlib.rewrites.split.allow_products import AllowStepProducts
-from scanlib.rewrites.split.reuse import ReuseForwardValues
+from scanlib.rewrites.split.reuse import ReuseForwardValues, StoreChoices
 from scanlib.rewrites.split.split import SplitLoops
-from scanlib.rewrites.split.stored_choices import StoreChoices
 from scanlib.rewrites.written_loops import RememberLoops
 
 # Which modes run a rewrite: those of PyTensor that have one of these tags, or its name.

@@ -1,17 +1,25 @@
-"""Changing loops inside a graph: one place that knows what becomes of their old outputs."""
+"""Loops taken out of a graph to be changed: in place, or cut off while others take their place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.forms import LengthForm
+from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Carry, Loop, Output, Results, State
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.rewrites.pytensor_rewrites import run_query
 
 Part = State | Carry | Output
 Lookup = Callable[[Part], Variable]
+Rows = dict[Variable, Variable]  # by the body's variable of a row: the rows of all steps
 
 
 class LoopEdit:
@@ -84,6 +92,11 @@ def results_by_part(loop: Loop, results: Results) -> dict[int, Variable]:
     return {id(part): value for part, value in zip(parts, values, strict=True)}
 
 
+def past_values(part: State | Carry) -> list[Variable]:
+    """Return the past values of a part that a step reads."""
+    return list(part.taps.values()) if isinstance(part, State) else [part.value]
+
+
 def rewrite_step(
     node: Apply, rewrite: Callable[[FunctionGraph], object]
 ) -> dict[Variable, Variable]:
@@ -95,3 +108,72 @@ def rewrite_step(
     loop.set_body_outputs(list(body.outputs))
     results = results_by_part(loop, loop.apply())
     return {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}
+
+
+_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
+
+
+@dataclass
+class Detached:
+    """A loop's inputs, which `detach` has replaced.
+
+    Attributes
+    ----------
+    outer, stand_ins : list of Variable
+        The inputs of the loop, each once, and what stands in their place.
+    lengths : dict of Variable to LengthForm
+        What is known of the lengths of sequences, by their stand-in.
+    """
+
+    outer: list[Variable]
+    stand_ins: list[Variable]
+    lengths: dict[Variable, LengthForm]
+
+    def same_length(self, one: Variable, two: Variable) -> bool:
+        """Whether two sequences are known to have the same number of rows."""
+        if one is two or None is not one.type.shape[0] == two.type.shape[0]:
+            return True
+        return one in self.lengths and self.lengths[one] == self.lengths.get(two)
+
+    def checked(self, loop: Loop, known: Sequence[Variable] | None = None) -> Rows:
+        """Return the sequences by their rows, checked where they may have too few or too many.
+
+        Parameters
+        ----------
+        loop : Loop
+        known : sequence of Variable, optional
+            Sequences of which another loop checks the lengths.
+        """
+        if known is None:
+            known = [part.outer for part in loop.sequences[:1] if loop.n_steps is None]
+        messages, found = loop.messages(), {}
+        for position, part in enumerate(loop.sequences):
+            found[part.row] = part.outer
+            if not any(self.same_length(part.outer, other) for other in known):
+                check = CheckedRows(messages.sequence_length(position))
+                found[part.row] = check(part.outer, loop.length())
+        return found
+
+    def attach(self, values: list[Variable | None]) -> list[Variable | None]:
+        """Return graphs of the stand-ins as graphs of the inputs.
+
+        What is new has missed the rewrites of its phase: batches hold, for one, the naive forms of
+        logarithms of sums.
+        """
+        chosen = [value for value in values if value is not None]
+        graph = FunctionGraph(self.stand_ins, chosen, clone=False)
+        run_query(_STABLE, graph)
+        inputs = dict(zip(self.stand_ins, self.outer, strict=True))
+        made = iter(substitute(graph.outputs, inputs))
+        return [None if value is None else next(made) for value in values]
+
+
+def detach(loop: Loop) -> Detached:
+    """Replace the inputs of a loop."""
+    outer = list(dict.fromkeys(loop.outer_inputs()))
+    stand_ins = [variable.type() for variable in outer]
+    places = dict(zip(outer, stand_ins, strict=True))
+    known = Lengths(sure=True)
+    lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}
+    loop.replace_outer(places)
+    return Detached(outer, stand_ins, lengths)

@@ -208,6 +208,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             body.bind_place(variable, self.carry(i, 0))
         for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
             bind_input(body, variable, name, self.given_places[name])
+            body.fixed.add(variable)
 
     def row_place(self, name: str, offset: int = 0) -> Place:
         """Return a row of a state's history."""

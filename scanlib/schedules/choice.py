@@ -38,7 +38,6 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
         kernels=Kernels(Prepare(loop).kernel(), Start(loop).kernel(), tuple(run), then),
         failures=loop.failures,
         functions=tuple(loop.functions),
-        can_be_parted=loop.slices > 1 or then is not None,
         shared=tuple(loop.shared_sums()) if loop.slices > 1 else (),
         may_be_full=loop.grows,
         may_stop=loop.signature.has_stop,

@@ -6,7 +6,7 @@ A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,7 +18,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value, Writer
+from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
@@ -33,7 +33,7 @@ from scanlib.schedules.turns import steps_of_a_turn
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
-PROBE, RUN, AFRESH = range(3)  # what a round of chunks of the steps does
+RUN, AFRESH = range(2)  # what a round of chunks of the steps does
 
 
 @dataclass
@@ -128,7 +128,7 @@ class ElemwiseLoop(Loop):
         self.by_blocks = schedule in ("blocks", "by width")
         self.block_bytes = 0  # of the memory that a part needs that runs in blocks
         # How much of the workspace chunks of the steps have in common.
-        self.extra_bytes: Callable[[Writer, Value], Value] | None = None
+        self.extra_bytes = 0
         self.least_chunk = 1  # steps
         self.layout = op.layout
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
@@ -438,7 +438,7 @@ class Prepare(Checks[ElemwiseLoop]):
         capacity = self.capacity(steps)
         for number, output in enumerate(self.loop.outputs):
             self.write_dims(number, output, capacity, sizes)
-        self.write_workspace(steps)
+        self.write_workspace()
         self.write_turn(sizes)
         self.write_parts(steps, sizes)
         self.write_choice(steps, sizes)
@@ -483,16 +483,16 @@ class Prepare(Checks[ElemwiseLoop]):
         self.out.write_word(self.words.parts, parts)
 
     def write_chunks(self, steps: Value) -> None:
-        """Write how many chunks of the steps there are; one block tells first whether they pay."""
+        """Write how many chunks of the steps there are."""
         loop, w, words = self.loop, self.w, self.words
         chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
         chunks = w.select(chunks < loop.chunks, chunks, loop.chunks)
         chunks = w.select(chunks < 1, 1, chunks)
-        probes = chunks > 1
-        self.out.write_word(words.chunks, chunks)
-        self.out.write_word(words.job, w.select(probes, PROBE, w.constant(RUN, INT64)))
-        self.out.write_word(words.part, w.select(probes, chunks - 1, 0))
-        self.out.write_word(words.parts, w.select(probes, 1, chunks))
+        for word, value in (
+            *((words.chunks, chunks), (words.parts, chunks)),
+            *((words.job, RUN), (words.part, 0)),
+        ):
+            self.out.write_word(word, value)
 
     def write_choice(self, steps: Value, sizes: list[Value]) -> None:
         """Write whether the steps are taken in blocks: of few channels and many steps."""
@@ -552,12 +552,10 @@ class Prepare(Checks[ElemwiseLoop]):
         for axis, value in enumerate(dims):
             self.out.write_word(self.words.outputs[number] + 1 + axis, value)
 
-    def write_workspace(self, steps: Value) -> None:
+    def write_workspace(self) -> None:
         loop = self.loop
         total = self.space_bytes() + loop.block_bytes * max(loop.slices, loop.chunks)
-        if loop.extra_bytes is not None:
-            total = total + loop.extra_bytes(self.w, steps)
-        self.out.write_word(self.words.workspace_size, total)
+        self.out.write_word(self.words.workspace_size, total + loop.extra_bytes)
 
 
 def workspace_rows(loop: Loop, i: int) -> int:

@@ -104,8 +104,8 @@ class Prepare(Table):
             self.out.write_word(word, number)
         total: Value = w.constant(0, INT64)
         for items in self.spaces().values():
-            total = total + items
-        self.out.write_word(words.workspace_size, total * loop.itemsize)
+            total = total + self.whole_lines(items)
+        self.out.write_word(words.workspace_size, total)
         dims = [self.dim("initial", axis) for axis in range(1 + loop.row_ndim)]
         history = w.constant(1, INT64) if op.untraced else steps + rows
         self.write_output(0, [history, *dims[1:]])

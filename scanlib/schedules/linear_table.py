@@ -17,7 +17,7 @@ from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.semiring_products import plainly
 from scanlib.kernels.program import ArrayType, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import itemsize, load_number, store_number
+from scanlib.kernels.spans import LINE, itemsize, load_number, store_number
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.elementwise import Array, TableReader, Tables
 from scanlib.schedules.linear_logs import padded
@@ -180,6 +180,10 @@ class Table(TableReader[Recurrence]):
             found["half"] = cells
         return found
 
+    def whole_lines(self, items: Value) -> Value:
+        """Return how many bytes a part of the workspace has, in whole lines of the cache."""
+        return (items * self.loop.itemsize + (LINE - 1)) & -LINE
+
     # States, and the parts of the workspace
 
     def prepare_memory(self) -> None:
@@ -193,7 +197,7 @@ class Table(TableReader[Recurrence]):
         for name, items in self.spaces().items():
             workspace = self.out.word(self.words.workspace, POINTER, "workspace")
             self.space[name] = w.offset(workspace, place)
-            place = place + items * loop.itemsize
+            place = place + self.whole_lines(items)
         self.history = self.space["states"] if self.op.untraced else self.result()
 
     def row_of(self, n: Value) -> Value:

@@ -11,7 +11,6 @@ import numpy as np
 import pytensor.scalar.basic as ps
 from pytensor.configdefaults import config
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.lowered.positions import has_positions
@@ -34,11 +33,6 @@ CHEAP = (
     *(ps.Switch, ps.Second, ps.ScalarMaximum, ps.ScalarMinimum, ps.Reciprocal),
     *(ps.LogicalComparison, ps.BinaryBitOp, ps.UnaryBitOp, ps.Sign),
 )
-# A chunk of the steps has so many blocks at least. Those before it are composed up to one in so
-# many of a chunk.
-BLOCKS_OF_A_CHUNK = 4
-# How many past values a step may read: composing takes steps of as many columns, and one more.
-MOST_VALUES = 4
 
 
 def few_channels(op: ElemwiseScan) -> int:
@@ -130,43 +124,21 @@ def is_cheap(op: Op) -> bool:
 def can_chunk(op: ElemwiseScan) -> bool:
     """Whether chunks of the steps may find the values before them from some of the steps before.
 
-    That takes one channel and affine recurrences of real numbers, whose elements depend on no
-    state, whose steps read up to `MOST_VALUES` past values, and whose coefficients decay: whether
-    they do is known when the loop runs, that they do not where they are all one.
+    That takes one channel, and affine recurrences of real numbers whose coefficients may decay:
+    whether they do is known when the loop runs, that they do not where they are all one.
     """
-    if schedule(op) != "blocks" or op.layout.ndim or not op.recurrences:
+    if schedule(op) != "blocks" or op.layout.ndim:
         return False
-    reads = [_past_values(op, number) for number in range(len(op.recurrences))]
-    if not all(1 <= count <= MOST_VALUES for count in reads):
-        return False
-    return all(_decays(*pair) for pair in zip(op.recurrences, reads, strict=True))
-
-
-def _decays(recurrence: Recurrence, reads: int) -> bool:
-    """Whether coefficients may decay."""
-    if recurrence.family == "affine in squares":
-        return reads == 1
-    return recurrence.family == "affine" and (
-        reads > 1 or any(term.coefficient is not None for term in recurrence.terms[0])
-    )
-
-
-def _past_values(op: ElemwiseScan, number: int) -> int:
-    """Return how many past values the steps of a recurrence read, zero if they are not real."""
-    recurrence, n = op.recurrences[number], op.signature.n_states
     inner = op.signature.split_body_inputs(op.body.inputs)
-    count = 0
-    for part in recurrence.parts:
-        state = inner.taps[part][0] if part < n else inner.carries[part - n]
-        if state.type.dtype not in ("float32", "float64"):
-            return 0
-        count += op.signature.depths[part] if part < n else 1
-    return count if _is_free(op, number) else 0
+    items = [*(taps[0] for taps in inner.taps), *inner.carries]
+    dtypes = {items[part].type.dtype for r in op.recurrences for part in r.parts}
+    if any(item.type.dtype.startswith("complex") for item in items):
+        return False
+    return dtypes <= {"float32", "float64"} and all(map(_may_decay, op.recurrences))
 
 
-def _is_free(op: ElemwiseScan, number: int) -> bool:
-    """Whether the elements of a recurrence depend on no state or carry."""
-    inputs, outputs, scanned = op.elements_of(number)
-    parts = op.signature.split_body_inputs(inputs)
-    states = {*(tap for taps in parts.taps for tap in taps), *parts.carries}
-    return not scanned and states.isdisjoint(ancestors(outputs))
+def _may_decay(recurrence: Recurrence) -> bool:
+    """Whether coefficients may decay."""
+    terms = [term for own in recurrence.terms for term in own]
+    is_affine = recurrence.family in ("affine", "affine in squares")
+    return is_affine and (len(terms) > 1 or any(term.coefficient is not None for term in terms))

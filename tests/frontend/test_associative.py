@@ -246,9 +246,14 @@ class TestErrors:
                 lambda a, b: a.astype("float32"),
                 X,
                 TypeError,
-                "an element of x has dtype float64, but the function returned dtype float32 for it",
+                r"an element of x is .* float64, but the function returned .* float32 for it",
             ),
-            (lambda a, b: (a * b).sum(), X, TypeError, r"x has 1 dimension.* returned 0 for it"),
+            (
+                lambda a, b: (a * b).sum(),
+                X,
+                TypeError,
+                r"x is \(.*,\) .* returned scalar float64",
+            ),
         ],
     )
     def test_when_it_is_built(self, fn, elems, error, message):
@@ -257,7 +262,7 @@ class TestErrors:
 
     def test_known_shapes(self):
         x = pt.tensor("x", dtype="float64", shape=(5, 2))
-        with pytest.raises(ValueError, match=r"axis 0 of an element of x has size 2, .* size 4"):
+        with pytest.raises(ValueError, match=r"an element of x is \(2,\) float64, .* \(4,\)"):
             scanlib.associative_scan(lambda a, b: pt.concatenate([a, b]), x)
         y = pt.tensor("y", dtype="float64", shape=(4, 2))
         with pytest.raises(ValueError, match=r"same length along axis=0, but x has 5, y has 4"):

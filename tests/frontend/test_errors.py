@@ -146,7 +146,7 @@ class TestSequences:
     @pytest.mark.all_forms
     @pytest.mark.parametrize("taps", [0.5, "ab", np.array(0.5), pt.lscalar("k")])
     def test_taps_that_are_no_integers(self, taps):
-        with pytest.raises(TypeError, match=r"taps of sequences\[0\] must be integers"):
+        with pytest.raises(TypeError, match=r"a tap of sequences\[0\] must be an integer"):
             scanlib.scan(lambda x: x, {"input": pt.vector("x"), "taps": taps})
 
     def test_non_sequence_that_is_no_array(self):

@@ -177,6 +177,22 @@ def test_sizes(size, static, steps):
     check([x, h], ys, values)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("static", [False, True])
+def test_matrices_of_all_steps_are_packed(static, dtype):
+    shapes = {"x": (3, 35, 19), "h": (35, 35), "W": (35, 35), "U": (19, 35)}
+    variables = {
+        name: pt.tensor(name, shape=shape if static else (None,) * len(shape), dtype=dtype)
+        for name, shape in shapes.items()
+    }
+    x, h, W, U = variables.values()
+    values = [0.3 * rng.normal(size=shape).astype(dtype) for shape in shapes.values()]
+    y = scan(lambda x, h, W, U: pt.tanh(h @ W + x @ U - h @ W.T), x, [h], [W, U])
+    small = [3 * values[0][:, :2], values[1][:2], *values[2:]]
+    for given in [values] if static else [values, small]:
+        check([x, h, W, U], [y, *pytensor.grad((y**2).sum(), [W, U])], given)
+
+
 LAYOUTS = {
     "strided": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
     "reversed": lambda a: a[..., ::-1].copy()[..., ::-1],

@@ -9,7 +9,7 @@ from scanlib.backends.handler.functions import function_address
 from scanlib.kernels.language import INT64, POINTER
 from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix
-from scanlib.kernels.linalg.products import multiply
+from scanlib.kernels.linalg.products import multiply, multiply_packed, pack, panel_columns
 from scanlib.kernels.program import Routine
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.verifier import verify
@@ -159,6 +159,31 @@ def test_large_products_are_left_to_blas(dtype, more):
     for layouts in [("rows", "columns", "rows"), ("columns", "rows", "rows"), ("apart",) * 3]:
         check_product(by_llvm, 130, 129, 131, dtype, layouts, more=more, library=library)
         check_product(by_llvm, 5, 6, 7, dtype, layouts, more=more, library=library)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_packed_products_have_the_bits_of_others(dtype):
+    panel = panel_columns(dtype)
+    sizes = [(33, 32, panel), (40, 130, panel - 1), (32, 260, 3 * panel // 2), (5, 3, 2)]
+    for m, depth, n in sizes:
+        rng = np.random.default_rng(n)
+        a, b, out = (draw(rng, shape, dtype) for shape in [(m, depth), (depth, n), (m, n)])
+        panels = np.full((depth, -(-n // panel) * panel), np.nan, dtype)
+        wanted = out.copy()
+        product(by_llvm, a, b, wanted)
+        arguments = Arguments(False)
+        made = [arguments.matrix(array) for array in (a, b, out, panels)]
+
+        def write(w, *parameters):
+            one, other, result, space = (matrix(parameters) for matrix in made)  # noqa: B023
+            pack(w, other, space.pointer)
+            multiply_packed(w, one, space.pointer, result)
+
+        assert arguments.run(by_llvm, write) == 0
+        if depth >= 32 and n >= panel // 2:  # those of others are made of the same tiles
+            np.testing.assert_array_equal(out, wanted)
+        else:
+            np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
 def test_products_of_several_dtypes():

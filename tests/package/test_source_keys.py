@@ -25,7 +25,7 @@ def change(monkeypatch):
             )
             for function in cached:
                 function.cache_clear()
-            found = source_keys.source_key(WRITER), source_keys.source_number(WRITER)
+            found = source_keys.source_key(WRITER)
         for function in cached:
             function.cache_clear()
         return found
@@ -43,7 +43,7 @@ def test_the_key_changes_with_the_text_of_what_writes(change):
         "scanlib.recurrences.affine",
         "scanlib.kernels.language",
     ):
-        assert all(ours != theirs for ours, theirs in zip(change(module), key, strict=True)), module
+        assert change(module) != key, module
     for module in (
         "scanlib.backends.numba.linker",
         "scanlib.frontend.scan_function",

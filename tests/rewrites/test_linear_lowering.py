@@ -298,7 +298,7 @@ def test_sequences_of_different_lengths():
     assert kinds(function) == [0, 1]
     values = values_of(inputs)
     function(*values.values())
-    with pytest.raises(ValueError, match="linear scan"):
+    with pytest.raises(ValueError, match="sequence `e` gives 4 rows"):
         function(*(values | {"e": values["e"][:4]}).values())
 
 
@@ -419,7 +419,7 @@ def test_what_only_looks_linear_is_left_alone(name):
     trace = traces[0] if two else traces
     function = compiled([e, A, h0], trace)
     (left,) = [n for n in function.maker.fgraph.apply_nodes if isinstance(n.op, Scan)]
-    assert reason in explain_linear(Loop.from_node(left))
+    assert reason in explain_linear(left)
     assert kinds(function)[1] == 0
 
 
@@ -437,7 +437,7 @@ def test_until_is_left_alone():
 
 def test_recurrence_is_explained_by_none():
     _, traces = build(CASES["fixed"])
-    assert explain_linear(Loop.from_node(traces[0].owner.inputs[0].owner)) is None
+    assert explain_linear(traces[0].owner.inputs[0].owner) is None
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
     trace = scanlib.scan(
         step, sequences=k, outputs_info=h0, non_sequences=[F, H], return_updates=False
     )
-    reason = explain_linear(Loop.from_node(trace.owner.inputs[0].owner))
+    reason = explain_linear(trace.owner.inputs[0].owner)
     assert (reason is None) == lowered
     assert lowered or "making a matrix for each step" in reason
 
@@ -464,7 +464,7 @@ def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
 def test_sizes_that_a_step_computes_are_left_to_the_loop():
     B, k, h0 = pt.dmatrix("B"), pt.lvector("k"), pt.dvector("h0")
     trace = scanlib.scan(lambda k, h: (B @ h)[k : k + 3], k, h0, return_updates=False)
-    assert explain_linear(Loop.from_node(trace.owner.inputs[0].owner)) is not None
+    assert explain_linear(trace.owner.inputs[0].owner) is not None
     matrix, places, h = np.arange(18.0).reshape(6, 3) / 20, [0, 2, 3], np.ones(3)
     expected = [h := (matrix @ h)[place : place + 3] for place in places]
     with pytensor.config.change_flags(on_opt_error="raise"):

@@ -1,5 +1,5 @@
-"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, BLAS
-and LAPACK."""
+"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, BLAS and
+LAPACK, and what Python computes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
+from pytensor.tensor.type import DenseTensorType
 from scipy.linalg import cython_blas, cython_lapack
 
 from scanlib.kernels.program import Routine
@@ -57,3 +58,18 @@ def _plain(function: Any, count: int) -> Callable[..., Any]:
     scope = {"function": function}
     exec(f"def plain({names}):\n    return function({names})", scope)
     return scope["plain"]
+
+
+def performed(node: Apply) -> Callable[..., Any]:
+    """Return a function that lets an Op compute its results in Python."""
+
+    def perform(*inputs: Any) -> Any:
+        cells: list[list[Any]] = [[None] for _ in node.outputs]
+        node.op.perform(node, list(inputs), cells)
+        found = [
+            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
+            for cell, out in zip(cells, node.outputs, strict=True)
+        ]
+        return found[0] if len(found) == 1 else found
+
+    return perform

@@ -6,21 +6,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from scanlib.backends.handler.instructions import (
-    CALL,
-    CHECK,
-    COPY,
-    NO_END,
-    REGISTER,
-    ROWS,
-    RUN,
-    SHUFFLE,
-    SIZE,
-    Instruction,
-    Instructions,
-)
+from scanlib.backends.handler.functions import performed
+from scanlib.backends.handler.instructions import CALL, ROWS, Instruction, Instructions
 from scanlib.backends.handler.programs import address, registered
 from scanlib.backends.handler.thunks import library, runner
 
@@ -112,7 +99,7 @@ def python_function(own: Instruction) -> Callable[[list[Any]], None]:
     compute = _several(own)
 
     def run(registers: list[Any]) -> None:
-        results = compute(registers, *(registers[place] for place in own.inputs))
+        results = compute(*(registers[place] for place in own.inputs))
         for place, result in zip(own.outputs, results, strict=True):
             registers[place] = result
 
@@ -120,59 +107,9 @@ def python_function(own: Instruction) -> Callable[[list[Any]], None]:
 
 
 def _several(own: Instruction) -> Callable[..., Sequence[Any]]:
-    """Return a function from the registers and the inputs of an instruction to its outputs."""
-    if own.kind == RUN:
-        assert own.program is not None
-        run = runner(own.program)
-        return lambda registers, *inputs: run(*inputs)
-    if own.kind in (CALL, ROWS):
-        function = own.function
-        assert function is not None
-        if len(own.outputs) == 1:
-            return lambda registers, *inputs: [function(*inputs)]
-        return lambda registers, *inputs: function(*inputs)
-    one = {CHECK: _check, SHUFFLE: _shuffle, SIZE: _size, COPY: _copy}.get(own.kind, _subtensor)
-    return lambda registers, *inputs: [one(own, registers, *inputs)]
-
-
-def _check(own: Instruction, registers: list[Any], value: Any, *conditions: Any) -> Any:
-    if not all(conditions):
-        assert own.function is not None
-        own.function()
-    return value
-
-
-def _shuffle(own: Instruction, registers: list[Any], value: Any) -> Any:
-    value, kept = np.asarray(value), [axis for axis in own.numbers if axis >= 0]
-    dropped = tuple(axis for axis in range(value.ndim) if axis not in kept)
-    if any(value.shape[axis] != 1 for axis in dropped):
-        raise ValueError("an axis that is dropped does not have length one")
-    rest = value.transpose(*kept, *dropped).reshape([value.shape[axis] for axis in kept])
-    return rest[tuple(np.newaxis if axis < 0 else slice(None) for axis in own.numbers)]
-
-
-def _size(own: Instruction, registers: list[Any], value: Any) -> Any:
-    return np.asarray(np.shape(value)[own.numbers[0]], np.int64)
-
-
-def _copy(own: Instruction, registers: list[Any], value: Any) -> Any:
-    return np.array(value)
-
-
-def _subtensor(own: Instruction, registers: list[Any], value: Any, *ends: Any) -> Any:
-    def end(kind: int, number: int) -> int | None:
-        return None if kind == NO_END else int(registers[number] if kind == REGISTER else number)
-
-    indices: list[Any] = []
-    for axis, first in enumerate(range(0, len(own.numbers), 7)):
-        is_slice, *pairs = own.numbers[first : first + 7]
-        start, stop, step = (end(*pairs[k : k + 2]) for k in (0, 2, 4))
-        if is_slice:
-            indices.append(slice(start, stop, step))
-            continue
-        assert start is not None
-        if not -value.shape[axis] <= start < value.shape[axis]:
-            raise IndexError("index out of bounds")
-        indices.append(start)
-    found = value[tuple(indices)]
-    return found if isinstance(found, np.ndarray) else np.asarray(found)
+    """Return a function from the inputs of an instruction to its outputs."""
+    if own.program is not None:
+        return runner(own.program)
+    function = own.function if own.kind in (CALL, ROWS) else performed(own.node)
+    assert function is not None
+    return function if len(own.outputs) > 1 else lambda *inputs: [function(*inputs)]

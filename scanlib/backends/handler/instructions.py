@@ -244,7 +244,6 @@ class Instructions:
         if not all(isinstance(index, slice | int | Variable) for index in indices):
             return False
         numbers: list[int] = []
-        read = [node.inputs[0]]
         for index in indices:
             ends = (
                 (index.start, index.stop, index.step)
@@ -255,11 +254,10 @@ class Instructions:
             for end in ends:
                 if isinstance(end, Variable) and not isinstance(end, Constant):
                     numbers += [REGISTER, self.register(end)]
-                    read.append(end)
                     continue
                 value = end.data if isinstance(end, Constant) else end
                 numbers += [NO_END, 0] if value is None else [NUMBER, int(value)]
-        self._instruct(SUBTENSOR, node, read, numbers=numbers)
+        self._instruct(SUBTENSOR, node, node.inputs, numbers=numbers)
         return True
 
 

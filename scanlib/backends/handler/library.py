@@ -23,7 +23,7 @@ def source(name: str) -> str:
     """Return a file of this folder, with the headers of this folder where they are included."""
     folder = files("scanlib.backends.handler")
     text = folder.joinpath(name).read_text()
-    for header in ("program.h", "xla.h", "lines.h", "graph.h"):
+    for header in ("program.h", "xla.h", "lines.h", "compiled.h", "graph.h"):
         text = text.replace(f'#include "{header}"', folder.joinpath(header).read_text())
     return text
 
@@ -31,6 +31,8 @@ def source(name: str) -> str:
 def python_options() -> list[str]:
     """Return the compiler's options for code that calls Python."""
     options = [f"-I{sysconfig.get_paths()['include']}"]
+    if sys.platform != "win32":
+        options.append("-pthread")
     if sys.platform == "darwin":
         options += ["-undefined", "dynamic_lookup"]
     if sys.platform == "win32":

@@ -8,25 +8,101 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <vector>
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
-enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_FRAME = 12, SCANLIB_WORDS = 240 };
+enum { SCANLIB_AGAIN = -3, SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_WORDS = 240 };
+/* Words of a frame: what a poll says, its answer, and who is told. */
+enum { SCANLIB_PROGRESS = 9, SCANLIB_ANSWER = 11, SCANLIB_TELL = 12, SCANLIB_FRAME = 13 };
+enum { SCANLIB_DONE = -1, SCANLIB_FAILED = -2 }; /* instead of a number of steps */
+
+/* The workspace begins where a line of the cache does: vectors of its arrays lie in one line. */
+enum { SCANLIB_LINE = 64 };
 
 /* An input or output: the word of its address, and for an output that of its first row. */
 struct scanlib_array {
   int64_t word, ndim, type, itemsize, grows, extra, first;
 };
 
+typedef int64_t (*scanlib_kernel)(void *, void *);
+
 struct scanlib_program {
-  int64_t (*prepare)(void *, void *);
-  int64_t (*start)(void *, void *);
-  int64_t (*run)(void *, void *);
-  int64_t n_inputs, n_outputs, n_functions;
-  int64_t size, steps, capacity, begin, taken, workspace, workspace_size, functions;
+  scanlib_kernel prepare, start, runs[2], then, combine;
+  int64_t n_inputs, n_outputs, n_functions, n_shared;
+  int64_t size, steps, capacity, begin, taken, workspace, workspace_size, part, parts, choice;
+  int64_t functions;
   int64_t may_stop;
-  int64_t ask; /* the function that polls call to tell how far they are, or zero */
+  int64_t tell; /* the function of Python's that is told how far a loop is, or zero */
   const scanlib_array *inputs, *outputs;
   const int64_t *addresses; /* of functions outside */
+  const int64_t *shared;    /* outputs that are sums over the parts */
   PyObject *fail;           /* raises what a code and the values of a frame stand for */
+};
+
+/* Tells Python how far a loop is; an error there, before its last line too, ends the loop. */
+static int scanlib_tell(void *frame) {
+  int64_t *words = (int64_t *)frame;
+  words[SCANLIB_ANSWER] = 1;
+  ((void (*)(void *))(intptr_t)words[SCANLIB_TELL])(frame);
+  return (int)words[SCANLIB_ANSWER];
+}
+
+static int64_t scanlib_run_part(const scanlib_program *program, int64_t *table, int64_t *frame) {
+  return program->runs[table[program->choice]](table, frame);
+}
+
+/* A part of a loop in a thread of its own, which the operating system starts for each call: a pool
+ * would not survive a fork. Once the first part, which alone can be interrupted, has ended early, so
+ * do the others. Sums over the parts are added to those of the first in the order of the parts, so
+ * that the number of parts alone decides, bit by bit, what comes out. */
+struct scanlib_part {
+  int64_t frame[SCANLIB_FRAME]; /* the first member: what a poll is given */
+  const scanlib_program *program;
+  const int *ended;
+  std::vector<int64_t> table; /* with the addresses of the first part's sums behind it */
+  bool has_thread;
+#ifndef _WIN32
+  pthread_t thread;
+#endif
+
+  static int ask(void *frame) {
+    return __atomic_load_n(((scanlib_part *)frame)->ended, __ATOMIC_RELAXED);
+  }
+  static void *run(void *part) {
+    scanlib_part *own = (scanlib_part *)part;
+    scanlib_run_part(own->program, own->table.data(), own->frame);
+    return NULL;
+  }
+  void begin(const scanlib_program *called, const int64_t *first, int64_t number, const int *flag) {
+    program = called, ended = flag;
+    memset(frame, 0, sizeof frame);
+    frame[0] = (int64_t)(intptr_t)&ask;
+    table.assign(first, first + program->size);
+    table[program->part] += number;
+    for (int64_t k = 0; k < program->n_shared; k++) {
+      const scanlib_array &kind = program->outputs[program->shared[k]];
+      int64_t items = 1;
+      for (int64_t i = 0; i < kind.ndim; i++) items *= first[kind.word + 1 + i];
+      table.push_back(first[kind.word]);
+      table[kind.word] = (int64_t)(intptr_t)calloc(items ? items : 1, kind.itemsize);
+    }
+#ifdef _WIN32
+    has_thread = false;
+#else
+    has_thread = !pthread_create(&thread, NULL, &run, this);
+#endif
+  }
+  void finish() {
+#ifndef _WIN32
+    if (has_thread) pthread_join(thread, NULL);
+#endif
+    if (!has_thread) run(this);
+    if (program->n_shared) program->combine(table.data(), frame);
+    for (int64_t k = 0; k < program->n_shared; k++)
+      free((void *)(intptr_t)table[program->outputs[program->shared[k]].word]);
+  }
 };
 
 /* One call of a loop. */
@@ -60,6 +136,15 @@ struct scanlib_call {
     }
   }
   int64_t *dims(int64_t k) { return table + program->outputs[k].word + 1; }
+  /* Makes room for twice as many rows of the outputs that grow; the loop goes on where it is. */
+  void double_rows() {
+    int64_t capacity = 2 * table[program->capacity];
+    if (capacity > table[program->steps]) capacity = table[program->steps];
+    table[program->begin] = table[program->taken];
+    table[program->capacity] = capacity;
+    for (int64_t k = 0; k < program->n_outputs; k++)
+      if (program->outputs[k].grows) dims(k)[0] = capacity + program->outputs[k].extra;
+  }
   void use(int64_t k, const void *data) {
     table[program->outputs[k].word] = (int64_t)(intptr_t)data;
   }
@@ -68,13 +153,36 @@ struct scanlib_call {
   /* Returns whether there is memory. */
   bool start() {
     const int64_t bytes = table[program->workspace_size];
-    workspace = malloc(bytes ? bytes : 1);
-    table[program->workspace] = (int64_t)(intptr_t)workspace;
-    if (!workspace) return false;
+    workspace = bytes ? malloc(bytes + SCANLIB_LINE) : NULL;
+    table[program->workspace] = ((intptr_t)workspace + SCANLIB_LINE - 1) & -SCANLIB_LINE;
+    if (bytes && !workspace) return false;
     program->start(table, frame);
     return true;
   }
-  int64_t run() { return program->run(table, frame); }
+  /* Takes the steps. Polls call `ask`, if nobody is to be told how far they are. */
+  int64_t run(int (*ask)(void *)) {
+    frame[0] = (int64_t)(intptr_t)(program->tell ? &scanlib_tell : ask);
+    frame[SCANLIB_TELL] = program->tell;
+    int64_t code;
+    do {
+      code = run_parts();
+      if (!code && program->then) code = program->then(table, frame);
+    } while (code == SCANLIB_AGAIN);
+    if (!program->tell || code == SCANLIB_FULL) return code;
+    frame[SCANLIB_PROGRESS] = code ? SCANLIB_FAILED : SCANLIB_DONE;
+    return scanlib_tell(frame) && !code ? (int64_t)SCANLIB_INTERRUPTED : code;
+  }
+  int64_t run_parts() {
+    const int64_t parts = table[program->parts];
+    if (parts <= 1) return scanlib_run_part(program, table, frame);
+    int ended = 0;
+    std::vector<scanlib_part> others(parts - 1);
+    for (int64_t k = 1; k < parts; k++) others[k - 1].begin(program, table, k, &ended);
+    const int64_t code = scanlib_run_part(program, table, frame);
+    __atomic_store_n(&ended, code != 0, __ATOMIC_RELAXED);
+    for (int64_t k = 1; k < parts; k++) others[k - 1].finish();
+    return code;
+  }
 
   /* Raises what a code stands for; Python's lock is held. */
   void raise(int64_t code) {

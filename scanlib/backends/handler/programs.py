@@ -20,7 +20,7 @@ from scanlib.backends.handler.functions import function_address, has_compiled_fu
 from scanlib.kernels.compiled import compile_program, program_key
 from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
-from scanlib.kernels.progress import ASKING
+from scanlib.kernels.progress import progress_of
 from scanlib.kernels.python_driver import ENTRY, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.kernel_graph import KernelGraph
@@ -32,8 +32,12 @@ from scanlib.schedules.choice import elementwise_program
 from scanlib.schedules.graphs import graph_program
 from scanlib.schedules.linear_steps import linear_program
 
-_WORDS = ("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size", "functions")
-_ENTRIES = ("prepare_entry", "start_entry", "run_parts")
+_KERNELS = ("prepare", "start", "first_run", "last_run", "then", "combine")
+_COUNTS = ("n_inputs", "n_outputs", "n_functions", "n_shared")
+_WORDS = (
+    *("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size"),
+    *("part", "parts", "choice", "functions"),
+)
 
 
 class _Array(ctypes.Structure):
@@ -45,14 +49,11 @@ class _Array(ctypes.Structure):
 
 class _Program(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("prepare", "start", "run")),
-        *((name, ctypes.c_int64) for name in ("n_inputs", "n_outputs", "n_functions")),
-        *((name, ctypes.c_int64) for name in _WORDS),
-        ("may_stop", ctypes.c_int64),
-        ("ask", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in (*_KERNELS, *_COUNTS, *_WORDS, "may_stop", "tell")),
         ("inputs", ctypes.POINTER(_Array)),
         ("outputs", ctypes.POINTER(_Array)),
         ("addresses", ctypes.POINTER(ctypes.c_int64)),
+        ("shared", ctypes.POINTER(ctypes.c_int64)),
         ("fail", ctypes.py_object),
     ]
 
@@ -163,17 +164,20 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
         outputs[-1].grows, outputs[-1].extra = output.grows, output.extra
         outputs[-1].first = words.first_row(number)
     functions = [function_address(node) for node in program.functions]
+    kernels = program.kernels
+    names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
+    names += ["" if kernels.then is None else kernels.then.name, "combine"]
+    tell = progress_of(program.name, not program.may_stop).address if program.progress else 0
     described = _Program(
-        *(code.entries[name] for name in _ENTRIES),
-        len(inputs),
-        len(outputs),
-        len(functions),
+        *(code.entries.get(f"{name}_entry", 0) for name in names),
+        *(len(inputs), len(outputs), len(functions), len(program.shared)),
         *(getattr(words, name) for name in _WORDS),
         program.may_stop,
-        code.entries.get(ASKING, 0),
+        tell,
         _sequence(_Array, inputs),
         _sequence(_Array, outputs),
         _sequence(ctypes.c_int64, functions),
+        _sequence(ctypes.c_int64, program.shared),
         partial(_fail, program),
     )
     return described, code

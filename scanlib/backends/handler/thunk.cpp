@@ -10,7 +10,16 @@
 /* Runs that may be so long, or write so much, leave Python's lock to other threads. */
 enum { MANY_STEPS = 10000, MANY_BYTES = 1 << 20 };
 
-extern "C" int scanlib_set_up() { return _import_array(); }
+static int scanlib_signals(void *) { return PyErr_CheckSignals(); }
+
+static PyObject *find_program;
+
+/* `find` returns the address of the program of a key. */
+extern "C" int scanlib_set_up(PyObject *find) {
+  Py_INCREF(find);
+  find_program = find;
+  return _import_array();
+}
 
 /* Returns an input as the kernels read it, NULL with an exception if they cannot. */
 static PyArrayObject *checked(PyObject *value, const scanlib_array &kind) {
@@ -81,14 +90,9 @@ struct Arrays {
 
   /* Gives outputs that are full twice as many rows. */
   bool grow() {
-    int64_t *table = call.table, capacity = 2 * table[program->capacity];
-    if (capacity > table[program->steps]) capacity = table[program->steps];
-    table[program->begin] = table[program->taken];
-    table[program->capacity] = capacity;
+    call.double_rows();
     for (int64_t k = 0; k < program->n_outputs; k++) {
-      const scanlib_array &kind = program->outputs[k];
-      if (!kind.grows) continue;
-      call.dims(k)[0] = capacity + kind.extra;
+      if (!program->outputs[k].grows) continue;
       PyArrayObject *longer = fresh(k);
       if (!longer) return false;
       memcpy(PyArray_DATA(longer), PyArray_DATA(outputs[k]), PyArray_NBYTES(outputs[k]));
@@ -117,15 +121,9 @@ struct Arrays {
   int64_t steps_of(bool is_long) {
     int64_t code;
     do {
-      if (is_long) {
-        call.frame[0] = program->ask ? program->ask : (int64_t)(intptr_t)&scanlib_ask;
-        PyThreadState *state = PyEval_SaveThread();
-        code = call.run();
-        PyEval_RestoreThread(state);
-      } else {
-        call.frame[0] = program->ask ? program->ask : (int64_t)(intptr_t)&PyErr_CheckSignals;
-        code = call.run();
-      }
+      PyThreadState *state = is_long ? PyEval_SaveThread() : NULL;
+      code = call.run(is_long ? &scanlib_ask : &scanlib_signals);
+      if (state) PyEval_RestoreThread(state);
       if (code != SCANLIB_FULL) return code;
       is_long = true;
     } while (grow());
@@ -282,4 +280,5 @@ extern "C" int scanlib_run_thunk(PyObject *capsule) {
   return run_thunk((Thunk *)PyCapsule_GetContext(capsule));
 }
 
+#include "compiled.h"
 #include "graph.h"

@@ -13,17 +13,21 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import ScalarType
 
+from scanlib._compat.numba import NRT_FUNCTIONS
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.handler.library import identity, load_library, python_options, source
 from scanlib.backends.handler.programs import address, registered
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.python_driver import compiled_runner
 
+COMPILED = "scanlib_compiled"  # what code calls that numba compiled
+_MEMORY = ("MemInfo_alloc_aligned", "MemInfo_data", "MemInfo_release")
 OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 
 
@@ -59,7 +63,11 @@ def _library() -> Any:
     found = load_library(name, text, options, ctypes.PyDLL)
     if found is None:
         return None
-    found.scanlib_set_up()
+    found.scanlib_set_up.argtypes = (ctypes.py_object,)
+    found.scanlib_set_up(address)
+    memory = [ctypes.c_void_p(NRT_FUNCTIONS[name]) for name in _MEMORY]
+    found.scanlib_set_memory((ctypes.c_void_p * len(memory))(*memory))
+    llvm.add_symbol(COMPILED, ctypes.cast(found[COMPILED], ctypes.c_void_p).value)
     found.scanlib_values.argtypes = (ctypes.c_void_p, ctypes.py_object)
     found.scanlib_values.restype = ctypes.py_object
     found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)

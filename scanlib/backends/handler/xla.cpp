@@ -129,7 +129,6 @@ extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
     return failed(frame, "scanlib: a loop is called with other arrays than it has");
   scanlib_call call(program);
   if (!call.table) return failed(frame, "MemoryError: a loop");
-  call.frame[0] = program->ask ? program->ask : (int64_t)(intptr_t)&ask;
   for (int64_t k = 0; k < program->n_inputs; k++) {
     if (program->inputs[k].ndim && argument(frame, k)->rank != program->inputs[k].ndim)
       return failed(frame, "scanlib: an array of a loop has another number of axes than it should");
@@ -150,7 +149,7 @@ extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
     call.use(k, buffer->data);
   }
   if (!call.start()) return failed(frame, "MemoryError: the workspace of a loop");
-  code = call.run();
+  code = call.run(&ask);
   if (code) return raised(frame, call, code);
   if (program->may_stop)
     memcpy(result(frame, program->n_outputs)->data, call.table + program->taken, sizeof(int64_t));

@@ -27,14 +27,14 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 from pytensor.tensor.random.utils import custom_rng_deepcopy
-from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import NumbaError
 from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.instructions import LOOPS, graph_inside
 from scanlib.backends.handler.programs import program_of, program_of_node
-from scanlib.backends.handler.thunks import runner
+from scanlib.backends.handler.thunks import library, runner
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.programs import call_program
@@ -76,7 +76,7 @@ _funcify = numba_funcify_and_cache_key.dispatch(FunctionGraph)
 @register_funcify_and_cache_key(FunctionGraph)
 def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) -> Found:
     """Return the function of a graph for code that numba compiles: PyTensor's, of few nodes."""
-    if holds_loops(fgraph):
+    if holds_loops(fgraph) and library() is not None:
         if isinstance(fgraph, FrozenFunctionGraph):
             fgraph = thaw_graph(fgraph)
         else:
@@ -87,14 +87,15 @@ def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) ->
 
 def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     """Return the function of a loop or of a program for code that numba compiles."""
-    program = program_of_node(node)
+    can_call = library() is not None
+    program = program_of_node(node) if can_call else None
     if program is not None:
         return call_program(program)
     if not isinstance(op, Scan | ElemwiseScan):
-        raise NotImplementedError(f"{op} has no kernels")
+        return funcify_performed(op, node)
     function, key = LoopWriter(loop_of(op), copies_carries=True).write()
     walk, program = numba_njit(function), program_of(op)
-    if program is None:
+    if program is None or not can_call:
         return walk, key
     call, own = call_program(program, walk)
     return call, None if key is None else sha256(f"{own} or {key}".encode()).hexdigest()
@@ -132,21 +133,6 @@ for moves_rows in (
 def loop_of(op: Scan | ElemwiseScan) -> Scan:
     """Return the loop in canonical form."""
     return op.scan if isinstance(op, ElemwiseScan) else op
-
-
-def performed(node: Apply) -> Callable[..., Any]:
-    """Return a function that lets an Op compute its results in Python."""
-
-    def perform(*inputs: Any) -> Any:
-        cells: list[list[Any]] = [[None] for _ in node.outputs]
-        node.op.perform(node, list(inputs), cells)
-        found = [
-            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
-            for cell, out in zip(cells, node.outputs, strict=True)
-        ]
-        return found[0] if len(found) == 1 else found
-
-    return perform
 
 
 @register_compiler

@@ -37,6 +37,7 @@ from pytensor.tensor.basic import ScalarFromTensor
 from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
 from scanlib.backends.handler.around_loops import gather
 from scanlib.backends.handler.programs import program_of_node
+from scanlib.backends.handler.thunks import library
 from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.callbacks import failing, poll
 from scanlib.backends.numba.disk import sealed
@@ -122,7 +123,8 @@ class LoopWriter:
 
         Returns the names of its results.
         """
-        gather(fgraph, with_numbers=True)
+        if library() is not None:
+            gather(fgraph, with_numbers=True)
         names = dict(zip(fgraph.inputs, given, strict=True))
 
         def name(variable: Variable) -> str:

@@ -30,6 +30,7 @@ from scanlib._compat.numba import (
     raise_with_op,
     route_graphs,
 )
+from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.graph_runner import GraphRunner
 from scanlib.backends.handler.instructions import LOOPS, Instructions
 from scanlib.backends.numba.disk import sealed
@@ -37,7 +38,6 @@ from scanlib.backends.numba.dispatch import (
     compile_for_perform,
     compile_recurrence,
     holds_loops,
-    performed,
 )
 from scanlib.ops.lowered.linear_scan import LinearScan
 

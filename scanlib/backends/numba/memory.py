@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 from pytensor.configdefaults import config
 
 from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
+from scanlib.kernels.spans import LINE
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # what the C library accepts at most
@@ -78,7 +79,7 @@ def fresh_array(context: Any, builder: Any, known: types.Array, shape: Sequence[
         for wrong in (builder.extract_value(both, 1), negative):
             too_large = builder.or_(too_large, wrong)
     size = builder.select(too_large, most, size)
-    align = ir.Constant(ir.IntType(32), context.get_preferred_array_alignment(known.dtype))
+    align = ir.Constant(ir.IntType(32), LINE)
     meminfo = context.nrt.meminfo_alloc_aligned(builder, size, align)
     array = context.make_array(known)(context, builder)
     populate_array(

@@ -75,12 +75,10 @@ class Parts:
         timed: dict[str, Variable] = {}
         fixed: dict[str, Variable] = {}
         for name in (*NAMES, *INTERCEPTS):
-            if name == "process_noise":
-                value, is_one = model.process_noise(), model.process_noise().type.ndim > 2
-            else:
-                value = getattr(model, name)
-                is_one = is_timed(name, value)
+            is_noise = name == "process_noise"
+            value = model.process_noise() if is_noise else getattr(model, name)
             if value is not None:
+                is_one = is_timed("transition" if is_noise else name, value)
                 (timed if is_one else fixed)[name] = pt.cast(value, dtype)
         return cls(timed, fixed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -197,14 +197,11 @@ def kalman_sample(
     states, values = simulated(model, Parts.of(model, dtype), noise)
     if given.seen is not None:
         values = values * given.seen
-    centred = StateSpace(
-        model.transition,
-        model.observation,
-        model.state_cov,
-        model.observation_cov,
-        pt.zeros_like(model.initial_mean),
-        model.initial_cov,
-        selection=model.selection,
+    centred = replace(
+        model,
+        initial_mean=pt.zeros_like(model.initial_mean),
+        state_intercept=None,
+        observation_intercept=None,
     )
     rest = Observations(given.values - values, given.seen, {})
     (mean,) = smoothed(sequential(centred, rest), has_cov=False)

@@ -44,7 +44,6 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
-from scanlib.frontend.statespace.affine_walks import walk_squares, walk_vectors
 from scanlib.frontend.statespace.filter import (
     Parts,
     Walk,
@@ -57,7 +56,7 @@ from scanlib.frontend.statespace.filter import (
     solve,
 )
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
-from scanlib.frontend.statespace.smoother import root, smoothed
+from scanlib.frontend.statespace.smoother import root, smoothed, walk_squares, walk_vectors
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults, at_all_steps, with_derivatives_of
 from scanlib.ops.row_ops.triangular import TriangularFactor

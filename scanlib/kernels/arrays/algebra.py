@@ -71,7 +71,10 @@ def write_dot(step: Step, node: Apply) -> None:
     c = target
     if target.ndim < 2:
         c = as_matrix(target, is_row=left.type.ndim == 1)
-    write_product(step, a, b, c)
+    if right in step.fixed and right.type.ndim == 2:
+        write_product_of_fixed(step, a, b, c)
+    else:
+        write_product(step, a, b, c)
     if sizes:
         step.bind_place(out, target)
     else:
@@ -85,6 +88,37 @@ def write_product(step: Step, a: Place, b: Place, c: Place, more: bool = False) 
         products.multiply(step.writer, one, other, result, more=more, library=step.library)
     else:
         products.write_product(step.writer, one, other, result, result if more else None)
+
+
+def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:
+    """Write ``c = a b`` of a matrix that all steps have, packed before the first if that pays."""
+    (m, depth), n = map(step.sizes.same, a.sizes), step.sizes.same(b.sizes[1])
+    panel = products.panel_columns(c.dtype) if c.dtype in FLOATS else 0
+    is_in_rows = all(step.sizes.same(place.strides[1]) == place.itemsize for place in (b, c))
+    pays: Size = 0
+    if panel and is_in_rows:
+        rows = combined("quotient", combined("min", m, depth), products.MANY)
+        columns = combined("quotient", n, panel // products.VECTORS)
+        too_large = combined("quotient", product(m, depth, n), products.LARGEST + 1)
+        pays = combined("min", 1, product(rows, columns))
+        pays = step.sizes.same(combined("equal", too_large, 0, pays, 0))
+    if pays == 0:
+        write_product(step, a, b, c)
+        return
+    width = product(panel, combined("quotient", total(n, panel - 1), panel))
+    w, one, other, result = step.writer, *(matrix(step, place) for place in (a, b, c))
+    with w.inside(step.before):
+        panels = step.pinned(c.dtype, [product(pays, depth, width)]).pointer
+        is_packed = step.value(pays) > 0
+        with w.when(is_packed):
+            products.pack(w, other, panels)
+    if pays == 1:
+        products.multiply_packed(w, one, panels, result)
+        return
+    with w.when(is_packed) as choice:
+        products.multiply_packed(w, one, panels, result)
+    with w.otherwise(choice):
+        write_product(step, a, b, c)
 
 
 # Factorizations and solves

@@ -102,6 +102,8 @@ class Step:
     messages : NodeMessages
     i : Value or None
         The number of the step, None outside of loops.
+    fixed : set of Variable
+        Inputs of a loop that are the same for all steps.
     node : Apply or None
         The node that is written.
     """
@@ -126,6 +128,7 @@ class Step:
         self.workspace = Workspace(self.sizes)
         self.numbers: dict[Variable, Number] = {}
         self.known: dict[Variable, Size] = {}
+        self.fixed: set[Variable] = set()
         self.items: dict[Variable, list[Variable]] = {}  # of vectors that are made of numbers
         self.places: dict[Variable, Place] = {}
         self.deferred: set[Variable] = set()

@@ -8,7 +8,8 @@ are one function for each dtype, wherever they lie in memory and whatever their 
 =====================================  ==========================================================
 rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` times `VECTORS` vectors, in registers:
                                        small ones if a row of `C` does not fill a large one
-of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile
+of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile,
+                                       made once where `B` is the same for all steps (`pack`)
 `A`'s rows and `B`'s columns are       sums over vectors of both, for a few rows of `C`
 columns of `C` are                     ``Cᵀ = Bᵀ Aᵀ`` in one of these ways
 neither rows nor columns of `C` are    one number after the other
@@ -102,6 +103,28 @@ def multiply(
         return
     address = library(routine_of("gemm", out.dtype))
     w.call(_library_product(out.dtype, form), *given, counts[3], address)
+
+
+def pack(w: Writer, b: Matrix, panels: Value) -> None:
+    """Write the panels of `B`, with which `multiply_packed` multiplies again and again.
+
+    Its rows are contiguous; the panels have as many numbers as `B` with columns that fill tiles
+    (K. Goto and R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+    """
+    w.call(_packing(b.dtype), *b.values(w), *sized(w, b.rows, b.columns), panels)
+
+
+def multiply_packed(w: Writer, a: Matrix, panels: Value, out: Matrix) -> None:
+    """Write ``out = a b`` from the panels of `b`; rows of `out` are contiguous."""
+    zero = w.constant(0, INT64)
+    counts = [*sized(w, out.rows, a.columns, out.columns), w.constant(False, BOOL)]
+    operands = [*a.values(w), panels, zero, zero, *out.values(w)]
+    w.call(_product(out.dtype, "packed"), *operands, *counts)
+
+
+def panel_columns(dtype: str) -> int:
+    """Return how many columns a panel has."""
+    return VECTORS * register_bytes() // Type(dtype).itemsize
 
 
 # Tiny products
@@ -254,6 +277,8 @@ def _product(dtype: str, form: str) -> Function:
             _Product(w, dtype, SMALL_REGISTER, *values).tiles()
         elif form == "wide":
             _Product(w, dtype, register_bytes(), *values).tiles()
+        elif form == "packed":
+            _Product(w, dtype, register_bytes(), *values).packed_tiles()
         else:
             columns, chains = (1, CHAINS) if form == "sum" else (CHAINS, 1)
             _Product(w, dtype, register_bytes(), *values).sums(columns, chains)
@@ -261,6 +286,23 @@ def _product(dtype: str, form: str) -> Function:
 
     types = [*MATRIX * 3, INT64, INT64, INT64, BOOL]
     return write_function(f"product_{dtype}_{form}", types, write, is_shared=True)
+
+
+@cache
+def _packing(dtype: str) -> Function:
+    """Return the function that writes the panels of a matrix."""
+
+    def write(w: Writer, *values: Value) -> tuple[Value, ...]:
+        *b, depth, n, panels = values
+        nothing = [w.constant(0, INT64)] * 3
+        product = _Product(
+            w, dtype, register_bytes(), *nothing, *b, *nothing, nothing[0], depth, n, nothing[0]
+        )
+        product.pack(panels)
+        return ()
+
+    types = [*MATRIX, INT64, INT64, POINTER]
+    return write_function(f"panels_{dtype}", types, write, is_shared=True)
 
 
 def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
@@ -388,7 +430,7 @@ class _Product:
         """Write panels of `C`, as wide as a tile, from rows of `B` or copies of pieces of them."""
         w, item, width = self.w, self.item, self.width
         panel, edge = w.scratch(self.dtype, PIECE * width), w.scratch(self.dtype, ROWS * width)
-        zero, has_rows = w.constant(0, INT64), self.b_column.equals(item)
+        has_rows = self.b_column.equals(item)
         is_copied = ~has_rows | (less(w, self.m, self.depth) >= MANY)
         wide = ROWS * width
         places = sized(w, *range(0, wide * item, self.vector.lanes * item))
@@ -397,10 +439,7 @@ class _Product:
             rows = _Rows(w.offset(self.b, j * item), self.b_row, self.depth)
             self.tile(rows, [self.a], [w.offset(self.c, j * item)], places, self.more)
         with w.loop(start, self.n, width) as j:
-            known = less(w, self.n - j, w.constant(width, INT64))
-            is_narrow = known < self.vector.lanes
-            # The last vector ends with the last column, wherever it begins.
-            ends = [zero, w.select(is_narrow, 0, known - self.vector.lanes) * item]
+            known, is_narrow, ends = self.columns_from(j)
             is_direct = ~(is_narrow | is_copied)
             pieces = w.select(is_direct | (self.depth < 1), 1, (self.depth + (PIECE - 1)) >> SHIFT)
             with w.loop(0, pieces) as q:
@@ -412,26 +451,61 @@ class _Product:
                     self.copy_rows(panel, source, terms, known, ends)
                 line = w.select(is_direct, self.b_row, width * item)
                 rows = _Rows(w.select(is_direct, source, panel), line, terms)
-                more = self.more | (q > 0)
-                with w.loop(0, self.m, ROWS) as i:
-                    a = w.offset(self.a, i * self.a_row + k * self.a_column)
-                    c = w.offset(self.c, i * self.c_row + j * item)
-                    target = w.select(is_narrow, edge, c)
-                    c_line = w.select(is_narrow, width * item, self.c_row)
-                    # Past the end, the last row once more.
-                    last = self.m - 1 - i
-                    numbers = [zero, *(less(w, last, w.constant(r, INT64)) for r in range(1, ROWS))]
-                    self.tile(
-                        rows,
-                        [w.offset(a, number * self.a_row) for number in numbers],
-                        [w.offset(target, number * c_line) for number in numbers],
-                        ends,
-                        more & ~is_narrow,
-                    )
-                    with w.when(is_narrow):
-                        self.store_edge(
-                            edge, c, (less(w, last + 1, w.constant(ROWS, INT64)), known), more
-                        )
+                self.tiles_of_rows(rows, j, k, edge)
+
+    def packed_tiles(self) -> None:
+        """Write panels of `C` from those of `B`."""
+        w, item, width = self.w, self.item, self.width
+        edge = w.scratch(self.dtype, ROWS * width)
+        pieces = w.select(self.depth < 1, 1, (self.depth + (PIECE - 1)) >> SHIFT)
+        with w.loop(0, self.n, width) as j, w.loop(0, pieces) as q:
+            k = q << SHIFT
+            place = w.offset(self.b, (j * self.depth + k * width) * item)
+            terms = less(w, self.depth - k, w.constant(PIECE, INT64))
+            rows = _Rows(place, w.constant(width * item, INT64), terms)
+            self.tiles_of_rows(rows, j, k, edge)
+
+    def pack(self, panels: Value) -> None:
+        """Write the panels of `B`, one behind the other."""
+        w = self.w
+        with w.loop(0, self.n, self.width) as j:
+            known, _, ends = self.columns_from(j)
+            place = w.offset(panels, j * self.depth * self.item)
+            self.copy_rows(place, w.offset(self.b, j * self.b_column), self.depth, known, ends)
+
+    def columns_from(self, j: Value) -> tuple[Value, Value, list[Value]]:
+        """Return how many columns a panel has, whether they fill no vector, and its vectors.
+
+        The last vector ends with the last column, wherever it begins.
+        """
+        w, lanes = self.w, self.vector.lanes
+        known = less(w, self.n - j, w.constant(self.width, INT64))
+        is_narrow = known < lanes
+        last = w.select(is_narrow, 0, known - lanes) * self.item
+        return known, is_narrow, [w.constant(0, INT64), last]
+
+    def tiles_of_rows(self, rows: _Rows, j: Value, k: Value, edge: Value) -> None:
+        """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
+        w, item, width = self.w, self.item, self.width
+        known, is_narrow, ends = self.columns_from(j)
+        more = self.more | (k > 0)
+        with w.loop(0, self.m, ROWS) as i:
+            a = w.offset(self.a, i * self.a_row + k * self.a_column)
+            c = w.offset(self.c, i * self.c_row + j * item)
+            target = w.select(is_narrow, edge, c)
+            c_line = w.select(is_narrow, width * item, self.c_row)
+            # Past the end, the last row once more.
+            last = self.m - 1 - i
+            numbers = [less(w, last, w.constant(r, INT64)) if r else ends[0] for r in range(ROWS)]
+            self.tile(
+                rows,
+                [w.offset(a, number * self.a_row) for number in numbers],
+                [w.offset(target, number * c_line) for number in numbers],
+                ends,
+                more & ~is_narrow,
+            )
+            with w.when(is_narrow):
+                self.store_edge(edge, c, (less(w, last + 1, w.constant(ROWS, INT64)), known), more)
 
     def copy_rows(
         self, panel: Value, source: Value, terms: Value, known: Value, ends: Sequence[Value]

@@ -17,38 +17,9 @@ from scanlib.kernels import language as ir
 HEADERS = ("<math.h>", "<stdint.h>", "<string.h>")
 ARGUMENTS = ("-fwrapv", "-fno-fast-math", "-ffp-contract=off", "-fno-trapping-math")
 
-_OPERATORS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "quotient": "/",
-    "remainder": "%",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "shl": "<<",
-    "shr": ">>",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-}
-_FUNCTIONS = {
-    "fma": "scanlib_fma",
-    "sqrt": "sqrt",
-    "abs": "fabs",
-    "copysign": "copysign",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "rint": "rint",
-}
-
 # Integers of these operations wrap around, which C++ leaves open where they have signs.
 _WRAPPING = ("add", "sub", "mul", "shl")
+_PLAIN = ("select", "copy")
 
 # Where the processor has no such instruction, both roundings: a function that has one is slow.
 _FMA = """#ifndef SCANLIB_FMA
@@ -178,27 +149,21 @@ class _Body:
     ) -> None:
         """Write an operation on plain numbers."""
         kind, last = type_text(result.type), operands[-1].type
-        if operation in _OPERATORS:
+        known = ir.OPERATIONS[operation].c
+        if known:
             if last.is_integer and operation in _WRAPPING:
                 # Integers narrower than an int would be computed as ints.
                 wide = "uint64_t" if last.itemsize == 8 else "uint32_t"
                 texts[0] = texts[0] if kind == wide else f"({wide}){texts[0]}"
-            text = f"{texts[0]} {_OPERATORS[operation]} {texts[1]}"
-            whole = last.is_integer and result.type == last
+            text = known.format(*texts, f="f" * (last.dtype == "float32"))
+            whole = last.is_integer and result.type == last and operation not in _PLAIN
             self.define(result, f"({kind})({text})" if whole else text)
-        elif operation in _FUNCTIONS:
-            name = _FUNCTIONS[operation] + "f" * (last.dtype == "float32")
-            self.define(result, f"{name}({', '.join(texts)})")
         elif operation == "neg":
             zero = f"({kind})(0 - (uint64_t){texts[0]})"
             self.define(result, zero if last.is_integer else f"-{texts[0]}")
         elif operation == "not":
             text = f"!{texts[0]}" if last.dtype == "bool" else f"({kind})(~{texts[0]})"
             self.define(result, text)
-        elif operation == "select":
-            self.define(result, f"{texts[0]} ? {texts[1]} : {texts[2]}")
-        elif operation == "copy":
-            self.define(result, texts[0])
         elif operation == "opaque":
             self.line(f"{kind} {result} = {texts[0]};")
             self.line(f'asm("" : "+r"({result}));')
@@ -212,8 +177,6 @@ class _Body:
                 source = f"{result}_from"
                 self.line(f"const {type_text(last)} {source} = {texts[0]};")
             self.line(f"memcpy(&{result}, &{source}, sizeof({result}));")
-        elif operation == "offset":
-            self.define(result, f"{texts[0]} + {texts[1]}")
         else:
             raise NotImplementedError(operation)
 

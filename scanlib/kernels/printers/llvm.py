@@ -33,37 +33,6 @@ _NAME = re.compile(r"%([\w.]+)")
 _ACCESS = re.compile(r"  (?:%[\w.]+ = load|store) [^%]*%(?![\w.]*\.slot\b)")
 _FLOAT = {"float32": "float", "float64": "double"}
 
-# By operation: of floats, of signed integers, of unsigned integers and truth values.
-_INSTRUCTIONS = {
-    "add": ("fadd", "add", "add"),
-    "sub": ("fsub", "sub", "sub"),
-    "mul": ("fmul", "mul", "mul"),
-    "div": ("fdiv", "", ""),
-    "quotient": ("", "sdiv", "udiv"),
-    "remainder": ("", "srem", "urem"),
-    "and": ("", "and", "and"),
-    "or": ("", "or", "or"),
-    "xor": ("", "xor", "xor"),
-    "shl": ("", "shl", "shl"),
-    "shr": ("", "ashr", "lshr"),
-    "eq": ("fcmp oeq", "icmp eq", "icmp eq"),
-    "ne": ("fcmp une", "icmp ne", "icmp ne"),
-    "lt": ("fcmp olt", "icmp slt", "icmp ult"),
-    "le": ("fcmp ole", "icmp sle", "icmp ule"),
-    "gt": ("fcmp ogt", "icmp sgt", "icmp ugt"),
-    "ge": ("fcmp oge", "icmp sge", "icmp uge"),
-}
-_INTRINSICS = {
-    "fma": "llvm.fma",
-    "sqrt": "llvm.sqrt",
-    "abs": "llvm.fabs",
-    "copysign": "llvm.copysign",
-    "floor": "llvm.floor",
-    "ceil": "llvm.ceil",
-    "trunc": "llvm.trunc",
-    "rint": "llvm.rint",
-}
-
 
 def type_text(type: ir.Type, in_memory: bool = False) -> str:
     """Return the text of a type."""
@@ -357,50 +326,31 @@ class _Body:
         self, operation: str, result: ir.Value, operands: tuple[ir.Value, ...], texts: list[str]
     ) -> None:
         """Write one operation."""
-        kinds = [value.type for value in operands]
-        name, last = f"%{result.name}", kinds[-1]
-        kind = type_text(last)
-        if operation in _INSTRUCTIONS:
-            column = 0 if last.is_float else 1 if last.is_signed else 2
-            instruction = _INSTRUCTIONS[operation][column]
-            self.line(f"{name} = {instruction} {kind} {texts[0]}, {texts[1]}")
-        elif operation == "fma" and not self.module.fused:
+        kinds, name = [value.type for value in operands], f"%{result.name}"
+        last, kind = kinds[-1], type_text(kinds[-1])
+        columns = ir.OPERATIONS[operation].llvm.split("/")
+        text = columns[0 if len(columns) == 1 or last.is_float else 1 if last.is_signed else 2]
+        if operation == "fma" and not self.module.fused:
             product = self.new()
             self.line(f"{product} = fmul {kind} {texts[0]}, {texts[1]}")
             self.line(f"{name} = fadd {kind} {product}, {texts[2]}")
-        elif operation in _INTRINSICS:
-            self.intrinsic(name, _INTRINSICS[operation], last, texts)
-        elif operation == "neg":
-            text = (
-                f"fneg {kind} {texts[0]}"
-                if last.is_float
-                else f"sub {kind} {_zero(last)}, {texts[0]}"
-            )
-            self.line(f"{name} = {text}")
         elif operation == "not":
-            ones = constant_text(
-                ir.Constant(last, True if last.dtype == "bool" else ~np.dtype(last.dtype).type(0))
-            )
-            self.line(f"{name} = xor {kind} {texts[0]}, {ones}")
-        elif operation == "select":
-            chosen = f"{kind} {texts[1]}, {kind} {texts[2]}"
-            self.line(f"{name} = select {type_text(kinds[0])} {texts[0]}, {chosen}")
+            ones = True if last.dtype == "bool" else ~np.dtype(last.dtype).type(0)
+            self.line(f"{name} = xor {kind} {texts[0]}, {constant_text(ir.Constant(last, ones))}")
         elif operation == "copy":
             self.line(f"{name} = {_same(last, texts[0])}")
-        elif operation == "opaque":
-            self.line(f'{name} = call {kind} asm "", "=r,0"({kind} {texts[0]})')
         elif operation == "cast":
             self.line(f"{name} = {_cast(kinds[0], result.type, texts[0])}")
-        elif operation == "bitcast":
-            self.line(f"{name} = bitcast {kind} {texts[0]} to {type_text(result.type)}")
         elif operation == "splat":
             self.splat(name, result.type, texts[0])
-        elif operation == "lane":
-            self.line(f"{name} = extractelement {type_text(kinds[0])} {texts[0]}, i64 {texts[1]}")
-        elif operation == "offset":
-            self.line(f"{name} = getelementptr i8, ptr {texts[0]}, i64 {texts[1]}")
+        elif text.startswith("llvm."):
+            self.intrinsic(name, text, last, texts)
+        elif "{" in text:
+            given = {"k": kind, "k0": type_text(kinds[0]), "r": type_text(result.type)}
+            zero = "0" if last.lanes == 1 else "zeroinitializer"
+            self.line(f"{name} = {text.format(*texts, zero=zero, **given)}")
         else:
-            raise NotImplementedError(operation)
+            self.line(f"{name} = {text} {kind} {texts[0]}, {texts[1]}")
 
     def intrinsic(self, name: str, intrinsic: str, type: ir.Type, texts: list[str]) -> None:
         kind, bits = type_text(type), 8 * type.itemsize
@@ -583,10 +533,6 @@ class _Body:
     def _(self, statement: ir.End) -> None:
         self.line(f"ret i64 {statement.code}")
         self.label(self.names("unreachable")[0])
-
-
-def _zero(type: ir.Type) -> str:
-    return "0" if type.lanes == 1 else "zeroinitializer"
 
 
 def _same(type: ir.Type, text: str) -> str:

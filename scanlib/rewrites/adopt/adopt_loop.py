@@ -12,7 +12,7 @@ sequence               a sequence; the loop runs backwards if most of them are r
 mit-sot, sit-sot       a state; a carry, where only the last row is read
 nit-sot                an output
 untraced sit-sot       a carry
-mit-mot                carries, an output and a sequence; see `adopt_windows`
+mit-mot                carries, an output and a sequence; see `adopt_buffers`
 while condition        `stop`
 =====================  ==========================================================================
 """
@@ -20,22 +20,36 @@ while condition        `stop`
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.compile.mode import get_mode, optdb, predefined_modes, predefined_optimizers
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import Elemwise
 
+from scanlib._compat import thaw_graph
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.row_ops.triangular import returns_other_shapes
-from scanlib.rewrites.adopt.adopt_buffers import flipped, initial_rows, is_shared, only_row
-from scanlib.rewrites.adopt.adopt_reads import last_reads, readings
-from scanlib.rewrites.adopt.adopt_steps import step_of
-from scanlib.rewrites.adopt.adopt_windows import BufferWindow, Slid, slide, whole_buffer
+from scanlib.rewrites.adopt.adopt_buffers import (
+    BufferWindow,
+    Slid,
+    flipped,
+    initial_rows,
+    is_shared,
+    last_reads,
+    only_row,
+    readings,
+    slide,
+    whole_buffer,
+)
 from scanlib.rewrites.edit import results_by_part
 
 # From the results of a loop's parts, by the identity of the part.
@@ -366,3 +380,46 @@ def _name(variable: Variable) -> str | None:
     while variable.name is None and variable.owner is not None and len(variable.owner.inputs) == 1:
         variable = variable.owner.inputs[0]
     return variable.name.split("[")[0] if variable.name else None
+
+
+def step_of(op: Any) -> FunctionGraph:
+    """Return a copy of the step of a loop of `pytensor.scan`, rewritten as its mode asks."""
+    body = thaw_graph(op.fgraph)
+    undo_in_place(body)
+    rewrite_as_asked(body, op.mode)
+    return body
+
+
+def undo_in_place(body: FunctionGraph) -> None:
+    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
+
+    It compiles the very graph that the loop holds, which other functions may share.
+    """
+    for node in body.toposort():
+        if not node.op.destroy_map:
+            continue
+        properties = node.op._props_dict()
+        if isinstance(node.op, Elemwise):
+            op: Op = Elemwise(node.op.scalar_op)
+        elif "inplace" in properties:
+            op = type(node.op)(**properties | {"inplace": False})
+        else:
+            continue
+        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
+
+
+def rewrite_as_asked(body: FunctionGraph, mode: Any) -> None:
+    """Run the rewrites on a step that the mode of its loop names, beside those of each mode."""
+    asked = getattr(get_mode(mode)._optimizer, "include", ()) if mode is not None else ()
+    named = set(asked) - _TAGS_OF_MODES
+    if named:
+        query = RewriteDatabaseQuery(include=["canonicalize", "merge", *sorted(named)])
+        optdb.query(query).rewrite(body)
+
+
+# Tags that stand for a mode, or for a level of rewriting, and not for a rewrite.
+_TAGS_OF_MODES = {
+    tag
+    for each in (*predefined_modes.values(), *predefined_optimizers.values())
+    for tag in getattr(getattr(each, "_optimizer", each), "include", ())
+} - {"unsafe"}

@@ -17,16 +17,14 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.lengths.numbers import constant_index
 from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
-from scanlib.rewrites.simplify.last_rows import is_loop
+from scanlib.rewrites.lower.lower_elementwise import is_elementwise
+from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
 
 
@@ -40,20 +38,10 @@ class SumsIntoLoops(LoopRewrite):
         sums = [(total, _loops_below(total)) for total in _total_sums(fgraph)] if loops else []
         for node in loops:
             found = [total for total, below in sums if node in below]
-            if not found or node.op.signature.has_stop or not _is_elementwise(node):
+            if not found or node.op.signature.has_stop or not is_elementwise(Loop.from_node(node)):
                 continue
             with self.attempt(fgraph, node):
                 replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
-
-
-def _is_elementwise(node: Apply) -> bool:
-    loop = Loop.from_node(node)
-    try:
-        specialize_elementwise(loop)
-        scalar_loop(loop)
-    except NotElementwiseError:
-        return False
-    return True
 
 
 def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
@@ -173,17 +161,6 @@ class _Rows:
         if view is None or not isinstance(view.op, Subtensor):
             return None
         value, depth = self.results.get(view.inputs[0], (None, None))
-        return value if depth is not None and self.is_trace(view, depth) else None
-
-    def is_trace(self, view: Apply, depth: int) -> bool:
-        """Whether an index of a history takes the rows that steps have written."""
-        index = indices_from_subtensor(view.inputs[1:], view.op.idx_list)
-        if len(index) != 1 or not isinstance(index[0], slice) or index[0].step is not None:
-            return False
-        start, stop = (
-            None if bound is None else constant_index(bound)
-            for bound in (index[0].start, index[0].stop)
-        )
-        if self.loop.reverse:
-            return index[0].start is None and stop == -depth
-        return index[0].stop is None and start == depth
+        if depth is None or tap_of_view(view, depth, self.loop.reverse) != 0:
+            return None
+        return value

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
@@ -114,3 +114,19 @@ class BodySizes:
     def add_to(self, loop: Loop) -> None:
         """Make non-sequences of the sizes."""
         loop.non_sequences += [NonSequence(outer, inner) for inner, outer in self.outer_of.items()]
+
+
+def sizes_from_outside(loop: Loop) -> None:
+    """Let a step read sizes from outside; `loop` is edited.
+
+    ``zeros_like(h)``, ``h.shape[1]`` and what gradients leave behind, such as a sum over as many
+    rows as `h` has, depend on the shape of a value alone. As long as they stand in the body,
+    whatever has that shape seems to be needed.
+    """
+    before = loop.body_outputs()
+    sizes = BodySizes(loop)
+    sizes.cut(loop, [])
+    if loop.body_outputs() != before:
+        sizes.add_to(loop)
+        read = set(ancestors(loop.body_outputs()))
+        loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]

@@ -1,4 +1,8 @@
-"""A loop taken apart, in the form in which what it is can be seen."""
+"""A loop taken apart, in the form in which what it is can be seen, and its sums over time.
+
+A part is a sum over time if its next value is the value before it plus something, and nothing else
+of a step reads it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from pytensor.tensor.special import softmax
+from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib._compat import DERIVATIVE_GRAPHS, LOG_SUM_EXP
-from scanlib.ops.graph import is_tensor
-from scanlib.ops.loop import Loop
-from scanlib.rewrites.over_time.batched_indices import additions_as_sums
+from scanlib.ops.graph import Readers, is_tensor, readers_of
+from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.rewrites.pytensor_rewrites import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
@@ -102,3 +106,82 @@ def _summed_axis(total: Variable, exponential: Variable) -> int | None:
     kept = iter(range(ndim - 1))
     order = tuple("x" if k == axes[0] else next(kept) for k in range(ndim))
     return axes[0] if tuple(spread.op.new_order) == order else None
+
+
+def added_up(part: State | Carry, readers: Readers) -> Variable | None:
+    """Return what a step adds to a part that only adds up and is not stored, else None.
+
+    Parameters
+    ----------
+    part : State or Carry
+    readers : dict
+        What `readers_of` returns for the body.
+    """
+    if isinstance(part, Carry):
+        return _addend(part.value, part.next, readers)
+    if not part.untraced or set(part.taps) != {-1}:
+        return None
+    return _addend(part.taps[-1], part.next, readers)
+
+
+def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
+    """Return the carries that only add up, each with what a step adds, and the other carries."""
+    readers = readers_of(loop.body_outputs())
+    found = [(carry, added_up(carry, readers)) for carry in loop.carries]
+    sums = [(carry, added) for carry, added in found if added is not None]
+    return sums, [carry for carry, added in found if added is None]
+
+
+def _addend(value: Variable, following: Variable, readers: Readers) -> Variable | None:
+    """Return what is added to a value on its way to the next one, None if it goes elsewhere.
+
+    Sums in another dtype are none: small integers wrap around.
+    """
+    if not is_tensor(value) or any(reader is not None for reader in readers[following]):
+        return None
+    total, added = value, None
+    while total is not following:
+        node = readers[total][0] if len(readers[total]) == 1 else None
+        if node is None:
+            return None
+        op = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+        minus = isinstance(op, ps.Sub) and node.inputs[0] is total
+        if not (minus or isinstance(op, ps.Add)):
+            return None
+        for inp in node.inputs:
+            if inp is total:
+                continue
+            term = pt.cast(inp, value.type.dtype)
+            term = -term if minus else term
+            added = term if added is None else added + term
+        total = node.outputs[0]
+        if total.type.dtype != value.type.dtype:
+            return None
+    return added if added is not None and added.type.ndim == value.type.ndim else None
+
+
+def additions_as_sums(loop: Loop) -> None:
+    """Write accumulators ``c[z] += v`` as ``c + (0, but v at z)``, in place."""
+    for carry in loop.carries:
+        if not is_tensor(carry.value):
+            continue
+        base, additions = _additions(carry.next, carry.value)
+        if base is not carry.value or not additions:
+            continue
+        whole = carry.value.type()
+        zeros = pt.zeros_like(whole)
+        parts = [node.op(zeros, *node.inputs[1:]) for node in additions]
+        loop.non_sequences.append(NonSequence(carry.initial, whole))
+        carry.next = pt.add(carry.value, *parts)
+
+
+def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Apply]]:
+    """Take apart what is added to parts of a value, one addition after the other."""
+    found: list[Apply] = []
+    while variable is not value:
+        node = variable.owner
+        if node is None or not isinstance(node.op, IncSubtensor) or node.op.set_instead_of_inc:
+            break
+        found.append(node)
+        variable = node.inputs[0]
+    return variable, found

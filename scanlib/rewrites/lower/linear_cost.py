@@ -30,7 +30,7 @@ from pytensor.tensor.math import Dot
 from scanlib.ops.connection import reached_by
 from scanlib.ops.graph import depends_on
 from scanlib.ops.loop import Loop
-from scanlib.rewrites.over_time.peel_nodes import elementwise_region
+from scanlib.rewrites.over_time.peel import elementwise_region
 from scanlib.rewrites.over_time.split_cost import core
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states

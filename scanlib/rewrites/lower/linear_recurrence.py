@@ -27,21 +27,19 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.analysis.linear_forms import OFFSET, Block, LinearForms, NotAffineError
 from scanlib.analysis.matrix_recurrence import MatrixRecurrence, in_other_semiring, of_one_state
-from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, State
-from scanlib.rewrites.lower.accumulators import added_up, split_sums
 from scanlib.rewrites.lower.body_sizes import BodySizes
-from scanlib.rewrites.lower.canonical_loop import CANONICAL, canonical_loop
+from scanlib.rewrites.lower.canonical_loop import CANONICAL, added_up, canonical_loop, split_sums
 from scanlib.rewrites.lower.linear_cost import (
     NotLinearError,
     check_joined_cost,
     check_sparsity,
     check_step_matrices,
 )
-from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
+from scanlib.rewrites.lower.lower_elementwise import is_elementwise
 from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime
 from scanlib.rewrites.pytensor_rewrites import run_query
 
@@ -337,8 +335,10 @@ class _Search:
 
     def joined(self) -> tuple[Loop, Roles, Joined]:
         loop = self.loop
-        if not self.forms.multiplies or all(not slot.value.type.ndim for slot in self.slots):
-            self.refuse_elementwise()
+        numbers = all(not slot.value.type.ndim for slot in self.slots)
+        may_be = numbers or not self.forms.multiplies
+        if may_be and is_elementwise(Loop.from_node(self.node)):
+            raise NotLinearError("the loop is elementwise")
         readers = readers_of(loop.body_outputs())
         if all(added_up(slot.part, readers) is not None for slot in self.slots):
             raise NotLinearError("its states only add up what the steps compute")
@@ -375,16 +375,6 @@ class _Search:
             roles,
             Joined(self.slots, state, outside, batch, self.parts, others, loop.reverse),
         )
-
-    def refuse_elementwise(self) -> None:
-        """Leave loops to the elementwise lowering that it knows."""
-        copy = Loop.from_node(self.node)
-        try:
-            specialize_elementwise(copy)
-            scalar_loop(copy)
-        except NotElementwiseError:
-            return
-        raise NotLinearError("the loop is elementwise")
 
     # The joined matrix
 

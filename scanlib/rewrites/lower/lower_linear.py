@@ -20,23 +20,18 @@ vector (`linear_recurrence`). Loops with `until` stay.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import compiles_step_products
-from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.loop import Loop, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
-from scanlib.rewrites.detached import detach
+from scanlib.rewrites.edit import detach
 from scanlib.rewrites.lower.linear_cost import NotLinearError
 from scanlib.rewrites.lower.linear_recurrence import Roles, find_recurrence, value_of
 from scanlib.rewrites.over_time.peel import OverTime
@@ -61,10 +56,10 @@ class LowerLinearLoops(LowersLoops):
         return True
 
 
-def explain_linear(loop: Loop) -> str | None:
+def explain_linear(node: Apply) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        find_recurrence(loop.apply().node)
+        find_recurrence(node)
     except NotLinearError as error:
         return str(error)
     return None
@@ -93,7 +88,7 @@ def lower_parts(
     """Return what replaces each output of a loop around a recurrence that is read."""
     detached = detach(loop)
     try:
-        lowering = LinearLowering(loop, parts, read, detached.lengths)
+        lowering = LinearLowering(loop, parts, read, detached.checked(loop))
         lowering.over_time.step_products = step_products
         results = lowering.results()
     except NotImplementedError as error:
@@ -105,38 +100,15 @@ class LinearLowering:
     """Builds what replaces a loop's outputs."""
 
     def __init__(
-        self, loop: Loop, parts: Roles, read: list[bool], lengths: dict[Variable, Any]
+        self, loop: Loop, parts: Roles, read: list[bool], sequences: dict[Variable, Variable]
     ) -> None:
         self.loop = loop
-        self.lengths = lengths
         self.parts = parts
         self.read = read
         self.part = parts.recurrent
         self.over_time_fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
-        self.sequence_values = self.sequences()
+        self.sequence_values = sequences
         self.over_time = OverTime(loop.length(), self.over_time_fixed, self.sequence_values)
-
-    def sequences(self) -> dict[Variable, Variable]:
-        """Return the sequences, with a check where their lengths may differ."""
-        length = self.loop.length()
-        known = None if self.loop.n_steps is not None else self.loop.sequences[0].outer
-        found = {}
-        for sequence in self.loop.sequences:
-            outer = sequence.outer
-            if not self.same_length(known, outer):
-                message = "linear scan: a sequence does not have one row for every step"
-                check = CheckAndRaise(SequenceLengthError, message)
-                outer = check(outer, pt.eq(outer.shape[0], length))
-            found[sequence.row] = outer
-        return found
-
-    def same_length(self, known: Variable | None, outer: Variable) -> bool:
-        """Whether two sequences are known to have the same number of rows."""
-        if known is None:
-            return False
-        if known.type.shape[0] is not None and outer.type.shape[0] == known.type.shape[0]:
-            return True
-        return self.lengths[outer] == self.lengths[known]
 
     def results(self) -> list[Variable | None]:
         loop, over_time = self.loop, self.over_time
@@ -153,22 +125,9 @@ class LinearLowering:
             over_time.add(value_of(self.part), before)
             if self.part.next is not value_of(self.part):
                 over_time.add(self.part.next, after)
-        added = {id(carry): value for carry, value in self.parts.sums}
-        values: list[Variable | None] = []
-        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
-        for part, read in zip(every, self.read, strict=True):
-            if not read:
-                values.append(None)
-            elif part is self.part:
-                whole = isinstance(part, State) and not part.untraced
-                values.append(history if whole else last)
-            elif isinstance(part, Output):
-                values.append(over_time.rows(part.value))
-            else:
-                assert isinstance(part, Carry)
-                total = part.initial + over_time.total(added[id(part)])
-                values.append(conform(total, part.value.type))
-        return values
+        whole = isinstance(self.part, State) and not self.part.untraced
+        known = {id(self.part): history if whole else last}
+        return over_time.results(loop, self.read, known, self.parts.sums)
 
     def reads_states(self) -> bool:
         """Whether anything but the recurrence reads the states."""

@@ -8,26 +8,37 @@ With the trajectory `g` of the states, ``t = 0 … T-1``, the residuals and the 
 with ``J_{t,k}`` the Jacobian of step `t` by the rows `k` steps back, or what stands for it, and `κ`
 one minus the damping. Axes of the states that are independent of one another are axes of a batch:
 `J` is then a batch of blocks, or of numbers where no axis is left (`elementwise`).
+
+The diagonal of a Jacobian follows from the structure of a step, without the Jacobian. What moves
+with a vector `m` is followed through the tangent of a step as
+
+    D(δ) m + Σ D(a) W D(b) m + (what has the diagonal e)
+
+with ``D(·)`` a diagonal matrix. Elementwise operations scale `δ`, `a` and `e`; a product with a
+matrix `V` makes ``V D(δ)`` of the first part, and of the second, ``V D(a) W D(b)``, keeps the
+diagonal ``((V ∘ Wᵀ) a) ∘ b``. A third product in a row has no such form: then there is no result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.scalar import upcast
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.loop import Loop, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
-from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.rewrites.newton.diagonal import diagonal_of
 
 # A state whose next value depends on another state, and how many steps back.
 Coupling = tuple[int, int, int]
@@ -94,7 +105,9 @@ class Linearization:
         jacobians: dict[Coupling, Variable],
         kept: Variable | None,
     ) -> list[Variable]:
-        """Return the corrections of all states at all steps.
+        """Return the corrections of all states at all steps: those of an affine loop.
+
+        It is elementwise, or of vectors; the lowering makes one vector of several states and taps.
 
         Parameters
         ----------
@@ -105,78 +118,44 @@ class Linearization:
         """
         if kept is not None:
             jacobians = {key: self._share(kept, jac) * jac for key, jac in jacobians.items()}
-        return (self._of_numbers if self.elementwise else self._of_matrices)(residuals, jacobians)
+        moved = residuals if self.elementwise else [self.as_vectors(rows) for rows in residuals]
+        dtype = upcast(*(rows.type.dtype for rows in moved))
+        loop = Loop(name=f"{self.loop.name or 'loop'}_correction")
+
+        def row_of(rows: Variable) -> Variable:
+            rows = rows if self.elementwise else pt.cast(rows, dtype)
+            row = row_type(rows)()
+            loop.sequences.append(SequencePart(rows, row))
+            return row
+
+        for state, rows in zip(self.loop.states, moved, strict=True):
+            row = row_of(rows)
+            sizes = [state.depth, *list(rows.shape)[1:]]
+            initial = (
+                pt.zeros_like(state.initial) if self.elementwise else pt.zeros(sizes, dtype=dtype)
+            )
+            kind = _like(state) if self.elementwise else row.type
+            loop.states.append(State(initial, {k: kind() for k in state.taps}, row))
+        for (to, source, offset), rows in jacobians.items():
+            state, tap = loop.states[to], loop.states[source].tap(offset)
+            state.next = state.next + self._times(row_of(rows), tap)
+        found = [
+            history[state.depth :]
+            for history, state in zip(loop.apply().histories, loop.states, strict=True)
+        ]
+        if self.elementwise:
+            return found
+        return [self.as_rows(*pair) for pair in zip(found, residuals, strict=True)]
 
     def _share(self, kept: Variable, jacobian: Variable) -> Variable:
         if self.elementwise:
             return self.over_row(kept, jacobian.type.ndim - 1)
         return pt.expand_dims(kept, (-2, -1))
 
-    def _of_numbers(
-        self, residuals: Sequence[Variable], jacobians: dict[Coupling, Variable]
-    ) -> list[Variable]:
-        """Solve a recurrence that is elementwise: coupled where states or taps are several."""
-        loop = Loop(name=self.name)
-
-        def row_of(rows: Variable) -> Variable:
-            row = pt.TensorType(rows.type.dtype, shape=rows.type.shape[1:])()
-            loop.sequences.append(SequencePart(rows, row))
-            return row
-
-        for state, rows in zip(self.loop.states, residuals, strict=True):
-            kind = next(iter(state.taps.values())).type
-            taps = {offset: kind() for offset in state.taps}
-            loop.states.append(State(pt.zeros_like(state.initial), taps, row_of(rows)))
-        for (to, source, offset), rows in jacobians.items():
-            state = loop.states[to]
-            state.next = state.next + row_of(rows) * loop.states[source].taps[offset]
-        histories = loop.apply().histories
-        return [h[s.depth :] for h, s in zip(histories, loop.states, strict=True)]
-
-    def _of_matrices(
-        self, residuals: Sequence[Variable], jacobians: dict[Coupling, Variable]
-    ) -> list[Variable]:
-        """Solve a recurrence of one vector: all states at all their taps, the latest first."""
-        states = self.loop.states
-        flat = [self.as_vectors(rows) for rows in residuals]
-        sizes = [rows.shape[-1] for rows in flat]
-        places = [(i, -k) for i, state in enumerate(states) for k in range(1, state.depth + 1)]
-        batch = list(flat[0].shape)[:-1]
-        dtype = pt.concatenate([pt.zeros((0,), dtype=rows.type.dtype) for rows in flat]).type.dtype
-
-        def block(to: tuple[int, int], source: tuple[int, int]) -> Variable:
-            """Return what the part `to` of the vector owes to the part `source` before it."""
-            (i, k), (j, offset) = to, source
-            if k == -1 and (i, j, offset) in jacobians:
-                return pt.cast(jacobians[i, j, offset], dtype)
-            if (i, k) == (j, offset - 1):
-                identity = pt.eye(sizes[i], dtype=dtype)
-                return pt.broadcast_to(identity, [*batch, sizes[i], sizes[i]])
-            return pt.zeros([*batch, sizes[i], sizes[j]], dtype=dtype)
-
-        if len(places) == 1:
-            matrix = block(places[0], places[0])
-        else:
-            rows_of = [pt.concatenate([block(a, b) for b in places], axis=-1) for a in places]
-            matrix = pt.concatenate(rows_of, axis=-2)
-        parts = [
-            pt.cast(flat[i], dtype) if k == -1 else pt.zeros([*batch, sizes[i]], dtype=dtype)
-            for i, k in places
-        ]
-        offset = parts[0] if len(parts) == 1 else pt.concatenate(parts, axis=-1)
-        initial = pt.zeros([1, *list(offset.shape)[1:]], dtype=dtype)
-        solved = LinearScan.of(name=self.name)(matrix, offset, initial)[1:]
-        corrections, first = [], 0
-        for i, k in places:
-            if k == -1:
-                part = solved if len(places) == 1 else solved[..., first : first + sizes[i]]
-                corrections.append(self.as_rows(part, residuals[i]))
-            first = first + sizes[i]
-        return corrections
-
-    @property
-    def name(self) -> str:
-        return f"{self.loop.name or 'loop'}_correction"
+    def _times(self, jacobian: Variable, moved: Variable) -> Variable:
+        if self.elementwise:
+            return jacobian * moved
+        return pt.matmul(jacobian, moved[..., None])[..., 0] if self.axes else jacobian @ moved
 
     # Rows as vectors, one for each member
 
@@ -343,3 +322,93 @@ def _matrix(
         sizes = [like.shape[axis] for axis in structure.axes]
         matrix = matrix.reshape((*sizes, product(like.shape[axis] for axis in own), size))
     return matrix
+
+
+@dataclass
+class _Moved:
+    """How a vector moves; see the module's text. What is None is zero."""
+
+    diagonal: Variable | None = None
+    products: list[tuple[Variable, Variable, Variable]] = field(default_factory=list)
+    rest: Variable | None = None
+
+    def scaled(self, factor: Variable) -> _Moved:
+        products = [(factor * a, w, b) for a, w, b in self.products]
+        return _Moved(_times(self.diagonal, factor), products, _times(self.rest, factor))
+
+    def plus(self, other: _Moved) -> _Moved:
+        return _Moved(
+            _sum(self.diagonal, other.diagonal),
+            [*self.products, *other.products],
+            _sum(self.rest, other.rest),
+        )
+
+
+def _times(value: Variable | None, factor: Variable) -> Variable | None:
+    return None if value is None else value * factor
+
+
+def _sum(one: Variable | None, other: Variable | None) -> Variable | None:
+    return other if one is None else one if other is None else one + other
+
+
+def diagonal_of(tangent: Variable, moved: Variable) -> Variable | None:
+    """Return the diagonal of the Jacobian of vectors whose tangent is linear in `moved`.
+
+    None where the structure of the step does not tell it.
+    """
+    if tangent.type.ndim != 1 or moved.type.ndim != 1:
+        return None
+    found = {moved: _Moved(pt.ones_like(moved))}
+    live = {moved}
+    for node in toposort([tangent]):
+        if not live.intersection(node.inputs):
+            continue
+        if len(node.outputs) > 1:
+            return None
+        live.update(node.outputs)
+        value = _step(node, found, live)
+        if value is None:
+            return None
+        found[node.outputs[0]] = value
+    last = found[tangent]
+    total = _sum(last.diagonal, last.rest)
+    for a, w, b in last.products:
+        total = _sum(total, a * pt.diagonal(w) * b)
+    return total
+
+
+def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _Moved | None:
+    """Return how the result of a node moves, None if that has no such form."""
+    own = [v for v in node.inputs if v in live]
+    if any(v not in found for v in own):
+        return None
+    if isinstance(node.op, DimShuffle):
+        # A vector as a column, and back: what moves is the same.
+        return found[own[0]] if node.outputs[0].type.ndim in (1, 2) else None
+    if isinstance(node.op, Elemwise) and node.outputs[0].type.ndim == 1:
+        total: _Moved | None = None
+        for each in own:
+            units = [_unit(v, v is each) if v in live else v for v in node.inputs]
+            part = found[each].scaled(node.op(*units))
+            total = part if total is None else total.plus(part)
+        return total
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    if isinstance(op, Dot) and len(node.inputs) == 2 and node.inputs[0] not in live:
+        matrix, column = node.inputs
+        before = found[column]
+        if matrix.type.ndim != 2 or column.type.ndim != 2 or before.rest is not None:
+            return None
+        if column.type.shape[1] != 1:
+            return None
+        one = pt.ones_like(matrix[:, 0])
+        products = [] if before.diagonal is None else [(one, matrix, before.diagonal)]
+        rest: Variable | None = None
+        for a, w, b in before.products:
+            rest = _sum(rest, ((matrix * w.T) @ a) * b)
+        return _Moved(None, products, rest)
+    return None
+
+
+def _unit(value: Variable, is_one: bool) -> Variable:
+    return pt.ones_like(value) if is_one else pt.zeros_like(value)

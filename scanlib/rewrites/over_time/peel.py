@@ -6,51 +6,73 @@ varies; matrix products become one product for all steps where one side is the s
 step. `OverTime.total` gives the sum over time of a variable, what an accumulator adds up: a sum of
 outer products is one matrix product, ``Σ_t λ_t h_tᵀ = Λᵀ H``, and factors that do not vary leave
 the sum.
+
+PyTensor would evaluate some operations row by row, or not at all:
+
+==========================  =======================================================
+in a step                   for all steps
+==========================  =======================================================
+``E[i_t]``                  ``E[i]``, a gather of rows
+``s[z_t] += v``             in an accumulator ``s[z] += v``: equal indices add up
+``solve(A, b_t)``           one solve with `T` right sides, ``solve(A, Bᵀ)ᵀ``
+``check(x_t, condition_t)`` one check that every step's condition holds
+``x_t @ y_t`` in a batch    a product with one more batch axis
+``x_t.reshape((-1, 2))``    one reshape; what -1 stands for follows from the sizes of a row
+==========================  =======================================================
+
+All of them give a result of zero rows for zero steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import prod
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.scalar import upcast
 from pytensor.tensor.basic import Join, ScalarFromTensor, Split
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from pytensor.tensor.math import Sum as TensorSum
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import (
     INDEX_READS,
-    INDEX_WRITES,
     LOG_SUM_EXP,
     join_of,
     split_of,
     vectorize_rule,
 )
-from scanlib.ops.graph import row_type, substitute
-from scanlib.ops.loop import Loop, NonSequence, Output, Sequence
+from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import conform, row_type, substitute
+from scanlib.ops.linker_features import CompilesStepProducts
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
-from scanlib.rewrites.over_time.batched_indices import (
-    all_zeros,
-    gathered,
-    scattered,
-    varying_index,
-    written,
-)
-from scanlib.rewrites.over_time.peel_nodes import Value, batched, elementwise_region
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import past_values
 from scanlib.rewrites.over_time.split_cost import (
-    ONE_PASS,
+    BOUND,
+    HEAVY,
     core,
     is_function,
+    kind,
     multiplies_in_batches,
     outer_factors,
+    varying_index,
 )
 
 
@@ -99,21 +121,12 @@ class OverTime:
         ------
         NotPeelableError
         """
-        known = [*self.fixed, *self.varying]
-        differ, indices = set(self.varying), set[Variable]()
-        for node in toposort(list(variables), blockers=known):
-            if not any(inp in differ for inp in node.inputs):
+        differ = set(self.varying)
+        for node in toposort(list(variables), blockers=[*self.fixed, *self.varying]):
+            if differ.isdisjoint(node.inputs):
                 continue  # computed once
             differ.update(node.outputs)
-            if isinstance(node.op, ScalarFromTensor):
-                indices.update(node.outputs)
-                continue
-            if not indices.isdisjoint(node.inputs) and not varying_index(node, differ.__contains__):
-                raise NotPeelableError(f"a step computes {node.op} at places that differ")
-            op = core(node)
-            in_rows = isinstance(op, (*INDEX_READS, *INDEX_WRITES))
-            is_batched = isinstance(op, (*ONE_PASS, Dot, Split))
-            if not is_batched or (in_rows and isinstance(node.op, Blockwise)):
+            if kind(node, differ.__contains__) in (HEAVY, BOUND):
                 raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:
@@ -233,11 +246,47 @@ class OverTime:
                 return None
             rows[end] = inner
             if has_time:
-                loop.sequences.append(Sequence(value, inner))
+                loop.sequences.append(SequencePart(value, inner))
             else:
                 loop.non_sequences.append(NonSequence(value, inner))
         loop.outputs.append(Output(substitute([node.outputs[0]], rows)[0]))
         return loop.apply().outputs[0]
+
+    def results(
+        self,
+        loop: Loop,
+        read: Sequence[bool],
+        known: Mapping[int, Variable | None],
+        sums: Iterable[tuple[State | Carry, Variable]],
+    ) -> list[Variable | None]:
+        """Return those results of a loop that are read, None for the others.
+
+        Parameters
+        ----------
+        loop : Loop
+        read : sequence of bool
+        known : mapping
+            The results of parts that a loop computes, by the `id` of the part.
+        sums : iterable of (State or Carry, Variable)
+            The parts that are sums over time, with what a step adds.
+        """
+        added = {id(part): value for part, value in sums}
+        found: list[Variable | None] = []
+        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
+        for part, is_read in zip(every, read, strict=True):
+            if not is_read:
+                found.append(None)
+            elif id(part) in known:
+                found.append(known[id(part)])
+            elif isinstance(part, Output):
+                found.append(self.rows(part.value))
+            else:
+                total = self.total(added[id(part)])
+                is_state = isinstance(part, State)
+                first, past = (part.initial[0] if is_state else part.initial), past_values(part)
+                last = conform(first + total, past[0].type)
+                found.append(last[None] if is_state else last)
+        return found
 
     # Sums over time
 
@@ -295,8 +344,7 @@ class OverTime:
         """Whether a step adds to zeros at a place that differs from step to step."""
         if node.op.set_instead_of_inc or self._varies_or_known(node.inputs[0]):
             return False
-        zeros = all_zeros(node.inputs[0])
-        return zeros and varying_index(node, self._varies_or_known)
+        return is_zeros(node.inputs[0]) and varying_index(node, self._varies_or_known)
 
     def _total_scaled(self, node: Apply) -> Variable | None:
         constant = [inp for inp in node.inputs if not self._varies_or_known(inp)]
@@ -376,3 +424,136 @@ def _product(one: Value, two: Value) -> Variable:
     if not multiplies_in_batches(dtype):
         raise NotImplementedError(f"products of matrices of {dtype} that differ")
     return pt.matmul(left, right)
+
+
+Value = tuple[Variable, bool]
+
+
+def batched(node: Apply, inputs: list[Value]) -> Variable | None:
+    """Return the values of a node for all steps, None if it has no form of its own.
+
+    Parameters
+    ----------
+    node : Apply
+        A node of a body.
+    inputs : list of (Variable, bool)
+        Its inputs' values, and whether they have a time axis. One of them has.
+    """
+    op = core(node)
+    values = [value for value, _ in inputs]
+    varies = [has_time for _, has_time in inputs]
+    if isinstance(op, CheckAndRaise):
+        return _check(op, inputs)
+    if isinstance(node.op, INDEX_READS):
+        return values[0][values[1]] if varies == [False, True] and len(values) == 2 else None
+    if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
+        return _solve(op, *values)
+    if isinstance(op, Reshape) and varies == [True, False]:
+        return _reshape(node, *values)
+    return None
+
+
+def _check(op: CheckAndRaise, inputs: list[Value]) -> Variable:
+    """Return the checked value, one check for all steps; the value may be the same at each."""
+    (value, has_time), *conditions = inputs
+    if not has_time:
+        steps = next(condition for condition, varies in conditions if varies).shape[0]
+        value = pt.broadcast_to(value, (steps, *tuple(value.shape)))
+    return op(value, *(pt.all(condition) for condition, _ in conditions))
+
+
+def _solve(op: SolveBase, matrix: Variable, right: Variable) -> Variable:
+    """Return the solutions for the right sides of all steps, of shape (T, n) or (T, n, m)."""
+    properties = {name: getattr(op, name) for name in op.__props__}
+    many = type(op)(**(properties | {"b_ndim": 2}))
+    if right.type.ndim == 2:
+        return many(matrix, right.T).T
+    steps, size, columns = right.shape
+    joined = right.dimshuffle(1, 0, 2).reshape((size, steps * columns))
+    return many(matrix, joined).reshape((size, steps, columns)).dimshuffle(1, 0, 2)
+
+
+def _reshape(node: Apply, rows: Variable, shape: Variable) -> Variable:
+    """Return rows in another shape, no rows as well: nothing could tell then what -1 is."""
+    known = node.outputs[0].type.shape
+    given = [shape[i] if size is None else size for i, size in enumerate(known)]
+    sizes = [rows.shape[axis] for axis in range(1, rows.type.ndim)]
+    rest = prod(sizes) // pt.maximum(pt.abs(prod(given)), 1)
+    full = []
+    for size, static in zip(given, known, strict=True):
+        if static is None:
+            is_open = constant_integer(size) == -1
+            size = rest if is_open else pt.switch(pt.lt(size, 0), rest, size)
+        full.append(size)
+    return rows.reshape((rows.shape[0], *full))
+
+
+def elementwise_region(
+    node: Apply, known: Collection[Variable]
+) -> tuple[list[Apply], list[Variable]]:
+    """Return the elementwise nodes above a node, itself included, and what they read."""
+    region: list[Apply] = []
+    ends: dict[Variable, None] = {}
+    pending = [node]
+    seen = {node}
+    while pending:
+        current = pending.pop()
+        region.append(current)
+        for inp in current.inputs:
+            above = inp.owner
+            if isinstance(inp, Constant):
+                continue
+            if above is None or inp in known or not isinstance(above.op, Elemwise):
+                ends[inp] = None
+            elif above not in seen:
+                seen.add(above)
+                pending.append(above)
+    return region, list(ends)
+
+
+ValueOf = Callable[[Variable], Value]
+
+
+def gathered(node: Apply, value: ValueOf, length: Variable) -> Variable:
+    """Return what a node reads at all steps."""
+    (array, varies), (places, _) = value(node.inputs[0]), value(node.inputs[1])
+    if not varies:
+        return array[checked_places(places, array.shape[0])]
+    return array[pt.arange(length), checked_places(places, array.shape[1])]
+
+
+def written(
+    node: Apply, rows: Callable[[Variable], Variable], value: ValueOf, length: Variable
+) -> Variable:
+    """Return the arrays in which a node writes at all steps."""
+    arrays, (places, _) = rows(node.inputs[0]), value(node.inputs[2])
+    change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
+    target = arrays[pt.arange(length), checked_places(places, arrays.shape[1])]
+    return change(target, _like(rows(node.inputs[1]), target))
+
+
+def scattered(node: Apply, rows: Callable[[Variable], Variable], value: ValueOf) -> Variable:
+    """Return an array to which a node adds at every step, with the addends of all steps."""
+    array = value(node.inputs[0])[0]
+    places = checked_places(value(node.inputs[2])[0], array.shape[0])
+    values = _like(rows(node.inputs[1]), array)
+    # PyTensor takes a single row for one that is to be broadcast, and refuses it.
+    missing = pt.eq(places.shape[0], 1).astype("int64")
+    zeros = pt.zeros((missing, *tuple(values.shape)[1:]), dtype=values.type.dtype)
+    values = pt.concatenate([values, zeros])
+    places = pt.concatenate([places, pt.zeros((missing,), dtype=places.type.dtype)])
+    return pt.inc_subtensor(array[places], values)
+
+
+def _like(values: Variable, target: Variable) -> Variable:
+    missing = target.type.ndim - values.type.ndim
+    return pt.expand_dims(values, tuple(range(1, 1 + missing))) if missing else values
+
+
+class AllowStepProducts(LoopRewrite):
+    """Let later rewrites write the products of all steps as one `StepProducts`."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        loops = Scan | ElemwiseScan | LinearScan
+        has_loops = any(isinstance(node.op, loops) for node in fgraph.apply_nodes)
+        fgraph.attach_feature(CompilesStepProducts(has_loops))

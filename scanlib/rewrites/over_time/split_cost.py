@@ -64,6 +64,7 @@ from pytensor.tensor.basic import (
     MakeVector,
     Nonzero,
     ScalarFromTensor,
+    Split,
     TensorFromScalar,
 )
 from pytensor.tensor.blockwise import Blockwise
@@ -80,22 +81,21 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 
-from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP
+from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP, split_of
 from scanlib.ops.graph import is_linear_algebra, is_tensor
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.over_time.batched_indices import varying_index
 
 PRODUCT, PAIRS, LIGHT, HEAVY, BOUND = "product", "pairs", "light", "heavy", "bound"
 
 _VIEWS = (DimShuffle, Subtensor, SpecifyShape, ScalarFromTensor, TensorFromScalar)
 # Operations that a batch computes in one pass over memory, as the steps did.
-ONE_PASS: tuple[type, ...] = (
+_ONE_PASS: tuple[type, ...] = (
     *(Alloc, Argmax, CAReduce, DimShuffle, Elemwise, Eye, IncSubtensor, Join, LogSoftmax),
     *(MakeVector, Reshape, Shape, Shape_i, Softmax, SpecifyShape, Subtensor),
     *([] if LOG_SUM_EXP is None else [LOG_SUM_EXP]),
 )
-_LIGHT = (*_VIEWS, *ONE_PASS, CheckAndRaise, CumOp, ExtractDiag)
+_LIGHT = (*_VIEWS, *_ONE_PASS, CheckAndRaise, CumOp, ExtractDiag)
 
 # Which input is the first of those that say how large a result is.
 _FIRST_SIZES: dict[type, int] = {
@@ -139,6 +139,8 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
         return BOUND
     if isinstance(op, (AdvancedSubtensor, *INDEXED_BY_VECTOR)):
         return LIGHT if _is_lookup(node, varies) else BOUND
+    if isinstance(op, Split):
+        return BOUND if split_of(node)[1] is None or varies(node.inputs[2]) else LIGHT
     if isinstance(op, ARange):
         return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
     if isinstance(op, Subtensor | IncSubtensor):
@@ -228,6 +230,24 @@ def multiplies_a_vector(node: Apply, varies: Callable[[Variable], bool]) -> bool
         return True
     left, right = node.inputs
     return left.type.shape[-2] == 1 if varies(left) else right.type.shape[-1] == 1
+
+
+def varying_index(node: Apply, differs: Callable[[Variable], bool]) -> bool:
+    """Whether a node reads or writes at one place along the first axis that differs by step.
+
+    The other indices take all of their axes.
+    """
+    if not isinstance(node.op, Subtensor | IncSubtensor):
+        return False
+    places = node.inputs[1:] if isinstance(node.op, Subtensor) else node.inputs[2:]
+    if len(places) != 1 or not differs(places[0]) or not _from_integer(places[0]):
+        return False
+    first, *rest = indices_from_subtensor(places, node.op.idx_list)
+    return first is places[0] and all(index == slice(None) for index in rest)
+
+
+def _from_integer(place: Variable) -> bool:
+    return place.owner is not None and isinstance(place.owner.op, ScalarFromTensor)
 
 
 def is_view(node: Apply) -> bool:

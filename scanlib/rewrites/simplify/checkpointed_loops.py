@@ -27,7 +27,7 @@ from scanlib.ops.gradient.nest import Cut, outer_loop, restored_carry, tail_loop
 from scanlib.ops.loop import Results
 from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, PlacedStarts, SegmentStarts
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.simplify.last_rows import LastRow, is_trace, last_row_reads
+from scanlib.rewrites.simplify.last_rows import LastRow, last_row_reads, tap_of_view
 
 
 @dataclass
@@ -147,7 +147,7 @@ class _Nest:
         rows = self.join(self.traced.index(i), rest)
         results = {history: pt.concatenate([state.initial, rows])}
         for client, position in self.edit.fgraph.clients.get(history, ()):
-            if position == 0 and is_trace(client, state.depth):
+            if position == 0 and tap_of_view(client, state.depth) == 0:
                 results[client.outputs[0]] = rows
         return results
 

@@ -53,18 +53,21 @@ def _indices(node: Apply) -> tuple:
     return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
 
 
-def is_trace(node: Apply, depth: int) -> bool:
-    """Whether a node is ``history[K:]``."""
-    if not isinstance(node.op, Subtensor):
-        return False
+def tap_of_view(node: Apply | None, depth: int, reverse: bool = False) -> int | None:
+    """Return the tap whose values at all steps a view of a history holds.
+
+    It is 0 for the next value, whose rows are the trace; None for all other views.
+    """
+    if node is None or not isinstance(node.op, Subtensor):
+        return None
     indices = _indices(node)
-    return (
-        len(indices) == 1
-        and isinstance(indices[0], slice)
-        and indices[0].stop is None
-        and indices[0].step is None
-        and constant_index(indices[0].start) == depth
-    )
+    if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
+        return None
+    start = 0 if indices[0].start is None else constant_index(indices[0].start)
+    stop = 0 if indices[0].stop is None else constant_index(indices[0].stop)
+    if start is None or stop is None or stop > 0 or start - stop != depth:
+        return None
+    return -start if reverse else start - depth
 
 
 def last_row_reads(
@@ -81,7 +84,7 @@ def last_row_reads(
             continue
         if not isinstance(client.op, Subtensor) or position != 0:
             only = False
-        elif is_trace(client, depth):
+        elif tap_of_view(client, depth) == 0:
             trace = client.outputs[0]
             for reader, place in fgraph.clients.get(trace, ()):
                 read = _last_row(reader, place, True)

@@ -14,17 +14,15 @@ from scanlib.rewrites.simplify.canonical_body import (
     hoist_invariants,
 )
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
-from scanlib.rewrites.simplify.duplicates import (
+from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
+from scanlib.rewrites.simplify.merge import merge_loops
+from scanlib.rewrites.simplify.redundant import (
+    drop_unread_inputs,
+    drop_unread_results,
+    forward_constants,
     forward_inputs,
     forward_outputs,
     merge_equal_states,
-)
-from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
-from scanlib.rewrites.simplify.merge import merge_loops
-from scanlib.rewrites.simplify.unchanged_carries import forward_constants
-from scanlib.rewrites.simplify.unused import (
-    drop_unread_inputs,
-    drop_unread_results,
 )
 
 MAX_ROUNDS = 20

@@ -10,25 +10,39 @@ the first loop gets more outputs and the second one more sequences.
 What is chosen is what a product goes into, at the last function before the gradient's own
 work: the gates after their sigmoids, not the products before. What is arithmetic on them, or a
 function of stored rows alone, is computed again.
+
+A choice is stored as truth values. The derivative of ``h_t = max(h_{t-1}, x_t)`` asks at every step
+which of the two it was: it reads both, sixteen bytes, to find out one bit. Long loops of this kind
+are as fast as the memory, and the forward loop has both numbers in its registers. So it stores the
+answer, one byte, and the backward loop reads that. The history is not stored at all where nothing
+else reads it. A truth value is moved if it reads nothing but rows, and past or next values, of the
+first loop, and if fewer bytes are moved then. It must come out the same: so it holds comparisons,
+choices and logic only, of numbers that are stored as they are. A next value is, if it is a running
+extreme; kernels round others as they like, and ``max(h, x) = h`` would not hold for what they
+stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import pytensor.scalar as ps
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib._compat import freeze_graph
-from scanlib.lengths.numbers import constant_index
-from scanlib.ops.graph import depends_on, is_tensor, substitute
-from scanlib.ops.loop import Loop, Output, Sequence
+from scanlib.analysis.scalar_body import NotElementwiseError
+from scanlib.ops.graph import depends_on, is_tensor, merge_equal, substitute
+from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
+from scanlib.rewrites.lower.body_sizes import sizes_from_outside
+from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.over_time.split_cost import (
     HEAVY,
     PAIRS,
@@ -38,9 +52,10 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     of_differing_shapes,
 )
-from scanlib.rewrites.simplify.last_rows import is_loop
+from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split import keeps_loops_whole
+from scanlib.rewrites.split.split_components import drop_unread
 
 
 class ReuseForwardValues(LoopRewrite):
@@ -82,29 +97,52 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     chosen = _chosen(source, target, places) if places else {}
     if not chosen:
         return None
-    parts = [*source.states, *source.carries, *source.outputs]
-    stored = {value: output_of(source, value) for value in chosen.values()}
     sizes_from_outside(source)  # so that the shapes of what is stored can be told without a step
-    results = source.apply()
-    new = results_by_part(source, results)
+    made = store(fgraph, (maker, reader), (source, target), chosen, _applied, "reuse")
+    return next(iter(made.values())).owner
+
+
+def _applied(loop: Loop) -> dict[int, Variable]:
+    return results_by_part(loop, loop.apply())
+
+
+def store(
+    fgraph: FunctionGraph,
+    nodes: tuple[Apply, Apply],
+    loops: tuple[Loop, Loop],
+    chosen: dict[Variable, Variable],
+    apply: Callable[[Loop], dict[int, Variable]],
+    reason: str,
+) -> dict[int, Variable]:
+    """Let one loop store values, and another one read them; return the first one's results.
+
+    Parameters
+    ----------
+    nodes, loops : pair
+        The maker and its reader as they stand in the graph, and taken apart.
+    chosen : dict
+        From values of the reader's body to the equal ones of the maker's.
+    apply : callable
+        Returns the results of a loop by the `id` of their part.
+    """
+    (maker, reader), (source, target) = nodes, loops
+    parts = [*source.states, *source.carries, *source.outputs]
+    stored = {value: output_of(source, twin) for value, twin in chosen.items()}
+    new = apply(source)
     moved = {old: new[id(part)] for part, old in zip(parts, maker.outputs, strict=True)}
-    replace(fgraph, moved, "scanlib_reuse")
+    replace(fgraph, moved, f"scanlib_{reason}")
     # What the reader reads by way of other nodes reads the new loop now; the rest is said here.
     new_inputs = reader.inputs if reader in fgraph.apply_nodes else target.outer_inputs()
     target.replace_outer(dict(zip(target.outer_inputs(), new_inputs, strict=True)))
-    rows = {}
-    for value, twin in chosen.items():
-        rows[value] = value.type()
-        target.sequences.append(Sequence(new[id(stored[twin])], rows[value]))
+    rows = {value: value.type() for value in chosen}
+    target.sequences += [Sequence(new[id(stored[v])], row) for v, row in rows.items()]
     old_parts = [*target.states, *target.carries, *target.outputs]
     target.substitute(rows)
-    read = set(ancestors(target.body_outputs()))
-    target.sequences = [part for part in target.sequences if part.row in read]
-    target.non_sequences = [part for part in target.non_sequences if part.inner in read]
-    made = results_by_part(target, target.apply())
+    drop_unread(target)
+    made = apply(target)
     pairs = zip(old_parts, reader.outputs, strict=True)
-    replace(fgraph, {old: made[id(part)] for part, old in pairs}, "scanlib_reuse")
-    return results.node
+    replace(fgraph, {old: made[id(part)] for part, old in pairs}, f"scanlib_{reason}")
+    return new
 
 
 def output_of(loop: Loop, value: Variable) -> Output:
@@ -140,17 +178,12 @@ def same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variab
 def _tap_of(rows: Variable, histories: list[Variable], source: Loop) -> Variable | None:
     """Return the tap, or next value, whose rows a view of a history holds."""
     node = rows.owner
-    if node is None or not isinstance(node.op, Subtensor) or node.inputs[0] not in histories:
+    if node is None or node.inputs[0] not in histories:
         return None
-    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-    if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
-        return None
-    start = 0 if indices[0].start is None else constant_index(indices[0].start)
-    stop = 0 if indices[0].stop is None else constant_index(indices[0].stop)
     state = source.states[histories.index(node.inputs[0])]
-    if state.untraced or start is None or stop is None or stop > 0 or start - stop != state.depth:
+    offset = None if state.untraced else tap_of_view(node, state.depth, source.reverse)
+    if offset is None:
         return None
-    offset = -start if source.reverse else start - state.depth
     return state.next if offset == 0 else state.taps.get(offset)
 
 
@@ -215,3 +248,129 @@ def _twins(
     by_value = dict(zip(frozen.outputs, theirs, strict=False))
     pairs = zip(mine, frozen.outputs[len(theirs) :], strict=True)
     return {value: by_value[twin] for value, twin in pairs if twin in by_value}
+
+
+# Choices
+
+# What rounds nothing: results are one of the operands, or truth values.
+_EXACT = (
+    *(ps.LogicalComparison, ps.IsNan, ps.IsInf, ps.Identity, ps.Switch, ps.Second),
+    *(ps.ScalarMaximum, ps.ScalarMinimum, ps.AND, ps.OR, ps.XOR, ps.Invert),
+)
+
+
+class StoreChoices(LoopRewrite):
+    """Let loops, once they are kernels, read what others have compared."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if not (config.scanlib__lower and config.scanlib__simplify):
+            return
+        loops = [node for node in fgraph.toposort() if isinstance(node.op, ElemwiseScan)]
+        serve_readers(fgraph, loops, _keeps_extremes, _store)
+
+
+def _keeps_extremes(node: Apply) -> bool:
+    """Whether a loop has running extremes, all steps of which run, and is not to run again."""
+    op = node.op
+    return bool(_extremes(op)) and not op.signature.has_stop and not op.scan.recompute
+
+
+def _extremes(op: ElemwiseScan) -> list[int]:
+    """Return the states and carries that are running extremes, by their place among the results."""
+    return [r.parts[0] for r in op.recurrences if r.family in ("maximum", "minimum")]
+
+
+def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
+    """Store truth values in one loop that another one needs; return the first one's new node."""
+    source, target = (Loop.from_op(node.op.scan, node.inputs) for node in (maker, reader))
+    places = same_rows(maker, source, target)
+    chosen = _choices(maker.op, source, target, places) if places else {}
+    if not chosen:
+        return None
+    unread = _unread(target, chosen)
+    if not _saves_bytes(source, chosen, unread):
+        return None
+    _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
+    extreme = [*source.states, *source.carries][_extremes(maker.op)[0]]
+    try:
+        made = store(
+            fgraph, (maker, reader), (source, target), chosen, lower_elementwise, "choices"
+        )
+    except NotElementwiseError:
+        return None
+    return made[id(extreme)].owner
+
+
+def _choices(
+    op: ElemwiseScan, source: Loop, target: Loop, places: dict[Variable, Variable]
+) -> dict[Variable, Variable]:
+    """Return truth values of the reader's body, and what they are in the maker's."""
+    roots = target.body_outputs()
+    own = depends_on(roots, [inp for inp in target.body_inputs() if inp not in places])
+
+    def is_choice(value: Variable) -> bool:
+        return value.owner is not None and value.type.dtype == "bool" and value not in own
+
+    def inputs_of(value: Variable) -> list[Variable]:
+        return [] if value.owner is None or is_choice(value) else value.owner.inputs
+
+    found = [value for value in walk(roots, inputs_of, bfs=False) if is_choice(value)]
+    if not found:
+        return {}
+    count = len(source.body_outputs())
+    merged = merge_equal([*source.body_outputs(), *substitute(found, places)])
+    source.set_body_outputs(merged[:count])
+    extremes = _extremes(op)
+    parts: list[State | Carry] = [*source.states, *source.carries]
+    exact = {part.next for k, part in enumerate(parts) if k in extremes}
+    pairs = zip(found, merged[count:], strict=True)
+    return {value: twin for value, twin in pairs if _is_exact(twin, exact)}
+
+
+def _is_exact(value: Variable, known: set[Variable]) -> bool:
+    """Whether a value depends on no rounding, if those that are `known` do not."""
+    return all(
+        isinstance(node.op, DimShuffle)
+        or (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, _EXACT))
+        for node in toposort([value], blockers=list(known))
+    )
+
+
+def _unread(target: Loop, chosen: dict[Variable, Variable]) -> list[Sequence]:
+    """Return the sequences of the reader that it does not need any more."""
+    rows = [part.row for part in target.sequences]
+    read = set(ancestors(target.body_outputs(), blockers=[*chosen, *rows]))
+    return [part for part in target.sequences if part.row not in read]
+
+
+def _saves_bytes(source: Loop, chosen: dict[Variable, Variable], unread: list[Sequence]) -> bool:
+    """Whether fewer bytes are read than the truth values take, which are written and read."""
+    kinds = {value.type.broadcastable for value in chosen}
+    if len(kinds) > 1 or any(isinstance(twin, Constant) for twin in chosen.values()):
+        return False
+    saved = sum(
+        np.dtype(part.row.type.dtype).itemsize
+        for part in unread
+        if part.row.type.broadcastable in kinds
+    )
+    return saved > 2 * len(chosen)
+
+
+def _forget_histories(
+    fgraph: FunctionGraph, maker: Apply, source: Loop, reader: Apply, unread: list[Variable]
+) -> None:
+    """Mark the states whose histories nobody else reads."""
+    if source.reverse:
+        return
+    histories = maker.op.signature.split_outputs(maker.outputs).histories
+    for state, history in zip(source.states, histories, strict=True):
+        views = [client for client, _ in fgraph.clients[history]]
+        if state.untraced or not views:
+            continue
+        if all(
+            len(view.outputs) == 1
+            and view.outputs[0] in unread
+            and all(client is reader for client, _ in fgraph.clients[view.outputs[0]])
+            for view in views
+        ):
+            state.untraced = True

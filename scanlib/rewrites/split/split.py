@@ -31,29 +31,24 @@ from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.known import countable_scalars
-from scanlib.ops.graph import conform
 from scanlib.ops.linker_features import (
     compiles_step_products,
     needs_known_lengths,
 )
-from scanlib.ops.loop import Carry, Loop, Output, Results, Sequence, State
+from scanlib.ops.loop import Loop, Output, Results, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.row_ops.checked_rows import CheckedRows
-from scanlib.rewrites.detached import detach
-from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.edit import Detached, Part, detach, results_by_part
+from scanlib.rewrites.lower.body_sizes import sizes_from_outside
 from scanlib.rewrites.lower.canonical_loop import canonical_loop
-from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, specialize_elementwise
+from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
-from scanlib.rewrites.over_time.join_slices import join_slices
 from scanlib.rewrites.over_time.peel import OverTime
-from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
+from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_components import (
     drop_unread,
-    fresh_copy,
     rows_of_tap,
     separate,
     sub_loop,
@@ -134,12 +129,10 @@ def _leaves_early(node: Apply) -> bool:
     if not (signature.n_states or signature.n_carries or signature.has_stop):
         return True
     loop = canonical_loop(node)
-    return is_elementwise(loop) and SplitParts(loop, heavy=False).has_product_sums()
-
-
-def is_elementwise(loop: Loop) -> bool:
-    """Whether a step is elementwise work, with axes moved and added."""
-    return all(isinstance(n.op, Elemwise | DimShuffle) for n in toposort(loop.body_outputs()))
+    nodes = toposort(loop.body_outputs())
+    return all(isinstance(n.op, Elemwise | DimShuffle) for n in nodes) and (
+        SplitParts(loop, heavy=False).has_product_sums()
+    )
 
 
 def lower(fgraph: FunctionGraph, node: Apply) -> bool:
@@ -166,7 +159,7 @@ def split(
         return None
     detached = detach(loop)
     try:
-        builder = _Split(parts, read, detached.lengths, step_products)
+        builder = _Split(parts, read, detached, step_products)
         values = builder.values()
     except NotImplementedError:
         return None
@@ -187,7 +180,7 @@ def _is_only_sums(parts: SplitParts) -> bool:
 
 def _reads_what_left(parts: SplitParts) -> bool:
     """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
-    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
+    rest, *_ = remaining_loop(parts, {value: value for value in parts.before})
     given = {*rest.body_inputs(), *parts.before}
     return any(
         root not in given and not isinstance(root, Constant)
@@ -197,43 +190,34 @@ def _reads_what_left(parts: SplitParts) -> bool:
 
 def _lowers(parts: SplitParts) -> bool:
     """Whether the loop of what remains is elementwise, or there is none."""
-    rest, _ = remaining_loop(parts, {value: value for value in parts.before})
-    if not rest.body_outputs():
-        return True
-    rest = fresh_copy(rest)
-    try:
-        specialize_elementwise(rest)
-        scalar_loop(rest)
-    except NotElementwiseError:
-        return False
-    return True
+    rest, *_ = remaining_loop(parts, {value: value for value in parts.before})
+    return not rest.body_outputs() or is_elementwise(Loop.from_node(rest.apply().node))
 
 
 def remaining_loop(
     parts: SplitParts, before: dict[Variable, Variable]
-) -> tuple[Loop, dict[int, Output]]:
+) -> tuple[Loop, dict[int, Output], dict[int, Any]]:
     """Return the loop of what does not leave, and the outputs that store values for batches.
 
     `before` holds the rows of early values, `parts.stored` what is stored; the second result is
-    keyed by the identity of the stored value.
+    keyed by the identity of the stored value, the third, the copies of parts, by that of a part.
     """
     loop = parts.loop
     taken = {id(carry) for carry, _ in parts.taken_sums}
-    gone = {id(part) for part in parts.outputs}
+    taken |= {id(part) for part in parts.outputs}
     stored = {id(value): Output(value) for value in parts.stored}
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    kept = [part for part in recurrent if id(part) not in taken]
-    rest = sub_loop(loop, kept, [p for p in loop.outputs if id(p) not in gone])
+    every: list[Part] = [*loop.states, *loop.carries, *loop.outputs]
+    rest, twins = sub_loop(loop, [part for part in every if id(part) not in taken])
     rest.outputs += stored.values()
     if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
         rest.outputs.append(Output(rest.stop))  # its rows tell how many steps ran
     if not rest.body_outputs():
-        return rest, stored
+        return rest, stored, twins
     rows = {value: value.type() for value in before}
     rest.sequences += [Sequence(before[value], row) for value, row in rows.items()]
     rest.substitute(rows)
     drop_unread(rest)
-    return rest, stored
+    return rest, stored, twins
 
 
 @dataclass
@@ -242,7 +226,7 @@ class _Split:
 
     parts: SplitParts
     read: list[bool]
-    lengths: dict[Variable, Any]
+    detached: Detached
     step_products: bool
     results: Results | None = None
     by_part: dict[int, Variable] = field(default_factory=dict)
@@ -256,59 +240,31 @@ class _Split:
     def values(self) -> list[Variable | None]:
         parts, loop = self.parts, self.loop
         before = {value: self.over_time.rows(value) for value in parts.before}
-        rest, stored = remaining_loop(parts, before)
+        rest, stored, twins = remaining_loop(parts, before)
         if rest.body_outputs():
             self.results = rest.apply()
-            self._name_results(rest, stored)
-        self._check_lengths(rest)
+            self._name_results(rest, stored, twins)
+        known = None if self.results is None else [part.outer for part in rest.sequences]
+        self.over_time.varying |= self.detached.checked(loop, known)
         if self.results is not None and loop.stop is not None:
             self._only_steps_that_ran()
-        added = {id(carry): value for carry, value in parts.taken_sums}
-        gone = {id(part) for part in parts.outputs}
-        found: list[Variable | None] = []
-        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
-        for part, read in zip(every, self.read, strict=True):
-            if not read:
-                found.append(None)
-            elif id(part) in gone:
-                assert isinstance(part, Output)
-                found.append(self.over_time.rows(part.value))
-            elif id(part) in added:
-                found.append(self._sum(part, added[id(part)]))
-            else:
-                found.append(self.by_part[id(part)])
-        return found
+        found = self.over_time.results(loop, self.read, self.by_part, parts.taken_sums)
+        if self.results is not None or not loop.required_steps:
+            return found
+        check = CheckAndRaise(IndexError, loop.messages().missing_steps())
+        enough = pt.ge(loop.length(), loop.required_steps)
+        states = len(loop.states)
+        checked = [value if value is None else check(value, enough) for value in found[:states]]
+        return [*checked, *found[states:]]
 
-    def _sum(self, part: State | Carry | Output, added: Variable) -> Variable:
-        """Return the value of a sum after the last step."""
-        total = self.over_time.total(added)
-        if isinstance(part, Carry):
-            return conform(part.initial + total, part.value.type)
-        assert isinstance(part, State)
-        last = conform(part.initial[0] + total, part.taps[-1].type)[None]
-        required = self.loop.required_steps
-        if self.results is None and required:
-            message = self.loop.messages().missing_steps()
-            last = CheckAndRaise(IndexError, message)(last, pt.ge(self.loop.length(), required))
-        return last
-
-    def _name_results(self, rest: Loop, stored: dict[int, Output]) -> None:
+    def _name_results(self, rest: Loop, stored: dict[int, Output], twins: dict[int, Any]) -> None:
         """Give batches the rows that the loop stored, and find the results of its parts."""
         assert self.results is not None
-        made = results_by_part(rest, self.results)
-        loop, taken = self.loop, {id(carry) for carry, _ in self.parts.taken_sums}
-        gone = {id(part) for part in self.parts.outputs}
-        old: list[State | Carry | Output] = [
-            *(part for part in loop.states if id(part) not in taken),
-            *(part for part in loop.carries if id(part) not in taken),
-            *(part for part in loop.outputs if id(part) not in gone),
-        ]
-        new: list[State | Carry | Output] = [*rest.states, *rest.carries, *rest.outputs]
-        for mine, theirs in zip(old, new, strict=False):
-            self.by_part[id(mine)] = made[id(theirs)]
+        made, loop = results_by_part(rest, self.results), self.loop
+        self.by_part |= {part: made[id(twin)] for part, twin in twins.items()}
         known = self.over_time
         for state in loop.states:
-            if state.untraced:
+            if state.untraced or id(state) not in self.by_part:
                 continue
             history = self.by_part[id(state)]
             for offset, tap in [*state.taps.items(), (0, state.next)]:
@@ -323,27 +279,6 @@ class _Split:
                 known.add(value, self.by_part[id(output)])
         for value in self.parts.stored:
             known.add(value, made[id(stored[id(value)])])
-
-    def _check_lengths(self, rest: Loop) -> None:
-        """Check the lengths of sequences that no loop reads any more."""
-        loop, known = self.loop, self.over_time
-        if self.results is not None:
-            checked = [part.outer for part in rest.sequences]
-        else:
-            checked = [] if loop.n_steps is not None else [loop.sequences[0].outer]
-        messages = loop.messages()
-        for position, part in enumerate(loop.sequences):
-            if any(self._same_length(part.outer, other) for other in checked):
-                continue
-            check = CheckedRows(messages.sequence_length(position))
-            known.varying[part.row] = check(part.outer, loop.length())
-
-    def _same_length(self, one: Variable, two: Variable) -> bool:
-        if one is two:
-            return True
-        if one.type.shape[0] is not None and one.type.shape[0] == two.type.shape[0]:
-            return True
-        return one in self.lengths and self.lengths[one] == self.lengths.get(two)
 
     def _only_steps_that_ran(self) -> None:
         """Cut the rows of sequences that no step read, because the loop ended before."""

@@ -13,21 +13,21 @@ becomes one product over all steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.analysis.dependence import components, dependences
-from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.ops.graph import conform, depends_on, is_tensor, row_type, substitute
+from scanlib.ops.graph import conform, depends_on, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
-from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.edit import Part, past_values, results_by_part
+from scanlib.rewrites.lower.body_sizes import sizes_from_outside
 from scanlib.rewrites.lower.canonical_loop import canonical_loop
-from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
+from scanlib.rewrites.lower.lower_elementwise import is_elementwise
 from scanlib.rewrites.lower.lower_linear import explain_linear
-from scanlib.rewrites.over_time.shape_reads import sizes_from_outside
 from scanlib.rewrites.over_time.split_cost import PRODUCT
 from scanlib.rewrites.split.split_parts import SplitParts
 from scanlib.rewrites.split.split_record import SplitNote
@@ -108,7 +108,7 @@ class _Components:
         return runs
 
     def _kind(self, component: _Component) -> str:
-        alone = sub_loop(self.loop, component.parts, [])
+        alone, _ = sub_loop(self.loop, component.parts)
         others = [p for p in self.plan.recurrent if not _among(p, component.parts)]
         read = set(ancestors(alone.body_outputs()))
         for value in (v for part in others for v in past_values(part) if v in read):
@@ -117,15 +117,13 @@ class _Components:
             rows = value.type.clone(shape=(None, *value.type.shape))()
             alone.sequences.append(Sequence(rows, value))
         drop_unread(alone)
-        alone = fresh_copy(alone)
         try:
-            if explain_linear(alone) is None:
+            node = alone.apply().node
+            if explain_linear(node) is None:
                 return MATRIX
-            specialize_elementwise(alone)
-            scalar_loop(alone)
-        except (NotElementwiseError, NotImplementedError):
+            return ELEMENTWISE if is_elementwise(Loop.from_node(node)) else GENERAL
+        except NotImplementedError:
             return GENERAL
-        return ELEMENTWISE
 
     def _may_lead(self, k: int) -> bool:
         """Whether what others read of a component costs no memory, or feeds a product."""
@@ -161,45 +159,30 @@ class _Components:
         return isinstance(part, State) and not part.untraced
 
 
-def past_values(part: State | Carry) -> list[Variable]:
-    """Return the past values of a part that a step reads."""
-    return list(part.taps.values()) if isinstance(part, State) else [part.value]
-
-
 def known_values(part: State | Carry) -> list[Variable]:
     """Return the values of a part that later loops may read, if they are tensors."""
     return [value for value in past_values(part) if is_tensor(value)]
 
 
-def sub_loop(loop: Loop, recurrent: list[State | Carry], outputs: list[Output]) -> Loop:
-    """Return a loop with some of the parts of another, in its order."""
-    kept = {id(part) for part in recurrent}
-    return replace(
+def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[int, Any]]:
+    """Return a loop of copies of some parts of another, and these by the `id` of a part."""
+    twins: dict[int, Any] = {id(part): replace(part) for part in parts}
+    for twin in twins.values():
+        if isinstance(twin, State):
+            twin.taps = dict(twin.taps)
+
+    def kept(own: Iterable[Part]) -> list[Any]:
+        return [twins[id(part)] for part in own if id(part) in twins]
+
+    made = replace(
         loop,
         sequences=list(loop.sequences),
-        states=[replace(p, taps=dict(p.taps)) for p in loop.states if id(p) in kept],
-        carries=[replace(part) for part in loop.carries if id(part) in kept],
+        states=kept(loop.states),
+        carries=kept(loop.carries),
         non_sequences=list(loop.non_sequences),
-        outputs=[replace(part) for part in outputs],
+        outputs=kept(loop.outputs),
     )
-
-
-def fresh_copy(loop: Loop) -> Loop:
-    """Return a loop with the same parts and a body of its own, which may be rewritten."""
-    new = {variable: variable.type() for variable in loop.body_inputs()}
-    outputs = iter(substitute(loop.body_outputs(), new))
-    return replace(
-        loop,
-        sequences=[replace(part, row=new[part.row]) for part in loop.sequences],
-        states=[
-            replace(p, taps={k: new[tap] for k, tap in p.taps.items()}, next=next(outputs))
-            for p in loop.states
-        ],
-        carries=[replace(p, value=new[p.value], next=next(outputs)) for p in loop.carries],
-        non_sequences=[replace(part, inner=new[part.inner]) for part in loop.non_sequences],
-        outputs=[replace(part, value=next(outputs)) for part in loop.outputs],
-        stop=None if loop.stop is None else next(outputs),
-    )
+    return made, twins
 
 
 def drop_unread(loop: Loop) -> None:
@@ -246,20 +229,10 @@ class _Distribution:
     def _run(
         self, group: list[State | Carry], sums: list[State | Carry], outputs: list[Output]
     ) -> None:
-        part_loop = sub_loop(self.loop, [*group, *sums], outputs)
+        part_loop, twins = sub_loop(self.loop, [*group, *sums, *outputs])
+        old = list(twins)
         finals: list[tuple[State | Carry, Callable[[Variable], Variable]]] = []
         later = self._read_later(group)
-        old: list[State | Carry | Output] = [
-            *(p for p in self.loop.states if _among(p, [*group, *sums])),
-            *(p for p in self.loop.carries if _among(p, [*group, *sums])),
-            *outputs,
-        ]
-        new: list[State | Carry | Output] = [
-            *part_loop.states,
-            *part_loop.carries,
-            *part_loop.outputs,
-        ]
-        twins = {id(mine): theirs for mine, theirs in zip(old, new, strict=True)}
         for part in later:
             twins[id(part)] = self._trace(part_loop, part, twins[id(part)], finals)
         rows = {value: row_type(values)() for value, values in self.rows.items()}
@@ -267,8 +240,7 @@ class _Distribution:
         part_loop.substitute(rows)
         drop_unread(part_loop)
         made = results_by_part(part_loop, part_loop.apply())
-        for mine in old:
-            self.result[id(mine)] = made[id(twins[id(mine)])]
+        self.result |= {part: made[id(twins[part])] for part in old}
         for part in later:
             history = made[id(twins[id(part)])]
             depth = part.depth if isinstance(part, State) else 1

@@ -22,8 +22,8 @@ from pytensor.tensor.elemwise import Elemwise
 
 from scanlib.ops.graph import depends_on, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.rewrites.lower.accumulators import added_up
-from scanlib.rewrites.over_time.batched_indices import varying_index
+from scanlib.rewrites.edit import past_values
+from scanlib.rewrites.lower.canonical_loop import added_up
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
     HEAVY,
@@ -37,6 +37,7 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     multiplies_a_vector,
     of_differing_shapes,
+    varying_index,
 )
 
 
@@ -72,7 +73,7 @@ class SplitParts:
                 self.recurrent.append(part)
             else:
                 self.sums.append((part, added))
-        reads = [v for part in self.recurrent for v in _past(part)]
+        reads = [v for part in self.recurrent for v in past_values(part)]
         rows = [sequence.row for sequence in loop.sequences]
         roots = [*loop.body_outputs(), *(added for _, added in self.sums)]
         self.late_or_recurrent = depends_on(roots, reads)
@@ -310,7 +311,3 @@ class SplitParts:
         roots += [part.value for part in self._kept_outputs()]
         roots += self.stored
         return roots if self.loop.stop is None else [*roots, self.loop.stop]
-
-
-def _past(part: State | Carry) -> list[Variable]:
-    return list(part.taps.values()) if isinstance(part, State) else [part.value]

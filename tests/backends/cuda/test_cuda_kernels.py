@@ -12,10 +12,10 @@ import scanlib
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.printer import template
 from scanlib.ops.c_linker import NoCCodeError
-from tests.analysis.test_extreme_values import assert_same_kind, loops_of, plain_affine
 from tests.c_loops import compiled as compiled_c
 from tests.cuda_device import check_calls, emulated, forced, host_library, walked_again
 from tests.families import FAMILIES, assert_close, both
+from tests.recurrences.test_extreme_values import assert_same_kind, loops_of, plain_affine
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
 

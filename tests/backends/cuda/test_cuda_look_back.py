@@ -18,7 +18,6 @@ from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.printer import LoopWriter
-from tests.analysis.test_extreme_values import assert_same_kind, plain_affine
 from tests.backends.cuda.test_cuda_kernels import affine_of, run_families
 from tests.cuda_device import (
     HOST,
@@ -30,6 +29,7 @@ from tests.cuda_device import (
     small_blocks,
 )
 from tests.families import both
+from tests.recurrences.test_extreme_values import assert_same_kind, plain_affine
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
 

@@ -18,10 +18,10 @@ from scanlib.ops.lowered.sums_first import sums_first
 from scanlib.recurrences import block_scans, lanes, trust
 from scanlib.schedules import blocks
 from scanlib.schedules.selection import BLOCK
-from tests.analysis.test_extreme_values import COEFFICIENTS, TINY, VALUES, assert_same_kind
 from tests.c_loops import compiled, trace, uniform
 from tests.checks import assert_derivatives
 from tests.modes import MODES
+from tests.recurrences.test_extreme_values import COEFFICIENTS, TINY, VALUES, assert_same_kind
 
 LENGTHS = (0, 1, 2, 7, 8, 9, 17, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1)
 

@@ -1,9 +1,14 @@
-"""Equal parts of a loop become one part; constants and echoes are forwarded.
+"""Parts of a loop that need not be there.
 
-Two states are equal if they start equal and, assuming that they are equal at one step, a step
-makes them equal again. The largest such partition is found by starting from equal initial
-values and splitting classes until nothing changes (partition refinement, J. Hopcroft, "An
-n log n algorithm for minimizing states in a finite automaton", 1971).
+* What nobody reads goes: outputs, states, carries, and then inputs.
+* Carries that no step changes are no carries. What later steps owe to an accumulator is the same at
+  every step, so the gradient of a sum carries a value that never changes. As a non-sequence it does
+  not stand in the way of evaluating the loop for all steps at once.
+* Equal parts become one part; constants and echoes are forwarded. Two states are equal if they
+  start equal and, assuming that they are equal at one step, a step makes them equal again. The
+  largest such partition is found by starting from equal initial values and splitting classes until
+  nothing changes (partition refinement, J. Hopcroft, "An n log n algorithm for minimizing states in
+  a finite automaton", 1971).
 """
 
 from __future__ import annotations
@@ -11,15 +16,103 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 import numpy as np
-from pytensor.graph.basic import Constant, Variable
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import is_tensor, substitute
-from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.row_ops.checked_rows import CheckedRows
-from scanlib.rewrites.edit import Lookup, LoopEdit
+from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
+from scanlib.rewrites.edit import Lookup, LoopEdit, past_values
+
+
+def drop_unread_results(edit: LoopEdit) -> None:
+    """Drop outputs nobody reads, and states and carries that serve only themselves."""
+    loop = edit.loop
+    for output in list(loop.outputs):
+        if not edit.is_read(output):
+            edit.drop(output)
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    live = [part for part in recurrent if edit.is_read(part)]
+    roots: list[Variable] = [output.value for output in loop.outputs]
+    if loop.stop is not None:
+        roots.append(loop.stop)
+    while True:
+        needed = set(ancestors([*roots, *(part.next for part in live)]))
+        more = [
+            part
+            for part in recurrent
+            if not any(part is known for known in live) and needed.intersection(past_values(part))
+        ]
+        if not more:
+            break
+        live += more
+    for part in recurrent:
+        if not any(part is known for known in live):
+            edit.drop(part)
+
+
+def drop_unread_inputs(edit: LoopEdit) -> None:
+    """Drop sequences and non-sequences that no step reads, and taps nobody needs."""
+    loop = edit.loop
+    read = set(ancestors(loop.body_outputs()))
+    for state in loop.states:
+        farthest = -state.depth
+        unread = [tap for tap, var in state.taps.items() if var not in read and tap != farthest]
+        for tap in unread:
+            del state.taps[tap]
+            edit.changed = True
+    non_sequences = [part for part in loop.non_sequences if part.inner in read]
+    sequences = [part for part in loop.sequences if part.row in read]
+    if len(non_sequences) < len(loop.non_sequences):
+        loop.non_sequences = non_sequences
+        edit.changed = True
+    if len(sequences) < len(loop.sequences):
+        if not sequences and loop.n_steps is None:
+            masks = [part.outer for part in loop.sequences if is_mask(part.outer)]
+            if masks:
+                loop.n_steps = steps_of(masks[0])
+            elif len(loop.sequences) == 1:
+                return  # it still gives the number of steps, at no cost
+            else:
+                sequences = loop.sequences[:1]
+        loop.sequences = sequences
+        edit.changed = True
+
+
+@node_rewriter([RanSteps])
+def fill_mask(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
+    """Write a mask that no rewrite dropped with PyTensor's own Ops."""
+    return [pt.ones(steps_of(node.outputs[0]), dtype="bool")]
+
+
+def forward_constants(edit: LoopEdit) -> None:
+    """Turn carries, and states that are not stored, into non-sequences where nothing changes."""
+    loop = edit.loop
+    parts: list[State | Carry] = [*loop.states, *loop.carries]
+    for part in parts:
+        if isinstance(part, State):
+            if not part.untraced or set(part.taps) != {-1} or part.next is not part.taps[-1]:
+                continue
+            if loop.required_steps:
+                continue  # the check that there are steps belongs to the state
+            old, outer = part.taps[-1], part.initial[0]
+        elif part.next is part.value:
+            old, outer = part.value, part.initial
+        else:
+            continue
+        if len(loop.body_outputs()) == 1:
+            continue  # nothing else is computed: who reads the number of steps needs the loop
+        inner = old.type()
+        loop.non_sequences.append(NonSequence(outer, inner, part.name))
+        edit.redirect(part, part.initial)
+        loop.substitute({old: inner})
 
 
 def forward_inputs(edit: LoopEdit) -> None:

@@ -1,7 +1,6 @@
 """Loops in several threads: slices of the channels, chunks of the steps.
 
-The C linker's threads over channels are tested in `test_c_code`, threads that compose all steps
-before theirs in `test_thread_prefixes`.
+The C linker's threads over channels are tested in `test_c_code`.
 """
 
 import multiprocessing
@@ -310,15 +309,14 @@ class TestSteps:
     @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["numba", "c"])
     def test_single_precision(self, mode):
-        """Values between chunks are rounded less than the steps: so it shows that there are any."""
+        """Chunks start from what those before them end with: the bits are those of one thread."""
         a, b, start = pt.fvector("a"), pt.fvector("b"), pt.fscalar("start")
         y = trace(lambda a, b, y: a * y + b, sequences=[a, b], outputs_info=start)
         calls = [compiled([a, b, start], [y], count, mode) for count in (1, 2)]
-        for factor, same in ((0.97, False), (1.0, True)):
+        for factor in (0.97, 1.0):
             values = np.full(40_000, factor, "float32"), uniform(40_000, dtype="float32")
             (one,), (two,) = (call(*values, np.float32(1)) for call in calls)
-            assert np.array_equal(one, two) == same
-            assert_repeats(calls[1], (*values, np.float32(1)), [one], rtol=1e-4, atol=1e-5)
+            assert one.tobytes() == two.tobytes()
 
     def test_forked_process(self, call):
         in_forked_process(call, decaying())

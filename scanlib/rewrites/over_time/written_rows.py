@@ -1,28 +1,33 @@
-"""Slices written into zeros, one beside the other, become one join.
+"""Slices written into zeros.
 
 The gradient of taking a value apart, as the gates of a recurrent network are taken from one matrix
 product, writes each slice's cotangent into zeros of the whole. So does that of a loop which starts
 from the first row of an array and reads the others. Written as a join it is one pass over memory
-instead of one for the zeros and one for each slice.
+instead of one for the zeros and one for each slice. The gradient of a loop's sequence is rows in an
+array of zeros that is nearly always full: a `PaddedRows`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
-from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.lengths.numbers import constant_index
+from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop
-from scanlib.rewrites.padding import is_of_loop
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.scan import Scan
 
 
 class _Slice(NamedTuple):
@@ -78,7 +83,7 @@ def _behind_zeros(node: Apply) -> Variable | None:
         place is None
         or whole is None
         or not isinstance(whole.op, Alloc)
-        or not _is_zeros(node.inputs[0])
+        or not is_zeros(node.inputs[0])
     ):
         return None
     axis, (start, stop, rows) = place
@@ -114,7 +119,7 @@ def _joined(node: Apply) -> Variable | None:
         axis = place[0]
         slices.append(place[1])
         current = current.owner.inputs[0]
-    if axis is None or len(slices) < 2 or not _is_zeros(current):
+    if axis is None or len(slices) < 2 or not is_zeros(current):
         return None
     values = _in_order(slices)
     if values is None or any(value.type.dtype != out.type.dtype for value in values):
@@ -157,12 +162,6 @@ def _place(end: object) -> object:
     return end
 
 
-def _is_zeros(variable: Variable) -> bool:
-    node = variable.owner
-    source = node.inputs[0] if node is not None and isinstance(node.op, Alloc) else variable
-    return isinstance(source, Constant) and not np.any(source.data)
-
-
 def _in_order(slices: list[_Slice]) -> list[Variable] | None:
     """Return the values of slices that cover an axis without a gap, from its start to its end."""
     by_start = {part.start: part for part in slices}
@@ -180,3 +179,40 @@ def _in_order(slices: list[_Slice]) -> list[Variable] | None:
         if place is None:
             break
     return values if place is None and len(values) == len(slices) else None
+
+
+@node_rewriter([IncSubtensor])
+def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Turn ``zeros[:n] += rows`` into a `PaddedRows`, where rows come from a loop.
+
+    They are its results, or elementwise functions of them, as the outer products are that a matrix
+    of each step gets.
+    """
+    zeros, rows = node.inputs[:2]
+    index = node.op.idx_list
+    if len(index) != 1 or not isinstance(index[0], slice):
+        return None
+    if index[0].start is not None or index[0].step is not None or index[0].stop is None:
+        return None
+    if not is_of_loop(rows):
+        return None
+    whole = zeros.owner
+    if whole is None or not isinstance(whole.op, Alloc) or not is_zeros(zeros):
+        return None
+    if rows.type.dtype != zeros.type.dtype:
+        return None
+    # A single row may be written to many places.
+    if rows.type.broadcastable != (False, *zeros.type.broadcastable[1:]):
+        return None
+    new = PaddedRows()(rows, whole.inputs[1])
+    return [new] if node.outputs[0].type.is_super(new.type) else None
+
+
+def is_of_loop(variable: Variable) -> bool:
+    """Whether a loop computes a variable, or elementwise operations on parts of its results."""
+    node = variable.owner
+    if node is None:
+        return False
+    if isinstance(node.op, Elemwise | DimShuffle | Subtensor):
+        return any(is_of_loop(inp) for inp in node.inputs)
+    return isinstance(node.op, Scan | ElemwiseScan | LinearScan)

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 import scanlib
 from scanlib.schedules.selection import MANY_STEPS, few_channels, schedule
-from tests.analysis.test_extreme_values import (
+from tests.checks import assert_derivatives
+from tests.families import FAMILIES, SYMBOLIC, assert_close, assert_lowered, kernels
+from tests.modes import MODES
+from tests.recurrences.test_extreme_values import (
     COEFFICIENTS,
     VALUES,
     assert_same_kind,
     plain_affine,
 )
-from tests.checks import assert_derivatives
-from tests.families import FAMILIES, SYMBOLIC, assert_close, assert_lowered, kernels
-from tests.modes import MODES
 from tests.reference import reference_scan
 
 LENGTHS = (0, 1, 2, 9, MANY_STEPS - 1, MANY_STEPS, MANY_STEPS + 1, 1023, 1024, 1025, 2050)

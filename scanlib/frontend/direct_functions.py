@@ -1,0 +1,724 @@
+r"""Direct functions: linear recurrences, running extremes, running logarithms of sums.
+
+    linear_scan   h[t] = a[t] h[t-1] + b[t]        elementwise
+                  h[t] = A[t] @ h[t-1] + b[t]      with matrices
+    cummax        h[t] = max(h[t-1], x[t])
+    cummin        h[t] = min(h[t-1], x[t])
+    cumlogsumexp  h[t] = log(exp h[t-1] + exp x[t])
+
+for ``t = 0 … T-1``. With `reverse`, a recurrence reads ``h[t+1]`` instead and starts behind the
+last row. A linear recurrence starts from the initial value, zero by default; the others from the
+identity of their operation: -∞ (for integers the smallest number) for maxima, ∞ for minima, and
+``-∞ = log 0`` for sums of exponentials. So there is no first step that differs, and an array
+without rows needs no care. Linear recurrences are the model example of a prefix scan: their steps
+compose, ``(a2, b2) ∘ (a1, b1) = (a2 a1, a2 b1 + b2)``, and this composition is associative (G.
+Blelloch, "Prefix sums and their applications", 1990).
+
+An argument with as many dimensions as the result has the time axis, and is the same at every
+step if its size along it is 1 when the graph is built. An argument with fewer dimensions has no
+time axis: it is the same at every step and broadcasts against a row, the shape of the result
+without the time axis. No argument is broadcast by sizes that only show when the function runs.
+Each function moves the time axis to the front (a view), makes one canonical loop, and moves the
+time axis of its trace back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Variable
+from pytensor.scalar import upcast
+
+from scanlib.frontend.arguments import (
+    OutputArgument,
+    SequenceArgument,
+    known_to_differ,
+    read_axis,
+)
+from scanlib.frontend.builder import Built, LoopBuilder, name_result
+from scanlib.frontend.step_function import StepResult
+from scanlib.frontend.values import as_tensor, read_flag
+from scanlib.ops.logaddexp import logaddexp
+
+OPTIONAL = ("init", "zi")
+KINDS = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
+
+
+# Arguments
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether a value is a Python number, which has no dtype of its own."""
+    if isinstance(value, bool | np.generic):
+        return False
+    return isinstance(value, int | float | complex)
+
+
+def read_numbers(function: str, kinds: str, **given: Any) -> dict[str, Any]:
+    """Return the arguments of a direct function as tensors; an optional None stays None.
+
+    A Python number takes the dtype that NumPy would give it beside the other arguments, with
+    `floatX` where these are integers and the number is not.
+
+    Parameters
+    ----------
+    function : str
+        Name of the function, for messages.
+    kinds : str
+        The kinds of dtype it takes, as in `numpy.dtype.kind`.
+    **given
+        The arguments.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no tensor of one of these kinds.
+    """
+    result: dict[str, Any] = dict.fromkeys(given)
+    for name, value in given.items():
+        if (value is not None or name not in OPTIONAL) and not _is_weak(value):
+            # A truth value is refused for its dtype, where it is.
+            value = np.asarray(value) if isinstance(value, bool) else value
+            result[name] = as_tensor(value, f"{function}: {name}")
+    strong = [variable.type.dtype for variable in result.values() if variable is not None]
+    common = upcast(*strong) if strong else None
+    for name, value in given.items():
+        if _is_weak(value):
+            result[name] = pt.constant(np.asarray(value, dtype=_weak_dtype(value, common)))
+    for name, variable in result.items():
+        if variable is not None:
+            _check_kind(variable, kinds, f"{function}: {name}")
+    return result
+
+
+def _weak_dtype(value: Any, common: str | None) -> np.dtype:
+    if common is None:
+        dtype = np.asarray(value).dtype
+        return np.dtype(config.floatX) if dtype.kind == "f" else dtype
+    kind = np.dtype(common).kind
+    if isinstance(value, float) and kind in "biu":
+        return np.dtype(config.floatX)
+    try:
+        dtype = np.result_type(np.dtype(common), value)
+        np.asarray(value, dtype=dtype)
+    except OverflowError:
+        return np.asarray(value).dtype
+    return dtype
+
+
+def _check_kind(variable: Variable, kinds: str, where: str) -> None:
+    kind = np.dtype(variable.type.dtype).kind
+    if kind in kinds:
+        return
+    names = list(dict.fromkeys(KINDS[letter] for letter in kinds))
+    expected = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    article = "an" if expected[0] in "aeiou" else "a"
+    hint = "; cast it, for example with x.astype('float64')" if kind in "biu" else ""
+    raise TypeError(
+        f"{where} must have {article} {expected} dtype, got dtype {variable.type.dtype}{hint}"
+    )
+
+
+# Time axes
+
+
+@dataclass
+class Argument:
+    """An argument of a recurrence, its time axis in front if it has one.
+
+    `core` is the number of trailing dimensions that belong to a matrix and take no part in
+    broadcasting.
+    """
+
+    name: str
+    value: Variable
+    timed: bool
+    core: int = 0
+
+    def row_shape(self) -> tuple[int | None, ...]:
+        """Return the static shape of a row."""
+        return self.value.type.shape[int(self.timed) :]
+
+
+def read_arguments(given: dict[str, tuple[Variable, int]], leading: int, axis: int) -> list:
+    """Return the arguments of a recurrence with the time axis in front.
+
+    Parameters
+    ----------
+    given : dict
+        Name, variable, and how many of its last dimensions are no batch dimensions.
+    leading : int
+        Number of dimensions of the result that may be time.
+    axis : int
+        Which of them is.
+    """
+    full = {name: v.type.ndim - core == leading for name, (v, core) in given.items()}
+    lengths = [v.type.shape[axis] for name, (v, _) in given.items() if full[name]]
+    one_step = all(length == 1 for length in lengths)
+    arguments = []
+    for name, (variable, core) in given.items():
+        timed = full[name] and (one_step or variable.type.shape[axis] != 1)
+        if timed:
+            variable = pt.moveaxis(variable, axis, 0) if axis else variable
+        elif full[name]:
+            variable = variable.squeeze(axis)
+        arguments.append(Argument(name, variable, timed, core))
+    return arguments
+
+
+def check_lengths(function: str, arguments: Sequence[Argument]) -> None:
+    """Raise if two arguments have lengths that are known to differ."""
+    known = known_to_differ((a.name, a.value.type.shape[0]) for a in arguments if a.timed)
+    if known:
+        text = ", ".join(f"{name} has {length} steps" for name, length in known)
+        raise ValueError(
+            f"{function}: the arguments must have the same length along the time axis, but {text}"
+        )
+
+
+def check_rows(function: str, rows: dict[str, tuple[int | None, ...]]) -> None:
+    """Raise if the shapes of what one step reads are known not to broadcast."""
+    try:
+        np.broadcast_shapes(*(tuple(1 if n is None else n for n in row) for row in rows.values()))
+    except ValueError:
+        texts = (f"{name} has ({', '.join(map(str, row))})" for name, row in rows.items())
+        text = ", ".join(texts).replace("None", "?")
+        raise ValueError(f"{function}: the shapes of one step do not broadcast: {text}") from None
+
+
+# Loops
+
+
+def run(
+    name: str,
+    step: Callable[..., Sequence[Variable]],
+    sequences: dict[str, Variable],
+    initial: dict[str, Variable],
+    reverse: bool = False,
+) -> Built:
+    """Return a loop; its states are widened where a step returns more than `initial` has.
+
+    Parameters
+    ----------
+    name : str
+        Of the function; messages begin with it.
+    step : callable
+        Takes rows, then states; returns the next states, then outputs.
+    sequences, initial : dict
+        What the rows are of, time in front, and the values before the first step.
+    reverse : bool
+    """
+    given = [SequenceArgument(value, [0], key, key) for key, value in sequences.items()]
+    states = [
+        OutputArgument(pt.expand_dims(value, 0), [-1], key, key) for key, value in initial.items()
+    ]
+
+    def call(values: list[tuple[Variable, str]]) -> StepResult:
+        return StepResult(list(step(*(value for value, _ in values))), {}, None)
+
+    rows = [(argument, 0, argument.variable) for argument in given]
+    return LoopBuilder(name, call, rows, states, name).build(reverse=reverse)
+
+
+def recurrence(
+    name: str,
+    step: Callable[..., Variable],
+    arguments: Sequence[Argument],
+    initial: Variable,
+    axis: int,
+    reverse: bool,
+) -> Variable:
+    """Return the trace of a loop with one state, its time axis at `axis`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the loop, and of its trace.
+    step : callable
+        Takes the state, then a row of each argument; returns the next state.
+    arguments : sequence of Argument
+    initial : Variable
+        The state before the first step, of its rank and dtype; sizes of 1 broadcast.
+    axis : int
+        Where the time axis stands in the result.
+    reverse : bool
+        Whether to go from the last row to the first.
+    """
+    sequences = {argument.name: argument.value for argument in arguments if argument.timed}
+
+    def call(*rows: Variable) -> list[Variable]:
+        own = iter(rows)
+        given = [next(own) if argument.timed else argument.value for argument in arguments]
+        return [step(rows[-1], *given)]
+
+    (trace,) = run(name, call, sequences, {"h": initial}, reverse).values
+    result = pt.moveaxis(trace, 0, axis) if axis else trace
+    name_result(result, name)
+    return result
+
+
+# Linear recurrences
+
+
+def linear_scan(
+    a: Any, b: Any, init: Any = None, axis: int = 0, reverse: bool = False, matrix: bool = False
+) -> Variable:
+    """Compute ``h[t] = a[t] * h[t-1] + b[t]`` along an axis.
+
+    Parameters
+    ----------
+    a : tensor_like
+        Coefficients. With as many dimensions as the result, `a` has the time axis, where it
+        may have size 1 for "the same at every step". With fewer dimensions it is the same at
+        every step and broadcasts against a row: a scalar, or one coefficient per channel.
+    b : tensor_like
+        What is added at each step; read by the same rule. The result has as many dimensions
+        as the one of `a` and `b` that has more.
+    init : tensor_like, optional
+        ``h[-1]``, the value before the first step; zero by default. It broadcasts against a
+        row: the shape of the result without the time axis.
+    axis : int, optional
+        The time axis of the result.
+    reverse : bool, optional
+        Compute ``h[t] = a[t] * h[t+1] + b[t]``, from the last row to the first; `init` is the
+        value behind the last row. The result is in the order of `b`.
+    matrix : bool, optional
+        Compute ``h[t] = A[t] @ h[t-1] + b[t]``. `a` has shape ``(…, T, …, d, d)``, where ``…``
+        are batch dimensions and any of the leading dimensions may be 1, or shape ``(d, d)``
+        for the same matrix everywhere. `b` holds vectors, shape ``(…, T, …, d)``, if it has
+        one dimension less than `a`, and matrices, shape ``(…, T, …, d, m)``, if it has as
+        many. With `a` of shape ``(d, d)``, a `b` of two dimensions holds vectors, shape
+        ``(T, d)``, and a `b` of more holds matrices. `axis` counts the dimensions of `b`.
+
+    Returns
+    -------
+    TensorVariable
+        ``h``, of the shape that `a`, `b` and `init` broadcast to, in the smallest dtype that
+        holds all three.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not numeric, or boolean.
+    ValueError
+        If ranks or sizes that are known do not fit. Sizes that are not known are compared when
+        the function runs.
+    numpy.exceptions.AxisError
+        If there is no such axis.
+
+    Notes
+    -----
+    The derivatives are linear scans in the other direction (E. Martin and C. Cundy,
+    "Parallelizing linear recurrent neural nets over sequence length", ICLR 2018).
+
+    Examples
+    --------
+    >>> import numpy as np, pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> a, b = pt.vectors("a", "b")
+    >>> f = pytensor.function([a, b], scanlib.linear_scan(a, b))
+    >>> print(f([2.0, 2.0, 0.5], [1.0, 1.0, 1.0]))
+    [1.  3.  2.5]
+    >>> fibonacci = scanlib.linear_scan(
+    ...     [[0, 1], [1, 1]], np.zeros((6, 2), dtype="int64"), init=[0, 1], matrix=True
+    ... )
+    >>> print(fibonacci.eval()[:, 0])
+    [1 1 2 3 5 8]
+    """
+    function = "linear_scan"
+    numbers = read_numbers(function, "iufc", a=a, b=b, init=init)
+    reverse = read_flag(function, "reverse", reverse)
+    if read_flag(function, "matrix", matrix):
+        return _matrix_scan(**numbers, axis=axis, reverse=reverse)
+    return _diagonal_scan(function, ("a", "b"), **numbers, axis=axis, reverse=reverse)
+
+
+def _diagonal_scan(
+    function: str,
+    names: tuple[str, str],
+    a: Variable,
+    b: Variable,
+    init: Variable | None,
+    axis: int,
+    reverse: bool,
+) -> Variable:
+    ndim = max(a.type.ndim, b.type.ndim)
+    axis = read_axis(function, axis, ndim, names[1] if b.type.ndim == ndim else names[0])
+    arguments = read_arguments({names[0]: (a, 0), names[1]: (b, 0)}, ndim, axis)
+    check_lengths(function, arguments)
+    rows = {argument.name: argument.row_shape() for argument in arguments}
+    start = _start(function, rows, (a, b, init), ndim - 1)
+    return recurrence(function, lambda h, a, b: a * h + b, arguments, start, axis, reverse)
+
+
+def _start(
+    function: str,
+    rows: dict[str, tuple[int | None, ...]],
+    values: tuple[Variable, Variable, Variable | None],
+    ndim: int,
+) -> Variable:
+    """Return the value that the state starts from, in its dtype and rank."""
+    init = values[2]
+    dtype = upcast(*(value.type.dtype for value in values if value is not None))
+    if init is None:
+        check_rows(function, rows)
+        return pt.constant(np.zeros((1,) * ndim, dtype=dtype))
+    if init.type.ndim > ndim:
+        raise ValueError(
+            f"{function}: init must broadcast against one row of the result, which has {ndim} "
+            f"dimension(s), but it has {init.type.ndim} ({init.type}); leave out the time axis"
+        )
+    check_rows(function, {**rows, "init": init.type.shape})
+    return pt.expand_dims(pt.cast(init, dtype), tuple(range(ndim - init.type.ndim)))
+
+
+def _matrix_scan(
+    a: Variable, b: Variable, init: Variable | None, axis: int, reverse: bool
+) -> Variable:
+    function = "linear_scan"
+    vectors = _holds_vectors(a, b)
+    _check_square(a, b, vectors)
+    core = 1 if vectors else 2
+    leading = b.type.ndim - core
+    axis = read_axis(function, axis, b.type.ndim, "b")
+    if axis >= leading:
+        raise np.exceptions.AxisError(
+            f"{function}: axis={axis} is a dimension of the {'vectors' if vectors else 'matrices'} "
+            f"of b, which has {b.type.ndim} dimensions; the time axis must be one of the first "
+            f"{leading}"
+        )
+    arguments = read_arguments({"a": (a, 2), "b": (b, core)}, leading, axis)
+    check_lengths(function, arguments)
+    matrices, drive = (argument.row_shape() for argument in arguments)
+    # Of a matrix, the state takes the batch dimensions and the number of rows.
+    rows = {"a": (*matrices[:-1], *(() if vectors else (1,))), "b": drive}
+    start = _start(function, rows, (a, b, init), b.type.ndim - 1)
+    if start.type.shape[-core] == 1:  # products need all rows, sums broadcast the rest
+        size = next((n for n in a.type.shape[-2:] if n is not None), a.shape[-1])
+        sizes = [n if n is not None else start.shape[i] for i, n in enumerate(start.type.shape)]
+        sizes[-core] = size
+        start = pt.alloc(start, *sizes)
+    batched = start.type.ndim > core or len(matrices) > 2
+
+    def step(h: Variable, a: Variable, b: Variable) -> Variable:
+        if not batched:
+            return pt.dot(a, h) + b
+        return (pt.matvec(a, h) if vectors else pt.matmul(a, h)) + b
+
+    return recurrence(function, step, arguments, start, axis, reverse)
+
+
+def _holds_vectors(a: Variable, b: Variable) -> bool:
+    """Whether the rows of `b` are vectors, not matrices; see `linear_scan`."""
+    shapes = f"got a with {a.type.ndim} and b with {b.type.ndim} dimension(s)"
+    if a.type.ndim < 2:
+        raise ValueError(
+            f"linear_scan: with matrix=True, a must have shape (d, d) or (…, T, …, d, d); {shapes}"
+        )
+    if a.type.ndim == 2 and b.type.ndim >= 2:
+        return b.type.ndim == 2
+    if b.type.ndim not in (a.type.ndim - 1, a.type.ndim) or b.type.ndim < 2:
+        raise ValueError(
+            "linear_scan: with matrix=True, b must have one dimension less than a (vectors of "
+            f"size d) or as many (matrices of shape (d, m)), or a must have shape (d, d); {shapes}"
+        )
+    return b.type.ndim == a.type.ndim - 1
+
+
+def _check_square(a: Variable, b: Variable, vectors: bool) -> None:
+    *_, rows, columns = a.type.shape
+    size = b.type.shape[-1 if vectors else -2]
+    if rows is not None and columns is not None and rows != columns:
+        raise ValueError(
+            f"linear_scan: with matrix=True, the matrices of a must be square, got {rows} by "
+            f"{columns}"
+        )
+    d = rows if rows is not None else columns
+    if d is not None and size not in (None, 1, d):
+        raise ValueError(
+            f"linear_scan: the matrices of a have size {d}, but the "
+            f"{'vectors' if vectors else 'matrices'} of b have {size} rows"
+        )
+
+
+def pscan(A: Any, X: Any) -> Variable:  # noqa: N803
+    """Compute ``Y[t] = A[t] * Y[t-1] + X[t]`` for arrays (batch, length, channels, states).
+
+    Parameters
+    ----------
+    A, X : tensor_like
+        Shape ``(…, length, channels, states)``: the time axis is the third from the end, and
+        there may be any number of dimensions before it. Sizes of 1 that are known broadcast,
+        over time as well.
+
+    Returns
+    -------
+    TensorVariable
+        ``Y``, of the shape that `A` and `X` broadcast to. ``Y[0]`` is ``X[0]``: the first row
+        of `A` multiplies zero (so an infinite or NaN coefficient there gives NaN).
+
+    Raises
+    ------
+    TypeError
+        If an argument is not numeric, or boolean.
+    ValueError
+        If an argument has less than three dimensions, or the shapes do not fit.
+
+    Notes
+    -----
+    This is the scan at the heart of selective state-space models (A. Gu and T. Dao, "Mamba:
+    linear-time sequence modeling with selective state spaces", 2023).
+
+    Examples
+    --------
+    >>> import numpy as np, pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> A, X = pt.tensor4("A"), pt.tensor4("X")
+    >>> f = pytensor.function([A, X], scanlib.pscan(A, X))
+    >>> ones = np.ones((2, 5, 3, 4))
+    >>> print(f(0.5 * ones, ones)[1, :, 2, 3])
+    [1.     1.5    1.75   1.875  1.9375]
+    """
+    numbers = read_numbers("pscan", "iufc", A=A, X=X)
+    for name, value in numbers.items():
+        if value.type.ndim < 3:
+            raise ValueError(
+                f"pscan: {name} must have at least the three dimensions (length, channels, "
+                f"states), got {value.type.ndim} ({value.type})"
+            )
+    ranks = {value.type.ndim for value in numbers.values()}
+    if len(ranks) > 1:
+        raise ValueError(
+            "pscan: A and X must have the same number of dimensions, got "
+            f"{numbers['A'].type.ndim} and {numbers['X'].type.ndim}"
+        )
+    return _diagonal_scan(
+        "pscan", ("A", "X"), numbers["A"], numbers["X"], None, axis=-3, reverse=False
+    )
+
+
+def discounted_cumsum(
+    x: Any, gamma: Any, axis: int = -1, reverse: bool = False, init: Any = None
+) -> Variable:
+    """Compute ``y[t] = x[t] + gamma * y[t-1]`` along an axis.
+
+    Parameters
+    ----------
+    x : tensor_like
+        What is summed.
+    gamma : tensor_like
+        The discount. A scalar; with one dimension less than `x`, one discount per row, of the
+        shape of `x` without the time axis; with as many dimensions as `x`, one per element. A
+        Python number takes the precision of `x`.
+    axis : int, optional
+        The time axis of `x`.
+    reverse : bool, optional
+        Compute ``y[t] = x[t] + gamma * y[t+1]``, the discounted sum of what is to come: with
+        rewards `x`, the returns.
+    init : tensor_like, optional
+        The sum before the first step (behind the last one, with `reverse`); zero by default.
+        It broadcasts against the shape of `x` without the time axis.
+
+    Returns
+    -------
+    TensorVariable
+        The sums, of the shape of `x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `linear_scan`.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> rewards = pt.matrix("rewards")
+    >>> returns = scanlib.discounted_cumsum(rewards, 0.5, reverse=True)
+    >>> print(pytensor.function([rewards], returns)([[1.0, 0.0, 2.0], [0.0, 0.0, 4.0]]))
+    [[1.5 1.  2. ]
+     [1.  2.  4. ]]
+    """
+    return _discounted("discounted_cumsum", x, gamma, axis, reverse, init)
+
+
+def _discounted(
+    function: str, x: Any, gamma: Any, axis: int, reverse: bool, init: Any = None
+) -> Variable:
+    numbers = read_numbers(function, "iufc", x=x, gamma=gamma, init=init)
+    x, gamma, init = numbers.values()
+    if x.type.ndim == 0:
+        raise ValueError(f"{function}: x is a scalar; it needs a time axis")
+    if gamma.type.ndim > x.type.ndim:
+        raise ValueError(
+            f"{function}: gamma must be a scalar, one discount per row ({x.type.ndim - 1} "
+            f"dimension(s)) or one per element ({x.type.ndim}), got {gamma.type.ndim} dimensions"
+        )
+    reverse = read_flag(function, "reverse", reverse)
+    return _diagonal_scan(function, ("gamma", "x"), gamma, x, init, axis, reverse)
+
+
+def discounted_cumsum_left(x: Any, gamma: Any) -> Variable:
+    """Sum to the left: ``y[…, i] = x[…, i] + gamma * y[…, i-1]``.
+
+    This is `discounted_cumsum` along the last axis of `x`, shape ``(…, N)``; `gamma` is a scalar,
+    one discount per row, shape ``(…,)``, or one per element, shape ``(…, N)``.
+
+    Examples
+    --------
+    >>> import numpy as np, scanlib
+    >>> print(scanlib.discounted_cumsum_left(np.ones((1, 4)), 0.5).eval())
+    [[1.    1.5   1.75  1.875]]
+    """
+    return _discounted("discounted_cumsum_left", x, gamma, -1, False)
+
+
+def discounted_cumsum_right(x: Any, gamma: Any) -> Variable:
+    """Sum to the right: ``y[…, i] = x[…, i] + gamma * y[…, i+1]``.
+
+    This is `discounted_cumsum_left` with ``reverse=True``.
+
+    Examples
+    --------
+    >>> import numpy as np, scanlib
+    >>> print(scanlib.discounted_cumsum_right(np.ones((1, 4)), 0.5).eval())
+    [[1.875 1.75  1.5   1.   ]]
+    """
+    return _discounted("discounted_cumsum_right", x, gamma, -1, True)
+
+
+# Running extremes and logarithms of sums
+
+
+def cummax(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
+    """Return the running maximum along an axis.
+
+    Parameters
+    ----------
+    x : tensor_like
+        Numbers or truth values; not complex.
+    axis : int, optional
+        The axis to accumulate along.
+    reverse : bool, optional
+        Accumulate from the last row to the first: ``y[t]`` is the maximum of ``x[t], x[t+1], …``.
+
+    Returns
+    -------
+    TensorVariable
+        Shape and dtype of `x`. From the first NaN on, everything is NaN, as in
+        ``numpy.maximum.accumulate``.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not numeric, or complex.
+    ValueError
+        If `x` is a scalar.
+    numpy.exceptions.AxisError
+        If there is no such axis.
+
+    Notes
+    -----
+    Where several rows share the maximum, the derivative goes to the one seen last.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> print(pytensor.function([x], scanlib.cummax(x))([1.0, 3.0, 2.0, 5.0]))
+    [1. 3. 3. 5.]
+    """
+    return _running("cummax", "buif", x, lambda h, x: pt.maximum(x, h), _lowest, axis, reverse)
+
+
+def cummin(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
+    """Return the running minimum along an axis.
+
+    Arguments, result and errors are those of `cummax`, with minima for maxima.
+
+    Examples
+    --------
+    >>> import pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> print(pytensor.function([x], scanlib.cummin(x, reverse=True))([1.0, 3.0, 2.0, 5.0]))
+    [1. 2. 2. 5.]
+    """
+    return _running("cummin", "buif", x, lambda h, x: pt.minimum(x, h), _highest, axis, reverse)
+
+
+def cumlogsumexp(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
+    """Return the running ``log(sum(exp(x)))`` along an axis, without overflow.
+
+    Parameters
+    ----------
+    x : tensor_like
+        Real numbers, no truth values; integers are cast to `floatX`.
+    axis, reverse
+        As in `cummax`.
+
+    Returns
+    -------
+    TensorVariable
+        Shape of `x`. Rows of -∞ add nothing, ∞ stays, NaN stays.
+
+    Raises
+    ------
+    TypeError, ValueError, numpy.exceptions.AxisError
+        As `cummax`.
+
+    Notes
+    -----
+    Computed as ``numpy.logaddexp.accumulate`` does. The derivative with respect to rows of -∞
+    is finite: zero where the sum is finite.
+
+    Examples
+    --------
+    >>> import numpy as np, pytensor, scanlib
+    >>> import pytensor.tensor as pt
+    >>> x = pt.vector("x")
+    >>> f = pytensor.function([x], scanlib.cumlogsumexp(x))
+    >>> print(f([-np.inf, 1000.0, 1000.0]))
+    [         -inf 1000.         1000.69314718]
+    """
+    return _running("cumlogsumexp", "iuf", x, logaddexp, _lowest, axis, reverse)
+
+
+def _running(
+    function: str,
+    kinds: str,
+    x: Any,
+    step: Callable[[Variable, Variable], Variable],
+    identity: Callable[[np.dtype], Any],
+    axis: int,
+    reverse: bool,
+) -> Variable:
+    (x,) = read_numbers(function, kinds, x=x).values()
+    axis = read_axis(function, axis, x.type.ndim, "x")
+    reverse = read_flag(function, "reverse", reverse)
+    if step is logaddexp and np.dtype(x.type.dtype).kind != "f":
+        x = pt.cast(x, config.floatX)
+    dtype = x.type.dtype
+    (argument,) = read_arguments({"x": (x, 0)}, x.type.ndim, axis)
+    start = np.full((1,) * (x.type.ndim - 1), identity(np.dtype(dtype)), dtype=dtype)
+    return recurrence(function, step, [argument], pt.constant(start), axis, reverse)
+
+
+def _lowest(dtype: np.dtype) -> Any:
+    """Return the number that every other one of a dtype is at least as large as."""
+    if dtype.kind == "b":
+        return False
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+def _highest(dtype: np.dtype) -> Any:
+    """Return the number that every other one of a dtype is at most as large as."""
+    if dtype.kind == "b":
+        return True
+    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
