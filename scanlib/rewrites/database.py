@@ -16,7 +16,6 @@ from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.peel import AllowStepProducts
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
 from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
-from scanlib.rewrites.simplify.checkpointed_loops import slice_starts
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.redundant import fill_mask
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
@@ -54,8 +53,6 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (0.06, "simplify", SimplifyLoops(), FAST),
     # Before PyTensor merges two indices into one.
     (0.07, "last_rows", CheckLastRows(), ALWAYS),
-    # Starts of segments that no nest of loops gave are slices.
-    (0.08, "starts", WhereLoopsAre(slice_starts, always=True), ALWAYS),
     # Masks for batches that no loop read are all true.
     (0.085, "ran_steps", WhereLoopsAre(fill_mask, always=True), ALWAYS),
     # Before what writes products of all steps.

@@ -1,45 +1,231 @@
-r"""Loops whose steps work on arrays: one step after the other, all results of a step in memory.
+r"""Loops whose steps work on arrays, and graphs of arrays without loops, as programs.
 
-Rows of sequences and histories are where they are in the loop's inputs and outputs, results of a
-step in a workspace that all steps use (`scanlib.kernels.arrays`); what a result of the loop is made
-of is computed where it belongs. A carry has two buffers, its output and one in the workspace, which
-change roles from step to step, so that no step writes what it reads; it keeps its size.
+A loop takes one step after the other. Rows of sequences and histories are where they are in the
+loop's inputs and outputs, results of a step in a workspace that all steps use
+(`scanlib.kernels.arrays`); what a result of the loop is made of is computed where it belongs. A
+carry has two buffers, its output and one in the workspace, which change roles from step to step, so
+that no step writes what it reads; it keeps its size.
 
-Inputs whose items are not in order of memory are copied, once, before the first step.
+The nodes of a graph, which stands around the loops of a function, are written as those of a step
+are, once. Inputs whose items are not in order of memory are copied, once, before the first step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
-from pytensor.graph.basic import Variable
-from pytensor.tensor.elemwise import Elemwise
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
+from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.special import Softmax
+from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import INDEX_WRITES, thaw_graph
-from scanlib.kernels.arrays.array_step import Destination, Step
+from scanlib._compat import GER, INDEX_WRITES, thaw_graph
+from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
+    algebra,
+    blockwise,
+    gathers,
+    orders,
+    views,
+)
+from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
-from scanlib.kernels.arrays.sizes import Check, Size, Sizes, product
-from scanlib.kernels.language import POINTER, Block, Kernel, Value
-from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
+from scanlib.kernels.arrays.sizes import (
+    Check,
+    Given,
+    Size,
+    Sizes,
+    SizeValues,
+    combined,
+    product,
+    total,
+)
+from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel, Type, Value
+from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, TableKernel, Words
 from scanlib.kernels.scalars import Scalars
 from scanlib.kernels.spans import itemsize
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_kernels import (
-    bind_input,
-    inline,
-    items_of,
-    place_input,
-    size_values,
-    step_work,
-    write_checks,
-)
-from scanlib.schedules.elementwise import Array, Checks, Loop, Start, Storage
+from scanlib.schedules.elementwise import Array, Checks, Loop, Start, Storage, TableReader, Tables
 from scanlib.schedules.step_by_step import TakesSteps
 from scanlib.schedules.turns import steps_of_a_turn
 
 LONGEST_TURN = 64  # steps
+
+# What kernels of loops and of graphs share
+
+
+def _softmax(op: Softmax, x: Variable) -> Variable:
+    e = pt.exp(x - pt.max(x, axis=op.axis, keepdims=True))
+    return e / pt.sum(e, axis=op.axis, keepdims=True)
+
+
+def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
+    """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
+    scaled = product if _is_constant(a, 1) else a * product
+    return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
+
+
+def _same_dtype(x: Variable, y: Variable) -> bool:
+    return x.type.dtype == y.type.dtype
+
+
+def _is_constant(variable: Variable, number: int) -> bool:
+    return isinstance(variable, Constant) and bool(np.all(variable.data == number))
+
+
+# Ops that stand for others where PyTensor's compile slowly, and products of the C linker's.
+_MEANINGS: dict[Any, Callable[..., Variable]] = {
+    GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
+    Dot22: lambda op, x, y: pt.dot(x, y),
+    Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
+    Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    BatchedDot: lambda op, x, y: StepProducts()(x, y) if _same_dtype(x, y) else pt.matmul(x, y),
+    Softmax: _softmax,
+}
+
+
+def inline(graph: FunctionGraph) -> None:
+    """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
+    while True:
+        found = [node for node in graph.toposort() if stands_for_others(node.op)]
+        if not found:
+            return
+        for node in found:
+            if type(node.op) in _MEANINGS:
+                outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
+            else:
+                inside = thaw_graph(node.op.fgraph)
+                given = dict(zip(inside.inputs, node.inputs, strict=True))
+                outputs = clone_replace(inside.outputs, given)
+            graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
+
+
+def stands_for_others(op: Op) -> bool:
+    """Whether `inline` puts other nodes in the place of those of an Op."""
+    return isinstance(op, OpFromGraph) or type(op) in _MEANINGS
+
+
+def has_rule(op: Op) -> bool:
+    """Whether an Op has a rule, or stands for others that may have."""
+    if stands_for_others(op):
+        return True
+    core = op.core_op if isinstance(op, Blockwise) else op
+    return any(kind in RULES for kind in type(core).__mro__)
+
+
+def items_of(array: Array) -> tuple[Size, ...]:
+    """Return the sizes of an input, or of its rows."""
+    return tuple(Given("dim", array.name, array.lead + axis) for axis in range(len(array.axes)))
+
+
+def copied_bytes(array: Array) -> Size:
+    """Return how many bytes the copy of an input has: none where it is in order of memory.
+
+    Of an input that has rows, the rows must be.
+    """
+    size: Size = array.itemsize
+    misplaced: Size = 0
+    for axis in reversed(range(array.lead, array.lead + len(array.axes))):
+        dim, stride = Given("dim", array.name, axis), Given("stride", array.name, axis)
+        wrong = combined("equal", stride, size, 0, combined("equal", dim, 1, 0, 1))
+        misplaced = combined("max", misplaced, wrong)
+        size = product(size, dim)
+    if array.lead:
+        size = product(size, Given("dim", array.name, 0))
+    return product(misplaced, size)
+
+
+def size_values(
+    kernel: TableReader, before: Block, workspace: Callable[[], Workspace]
+) -> SizeValues:
+    """Return what writes sizes into a kernel, in a block before all others."""
+
+    def given(size: Given) -> Value:
+        if size.kind == "dim":
+            return kernel.dim(size.array, size.axis)
+        if size.kind == "stride":
+            return kernel.given_stride(size.array, size.axis)
+        if size.kind == "part":
+            return workspace().value(size.axis, values)
+        array = kernel.loop.arrays[size.array]
+        return kernel.w.cast(kernel.w.load(Type(array.dtype), kernel.data(size.array)), "int64")
+
+    values = SizeValues(kernel.w, given, lambda: kernel.w.inside(before))
+    return values
+
+
+def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = True) -> Place:
+    """Write where an input is, and its copy if its items have to be in order of memory."""
+    w, name = step.writer, array.name
+    axes = range(array.lead + len(array.axes))
+    sizes: list[Size] = [Given("dim", name, axis) for axis in axes]
+    strides: list[Size] = [Given("stride", name, axis) for axis in axes]
+    place = Place(kernel.data(name), array.dtype, tuple(sizes), tuple(strides))
+    if not array.axes or not in_order:
+        return place
+    size = copied_bytes(array)
+    part = step.workspace.take(size, pinned=True)
+    copy = w.offset(step.space, step.value(part.start))
+    own = step.sizes.contiguous_strides(place.itemsize, tuple(sizes))
+    is_copied = step.value(size) > 0
+    with w.when(is_copied):
+        write_copy(step, place, Place(copy, place.dtype, place.sizes, own))
+    pointer = w.select(is_copied, copy, place.pointer)
+    if array.lead:
+        own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
+    return Place(pointer, place.dtype, place.sizes, own)
+
+
+def bind_input(step: Step, variable: Variable, name: str, place: Place) -> None:
+    """Bind an input that is the same for all steps; an integer is known before the first one."""
+    step.bind_place(variable, place)
+    if variable.type.ndim == 0 and np.dtype(variable.type.dtype).kind in "iub":
+        step.bind_known(variable, Given("value", name))
+
+
+def step_work(step: Step, graph: FunctionGraph) -> Size:
+    """Return how many numbers a step computes, about; `step` has written the nodes."""
+    terms: list[Size] = [1]
+    for node in graph.toposort():
+        given = [step.places[v] for v in node.inputs if v in step.places]
+        found = [step.places[v] for v in node.outputs if v in step.places]
+        rule = RULES.get(type(core_op(node)))
+        if rule is not None and rule.__module__ == algebra.__name__:
+            terms += [product(*p.sizes, *p.sizes[-1:]) for p in given]
+        elif isinstance(node.op, Elemwise | CAReduce):
+            terms += [product(*p.sizes) for p in (*given, *found)]
+        else:
+            known = [None, *(place.part for place in given)]  # those of views
+            terms += [product(*place.sizes) for place in found if place.part not in known]
+    return step.sizes.same(total(*terms))
+
+
+def write_checks(
+    kernel: TableReader, values: SizeValues, checks: Iterable[Check], holds: Value
+) -> None:
+    """Write the checks of sizes, which are made where a condition holds."""
+    w = kernel.w
+    for check in checks:
+        one, other = map(values.value, check.sizes)
+        wrong = one.differs(other) if check.operation == "ne" else one < other
+        with w.when(holds & wrong):
+            code = kernel.loop.failure(check.error, check.template, len(check.values))
+            w.fail(code, *map(values.value, check.values))
+
+
+# Loops
 
 
 class ArrayLoop(Loop):
@@ -331,4 +517,138 @@ def array_program(op: Scan) -> LoopProgram:
         may_stop=loop.signature.has_stop,
         has_workspace=rings or bool(loop.workspace.parts),
         unfit=codes[0] if codes else 0,
+    )
+
+
+# Graphs
+
+
+class ArrayGraph(Tables):
+    """A graph, and what its kernels need to know of it.
+
+    Raises
+    ------
+    NoKernelError
+        Where an input is no array.
+    """
+
+    def __init__(self, graph: FunctionGraph) -> None:
+        super().__init__([variable.type for variable in graph.inputs])
+        self.graph = graph
+        self.outputs = tuple(
+            Output(ArrayType(out.type.dtype, out.type.ndim)) for out in graph.outputs
+        )
+        self.words = Words(self.inputs, self.outputs, self.functions)
+        groups = {False: self.inputs, True: [output.type for output in self.outputs]}
+        self.arrays = {}
+        for is_output, kinds in groups.items():
+            for number, kind in enumerate(kinds):
+                name = f"{'z' if is_output else 'x'}{number}"
+                axes = tuple(range(kind.ndim))
+                self.arrays[name] = Array(name, is_output, number, kind.dtype, axes, 0)
+        # What the nodes turn out to need.
+        self.workspace = Workspace(Sizes())
+        self.checks: list[Check] = []
+        self.sizes: dict[int, tuple[Size, ...]] = {}  # of the outputs
+
+
+class GraphRun(TableReader[ArrayGraph]):
+    """Writes the kernel that computes all nodes."""
+
+    def __init__(self, graph: ArrayGraph) -> None:
+        super().__init__(graph, "graph")
+        self.first, before = Block(), Block()
+        scalars = Scalars(self.w, self.call_outside)
+        values = size_values(self, self.first, lambda: self.step.workspace)
+        space = self.out.word(self.words.workspace, POINTER, "workspace")
+        self.step = Step(self.w, scalars, values, space, before, graph.failure, self.routine)
+
+    def kernel(self) -> Kernel:
+        graph, step, w = self.loop.graph, self.step, self.w
+        with w.inside(step.before):
+            for number, variable in enumerate(graph.inputs):
+                array, in_order = self.loop.arrays[f"x{number}"], not _gives_items(graph, variable)
+                place = place_input(self, step, array, in_order)
+                bind_input(step, variable, array.name, place)
+        goals = []
+        for number, out in enumerate(graph.outputs):
+            goal = Destination(partial(self.place, number), "", ())
+            goals.append(goal)
+            if out.owner is not None and out.type.ndim and out not in step.destinations:
+                step.destinations[out] = goal
+        step.emit(graph)
+        for out, goal in zip(graph.outputs, goals, strict=True):
+            deliver(step, out, goal)
+        w.block.statements[:0] = [*self.first.statements, *step.before.statements]
+        self.loop.workspace, self.loop.checks = step.workspace, step.sizes.checks
+        return self.out.kernel()
+
+    def place(self, number: int, sizes: tuple[Size, ...]) -> Place:
+        """Return where an output is; whoever asks first says how large it is."""
+        sizes = self.loop.sizes.setdefault(number, sizes)
+        array = self.loop.arrays[f"z{number}"]
+        strides = self.step.sizes.contiguous_strides(itemsize(array.dtype), sizes)
+        return Place(self.data(array.name), array.dtype, sizes, strides)
+
+
+def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:
+    """Whether nothing is read of a variable but single items."""
+    clients = [client for client, _ in graph.clients[variable]]
+    return all(isinstance(c.op, Subtensor) and c.outputs[0].type.ndim == 0 for c in clients)
+
+
+class GraphPrepare(TableReader[ArrayGraph]):
+    """Writes the kernel that checks the inputs and computes the sizes of everything."""
+
+    def __init__(self, graph: ArrayGraph) -> None:
+        super().__init__(graph, "prepare")
+
+    def kernel(self) -> Kernel:
+        graph, w, words = self.loop, self.w, self.words
+        before = Block()
+        values = size_values(self, before, lambda: graph.workspace)
+        write_checks(self, values, graph.checks, w.constant(True, BOOL))
+        for number, sizes in graph.sizes.items():
+            dims = [values.value(size) for size in sizes]
+            result = [w.constant(0, INT64), *dims[:1]]  # its first row, and how many there are
+            for place, value in enumerate([*dims, *result]):
+                self.out.write_word(words.outputs[number] + 1 + place, value)
+        self.out.write_word(words.workspace_size, values.value(graph.workspace.end))
+        for word in (words.steps, words.capacity, words.parts):
+            self.out.write_word(word, 1)
+        for word in (words.begin, words.taken, words.part, words.choice):
+            self.out.write_word(word, 0)
+        w.block.statements[:0] = before.statements
+        return self.out.kernel(runs_once=True)
+
+
+def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
+    """Return the kernels of a graph without loops.
+
+    Parameters
+    ----------
+    graph : FunctionGraph
+        It is changed: the nodes of Ops that are graphs take their places.
+    name : str, optional
+
+    Raises
+    ------
+    NoKernelError
+        If an Op or a dtype has none.
+    """
+    inline(graph)
+    tables = ArrayGraph(graph)
+    run = GraphRun(tables).kernel()
+    prepare = GraphPrepare(tables).kernel()
+    start = TableKernel("start").kernel(runs_once=True)
+    return LoopProgram(
+        name=name,
+        inputs=tables.inputs,
+        outputs=tables.outputs,
+        words=tables.words,
+        kernels=Kernels(prepare, start, (run,)),
+        failures=tables.failures,
+        functions=tuple(tables.functions),
+        has_workspace=bool(tables.workspace.parts),
+        progress=False,
     )

@@ -1,4 +1,4 @@
-r"""Steps of small real matrices: columns and states in vector registers.
+r"""Steps of matrix recurrences in vector registers: small real matrices, logarithms of sums.
 
 For ``h_t = A h_{t-1} + b_t`` one step takes as long as the chain of multiplications and additions
 from one state to the next. With ``c_1 = b_1``, ``c_q = A c_{q-1} + b_q`` the next `k` states are
@@ -17,17 +17,42 @@ equations", 1973, of which this is the sequential use.)
 With products from both sides, ``h_t = A_t h_{t-1} R_t + b_t`` with `h` of shape ``(d, m)``, a step
 is ``g = A h`` and then ``g R + b``, one vector for each row: row `i` of `g` is the sum of
 ``A[i, j] h[j]``, row `i` of the result ``b[i] + Σ_j g[i, j] R[j]``.
+
+In the log semiring with a fixed matrix, let `m` be the largest number of `h`, `a[i]` that of a row,
+and ``E[i, j] = exp(A[i, j] - a[i])``, which are computed once:
+
+    log Σ_j exp(A[i, j] + h[j]) = log( Σ_j E[i, j] exp(h[j] - m) ) + m + a[i]
+
+so that a step takes `d` exponentials and logarithms, and a real product. A sum that comes near the
+smallest numbers, or is not finite, is computed again term by term: nothing underflows.
+
+States of at most as many numbers as a vector has lanes stay in a vector. Longer ones, and those of
+a size that is not known when the kernel is written, have buffers that are padded to whole vectors:
+with minus infinity, which adds nothing.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
-from scanlib.kernels.language import INT64, Local, Type, Value
-from scanlib.kernels.linalg.semiring_products import SmallVectors
+import numpy as np
+
+from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.linalg.matrices import Matrix
+from scanlib.kernels.linalg.semiring_products import (
+    VECTOR_BYTES,
+    Combination,
+    SmallVectors,
+    extreme_of,
+    largest_lane,
+    plainly,
+)
+from scanlib.kernels.spans import any_lane
 
 if TYPE_CHECKING:
-    from scanlib.schedules.linear_run import Run
+    from scanlib.schedules.linear_steps import Place, Run
 
 BLOCK = 64  # steps after which finiteness is checked
 BLOCKS_OF_A_TURN = 64
@@ -44,26 +69,89 @@ def powers_range(dtype: str) -> tuple[float, float]:
     return 2.0**-power, 2.0**power
 
 
-class _Small:
-    """What all of these schedules share."""
+class VectorSteps:
+    """Writes all steps of a vector in registers, and the products of states and other rows."""
 
     def __init__(self, run: Run, size: int) -> None:
         self.run, self.w, self.size = run, run.w, size
         self.vectors = SmallVectors(run.w, run.loop.dtype, size)
         self.traced = not run.op.untraced
+        self.checks = run.loop.fixed or run.op.has_mask  # whether states are finite
+
+    def write(self) -> None:
+        run, w, zero = self.run, self.w, self.vectors.zero
+        self.powers = self.powers_of_matrix() if run.loop.fixed else []
+        ahead = len(self.powers)
+        composes = self.composes() if ahead else None
+        state, done = w.local(self.first_state()), w.local(0, INT64)
+        self.write_products(w.constant(0, INT64), w.copy(state))
+        block = BLOCK if self.checks else BLOCK * BLOCKS_OF_A_TURN
+        with w.loop_while(lambda: w.copy(done) < run.steps):
+            first = w.copy(done)
+            with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
+                w.poll(first, run.steps)
+            last = w.select(first + block < run.steps, first + block, run.steps)
+            before, check = w.copy(state), w.local(zero)
+            if composes is None:
+                self.single(first, last, state, check)
+            else:
+                whole = w.select(composes, (last - first) & -ahead, 0)
+                with w.loop(0, whole, ahead) as n:
+                    self.composed(first + n, state, check)
+                self.single(first + whole, last, state, check)
+                with w.when(self.vectors.is_nan(w.copy(check)) & (whole > 0)):
+                    w.assign(state, before)
+                    w.assign(check, zero)
+                    self.single(first, last, state, check)
+            if run.op.has_mask:
+                with w.when(self.vectors.is_nan(w.copy(check))):
+                    run.masked_steps(first, last)
+                    w.assign(state, self.vectors.load(run.history, run.row_of(last)))
+            w.assign(done, last)
+        if not self.traced:
+            self.vectors.store(run.history, run.row_of(run.steps), w.copy(state))
+
+    def first_state(self) -> Value:
+        return self.vectors.load(self.run.history, self.run.row_of(self.w.constant(0, INT64)))
 
     def store_state(self, n: Value, state: Value) -> None:
         """Write the state before step `n` to its row, if it has one."""
         if self.traced:
             self.vectors.store(self.run.history, self.run.row_of(n), state)
 
-    def first_state(self) -> Value:
-        return self.vectors.load(self.run.history, self.run.row_of(self.w.constant(0, INT64)))
+    def times(self, columns: list[Value], vector: Value, start: Value) -> Value:
+        return self.vectors.product(columns, self.vectors.copies(vector), start)
 
-    def keep_last(self, state: Local) -> None:
-        if not self.traced:
-            row = self.run.row_of(self.run.steps)
-            self.vectors.store(self.run.history, row, self.w.copy(state))
+    # What a step reads
+
+    def powers_of_matrix(self) -> list[list[Value]]:
+        """Return the columns of the first powers of the fixed matrix."""
+        matrix, lines = self.run.space["matrix"], self.size * self.vectors.itemsize
+        columns = [self.vectors.load(matrix, j * lines) for j in range(self.size)]
+        powers = [columns]
+        for _ in range(1, look_ahead(self.size)):
+            powers.append([self.times(columns, own, self.vectors.zero) for own in powers[-1]])
+        return powers
+
+    def composes(self) -> Value:
+        """Return whether no power of the matrix is zero where what it gives is not."""
+        w, item = self.w, Type(self.run.loop.dtype)
+        low, high = powers_range(item.dtype)
+        outside = w.local(0, INT64)
+        with w.loop(0, self.size * self.size) as i:
+            size = abs(w.load(item, self.run.space["matrix"], i * item.itemsize))
+            fits = size.equals(0.0) | ((size >= low) & (size <= high))
+            w.assign(outside, w.copy(outside) | w.cast(~fits, "int64"))
+        return w.copy(outside).equals(0)
+
+    def columns(self, t: Value) -> list[Value]:
+        """Return the columns of the matrix of a step."""
+        if self.powers:
+            return self.powers[0]
+        run, vectors = self.run, self.vectors
+        matrix = run.in_rows(run.given("matrix", {"matrix": t * run.stride("matrix", 0)}), "matrix")
+        rows = vectors.rows(matrix, self.size)
+        return vectors.transposed(rows) if run.op.side == "left" else rows
 
     def offset(self, t: Value) -> Value:
         """Return the offset of a step."""
@@ -73,140 +161,46 @@ class _Small:
         row = run.given("offset", {"offset": t * run.stride("offset", 0)})
         return self.vectors.load(run.in_rows(row, "row").pointer, 0)
 
+    # Steps
 
-class FixedSteps(_Small):
-    """Writes all steps with a fixed matrix."""
-
-    def write(self) -> None:
-        run, w = self.run, self.w
-        ahead = look_ahead(self.size)
-        matrix = run.space["matrix"]
-        lines = self.size * self.vectors.itemsize
-        columns = [self.vectors.load(matrix, j * lines) for j in range(self.size)]
-        powers = [columns]
-        for _ in range(1, ahead):
-            powers.append([self.times(columns, column) for column in powers[-1]])
-        composes = self.composes(matrix)
-        state, done = w.local(self.first_state()), w.local(0, INT64)
-        with w.loop_while(lambda: w.copy(done) < run.steps):
-            first = w.copy(done)
-            with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll(first, run.steps)
-            left = run.steps - first
-            count = w.select(left < BLOCK, left, BLOCK)
-            whole = w.select(composes, count & -ahead, 0)
-            before = w.copy(state)
-            check = w.local(self.vectors.zero)
-            with w.loop(0, whole, ahead) as n:
-                self.composed(first + n, powers, state, check)
-            self.single(first + whole, first + count, columns, state, check)
-            with w.when(self.vectors.is_nan(w.copy(check)) & (whole > 0)):
-                w.assign(state, before)
-                w.assign(check, self.vectors.zero)
-                self.single(first, first + count, columns, state, check)
-            if run.op.has_mask:
-                with w.when(self.vectors.is_nan(w.copy(check))):
-                    run.masked_steps(first, first + count)
-                    at = run.row_of(first + count)
-                    w.assign(state, self.vectors.load(run.history, at))
-            w.assign(done, first + count)
-        self.keep_last(state)
-
-    def times(self, columns: list[Value], vector: Value, start: Value | None = None) -> Value:
-        start = self.vectors.zero if start is None else start
-        return self.vectors.product(columns, self.vectors.copies(vector), start)
-
-    def composes(self, matrix: Value) -> Value:
-        """Return whether no power of the matrix is zero where what it gives is not."""
-        w, item = self.w, Type(self.run.loop.dtype)
-        low, high = powers_range(item.dtype)
-        outside = w.local(0, INT64)
-        with w.loop(0, self.size * self.size) as i:
-            size = abs(w.load(item, matrix, i * item.itemsize))
-            fits = size.equals(0.0) | ((size >= low) & (size <= high))
-            w.assign(outside, w.copy(outside) | w.cast(~fits, "int64"))
-        return w.copy(outside).equals(0)
-
-    def composed(self, n: Value, powers: list[list[Value]], state: Local, check: Local) -> None:
+    def composed(self, n: Value, state: Local, check: Local) -> None:
         """Write as many steps at once as there are powers."""
         w, run = self.w, self.run
         constants: list[Value] = []
-        for q in range(len(powers)):
+        for q in range(len(self.powers)):
             own = self.offset(run.time(n + q if q else n))
             if constants and run.has("offset"):
-                own = self.times(powers[0], constants[-1], own)
+                own = self.times(self.powers[0], constants[-1], own)
             constants.append(own)
         items, total = self.vectors.copies(w.copy(state)), w.copy(check)
-        for q, columns in enumerate(powers):
+        for q, columns in enumerate(self.powers):
             new = self.vectors.product(columns, items, constants[q])
             self.store_state(n + (q + 1), new)
             total = w.fma(new, 0.0, total)  # NaN as soon as a state is not finite
         w.assign(state, new)
         w.assign(check, total)
 
-    def single(
-        self, first: Value, last: Value, columns: list[Value], state: Local, check: Local
-    ) -> None:
+    def single(self, first: Value, last: Value, state: Local, check: Local) -> None:
         """Write steps one after the other."""
         w = self.w
         with w.loop(first, last) as n:
-            new = self.times(columns, w.copy(state), self.offset(self.run.time(n)))
+            t = self.run.time(n)
+            new = self.times(self.columns(t), w.copy(state), self.offset(t))
             self.store_state(n + 1, new)
-            w.assign(check, w.fma(new, 0.0, w.copy(check)))
+            self.write_products(n + 1, new)
+            if self.checks:
+                w.assign(check, w.fma(new, 0.0, w.copy(check)))
             w.assign(state, new)
-
-
-class MatrixSteps(_Small):
-    """Writes all steps with a matrix for each, and the products of states and other rows.
-
-    `outer` is that of `scanlib.schedules.linear_steps.linear_program`.
-    """
-
-    def __init__(self, run: Run, size: int, outer: str) -> None:
-        super().__init__(run, size)
-        self.outer = outer
-
-    def write(self) -> None:
-        run, w = self.run, self.w
-        state, done = w.local(self.first_state()), w.local(0, INT64)
-        self.write_products(w.constant(0, INT64), w.copy(state))
-        block = BLOCK if run.op.has_mask else BLOCK * BLOCKS_OF_A_TURN
-        with w.loop_while(lambda: w.copy(done) < run.steps):
-            first = w.copy(done)
-            with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll(first, run.steps)
-            last = w.select(first + block < run.steps, first + block, run.steps)
-            check = w.local(self.vectors.zero)
-            with w.loop(first, last) as n:
-                self.step(n, state, check)
-            if run.op.has_mask:
-                with w.when(self.vectors.is_nan(w.copy(check))):
-                    run.masked_steps(first, last)
-                    w.assign(state, self.vectors.load(run.history, run.row_of(last)))
-            w.assign(done, last)
-        self.keep_last(state)
-
-    def step(self, n: Value, state: Local, check: Local) -> None:
-        run, w, vectors = self.run, self.w, self.vectors
-        t = run.time(n)
-        matrix = run.in_rows(run.given("matrix", {"matrix": t * run.stride("matrix", 0)}), "matrix")
-        rows = vectors.rows(matrix, self.size)
-        columns = vectors.transposed(rows) if run.op.side == "left" else rows
-        new = vectors.product(columns, vectors.copies(w.copy(state)), self.offset(t))
-        self.store_state(n + 1, new)
-        self.write_products(n + 1, new)
-        if run.op.has_mask:
-            w.assign(check, w.fma(new, 0.0, w.copy(check)))
-        w.assign(state, new)
 
     def write_products(self, n: Value, state: Value) -> None:
         """Write the products of the state before step `n` and the row beside it."""
-        if not self.outer:
-            return
         run, vectors = self.run, self.vectors
+        outer = run.loop.outer
+        if not outer:
+            return
         row = run.steps - n if run.op.reverse else n
         pair = state, vectors.load(run.other_at(row), 0)
-        left, right = pair if self.outer == "after" else pair[::-1]
+        left, right = pair if outer == "after" else pair[::-1]
         size = self.size * vectors.itemsize
         first = row * (size * self.size)
         for i, item in enumerate(vectors.copies(left)):
@@ -255,3 +249,217 @@ class BothSides:
             if not run.op.untraced:
                 vectors.store(run.history, target + i * size, new)
             w.assign(state[i], new)
+
+
+class LogSteps:
+    """Writes steps with a fixed matrix in the log semiring."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.w = run, run.w
+        self.dtype = run.loop.dtype
+        self.item = Type(self.dtype)
+        self.lanes = lanes_of(self.dtype, run.loop.size)
+        self.kind = Type(self.dtype, self.lanes)
+        self.length = padded(run.w, self.dtype, run.size, run.loop.size)
+        limits = np.finfo(self.dtype)
+        self.smallest = float(limits.tiny / limits.eps**2)
+        size, self.vectors = run.loop.size, None
+        if size is not None and 2 <= size <= self.lanes:
+            self.vectors = SmallVectors(run.w, self.dtype, size)
+        self.state: Local | None = None
+
+    def function(self, name: str, value: Value) -> Value:
+        (found,) = self.w.call(vector_function(name, self.dtype, value.type.lanes), value)
+        return found
+
+    # Before the first step
+
+    def prepare(self) -> None:
+        run, w, item = self.run, self.w, self.item
+        bytes_of_line = self.length * item.itemsize
+        buffers = [w.offset(run.space["buffers"], bytes_of_line * k) for k in range(4)]
+        self.values, self.weights, self.sums, self.adds = buffers
+        with run.over_batch(opens=run.loop.matrix_batched) as place:
+            self.prepare_matrix(place)
+        with w.loop(0, self.length) as k:
+            i = plainly(w, k)
+            w.store(self.adds, i * item.itemsize, self.pad(i, w.constant(0.0, item), -inf))
+            w.store(self.values, i * item.itemsize, w.constant(-inf, item))
+        first = w.offset(run.history, run.row_of(w.constant(0, INT64)))
+        if run.loop.batch:
+            return
+        if self.vectors is not None:
+            self.state = w.local(self.vectors.load(first, 0))
+        else:
+            self.read_values(first)
+
+    def pad(self, i: Value, value: Value, other: float) -> Value:
+        return self.w.select(i < self.run.size, value, other)
+
+    def read_values(self, row: Value) -> None:
+        w, item = self.w, self.item
+        with w.loop(0, self.run.size) as j:
+            at = j * item.itemsize
+            w.store(self.values, at, w.load(item, row, at))
+
+    def prepare_matrix(self, place: Place) -> None:
+        """Write the exponentials of a matrix: column by column, padded."""
+        run, w, item = self.run, self.w, self.item
+        matrix = run.matrix_at(place)
+        exponentials, largest = self.of_matrix(place)
+        last = run.size - 1
+        with w.loop(0, self.length) as i:
+            # Where a state is one vector, its lanes past the end repeat the last number.
+            own = w.select(i < run.size, i, last)
+            top = w.local(-inf, item)
+            with w.loop(0, run.size) as k:
+                value, before = matrix.load(w, own, plainly(w, k)), w.copy(top)
+                w.assign(top, w.select((value > before) | value.differs(value), value, before))
+            found = w.copy(top)
+            found = w.select(abs(found) < inf, found, 0.0)
+            w.store(largest, i * item.itemsize, found)
+            with w.loop(0, run.size) as k:
+                j = plainly(w, k)
+                value = matrix.load(w, own, j) - found
+                w.store(exponentials, (j * self.length + i) * item.itemsize, value)
+        with w.loop(0, run.size * self.length, self.lanes) as i:
+            at = i * item.itemsize
+            w.store(exponentials, at, self.function("exp", w.load(self.kind, exponentials, at)))
+
+    def of_matrix(self, place: Place) -> tuple[Value, Value]:
+        """Return where the exponentials of a matrix are, and the largest numbers of its rows."""
+        run, w = self.run, self.w
+        exponentials, largest = run.space["exponentials"], run.space["largest"]
+        if not run.loop.matrix_batched:
+            return exponentials, largest
+        line = place["index"] * self.length * self.item.itemsize
+        return w.offset(exponentials, line * run.size), w.offset(largest, line)
+
+    # One step
+
+    def step(self, place: Place, old: Value, new: Value) -> None:
+        if self.vectors is not None:
+            self.step_in_registers(place, old, new)
+        else:
+            self.step_in_memory(place, old, new)
+
+    def is_irregular(self, sums: Value) -> Value:
+        return ~((sums > self.smallest) & (sums < inf))
+
+    def step_in_registers(self, place: Place, old: Value, new: Value) -> None:
+        run, w, vectors = self.run, self.w, self.vectors
+        assert vectors is not None
+        state = vectors.load(old, 0) if self.state is None else w.copy(self.state)
+        exponentials, largest = self.of_matrix(place)
+        line = self.lanes * self.item.itemsize
+        columns = [w.load(self.kind, exponentials, j * line) for j in range(vectors.size)]
+        top = largest_lane(w, state)
+        weights = self.function("exp", state - w.splat(top, self.lanes))
+        sums = vectors.product(columns, vectors.copies(weights), vectors.zero)
+        scale = w.splat(top, self.lanes) + w.load(self.kind, largest)
+        result = self.function("log", sums) + scale
+        add = run.offset_at(place)
+        if add is not None:
+            result = result + vectors.load(run.in_rows(add.turned, "row").pointer, 0)
+        vectors.store(new, 0, result)
+        if self.state is not None:
+            w.assign(self.state, result)
+        with w.when(any_lane(w, self.is_irregular(sums)) | ~(abs(top) < inf)):
+            w.store(self.sums, 0, sums)
+            self.term_by_term(place, old, new, top)
+            if self.state is not None:
+                w.assign(self.state, vectors.load(new, 0))
+
+    def step_in_memory(self, place: Place, old: Value, new: Value) -> None:
+        run, w, item, kind = self.run, self.w, self.item, self.kind
+        size = item.itemsize
+        exponentials, largest = self.of_matrix(place)
+        if run.loop.batch:
+            self.read_values(old)
+        tops = w.local(w.constant(-inf, kind))
+        with w.loop(0, self.length, self.lanes) as c:
+            value, before = w.load(kind, self.values, c * size), w.copy(tops)
+            w.assign(tops, w.select(value > before, value, before))
+        top = largest_lane(w, w.copy(tops))
+        with w.loop(0, self.length, self.lanes) as c:
+            value = w.load(kind, self.values, c * size) - w.splat(top, self.lanes)
+            w.store(self.weights, c * size, self.function("exp", value))
+        width, dtype = self.length, self.dtype
+        out, factors = (Matrix(p, dtype, 1, width, 0, size) for p in (self.sums, self.weights))
+        rows = Matrix(exponentials, dtype, run.size, width, width * size, size)
+        Combination(w, "real", out, factors, rows, None).write()
+        whole = run.size & -self.lanes
+        adds = self.addends(place, whole)
+        wrong = w.local(w.constant(0.0, kind))
+        with w.loop(0, self.length, self.lanes) as c:
+            at = c * size
+            sums = w.load(kind, self.sums, at)
+            scale = w.splat(top, self.lanes) + w.load(kind, largest, at)
+            source = w.select(c < whole, adds, self.adds)
+            value = (self.function("log", sums) + scale) + w.load(kind, source, at)
+            w.store(self.values, at, value)
+            w.assign(wrong, w.select(self.is_irregular(sums), 1.0, w.copy(wrong)))
+            with w.when(c < whole):
+                w.store(new, at, value)
+        with w.loop(whole, run.size) as k:
+            i = plainly(w, k)
+            w.store(new, i * size, w.load(item, self.values, i * size))
+        is_wrong = any_lane(w, w.copy(wrong).differs(0.0))
+        with w.when(is_wrong | ~(abs(top) < inf)):
+            self.term_by_term(place, old, new, top)
+            if not run.loop.batch:
+                self.read_values(new)
+
+    def addends(self, place: Place, whole: Value) -> Value:
+        """Return where the offset's whole vectors are; what is left is copied to the buffer."""
+        run, w, item = self.run, self.w, self.item
+        add = run.offset_at(place)
+        if add is None:
+            return self.adds
+        row = run.in_rows(add.turned, "row").pointer
+        with w.loop(whole, run.size) as k:
+            at = plainly(w, k) * item.itemsize
+            w.store(self.adds, at, w.load(item, row, at))
+        return row
+
+    def term_by_term(self, place: Place, old: Value, new: Value, top: Value) -> None:
+        """Write a step again, with sums that are not regular computed from their terms."""
+        run, w, item = self.run, self.w, self.item
+        matrix, add = run.matrix_at(place), run.offset_at(place)
+        _, largest = self.of_matrix(place)
+        with w.loop(0, run.size) as i:
+            at = i * item.itemsize
+            found = w.local(w.load(item, self.sums, at))
+            sums = w.copy(found)
+            with w.when(self.is_irregular(sums) | ~(abs(top) < inf)) as choice:
+
+                def term(k: Value, i: Value = i) -> Value:
+                    j = plainly(w, k)
+                    return matrix.load(w, i, j) + w.load(item, old, j * item.itemsize)
+
+                w.assign(found, extreme_of(w, "log", item, run.size, term))
+            with w.otherwise(choice):
+                scale = top + w.load(item, largest, at)
+                w.assign(found, self.function("log", sums) + scale)
+            value = w.copy(found)
+            if add is not None:
+                value = value + add.load(w, i, 0)
+            w.store(new, at, value)
+
+
+def lanes_of(dtype: str, size: int | None) -> int:
+    """Return how many numbers of a state are computed at once."""
+    full = VECTOR_BYTES // Type(dtype).itemsize
+    if size is None:
+        return 8
+    if size >= full:
+        return full
+    return max(2, 1 << (size - 1).bit_length()) if size else full
+
+
+def padded(w: Writer, dtype: str, size: Value, known: int | None) -> Value:
+    """Return how many numbers a buffer has; `known` is the size if it is known."""
+    lanes = lanes_of(dtype, known)
+    if known is not None:
+        return w.constant(-(-known // lanes) * lanes, INT64)
+    return (size + (lanes - 1)) & -lanes

@@ -1,7 +1,7 @@
 """Which nodes around the loops of a graph are computed together, by kernels.
 
 Nodes over arrays that have rules (`scanlib.kernels.arrays`) are gathered into *clusters*, each of
-which is one program (`scanlib.schedules.graphs`). What depends on a loop that depends on
+which is one program (`scanlib.schedules.array_loops`). What depends on a loop that depends on
 such nodes belongs to a later cluster: with the stage of a node that has no kernel being that of the
 last cluster it needs, clusters and such nodes take turns.
 
@@ -30,8 +30,7 @@ from pytensor.tensor.type_other import NoneTypeT
 from scanlib.backends.handler.functions import has_compiled_function
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.schedules.array_kernels import has_rule, stands_for_others
-from scanlib.schedules.graphs import graph_program
+from scanlib.schedules.array_loops import graph_program, has_rule, stands_for_others
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)

@@ -27,9 +27,8 @@ from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import array_program
+from scanlib.schedules.array_loops import array_program, graph_program
 from scanlib.schedules.choice import elementwise_program
-from scanlib.schedules.graphs import graph_program
 from scanlib.schedules.linear_steps import linear_program
 
 _KERNELS = ("prepare", "start", "first_run", "last_run", "then", "combine")
@@ -167,6 +166,8 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
     kernels = program.kernels
     names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
     names += ["" if kernels.then is None else kernels.then.name, "combine"]
+    if not kernels.start.body.statements:
+        names[1] = ""
     tell = progress_of(program.name, not program.may_stop).address if program.progress else 0
     described = _Program(
         *(code.entries.get(f"{name}_entry", 0) for name in names),

@@ -1,7 +1,4 @@
-"""Rows cut into segments under JAX: what checkpointed loops read and write.
-
-Reads of the starts of segments are slices by then (`scanlib.rewrites.simplify.checkpointed_loops`).
-"""
+"""Rows cut into segments under JAX: what checkpointed loops read and write."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.bounded import UnknownLengthError, static_int
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, SplitRows
+from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 
 
 def _known(*values: Any) -> list[int]:
@@ -43,21 +40,7 @@ def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> Callable[..
     return split_rows
 
 
-def _merged(value: Any) -> Any:
-    return jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
-
-
 @jax_funcify.register(MergeRows)
 def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return segments of rows, one above the other."""
-    return _merged
-
-
-@jax_funcify.register(JoinRows)
-def funcify_join_rows(op: JoinRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return segments of rows one above the other, and further rows."""
-
-    def join_rows(segments: Any, tail: Any) -> Any:
-        return jnp.concatenate([_merged(segments), tail]) if segments.size else jnp.asarray(tail)
-
-    return join_rows
+    return lambda value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))

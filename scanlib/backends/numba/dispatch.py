@@ -50,7 +50,7 @@ from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
-from scanlib.ops.row_ops.row_segments import JoinRows, MergeRows, SplitRows
+from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.schedules.linear_steps import linear_program
@@ -121,7 +121,6 @@ for moves_rows in (
     CheckedRows,
     GeneratorFromWords,
     GeneratorWords,
-    JoinRows,
     MergeRows,
     OneRow,
     PaddedRows,

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytensor.gradient as pg
-import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
@@ -98,18 +96,6 @@ def total_of(parts: Sequence[Variable | None]) -> Variable | None:
     for part in present[1:]:
         total = total + part
     return total
-
-
-def placed_history(like: Variable, parts: HistoryCotangent, depth: int) -> Variable:
-    """Return the cotangent of a history: of the rows its steps wrote, and of the last rows."""
-    zeros = pt.zeros_like(like)
-    placed = [
-        None if parts.rows is None else pt.set_subtensor(zeros[depth:], parts.rows),
-        None if parts.last is None else pt.set_subtensor(zeros[-1], parts.last),
-        None if parts.ends is None else pt.set_subtensor(zeros[-depth:], parts.ends),
-    ]
-    total = total_of(placed)
-    return pg.disconnected_type() if total is None else total
 
 
 def terms_of(variable: Variable) -> list[Variable]:

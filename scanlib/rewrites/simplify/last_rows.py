@@ -71,17 +71,12 @@ def tap_of_view(node: Apply | None, depth: int, reverse: bool = False) -> int | 
 
 
 def last_row_reads(
-    fgraph: FunctionGraph, history: Variable, depth: int, ignored: tuple[type, ...] | type = ()
+    fgraph: FunctionGraph, history: Variable, depth: int
 ) -> tuple[list[LastRow], bool]:
-    """Return the reads of last rows of a history, and whether it is read in no other way.
-
-    What Ops of the `ignored` types read does not count.
-    """
+    """Return the reads of last rows of a history, and whether it is read in no other way."""
     reads: list[LastRow] = []
     only = True
     for client, position in fgraph.clients.get(history, ()):
-        if isinstance(client.op, ignored):
-            continue
         if not isinstance(client.op, Subtensor) or position != 0:
             only = False
         elif tap_of_view(client, depth) == 0:

@@ -33,21 +33,20 @@ class SimplifyLoops(LoopRewrite):
 
     In each round: equal outer expressions are merged; unread results, duplicate parts and
     unread inputs are dropped; constants are forwarded; invariant work is hoisted; loops over
-    the same data are merged. When nothing changes any more, histories of which only the last
-    rows are read stop being stored.
+    the same data are merged. Before, it is decided what checkpointed loops store; when nothing
+    changes any more, histories of which only the last rows are read stop being stored.
     """
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not config.scanlib__simplify or not any(is_loop(node) for node in fgraph.apply_nodes):
             return
+        self.settle_each(fgraph)
         merge_equal = MergeOptimizer()
         done: set[object] = set()
         left: set[Apply] = set()
         for _ in range(MAX_ROUNDS):
             merge_equal.rewrite(fgraph)
-            if self.simplify_each(fgraph, done, left) or self.merge_one(fgraph):
-                continue
-            if not self.settle_one(fgraph):
+            if not self.simplify_each(fgraph, done, left) and not self.merge_one(fgraph):
                 break
         self.untrace_each(fgraph)
 
@@ -99,14 +98,18 @@ class SimplifyLoops(LoopRewrite):
                 return True
         return False
 
-    def settle_one(self, fgraph: FunctionGraph) -> bool:
-        """Decide what one checkpointed loop stores, once its readers are known."""
-        for node in self.loops(fgraph):
-            replacements = settle_checkpoints(fgraph, node)
-            if replacements is not None:
-                replace(fgraph, replacements, "scanlib_segments")
-                return True
-        return False
+    def settle_each(self, fgraph: FunctionGraph) -> None:
+        """Decide what checkpointed loops store, while they are as their gradients know them."""
+        left: set[Apply] = set()
+        while True:
+            MergeOptimizer().rewrite(fgraph)
+            pending = [n for n in self.loops(fgraph) if n.op.checkpoint is not None]
+            node = next((node for node in pending if node not in left), None)
+            if node is None:
+                return
+            left.add(node)
+            with self.attempt(fgraph, node):
+                replace(fgraph, settle_checkpoints(fgraph, node), "scanlib_segments")
 
     def untrace_each(self, fgraph: FunctionGraph) -> None:
         for node in self.loops(fgraph):
