@@ -148,7 +148,7 @@ class ShardedFunction:
         axis = self._time_axis(spec)
         if axis is None or array.shape[axis] % mesh.shape[self.time]:
             return PartitionSpec()
-        return PartitionSpec(*[None] * axis, self.time)
+        return _at(self.time, axis)
 
     # What JAX traces
 
@@ -171,11 +171,12 @@ class ShardedFunction:
             found = []
             specs.clear()
             for value in results:
-                axis = value.axis if isinstance(value, Timed) else None
-                value = value.whole() if isinstance(value, Timed) else jnp.asarray(value)
-                uneven = axis is None or value.shape[axis] % cut.devices
-                specs.append(PartitionSpec(*() if uneven else [*[None] * axis, self.time]))
-                found.append(value if uneven else cut.spread(value, axis))
+                spec = PartitionSpec()
+                if isinstance(value, Timed) and value.length % cut.devices == 0:
+                    spec = _at(self.time, value.axis)
+                    value = cut.spread(value.whole(), value.axis)
+                specs.append(spec)
+                found.append(value.whole() if isinstance(value, Timed) else jnp.asarray(value))
             return found
 
         if AxisType.Explicit not in mesh.axis_types:
@@ -191,14 +192,14 @@ class ShardedFunction:
 
     def _placed(self, cut: Cut, value: Any, axis: int | None, spec: PartitionSpec) -> Any:
         """Return an argument, cut as it should be."""
-        length = None if axis is None else value.shape[axis]
-        if axis is not None and length % cut.devices:  # rows are cut unevenly by XLA alone
-            pad = [(0, 0)] * value.ndim
+        if axis is not None and value.shape[axis] % cut.devices:  # XLA alone cuts unevenly
+            length, pad = value.shape[axis], [(0, 0)] * value.ndim
             pad[axis] = (0, -length % cut.devices)
-            value = jnp.pad(value, pad)
+            wide = lax.with_sharding_constraint(jnp.pad(value, pad), NamedSharding(cut.mesh, spec))
+            return Timed(lax.slice_in_dim(wide, 0, length, axis=axis), axis)
         if any(entry is not None for entry in spec):
             value = lax.with_sharding_constraint(value, NamedSharding(cut.mesh, spec))
-        return value if axis is None else Timed(lax.slice_in_dim(value, 0, length, axis=axis), axis)
+        return value if axis is None else Timed(value, axis)
 
     def _walk(self, cut: Cut, inputs: list[Any]) -> list[Any]:
         """Return the outputs of the graph, `Timed` ones and others."""
@@ -232,6 +233,10 @@ class ShardedFunction:
         # Sizes and bounds of slices that are computed from numbers stay numbers.
         with jax.ensure_compile_time_eval() if known and small else nullcontext():
             return self.functions[node](*given)
+
+
+def _at(name: str, axis: int) -> PartitionSpec:
+    return PartitionSpec(*[None] * axis, name)
 
 
 def sharded(

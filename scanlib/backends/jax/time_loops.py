@@ -1,10 +1,10 @@
 r"""Loops over a time axis that is cut into pieces.
 
 The steps of a piece are composed to one function of the state, its *summary*; the summaries are
-exchanged; those of the pieces before are applied to the initial state, which gives the state that a
-piece starts from; and the loop runs on each piece. Both runs are mapped over the pieces, which are
-an axis like that of any batch. A gradient is a loop that walks backwards: the same with the order of
-pieces reversed. Sums over time start from zero in all pieces, and are added up.
+exchanged; those of the pieces before are applied to the initial state, which gives the state that
+a piece starts from; and the loop runs on each piece. Both runs are mapped over the pieces, which
+are an axis like that of any batch. A gradient is a loop that walks backwards: the same with the
+order of pieces reversed. Sums over time start from zero in all pieces, and are added up.
 
 Elementwise loops exchange all summaries at once, a few numbers for each channel:
 
@@ -26,7 +26,7 @@ algorithms", 1986. For layers of networks: A. Katharopoulos et al., "Transformer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from types import SimpleNamespace
@@ -308,11 +308,9 @@ class _Walk:
             first = [jnp.full_like(states[0], value) for value in neutral]
 
             def apply(summary: Summary, state: list[Any]) -> list[Any]:
-                return [formulas.apply(jnp, summary, state[0])]
+                return [formulas.apply(jnp, tuple(summary), state[0])]
 
-        run, earlier = _once(
-            self.node, number, lambda: self.summary_function(number, recurrence)
-        )
+        run, earlier = _once(self.node, number, lambda: self.summary_function(number, recurrence))
         given = [*self.outer.sequences, *(self.entries[part] for part in earlier)]
         found = _mapped(run, given, [*first, *self.outer.non_sequences])
         after = pieces.fold(_packed(found, pieces.cut.gathered), states, apply)
@@ -336,7 +334,7 @@ class _Walk:
         return jnp.stack(taps if self.pieces.reverse else taps[::-1], axis=1)
 
     def summary_function(self, number: int, recurrence: Recurrence) -> tuple[Any, list[int]]:
-        """Return the function that composes the steps of a piece, and the parts it walks as well."""
+        """Return the function that composes the steps of a piece, and which parts it is given."""
         loop = _fresh(self.scan)
         parts = recurrence.parts
         earlier = sorted({p for r in self.op.recurrences[:number] for p in r.parts})
@@ -463,9 +461,7 @@ class _Walk:
             pairs = zip(moved, starts, strict=True)
             return [jnp.where(pieces.is_first(value), start, value) for value, start in pairs], None
 
-        entries = [
-            pieces.cut.spread(jnp.broadcast_to(v, (pieces.count, *v.shape))) for v in starts
-        ]
+        entries = [pieces.cut.spread(jnp.broadcast_to(v, (pieces.count, *v.shape))) for v in starts]
         turns = pieces.count - 1
         entries, _ = lax.scan(turn, entries, length=turns)
         self.entries |= dict(zip(parts, entries, strict=True))
@@ -473,7 +469,10 @@ class _Walk:
 
 
 def _mapped(
-    function: Callable[..., Any], pieces: Sequence[Any], whole: Sequence[Any], more: Sequence[Any] = ()
+    function: Callable[..., Any],
+    pieces: Sequence[Any],
+    whole: Sequence[Any],
+    more: Sequence[Any] = (),
 ) -> list[Any]:
     """Return what a function makes of each piece; of `whole` it gets all."""
     axes = (*[0] * len(pieces), *[None] * len(whole), *[0] * len(more))
@@ -517,7 +516,9 @@ def run_linear(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread
     axes = Parts(**{name: 0 if name in timed else None for name in Parts._fields})
 
     def summarized(*values: Any) -> Summary:
-        return _linear_summary(walk, parts._replace(**dict(zip(timed, values, strict=True))), pieces)
+        return _linear_summary(
+            walk, parts._replace(**dict(zip(timed, values, strict=True))), pieces
+        )
 
     summary = _mapped(summarized, [getattr(parts, name) for name in timed], [])
     report.append(Spread(title(node), pieces.count, initial.dtype.itemsize))
@@ -551,7 +552,8 @@ def _run_linear(op: LinearScan, parts: Parts, axes: Parts | None = None) -> Any:
     key = (op, *zip(ranks, (str(a.dtype) for a in arrays), strict=True))
     if key not in _linear:
         kinds = [
-            TensorType(str(a.dtype), shape=(None,) * n)() for a, n in zip(arrays, ranks, strict=True)
+            TensorType(str(a.dtype), shape=(None,) * n)()
+            for a, n in zip(arrays, ranks, strict=True)
         ]
         _linear[key] = function_of(kinds, [op(*kinds)])
     run = _linear[key]

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytensor.scalar as ps
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply
@@ -79,8 +80,13 @@ def plain_function(node: Apply) -> Callable[..., list[Any]]:
     with jax.ensure_compile_time_eval():
         function = funcify_node(node.op, node)
 
+    def array(value: Any) -> Any:
+        if isinstance(value, Timed):
+            return value.whole()
+        return jnp.asarray(value) if isinstance(value, np.ndarray) and value.ndim else value
+
     def run(*values: Any) -> list[Any]:
-        found = function(*(v.whole() if isinstance(v, Timed) else v for v in values))
+        found = function(*map(array, values))
         return list(found) if isinstance(found, list | tuple) else [found]
 
     return run
@@ -103,9 +109,7 @@ def _side_by_side(node: Apply, inputs: list[Any], cut: Cut) -> list[Any]:
     for variable, value in zip(node.inputs, inputs, strict=True):
         if isinstance(value, Timed):
             found = {
-                k
-                for v, i, out, k in kept
-                if v is variable and i == value.axis and out is not v
+                k for v, i, out, k in kept if v is variable and i == value.axis and out is not v
             }
             axes |= found or {None}
     if len(axes) > 1 or (None in axes and not isinstance(node.op, CAReduce | Dot)):

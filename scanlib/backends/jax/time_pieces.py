@@ -56,7 +56,7 @@ class Cut:
 
     def placed(self, value: Any, axis: int, name: str | None) -> Any:
         """Return an array whose axis is cut, or which all devices have whole along it."""
-        spec = [FREE] * value.ndim
+        spec: list[Any] = [FREE] * value.ndim
         spec[axis] = name
         return lax.with_sharding_constraint(value, NamedSharding(self.mesh, PartitionSpec(*spec)))
 
