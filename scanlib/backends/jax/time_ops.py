@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytensor.scalar as ps
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply
@@ -80,13 +79,8 @@ def plain_function(node: Apply) -> Callable[..., list[Any]]:
     with jax.ensure_compile_time_eval():
         function = funcify_node(node.op, node)
 
-    def array(value: Any) -> Any:
-        if isinstance(value, Timed):
-            return value.whole()
-        return jnp.asarray(value) if isinstance(value, np.ndarray) and value.ndim else value
-
     def run(*values: Any) -> list[Any]:
-        found = function(*map(array, values))
+        found = function(*(v.whole() if isinstance(v, Timed) else v for v in values))
         return list(found) if isinstance(found, list | tuple) else [found]
 
     return run
