@@ -208,11 +208,10 @@ class KernelLoop:
             outputs.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
         if signature.has_stop:
             outputs.append(())
-        places = self.writer.places
-        if places is not None:
+        if self.writer.places:
             outputs.append((*sizes, 2))
-        read = {} if places is None else places.lengths
-        lengths_read = {name: given[array][axis] for name, (array, axis) in read.items()}
+        read = self.writer.lengths.items()
+        lengths_read = {name: given[array][axis] for name, (array, axis) in read}
         return Geometry(steps, sizes, outputs, lengths_read)
 
     def _channels(self, given: dict[str, Shape], steps: int) -> Iterator[int]:
@@ -338,7 +337,7 @@ class KernelLoop:
             If a condition ended the loop too early.
         """
         signature = self.writer.signature
-        if self.writer.places is not None:
+        if self.writer.places:
             *results, wrong = results
             found = np.asarray(wrong.cpu() if hasattr(wrong, "cpu") else wrong).reshape(-1, 2)
             found = found[found[:, 0] >= 0]
