@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scanlib.backends.cuda.compiler import compile_kernels
-from scanlib.backends.cuda.driver import Driver
+from scanlib.backends.cuda.nvidia import Driver, compile_kernels
 from scanlib.backends.cuda.parameters import Parameters, contiguous
 from scanlib.backends.cuda.printer import KERNELS, LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose

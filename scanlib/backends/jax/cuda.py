@@ -21,10 +21,14 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
-from scanlib.backends.cuda.driver import LIBRARY
 from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
 from scanlib.backends.cuda.linear import check_linear, linear_kernels
+from scanlib.backends.cuda.nvidia import (
+    LIBRARY,
+    KernelCompileError,
+    NoCompilerError,
+    compile_kernels,
+)
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
