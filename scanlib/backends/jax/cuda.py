@@ -104,7 +104,12 @@ def _are_ready(kernels: KernelLoop | Kernels) -> bool:
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
         return True
-    if load_handler() is None or not _compiles(kernels, device):
+    if load_handler() is None:
+        return False
+    try:
+        _compiled(kernels, device)
+    except (NoCompilerError, KernelCompileError) as error:
+        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
         return False
     register(LIBRARY, "CUDA")
     return True
@@ -117,16 +122,6 @@ def cuda_device() -> Any:
         return jax.devices("cuda")[0]
     except RuntimeError:
         return None
-
-
-def _compiles(kernels: KernelLoop | Kernels, device: Any) -> bool:
-    """Whether the kernels compile for a device."""
-    try:
-        _compiled(kernels, device)
-    except (NoCompilerError, KernelCompileError) as error:
-        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
-        return False
-    return True
 
 
 def _compiled(kernels: KernelLoop | Kernels, device: Any) -> bytes:
