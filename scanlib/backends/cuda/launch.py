@@ -316,7 +316,8 @@ class KernelLoop:
                 kept, carried = self.writer.totals[array.name], array.name[0] == "c"
                 # Torch has no sums of unsigned integers.
                 wide = "int64" if np.dtype(array.dtype).kind == "u" else array.dtype
-                axes = (*[0][:carried], *range(1 + kept, 1 + layout.ndim))
+                axes = tuple(range(1 + kept, 1 + layout.ndim))
+                axes = (0, *axes) if carried else axes
                 terms = cast(terms, wide).sum(axes).reshape(shape)
                 if carried:
                     start = given[names.index(outer.carries[int(array.name[1:])])]
