@@ -196,11 +196,11 @@ class _Step:
 
     def after(self, carry: Any) -> list[Any]:
         """Return the leaves of the carry that a step returned."""
-        leaves = self.carry.leaves(carry)
-        if leaves is None:
+        leaves, given = flatten(carry)
+        if given != self.carry:
             raise ValueError(
                 f"{step_name(self.fn)} returns a carry of another structure than init:\n"
-                f"{difference(self.carry, flatten(carry)[1])}"
+                f"{difference(self.carry, given)}"
             )
         return leaves
 

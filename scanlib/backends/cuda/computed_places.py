@@ -17,28 +17,13 @@ from scanlib.backends.cuda.scalar_code import HALF, Code
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.ops.c_linker import NoCCodeError
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp
+from scanlib.ops.lowered.positions import Channel, Position, PositionalOp
 
 if TYPE_CHECKING:
     from scanlib.backends.cuda.printer import LoopWriter
 
 # For each channel, the first step with an index outside of its array, and the index.
 WRONG = "wrong"
-
-
-def check_places(op: ElemwiseScan) -> None:
-    """Raise an error if a step reads the states of other channels.
-
-    Raises
-    ------
-    NoCCodeError
-    """
-    inner = op.signature.split_body_inputs(op.body.inputs)
-    own = {tap for taps in inner.taps for tap in taps} | set(inner.carries)
-    for node in positional(op.body.outputs):
-        if isinstance(node.op, Item) and node.inputs[0] in own:
-            raise NoCCodeError("channels that need one another have no CUDA kernel")
 
 
 def positional(outputs: Sequence[Variable]) -> Iterator[Apply]:

@@ -29,7 +29,7 @@ struct scanlib_array {
 typedef int64_t (*scanlib_kernel)(void *, void *);
 
 struct scanlib_program {
-  scanlib_kernel prepare, start, runs[2], then, combine;
+  scanlib_kernel prepare, start, runs[2], then, combine; /* NULL where there is nothing to do */
   int64_t n_inputs, n_outputs, n_functions, n_shared;
   int64_t size, steps, capacity, begin, taken, workspace, workspace_size, part, parts, choice;
   int64_t functions;
@@ -113,15 +113,16 @@ struct scanlib_call {
   void *workspace;
 
   explicit scanlib_call(const scanlib_program *called) : program(called), workspace(NULL) {
-    memset(frame, 0, sizeof frame);
+    frame[0] = 0; /* nobody is asked by what runs before the steps */
     table = own;
     if (called->size > SCANLIB_WORDS) table = (int64_t *)malloc(called->size * sizeof(int64_t));
-    if (table)
+    if (table) table[called->choice] = 0; /* `prepare` of one kernel alone says nothing */
+    if (table && called->n_functions)
       memcpy(table + called->functions, called->addresses, called->n_functions * sizeof(int64_t));
   }
   ~scanlib_call() {
     if (table != own) free(table);
-    free(workspace);
+    if (workspace) free(workspace);
   }
 
   /* Strides may be those of another, wider array; NULL stands for those of contiguous memory. */
@@ -156,7 +157,7 @@ struct scanlib_call {
     workspace = bytes ? malloc(bytes + SCANLIB_LINE) : NULL;
     table[program->workspace] = ((intptr_t)workspace + SCANLIB_LINE - 1) & -SCANLIB_LINE;
     if (bytes && !workspace) return false;
-    program->start(table, frame);
+    if (program->start) program->start(table, frame);
     return true;
   }
   /* Takes the steps. Polls call `ask`, if nobody is to be told how far they are. */

@@ -166,6 +166,8 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
     kernels = program.kernels
     names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
     names += ["" if kernels.then is None else kernels.then.name, "combine"]
+    if not kernels.start.body.statements:
+        names[1] = ""
     tell = progress_of(program.name, not program.may_stop).address if program.progress else 0
     described = _Program(
         *(code.entries.get(f"{name}_entry", 0) for name in names),

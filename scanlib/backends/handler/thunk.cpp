@@ -173,20 +173,6 @@ struct Arrays {
   }
 };
 
-/* What C code of PyTensor's calls: `outputs` are replaced. */
-extern "C" int scanlib_run(const scanlib_program *program, PyObject **inputs,
-                           PyArrayObject ***outputs) {
-  Arrays arrays(program);
-  if (arrays.run(inputs, NULL)) return -1;
-  for (int64_t k = 0; k < program->n_outputs; k++) {
-    PyArrayObject *old = *outputs[k];
-    *outputs[k] = arrays.outputs[k];
-    arrays.outputs[k] = NULL;
-    Py_XDECREF(old);
-  }
-  return 0;
-}
-
 /* What Python calls: from a tuple of values to a list of arrays. */
 extern "C" PyObject *scanlib_values(const scanlib_program *program, PyObject *values) {
   Arrays arrays(program);

@@ -1,7 +1,6 @@
 """Loops on NumPy arrays: under PyTensor's C linker without a C compiler, and in `perform`.
 
-PyTensor's virtual machine calls the function in a thunk's capsule straight from C. Where it makes
-one C module of a whole function (``linker="c"``), a loop is a call of the same handler, `C_CODE`.
+PyTensor's virtual machine calls the function in a thunk's capsule straight from C.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.scalar.basic import ScalarType
 
 from scanlib._compat.numba import NRT_FUNCTIONS
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.handler.library import identity, load_library, python_options, source
-from scanlib.backends.handler.programs import address, registered
+from scanlib.backends.handler.programs import address, program_of_node, registered
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.python_driver import compiled_runner
+from scanlib.ops.c_linker import NoCCodeError, register_c_thunks
 
 COMPILED = "scanlib_compiled"  # what code calls that numba compiled
 _MEMORY = ("MemInfo_alloc_aligned", "MemInfo_data", "MemInfo_release")
@@ -137,62 +136,16 @@ def runner(program: LoopProgram) -> Callable[..., list[np.ndarray]]:
     return lambda *inputs: run(place, inputs)
 
 
-def find(key: str) -> tuple[int, int]:
-    """Return the addresses of the handler and of a program, for C code."""
-    return ctypes.cast(library().scanlib_run, ctypes.c_void_p).value or 0, address(key)
+@register_c_thunks
+def thunk_maker(node: Apply) -> Callable[..., Thunk]:
+    """Return what makes the thunk of a loop.
 
-
-C_CODE = r"""
-#ifndef SCANLIB_PROGRAMS
-#define SCANLIB_PROGRAMS
-typedef int (*scanlib_handler)(void *, PyObject **, PyArrayObject ***);
-/* Asks scanlib for the handler and for a program of this process. */
-static int scanlib_find(const char *key, scanlib_handler *handler, void **program) {
-  PyObject *module = PyImport_ImportModule("scanlib.backends.handler.thunks");
-  PyObject *found = module ? PyObject_CallMethod(module, "find", "s", key) : NULL;
-  long long first, second;
-  const int known = found && PyArg_ParseTuple(found, "LL", &first, &second);
-  if (known) {
-    *program = (void *)(npy_intp)second;
-    *handler = (scanlib_handler)(npy_intp)first;
-  }
-  Py_XDECREF(found);
-  Py_XDECREF(module);
-  return known ? 0 : -1;
-}
-#endif
-"""
-
-
-def calling_lines(
-    program: LoopProgram, types: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str]
-) -> list[str]:
-    """Return the statements of C code that run a program, and return how that ended.
-
-    Parameters
-    ----------
-    program : LoopProgram
-    types : sequence
-        The types of the inputs.
-    inputs, outputs : sequence of str
-        The names of the inputs, and of the addresses of the outputs.
+    Raises
+    ------
+    NoCCodeError
+        If the loop has no program.
     """
-    lines = [
-        "static scanlib_handler handler;",
-        "static void *program;",
-        f'if (!handler && scanlib_find("{registered(program)}", &handler, &program)) return -1;',
-        f"PyObject *given[{max(len(inputs), 1)}];",
-        f"PyArrayObject **made[] = {{{', '.join(outputs)}}};",
-    ]
-    scalars = []
-    for k, (name, kind) in enumerate(zip(inputs, types, strict=True)):
-        value = f"(PyObject *){name}"
-        if isinstance(kind, ScalarType):
-            number = np.dtype(kind.dtype).num
-            value = f"PyArray_SimpleNewFromData(0, NULL, {number}, &{name})"
-            scalars.append(k)
-        lines.append(f"given[{k}] = {value};")
-    lines += [f"if (!given[{k}]) return -1;" for k in scalars]
-    lines.append("const int failed = handler(program, given, made);")
-    lines += [f"Py_DECREF(given[{k}]);" for k in scalars]
-    return [*lines, "return failed;"]
+    program = program_of_node(node)
+    if program is None:
+        raise NoCCodeError(f"{node.op} runs through perform")
+    return partial(make_thunk, program)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scanlib.kernels.language import INT64, POINTER, Type, Value, Writer
+from scanlib.kernels.linalg.matrices import Matrix, sized
 from scanlib.kernels.program import Routine
 
 # Gives the address of a routine.
@@ -42,9 +43,7 @@ def call_library(w: Writer, address: Value, *arguments: Value | str) -> None:
     w.call_routine(address, *operands)
 
 
-def layout(
-    w: Writer, strides: tuple[Value, Value], sizes: tuple[Value, Value], item: int
-) -> tuple[Value, Value, Value]:
+def layout(w: Writer, matrix: Matrix) -> tuple[Value, Value, Value]:
     """Return how a routine reads a matrix.
 
     Returns
@@ -56,7 +55,8 @@ def layout(
     fits : Value
         Whether one of them is contiguous, so that it can be read at all.
     """
-    (row, column), (rows, columns) = strides, sizes
+    row, column = sized(w, matrix.row_stride, matrix.column_stride)
+    (rows, columns), item = sized(w, matrix.rows, matrix.columns), matrix.itemsize
     is_by_rows = column.equals(item) & (row >= columns * item)
     is_by_columns = row.equals(item) & (column >= rows * item)
     line = w.apply("quotient", w.select(is_by_rows, row, column), w.constant(item, INT64))

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice
+from typing import Any
 
-from scanlib.kernels.language import INT64, Constant, Type, Value, Writer
+from scanlib.kernels.language import (
+    BOOL,
+    INT64,
+    POINTER,
+    Constant,
+    Function,
+    Type,
+    Value,
+    Writer,
+    write_function,
+)
 
 Size = Value | int
 
@@ -22,6 +35,8 @@ class Matrix:
     rows, columns : Value or int
     row_stride, column_stride : Value or int
         How many bytes a row, or a column, is from the next.
+    is_packed : bool
+        Whether its rows are known to lie one behind the other.
     """
 
     pointer: Value
@@ -30,6 +45,12 @@ class Matrix:
     columns: Size
     row_stride: Size
     column_stride: Size
+    is_packed: bool = field(default=False, kw_only=True)
+
+    @property
+    def type(self) -> Type:
+        """The type of an item, which is no complex number."""
+        return Type(self.dtype)
 
     @property
     def itemsize(self) -> int:
@@ -44,6 +65,7 @@ class Matrix:
             columns=self.rows,
             row_stride=self.column_stride,
             column_stride=self.row_stride,
+            is_packed=False,
         )
 
     def place(self, w: Writer, i: Size, j: Size) -> Value:
@@ -53,11 +75,77 @@ class Matrix:
 
     def load(self, w: Writer, i: Size, j: Size) -> Value:
         """Read an item, which is no complex number."""
-        return w.load(Type(self.dtype), self.pointer, self.place(w, i, j))
+        return w.load(self.type, self.pointer, self.place(w, i, j))
+
+    def store(self, w: Writer, i: Size, j: Size, value: Value) -> None:
+        w.store(self.pointer, self.place(w, i, j), value)
+
+    def row(self, w: Writer, i: Size) -> Value:
+        """Return the address of a row."""
+        return w.offset(self.pointer, sized(w, self.row_stride)[0] * i)
 
     def values(self, w: Writer) -> list[Value]:
         """Return the operands by which a function gets it: a pointer and both strides."""
         return [self.pointer, *sized(w, self.row_stride, self.column_stride)]
+
+
+def packed(pointer: Value, dtype: str, rows: Size, columns: Size) -> Matrix:
+    """Return a matrix whose rows lie one behind the other."""
+    item = Type(dtype).itemsize
+    return Matrix(pointer, dtype, rows, columns, columns * item, item, is_packed=True)
+
+
+def shared(write: Callable[..., Any]) -> Callable[..., tuple[Value, ...]]:
+    """Make what writes statements a function that all kernels share, one for each kind of operands.
+
+    `write` takes a `Writer`, operands, and options by their names; what is returned takes the same,
+    or Python's truth values in the place of operands, and writes a call. Of matrices that are
+    packed, no strides are given.
+    """
+
+    @cache
+    def function(kinds: tuple[Type | tuple[str, bool], ...], **options: Any) -> Function:
+        types, words = [], [write.__name__.strip("_"), *map(str, options.values())]
+        for kind in kinds:
+            if isinstance(kind, Type):
+                types.append(kind)
+                words.append(kind.dtype)
+            else:
+                dtype, is_packed = kind
+                types += [POINTER] + [INT64] * (2 if is_packed else 4)
+                words.append(f"{'packed_' if is_packed else ''}{dtype}")
+
+        def statements(w: Writer, *values: Value) -> Any:
+            rest = iter(values)
+            operands: list[Matrix | Value] = []
+            for kind in kinds:
+                if isinstance(kind, Type):
+                    operands.append(next(rest))
+                elif kind[1]:
+                    operands.append(packed(next(rest), kind[0], *islice(rest, 2)))
+                else:
+                    operands.append(Matrix(next(rest), kind[0], *islice(rest, 4)))
+            found = write(w, *operands, **options)
+            return () if found is None else found
+
+        return write_function("_".join(words), types, statements, is_shared=True)
+
+    def call(w: Writer, *operands: Matrix | Value | bool, **options: Any) -> tuple[Value, ...]:
+        kinds: list[Type | tuple[str, bool]] = []
+        values: list[Value] = []
+        for operand in operands:
+            if isinstance(operand, Matrix):
+                kinds.append((operand.dtype, operand.is_packed))
+                strides = operand.row_stride, operand.column_stride
+                sizes = operand.rows, operand.columns, *(() if operand.is_packed else strides)
+                values += [operand.pointer, *sized(w, *sizes)]
+            else:
+                value = w.as_value(operand, BOOL)
+                kinds.append(value.type)
+                values.append(value)
+        return w.call(function(tuple(kinds), **options), *values)
+
+    return call
 
 
 def sized(w: Writer, *sizes: Size) -> list[Value]:

@@ -41,7 +41,7 @@ from scanlib.kernels.language import (
     write_function,
 )
 from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
-from scanlib.kernels.linalg.matrices import Matrix, all_known, known, sized
+from scanlib.kernels.linalg.matrices import Matrix, Size, all_known, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, parts_of
@@ -84,10 +84,8 @@ def multiply(
         if dtype not in FLOATS + INTEGERS:
             raise NoKernelError(f"a product of matrices of {dtype} has no kernel")
     sizes = out.rows, a.columns, out.columns
-    operands = [value for matrix in (a, b, out) for value in matrix.values(w)]
-    counts = [*sized(w, *sizes), w.constant(more, BOOL)]
     if len(set(dtypes)) > 1 or a.itemsize < 4:
-        w.call(_plain_product(dtypes), *operands, *counts)
+        _plain_product(w, a, b, out, more)
         return
     static = all_known(sizes)
     if static is not None and out.dtype in FLOATS and 0 < min(static) <= max(static) <= TINIEST:
@@ -96,13 +94,12 @@ def multiply(
     is_small = static is not None and static[0] * static[1] * static[2] <= LARGEST
     is_vector = 1 in (known(out.rows), known(out.columns))
     form, turns = _known_form(a, b, out)
-    given = [*operands, *counts[:3]]
-    given = [given[place] for place in _TURNED] if turns else given
+    if turns:
+        a, b, out = b.turned, a.turned, out.turned
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
-        w.call(_product(out.dtype, form), *given, counts[3])
-        return
-    address = library(routine_of("gemm", out.dtype))
-    w.call(_library_product(out.dtype, form), *given, counts[3], address)
+        _product(w, a, b, out, more, form=form)
+    else:
+        _library_product(w, a, b, out, more, library(routine_of("gemm", out.dtype)), form=form)
 
 
 def pack(w: Writer, b: Matrix, panels: Value) -> None:
@@ -111,15 +108,12 @@ def pack(w: Writer, b: Matrix, panels: Value) -> None:
     Its rows are contiguous; the panels have as many numbers as `B` with columns that fill tiles
     (K. Goto and R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
     """
-    w.call(_packing(b.dtype), *b.values(w), *sized(w, b.rows, b.columns), panels)
+    _pack(w, b, panels)
 
 
 def multiply_packed(w: Writer, a: Matrix, panels: Value, out: Matrix) -> None:
     """Write ``out = a b`` from the panels of `b`; rows of `out` are contiguous."""
-    zero = w.constant(0, INT64)
-    counts = [*sized(w, out.rows, a.columns, out.columns), w.constant(False, BOOL)]
-    operands = [*a.values(w), panels, zero, zero, *out.values(w)]
-    w.call(_product(out.dtype, "packed"), *operands, *counts)
+    _product(w, a, Matrix(panels, a.dtype, a.columns, out.columns, 0, 0), out, False, form="packed")
 
 
 def panel_columns(dtype: str) -> int:
@@ -242,67 +236,38 @@ def _terms(w: Writer, x: Number, y: Number, dtype: str) -> list[list[tuple[Value
     return [[(w.cast(x, dtype), w.cast(y, dtype))]]
 
 
-@cache
-def _plain_product(dtypes: tuple[str, str, str]) -> Function:
-    """Return the function of products of numbers of any dtypes."""
-
-    def write(w: Writer, *values: Value) -> tuple[Value, ...]:
-        a, a_row, a_column, b, b_row, b_column, c, c_row, c_column, m, depth, n, more = values
-        one = Matrix(a, dtypes[0], m, depth, a_row, a_column)
-        other = Matrix(b, dtypes[1], depth, n, b_row, b_column)
-        out = Matrix(c, dtypes[2], m, n, c_row, c_column)
-        with w.when(more) as choice:
-            write_product(w, one, other, out, out)
-        with w.otherwise(choice):
-            write_product(w, one, other, out, None)
-        return ()
-
-    name = f"plain_product_{'_'.join(dtypes)}"
-    return write_function(name, [*MATRIX * 3, INT64, INT64, INT64, BOOL], write, is_shared=True)
+@shared
+def _plain_product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:
+    with w.when(more) as choice:
+        write_product(w, a, b, out, out)
+    with w.otherwise(choice):
+        write_product(w, a, b, out, None)
 
 
 # Products of any size
 
 
-@cache
-def _product(dtype: str, form: str) -> Function:
-    """Return the function of products of numbers of one dtype, in one form or whichever fits."""
-
-    def write(w: Writer, *values: Value) -> tuple[Value, ...]:
-        if form == "any":
-            _write_choice(w, dtype, *values)
-        elif form == "tiles":
-            _write_tiles(w, dtype, *values)
-        elif form == "narrow":
-            _Product(w, dtype, SMALL_REGISTER, *values).tiles()
-        elif form == "wide":
-            _Product(w, dtype, register_bytes(), *values).tiles()
-        elif form == "packed":
-            _Product(w, dtype, register_bytes(), *values).packed_tiles()
-        else:
-            columns, chains = (1, CHAINS) if form == "sum" else (CHAINS, 1)
-            _Product(w, dtype, register_bytes(), *values).sums(columns, chains)
-        return ()
-
-    types = [*MATRIX * 3, INT64, INT64, INT64, BOOL]
-    return write_function(f"product_{dtype}_{form}", types, write, is_shared=True)
+@shared
+def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, *, form: str) -> None:
+    """Write a product of numbers of one dtype in one form, or in whichever fits."""
+    if form == "any":
+        _write_choice(w, a, b, out, more)
+    elif form == "tiles":
+        _write_tiles(w, a, b, out, more)
+    elif form == "narrow":
+        _Product(w, SMALL_REGISTER, a, b, out, more).tiles()
+    elif form == "wide":
+        _Product(w, register_bytes(), a, b, out, more).tiles()
+    elif form == "packed":
+        _Product(w, register_bytes(), a, b, out, more).packed_tiles()
+    else:
+        columns, chains = (1, CHAINS) if form == "sum" else (CHAINS, 1)
+        _Product(w, register_bytes(), a, b, out, more).sums(columns, chains)
 
 
-@cache
-def _packing(dtype: str) -> Function:
-    """Return the function that writes the panels of a matrix."""
-
-    def write(w: Writer, *values: Value) -> tuple[Value, ...]:
-        *b, depth, n, panels = values
-        nothing = [w.constant(0, INT64)] * 3
-        product = _Product(
-            w, dtype, register_bytes(), *nothing, *b, *nothing, nothing[0], depth, n, nothing[0]
-        )
-        product.pack(panels)
-        return ()
-
-    types = [*MATRIX, INT64, INT64, POINTER]
-    return write_function(f"panels_{dtype}", types, write, is_shared=True)
+@shared
+def _pack(w: Writer, b: Matrix, panels: Value) -> None:
+    _Product(w, register_bytes(), b, b, b, w.constant(False, BOOL)).pack(panels)
 
 
 def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
@@ -325,56 +290,63 @@ def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
     return ("tiles", turns) if known(b.row_stride) == item else ("any", False)
 
 
-def _write_choice(w: Writer, dtype: str, *values: Value) -> None:
+def _write_choice(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:
     """Write the choice between forms."""
-    item = Type(dtype).itemsize
-    operands, more = values[:12], values[12]
-    c_row, c_column, m, _, n = operands[7:]
-    rows, columns = c_column.equals(item), c_row.equals(item)
+    item, (m, n) = out.itemsize, sized(w, out.rows, out.columns)
+    rows, columns = (_is(w, stride, item) for stride in (out.column_stride, out.row_stride))
     turns = w.select(n.equals(1), (m > 1) & columns, ~rows & (columns | m.equals(1)))
-    operands = tuple(
-        w.select(turns, operands[other], operand) if other != place else operand
-        for place, (operand, other) in enumerate(zip(operands, _TURNED, strict=True))
+    a, b, out = (
+        _chosen(w, turns, turned, matrix)
+        for turned, matrix in ((b.turned, a), (a.turned, b), (out.turned, out))
     )
-    a_column, b_row, b_column, c_column, m, n = (operands[k] for k in (2, 4, 5, 8, 9, 11))
-    is_column, has_rows = n.equals(1), b_column.equals(item)
-    are_side_by_side = a_column.equals(item) & b_row.equals(item)
-
-    choices = [
-        (is_column & are_side_by_side, _product(dtype, "sum")),
-        (is_column | c_column.differs(item), _plain_product((dtype,) * 3)),
-        (are_side_by_side & ~has_rows & (m < FEW), _product(dtype, "sums")),
-    ]
-    with ExitStack() as stack:
-        for condition, function in choices:
-            with w.when(condition) as choice:
-                w.call(function, *operands, more)
-            stack.enter_context(w.otherwise(choice))
-        w.call(_product(dtype, "tiles"), *operands, more)
-
-
-# Which operand takes the place of which if matrices are transposed.
-_TURNED = (3, 5, 4, 0, 2, 1, 6, 8, 7, 11, 10, 9)
-
-
-def _write_tiles(w: Writer, dtype: str, *values: Value) -> None:
-    """Write the choice between tiles of large vectors and of small ones."""
-    n, item = values[11], Type(dtype).itemsize
-    with w.when((n >= SMALL_REGISTER // item) & (n < register_bytes() // item)) as choice:
-        w.call(_product(dtype, "narrow"), *values)
+    m, n = sized(w, out.rows, out.columns)
+    is_column, has_rows = n.equals(1), _is(w, b.column_stride, item)
+    are_side_by_side = _is(w, a.column_stride, item) & _is(w, b.row_stride, item)
+    has_no_rows = is_column | ~_is(w, out.column_stride, item)
+    with w.when(is_column & are_side_by_side) as choice:
+        _product(w, a, b, out, more, form="sum")
+    with w.otherwise(choice), w.when(has_no_rows) as choice:
+        _plain_product(w, a, b, out, more)
+    with w.otherwise(choice), w.when(are_side_by_side & ~has_rows & (m < FEW)) as choice:
+        _product(w, a, b, out, more, form="sums")
     with w.otherwise(choice):
-        w.call(_product(dtype, "wide"), *values)
+        _product(w, a, b, out, more, form="tiles")
+
+
+def _is(w: Writer, size: Size, wanted: int) -> Value:
+    return sized(w, size)[0].equals(wanted)
+
+
+def _chosen(w: Writer, condition: Value, one: Matrix, other: Matrix) -> Matrix:
+    """Return one of two matrices."""
+    names = ("pointer", "rows", "columns", "row_stride", "column_stride")
+    pairs = ((getattr(one, name), getattr(other, name)) for name in names)
+    pointer, *sizes = (w.select(condition, *pair) for pair in pairs)
+    return Matrix(pointer, other.dtype, *sizes)
+
+
+def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:
+    """Write the choice between tiles of large vectors and of small ones."""
+    (n,), item = sized(w, out.columns), out.itemsize
+    with w.when((n >= SMALL_REGISTER // item) & (n < register_bytes() // item)) as choice:
+        _product(w, a, b, out, more, form="narrow")
+    with w.otherwise(choice):
+        _product(w, a, b, out, more, form="wide")
 
 
 class _Product:
     """Writes a product in one form, with vectors of some bytes."""
 
-    def __init__(self, w: Writer, dtype: str, register: int, *values: Value) -> None:
-        self.w, self.dtype, self.item = w, dtype, Type(dtype).itemsize
-        self.vector = Type(dtype, register // self.item)
+    def __init__(
+        self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix, more: Value
+    ) -> None:
+        self.w, self.dtype, self.item, self.more = w, out.dtype, out.itemsize, more
+        self.vector = Type(self.dtype, register // self.item)
         self.width = VECTORS * self.vector.lanes
-        self.a, self.a_row, self.a_column, self.b, self.b_row, self.b_column = values[:6]
-        self.c, self.c_row, self.c_column, self.m, self.depth, self.n, self.more = values[6:]
+        self.a, self.a_row, self.a_column = a.values(w)
+        self.b, self.b_row, self.b_column = b.values(w)
+        self.c, self.c_row, self.c_column = out.values(w)
+        self.m, self.depth, self.n = sized(w, out.rows, b.rows, b.columns)
 
     # Sums over vectors of what lies side by side
 
@@ -575,33 +547,27 @@ def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
 # Products of any size, the large ones by BLAS
 
 
-@cache
-def _library_product(dtype: str, form: str) -> Function:
-    """Return the function of products that may be large: its last operand is BLAS's routine.
+@shared
+def _library_product(
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, routine: Value, *, form: str
+) -> None:
+    """Write a product that may be large, by BLAS's routine then.
 
     BLAS stores matrices by columns: what it is asked for is ``Cᵀ = Bᵀ Aᵀ``.
     """
-
-    def write(w: Writer, *values: Value) -> tuple[Value, ...]:
-        own, routine = values[:13], values[13]
-        a, a_row, a_column, b, b_row, b_column, c, c_row, c_column, m, depth, n, more = own
-        kind = Type(dtype)
-        a_by_rows, a_line, a_fits = layout(w, (a_row, a_column), (m, depth), kind.itemsize)
-        b_by_rows, b_line, b_fits = layout(w, (b_row, b_column), (depth, n), kind.itemsize)
-        c_by_rows, c_line, _ = layout(w, (c_row, c_column), (m, n), kind.itemsize)
-        is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= ROWS)
-        with w.when(is_large & a_fits & b_fits & c_by_rows) as choice:
-            letters = [
-                w.select(flag, w.constant(ord("N"), Type("uint8")), ord("T"))
-                for flag in (b_by_rows, a_by_rows)
-            ]
-            one = w.constant(1, kind)
-            sizes = n, m, depth
-            last = w.select(more, one, 0), c, c_line
-            call_library(w, routine, *letters, *sizes, one, b, b_line, a, a_line, *last)
-        with w.otherwise(choice):
-            w.call(_product(dtype, form), *own)
-        return ()
-
-    types = [*MATRIX * 3, INT64, INT64, INT64, BOOL, POINTER]
-    return write_function(f"library_product_{dtype}_{form}", types, write, is_shared=True)
+    m, depth, n = sized(w, out.rows, a.columns, out.columns)
+    (a_by_rows, a_line, a_fits), (b_by_rows, b_line, b_fits), (by_rows, line, _) = (
+        layout(w, matrix) for matrix in (a, b, out)
+    )
+    is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= ROWS)
+    with w.when(is_large & a_fits & b_fits & by_rows) as choice:
+        letters = [
+            w.select(flag, w.constant(ord("N"), Type("uint8")), ord("T"))
+            for flag in (b_by_rows, a_by_rows)
+        ]
+        one = w.constant(1, out.type)
+        factors = b.pointer, b_line, a.pointer, a_line
+        last = w.select(more, one, 0), out.pointer, line
+        call_library(w, routine, *letters, n, m, depth, one, *factors, *last)
+    with w.otherwise(choice):
+        _product(w, a, b, out, more, form=form)

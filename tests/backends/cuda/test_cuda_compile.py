@@ -15,7 +15,6 @@ from scanlib.backends.cuda.compiler import (
     compile_kernels,
     find_nvrtc,
 )
-from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear import LinearKernels
 from scanlib.backends.cuda.parameters import contiguous
@@ -48,12 +47,10 @@ def launched(loop, *shape):
     inputs = loop.parameters.inputs
     shapes = [shape if array.lead and array.name in loop.writer.plan.outer.sequences
               else (1, *shape[1:])[1 - array.lead :] for array in inputs]  # fmt: skip
-    sizes = geometry(loop.writer, shapes)
-    arrays = zip([*shapes, *sizes.outputs], [*inputs, *loop.parameters.outputs], strict=True)
+    arrays = zip(shapes, inputs, strict=True)
     strides = [contiguous(own, np.dtype(array.dtype).itemsize) for own, array in arrays]
-    unit = loop.of(sizes, 132)
-    call = unit.call(sizes, strides, 132)
-    return [unit.names[one.kernel] for one in call.launches]
+    call = loop.call(loop.sizes(shapes), strides, 132)
+    return [call.kernels.names[one.kernel] for one in call.launches]
 
 
 def half_precision():

@@ -166,18 +166,12 @@ class TestCode:
         with pytensor.config.change_flags(scanlib__threads=2):
             assert program_key(program_of(op)) != key
 
-    def test_whole_graph_in_c(self):
-        """The linker that makes one C module of a whole function, two loops in it."""
+    def test_one_module_of_a_whole_function_is_refused(self):
         x = pt.dvector("x")
         y = trace(lambda x, y: 0.5 * y + x, sequences=x, outputs_info=0.0).owner.inputs[0]
-        z = trace(lambda y, z: pt.maximum(y, z), sequences=y, outputs_info=-9.0).owner.inputs[0]
         mode = pytensor.compile.mode.Mode(linker="c", optimizer="fast_run")
-        function = pytensor.function([x], [y, z], mode=mode)  # histories: a slice would abort
-        values = uniform(40)
-        (expected,) = reference_scan(lambda x, y: [0.5 * y + x], [values], [0.0])
-        expected = np.concatenate([[0.0], expected])
-        running = np.concatenate([[-9.0], np.maximum.accumulate(expected)])
-        assert_same(function(values), [expected, running])
+        with pytest.raises(NotImplementedError, match="use linker='cvm'"):
+            pytensor.function([x], y, mode=mode)
 
     def test_results_are_the_callers(self):
         """A result of one call is not overwritten by the next."""
