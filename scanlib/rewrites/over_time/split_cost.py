@@ -38,7 +38,7 @@ that crosses the border between a loop and a batch is written once and read once
    scalars, or feeds a product.
 7. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
    these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
-   of a batch, the step multiplies instead (`lower.linear_cost`).
+   of a batch, the step multiplies instead (`lower.linear_recurrence`).
 8. **What the forward loop computed, the backward loop reads** if it is a product, or a function
    with more than arithmetic of one: it takes two passes over the rows, and computing it
    again takes the product as well (`split.reuse`).

@@ -12,6 +12,7 @@ from scanlib._compat import freeze_graph
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.edit import results_by_part
+from scanlib.rewrites.simplify.redundant import assumed, equal_inputs, equal_states
 
 
 def mergeable(first: Apply, second: Apply) -> bool:
@@ -61,8 +62,6 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
     the same expression of the same inputs.
     """
     a, b = Loop.from_node(first), Loop.from_node(second)
-    if a.stop is not None and not _same_stop(a, b):
-        return None
     named = b if b.name and not a.name else a
     merged = replace(
         a,
@@ -77,6 +76,8 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
         function=named.function,
         associative=a.associative and b.associative,
     )
+    if a.stop is not None and not _stop_together(merged, b):
+        return None
     new = results_by_part(merged, merged.apply())
     replacements = {}
     for loop, node in ((a, first), (b, second)):
@@ -87,39 +88,13 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
     return replacements
 
 
-def _same_stop(a: Loop, b: Loop) -> bool:
-    """Whether the conditions are equal when equal outer inputs are, which needs that all
-    states they depend on are equal: the parts of both loops are matched by what they start
-    from, and the match must survive a step."""
-    pairs: dict[Variable, Variable] = {}
-    outer = {part.outer: part.row for part in a.sequences}
-    pairs.update({p.row: outer[p.outer] for p in b.sequences if p.outer in outer})
-    whole = {part.outer: part.inner for part in a.non_sequences}
-    pairs.update({p.inner: whole[p.outer] for p in b.non_sequences if p.outer in whole})
-    states = {(state.initial, tuple(sorted(state.taps))): state for state in a.states}
-    matched = []
-    for state in b.states:
-        mine = states.get((state.initial, tuple(sorted(state.taps))))
-        if mine is not None:
-            matched.append((mine.next, state.next))
-            pairs.update({state.taps[tap]: mine.taps[tap] for tap in state.taps})
-    carries = {carry.initial: carry for carry in a.carries}
-    for carry in b.carries:
-        own = carries.get(carry.initial)
-        if own is not None:
-            matched.append((own.next, carry.next))
-            pairs[carry.value] = own.value
-    assert a.stop is not None
-    assert b.stop is not None
-    mine_out = [a.stop, *(left for left, _ in matched)]
-    theirs = substitute([b.stop, *(right for _, right in matched)], pairs)
-    inputs = a.body_inputs() + [v for v in b.body_inputs() if v not in pairs]
-    frozen = freeze_graph(inputs, [*mine_out, *theirs])
-    half = len(mine_out)
-    return all(
-        left is right
-        for left, right in zip(frozen.outputs[:half], frozen.outputs[half:], strict=True)
-    )
+def _stop_together(merged: Loop, other: Loop) -> bool:
+    """Whether the conditions of two loops are one, given what is equal in both."""
+    same = equal_inputs(merged)
+    recurrent = equal_states(merged, same)
+    conditions = substitute([merged.stop, other.stop], same | assumed(recurrent))
+    one, two = freeze_graph(merged.body_inputs(), conditions).outputs
+    return one is two
 
 
 def merge_loops(fgraph: FunctionGraph, nodes: list[Apply]) -> dict[Variable, Variable] | None:

@@ -39,8 +39,7 @@ from scanlib.ops.linker_features import (
 from scanlib.ops.loop import Loop, Output, Results, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import Detached, Part, detach, results_by_part
-from scanlib.rewrites.lower.body_sizes import sizes_from_outside
-from scanlib.rewrites.lower.canonical_loop import canonical_loop
+from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.peel import OverTime
@@ -48,13 +47,15 @@ from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_components import (
+    SplitNote,
     drop_unread,
+    record,
+    record_of,
     rows_of_tap,
     separate,
     sub_loop,
 )
 from scanlib.rewrites.split.split_parts import SplitParts
-from scanlib.rewrites.split.split_record import SplitNote, record, record_of
 
 
 class SplitLoops(LoopRewrite):
