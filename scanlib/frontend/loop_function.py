@@ -123,7 +123,6 @@ class _Leaf:
     path: str
     dims: Dims | None
     lags: int | None
-    is_number: bool = False
 
     def given(self, values: Iterator[Variable], first: int) -> Any:
         """Return what the step is called with, from the placeholders of a loop."""

@@ -8,8 +8,7 @@ from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
-from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
-from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
+from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.peel import AllowStepProducts

@@ -54,8 +54,7 @@ from scanlib.rewrites.over_time.split_cost import (
 )
 from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
-from scanlib.rewrites.split.split import keeps_loops_whole
-from scanlib.rewrites.split.split_components import drop_unread
+from scanlib.rewrites.split.split import drop_unread, keeps_loops_whole
 
 
 class ReuseForwardValues(LoopRewrite):
