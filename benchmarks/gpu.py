@@ -34,10 +34,7 @@ from benchmarks.gpu_results import (
     print_checks,
     print_timings,
 )
-from scanlib.backends.cuda.compiler import NoCompilerError, find_compiler
-from scanlib.backends.cuda.driver import Driver, DriverError
-from scanlib.backends.cuda.geometry import geometry
-from scanlib.backends.cuda.launch import schedule_of
+from scanlib.backends.cuda.nvidia import Driver, DriverError, NoCompilerError, find_compiler
 
 BUDGET = 450  # seconds
 
@@ -174,8 +171,7 @@ def timings(
         ]  # fmt: skip
         moved = arrays * item * steps * channels
         with prepared(device, kernels, shapes) as (loop, places):
-            sizes = geometry(kernels.writer, shapes)
-            kind = schedule_of(kernels.writer, sizes, device.processors).kind
+            kind = kernels.schedule(kernels.sizes(shapes), device.processors).kind
             for place, shape in zip(places, shapes, strict=True):
                 fill(device, place, int(np.prod(shape)), dtype, rng)
             seconds = device.seconds(loop.run)

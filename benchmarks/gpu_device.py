@@ -10,9 +10,8 @@ import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode
 
-from scanlib.backends.cuda.driver import PROCESSORS, Driver
-from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
-from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels, launch
+from scanlib.backends.cuda.launch import Call, KernelLoop, launch
+from scanlib.backends.cuda.nvidia import PROCESSORS, Driver
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.ops import execution
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -139,35 +138,31 @@ class Prepared:
     Attributes
     ----------
     call : Call
-    shapes : list of tuple of int
-        Of the results.
     results : list of int
-        Where they are.
+        Where the arrays are that the kernels write.
     """
 
     device: Device
-    kernels: Kernels
     call: Call
     addresses: list[int]
-    shapes: list[tuple[int, ...]]
     results: list[int]
 
     def run(self) -> None:
         """Launch the kernels."""
-        handles = self.kernels.handles(self.device.driver, self.device.context)
+        handles = self.call.kernels.handles(self.device.driver, self.device.context)
         launch(self.device.driver, handles, self.call, self.addresses, 0)
 
     def read(self) -> list[np.ndarray]:
-        """Return the results."""
-        outputs = self.kernels.parameters.outputs
+        """Return what the kernels have written."""
+        outputs = self.call.kernels.parameters.outputs
         return [
             self.device.read(place, shape, output.dtype)
-            for place, shape, output in zip(self.results, self.shapes, outputs, strict=True)
+            for place, shape, output in zip(self.results, self.call.shapes, outputs, strict=True)
         ]
 
     def poison(self) -> None:
-        outputs = self.kernels.parameters.outputs
-        for place, shape, output in zip(self.results, self.shapes, outputs, strict=True):
+        outputs = self.call.kernels.parameters.outputs
+        for place, shape, output in zip(self.results, self.call.shapes, outputs, strict=True):
             self.device.poison(place, int(np.prod(shape)) * np.dtype(output.dtype).itemsize)
 
 
@@ -184,19 +179,18 @@ def prepared(
     shapes : sequence of tuple of int
         Of the arguments, without the number of steps.
     sizes : Geometry or LinearGeometry, optional
-        What `geometry` returns, if it is not to be asked.
+        If the kernels are not to be asked for them.
     """
-    sizes = geometry(kernels.writer, shapes) if sizes is None else sizes
-    kernels = kernels.of(sizes, device.processors)
+    sizes = kernels.sizes(shapes) if sizes is None else sizes
     arrays = [*kernels.parameters.inputs, *kernels.parameters.outputs]
     items = [np.dtype(array.dtype).itemsize for array in arrays]
-    every = [*shapes, *sizes.outputs]
-    strides = [contiguous(shape, item) for shape, item in zip(every, items, strict=True)]
+    strides = [contiguous(shape, item) for shape, item in zip(shapes, items, strict=False)]
     call = kernels.call(sizes, strides, device.processors)
+    every = [*shapes, *call.shapes]
     needed = [int(np.prod(shape)) * item for shape, item in zip(every, items, strict=True)]
     with device.memory([*needed, *call.works]) as places:
         results = places[len(shapes) : len(every)]
-        loop = Prepared(device, kernels, call, places, sizes.outputs, results)
+        loop = Prepared(device, call, places, results)
         yield loop, places[: len(shapes)]
 
 
@@ -220,7 +214,7 @@ def run_twice(
         for first, second in zip(results, loop.read(), strict=True):
             if first.tobytes() != second.tobytes():
                 raise AssertionError("two runs of a kernel differ")
-    return results
+    return kernels.results(arrays, results, sizes, lambda x, dtype: x.astype(dtype))
 
 
 def fill(device: Device, place: int, count: int, dtype: str, rng: np.random.Generator) -> None:
@@ -243,15 +237,9 @@ class DeviceLoop:
         arrays = [np.ascontiguousarray(value) for value in inputs[int(has_steps) :]]
         arrays = [a.reshape(np.shape(v)) for a, v in zip(arrays, inputs[has_steps:], strict=True)]
         steps = int(inputs[0]) if has_steps else None
-        sizes = geometry(self.kernels.writer, [a.shape for a in arrays], steps)
+        sizes = self.kernels.sizes([a.shape for a in arrays], steps)
         results = run_twice(self.device, self.kernels, arrays, sizes)
-        count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
-        results, more = results[:count], results[count:]
-        raise_wrong_index(self.op, more)
-        if not self.op.signature.has_stop:
-            return results
-        rows = written_rows(self.op.signature, sizes.steps, int(more[0]))
-        return [result[own] for result, own in zip(results, rows, strict=True)]
+        return self.kernels.checked(results, sizes.steps)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 import scanlib
 from benchmarks.newton import STATES, gru, weights
 from scanlib.ops.loop import Loop
-from scanlib.rewrites.newton.linearize import linearize
+from scanlib.rewrites.newton.iterate import linearize
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "figures" / "newton-iterations.png"
 STEPS, SHOWN = 400, 10

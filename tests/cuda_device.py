@@ -20,9 +20,8 @@ from pytensor.compile.mode import Mode
 
 import scanlib
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda.driver import Driver
-from scanlib.backends.cuda.geometry import geometry, raise_wrong_index, written_rows
-from scanlib.backends.cuda.launch import KernelLoop, Kernels, LoopUnit
+from scanlib.backends.cuda.launch import KernelLoop, Kernels
+from scanlib.backends.cuda.nvidia import Driver
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import execution
@@ -175,14 +174,14 @@ def small_blocks():
 
 def names_of_launches(monkeypatch) -> list[str]:
     """Return a list to which the names of the kernels of all further calls are added."""
-    names, usual = [], LoopUnit.call
+    names, usual = [], KernelLoop.call
 
-    def call(unit, *arguments):
-        planned = usual(unit, *arguments)
-        names.extend(unit.names[one.kernel] for one in planned.launches)
+    def call(loop, *arguments):
+        planned = usual(loop, *arguments)
+        names.extend(planned.kernels.names[one.kernel] for one in planned.launches)
         return planned
 
-    monkeypatch.setattr(LoopUnit, "call", call)
+    monkeypatch.setattr(KernelLoop, "call", call)
     return names
 
 
@@ -217,26 +216,22 @@ class EmulatedLoop:
         has_steps = self.op.signature.has_n_steps
         steps = int(inputs[0]) if has_steps else None
         arrays = [np.asarray(value) for value in inputs[int(has_steps) :]]
-        sizes = geometry(self.kernels.writer, [array.shape for array in arrays], steps)
-        outputs = [
-            poisoned(shape, array.dtype)
-            for shape, array in zip(sizes.outputs, self.kernels.parameters.outputs, strict=True)
-        ]
-        strides = [array.strides for array in [*arrays, *outputs]]
-        kernels = self.kernels.of(sizes, self.processors)
-        call = kernels.call(sizes, strides, self.processors)
-        works = [np.full(size, 0xA5, np.uint8) for size in call.works]
-        addresses = [array.ctypes.data for array in [*arrays, *outputs, *works]]
-        handles = kernels.handles(self.driver, self.driver.primary_context(0))
-        launching.launch(self.driver, handles, call, addresses, 0)
-        count = len(self.op.scan.body.outputs) - self.op.signature.has_stop
-        results, more = outputs[:count], outputs[count:]
-        raise_wrong_index(self.op, more)
-        if not self.op.signature.has_stop:
-            return results
-        taken = more[0]
-        rows = written_rows(self.op.signature, sizes.steps, int(taken))
-        return [result[own] for result, own in zip(results, rows, strict=True)]
+        sizes = self.kernels.sizes([array.shape for array in arrays], steps)
+        call = self.kernels.call(sizes, [array.strides for array in arrays], self.processors)
+        made = run_call(self.driver, call, arrays)
+        results = self.kernels.results(arrays, made, sizes, lambda x, dtype: x.astype(dtype))
+        return self.kernels.checked(results, sizes.steps)
+
+
+def run_call(driver, call, arrays):
+    """Launch kernels; return what they write, which is poisoned before."""
+    outputs = zip(call.shapes, call.kernels.parameters.outputs, strict=True)
+    made = [poisoned(shape, array.dtype) for shape, array in outputs]
+    works = [np.full(size, 0xA5, np.uint8) for size in call.works]
+    addresses = [array.ctypes.data for array in [*arrays, *made, *works]]
+    handles = call.kernels.handles(driver, driver.primary_context(0))
+    launching.launch(driver, handles, call, addresses, 0)
+    return made
 
 
 def poisoned(shape, dtype):

@@ -4,11 +4,10 @@ from unittest import mock
 
 import numpy as np
 
-from scanlib.backends.cuda import launch as launching
 from scanlib.backends.cuda import linear
-from scanlib.backends.cuda.linear import linear_geometry, linear_kernels
+from scanlib.backends.cuda.linear import linear_kernels
 from scanlib.backends.cuda.schedule import LinearSchedule
-from tests.cuda_device import emulated_driver, poisoned
+from tests.cuda_device import emulated_driver, run_call
 
 
 def cut(chunks):
@@ -22,21 +21,19 @@ def cut(chunks):
 
 
 def kernels_of(op, inputs):
-    return linear_kernels(op, inputs, np.asarray(op.parts(inputs).initial).dtype.name)
+    return linear_kernels(op, inputs, dtype_of(op, inputs))[0]
+
+
+def dtype_of(op, inputs):
+    return np.asarray(op.parts(inputs).initial).dtype.name
 
 
 def run(op, inputs):
     """Run a matrix recurrence by its kernels; the result is poisoned before."""
-    kernels, sizes = kernels_of(op, inputs), linear_geometry(op, inputs)
+    kernels, sizes = linear_kernels(op, inputs, dtype_of(op, inputs))
     arrays = [np.asarray(value) for value in inputs[int(op.has_n_steps) :]]
-    (output,) = kernels.parameters.outputs
-    result = poisoned(sizes.outputs[0], output.dtype)
-    call = kernels.call(sizes, [array.strides for array in [*arrays, result]], 2)
-    works = [np.full(size, 0xA5, np.uint8) for size in call.works]
-    addresses = [array.ctypes.data for array in [*arrays, result, *works]]
-    driver = emulated_driver()
-    handles = kernels.handles(driver, driver.primary_context(0))
-    launching.launch(driver, handles, call, addresses, 0)
+    call = kernels.call(sizes, [array.strides for array in arrays], 2)
+    (result,) = run_call(emulated_driver(), call, arrays)
     return result
 
 

@@ -1,4 +1,9 @@
-"""From the body of one channel to the recurrence families of its parts."""
+"""From the body of one channel to the recurrence families of its parts.
+
+A part (a state or a carry) depends on another if its next value reads one of the other's past
+values. The strongly connected components of that graph, in an order in which each depends on
+earlier ones only, are the smallest recurrences a loop consists of.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,48 @@ import pytensor.scalar as ps
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.analysis.dependence import components, dependences
 from scanlib.analysis.scalar_body import ScalarLoop
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Carry, State
 from scanlib.ops.lowered.elemwise_scan import Axes, Recurrence
-from scanlib.ops.lowered.positions import Item, has_positions, places_compared
+from scanlib.ops.lowered.positions import Item, has_positions, inputs_read, places_compared
 from scanlib.recurrences import FAMILIES, Component, NotInFamilyError
+
+
+def dependences(
+    nexts: Mapping[int, Variable], taps: Mapping[int, Sequence[Variable]]
+) -> dict[int, set[int]]:
+    """Return, for each part, the parts whose past values its next value reads."""
+    part_of = {tap: part for part, reads in taps.items() for tap in reads}
+    return {
+        part: {
+            part_of[variable]
+            for variable, ways in inputs_read([value]).items()
+            if ways and variable in part_of
+        }
+        for part, value in nexts.items()
+    }
+
+
+def components(depends: Mapping[int, set[int]]) -> list[tuple[int, ...]]:
+    """Return the strongly connected components, those that others depend on first.
+
+    Parts are in one component if each reaches the other; what a component depends on reaches fewer
+    parts than the component does.
+    """
+    reached = {part: {part, *others} for part, others in depends.items()}
+    changed = True
+    while changed:
+        changed = False
+        for part, others in reached.items():
+            more = others.union(*(reached[other] for other in others))
+            changed |= len(more) > len(others)
+            reached[part] = more
+    found: dict[tuple[int, ...], int] = {}
+    for part, others in reached.items():
+        own = tuple(sorted(other for other in others if part in reached[other]))
+        found.setdefault(own, len(others))
+    return sorted(found, key=lambda members: found[members])
 
 
 @dataclass

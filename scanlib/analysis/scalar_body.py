@@ -8,6 +8,7 @@ channels, where their results go into accumulators and outputs alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import freeze_graph
-from scanlib.analysis.channel_sums import is_sum_of_converted, terms_of_sum
 from scanlib.analysis.scalar_values import (
     NotElementwiseError,
     ScalarValues,
@@ -29,12 +30,96 @@ from scanlib.analysis.scalar_values import (
     new_scalar,
 )
 from scanlib.ops.graph import Readers, is_tensor, readers_of
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output
+from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
 from scanlib.ops.lowered.positions import has_positions
-from scanlib.ops.recursion import Task, finished
+from scanlib.ops.recursion import Task, finished, taken_apart
 
-__all__ = ["NotElementwiseError", "ScalarLoop", "describe", "scalar_loop", "sum_carries"]
+
+class MultipleOfSum(NamedTuple):
+    """A sum over channels in an expression, and whether the expression is more than that sum."""
+
+    total: Variable
+    scaled: bool
+
+
+def multiple_of_sum(variable: Variable) -> MultipleOfSum | None:
+    """Return the sum of which an expression is a multiple, None if it is none.
+
+    With other axes or another sign, or as a number of a type that holds every such sum, it is the
+    sum itself: that of its terms with other axes, another sign, or in the other type.
+    """
+    return finished(_multiple_of_sum(variable, {}))
+
+
+def _multiple_of_sum(variable: Variable, known: dict[Variable, MultipleOfSum | None]) -> Task:
+    if variable not in known:
+        known[variable] = yield _find_multiple(variable, known)
+    return known[variable]
+
+
+def _find_multiple(variable: Variable, known: dict[Variable, MultipleOfSum | None]) -> Task:
+    node = variable.owner
+    if node is None:
+        return None
+    if isinstance(node.op, CAReduce):
+        return MultipleOfSum(variable, False) if isinstance(node.op.scalar_op, Add) else None
+    if isinstance(node.op, DimShuffle):
+        return (yield _multiple_of_sum(node.inputs[0], known))
+    if not isinstance(node.op, Elemwise):
+        return None
+    op = node.op.scalar_op
+    if not isinstance(op, Cast | ps.Neg | ps.Mul | ps.TrueDiv):
+        return None
+    may_hold = node.inputs[:1] if isinstance(op, ps.TrueDiv) else node.inputs
+    found = []
+    for inp in may_hold:
+        term = yield _multiple_of_sum(inp, known)
+        if term is not None:
+            found.append((inp, term))
+    if len(found) != 1:
+        return None
+    ((inp, term),) = found
+    before, after = inp.type.dtype, variable.type.dtype
+    # A sum of single floats may overflow, its terms in double precision do not.
+    whole = before == after or np.dtype(before).kind in "biu"
+    exact = whole and is_sum_of_converted(before, after)
+    exact = exact and all(other is inp or _is_sign(other) for other in node.inputs)
+    return MultipleOfSum(term.total, term.scaled or not exact)
+
+
+def is_sum_of_converted(before: str, after: str) -> bool:
+    """Whether a sum in one dtype, converted to another, is the sum of the converted terms.
+
+    It is not where the sum is rounded, or where sums of small integers wrap around.
+    """
+    wraps = np.dtype(before).kind in "biu" and np.dtype(before).itemsize < 8
+    return before == after or (np.can_cast(before, after) and not wraps)
+
+
+def _is_sign(variable: Variable) -> bool:
+    """Whether a factor is one or minus one."""
+    if not isinstance(variable, Constant):
+        return False
+    return bool(np.all(np.abs(np.asarray(variable.data, dtype=variable.type.dtype)) == 1))
+
+
+def terms_of_sum(variable: Variable) -> list[Variable]:
+    """Return the terms of nested additions (shape checks looked through).
+
+    Additions in another dtype are terms themselves: small integers wrap around.
+    """
+
+    def parts(term: Variable) -> Sequence[Variable] | None:
+        node = term.owner
+        if node is None or not is_tensor(term) or term.type.dtype != variable.type.dtype:
+            return None
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
+            return node.inputs
+        return node.inputs[:1] if isinstance(node.op, SpecifyShape) else None
+
+    return taken_apart(variable, parts)
 
 
 @dataclass
@@ -340,7 +425,7 @@ class _Scalarizer:
 
     def split_ports_of_sequences(self) -> tuple[list[Axes], list[Variable]]:
         found = [
-            (part if i == 0 else Sequence(part.outer, part.row.type(), part.name), *port)
+            (part if i == 0 else SequencePart(part.outer, part.row.type(), part.name), *port)
             for part in self.loop.sequences
             for i, port in enumerate(self.values.ports.get(part.row) or [_unread(part.row)])
         ]

@@ -26,7 +26,7 @@ from scanlib.explain.loop_reports import explain_nodes
 from scanlib.explain.pictures import step_picture
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt.adopt import adoption_record
-from scanlib.rewrites.split.split_record import notes_of
+from scanlib.rewrites.split.split import notes_of
 from scanlib.rewrites.written_loops import written_loops
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]

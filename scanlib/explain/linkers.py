@@ -11,6 +11,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.data import IN_ORDER, verdict
+from scanlib.lengths.known import loops_of_unknown_length
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -43,25 +44,27 @@ def linker_name(linker: Any) -> str:
 @dataclass(frozen=True)
 class Setting:
     """Where loops were found: `inside` which Op, `reasons` why loops of `pytensor.scan` were not
-    adopted, by name; `lengths` are those that JAX knows when it compiles (`KnownLengths`)."""
+    adopted, by name; of the loops that are `unknown` JAX does not know the number of steps when it
+    compiles."""
 
     linker: str
     inside: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
-    lengths: Any = None
+    unknown: frozenset[Apply] = frozenset()
 
     def of(self, fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Setting:
         """Return the setting of the loops of a graph; `data` are inputs that change from step to
         step, where it is the step of a loop."""
         if self.linker != "JAX":
             return self
-        from scanlib.backends.jax.prepare import lengths_in
+        from scanlib.backends.jax.known_numbers import KnownNumber
 
-        return replace(self, lengths=lengths_in(fgraph, data))
+        unknown = loops_of_unknown_length(fgraph, data, (KnownNumber,))
+        return replace(self, unknown=frozenset(unknown))
 
     def has_unknown_length(self, node: Apply) -> bool:
         """Whether the linker does not know a loop's greatest number of steps when it compiles."""
-        return self.lengths is not None and node in self.lengths.loops
+        return node in self.unknown
 
     def is_compiled_here(self, node: Apply) -> bool:
         """Whether scanlib writes the loop's code, in numba or C."""
@@ -78,22 +81,24 @@ class Setting:
             return "one Python call per step"
         return f"chosen by the {self.linker} backend"
 
-    def elsewhere(self, node: Apply) -> dict[str, Any] | None:
-        """Return the verdict on a loop that no kernel of scanlib's runs, None on others."""
-        if self.is_compiled_here(node):
-            return None
+    def running(self, node: Apply, schedule: str, grade: dict[str, Any]) -> dict[str, Any]:
+        """Return schedule and verdict, which are given for compiled code, and what runs a loop."""
+        if not self.is_compiled_here(node):
+            schedule, grade = self.other_schedule(), verdict(IN_ORDER, *self.obstacle(node))
+        return {"schedule": schedule, **grade, "runs": self.runs(node)}
+
+    def obstacle(self, node: Apply) -> tuple[str, ...]:
+        """Return why no kernel of scanlib's runs a loop, and what its author can do."""
         if config.scanlib__perform == "python":
             why = "scanlib's kernels are switched off: the flag scanlib__perform is python"
-            return verdict(IN_ORDER, why, "set the flag scanlib__perform to auto")
+            return why, "set the flag scanlib__perform to auto"
         if self.has_unknown_length(node):
             why = "JAX does not know the number of steps when it compiles"
-            action = "give a number of steps that does not depend on values, if you can"
-            return verdict(IN_ORDER, why, action)
+            return why, "give a number of steps that does not depend on values, if you can"
         if self.linker in _PERFORM:
             why = "numba could not compile the step; a warning of the first call says why"
-            action = "write the step with functions of pytensor.tensor alone"
-            return verdict(IN_ORDER, why, action)
-        return verdict(IN_ORDER, f"the {self.linker} linker takes the steps of this loop in order")
+            return why, "write the step with functions of pytensor.tensor alone"
+        return (f"the {self.linker} linker takes the steps of this loop in order",)
 
     def runs(self, node: Apply) -> str:
         """Return what runs a loop."""

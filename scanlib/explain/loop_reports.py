@@ -102,17 +102,17 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
         obstacles.append(Obstacle("`until`", "steps after the last one must not be computed"))
     compiled = setting.is_compiled_here(node)
     threads, shares = _threads(op, chosen) if compiled else (1, None)
+    grade = _grade_elementwise(op, chosen, analysis.families, titles)
     count = len(graph.toposort())
     return LoopExplanation(
         op="ElemwiseScan",
         work="elementwise arithmetic",
-        schedule=SCHEDULES[chosen] if compiled else setting.other_schedule(),
         parts=_parts(loop, analysis.families),
         obstacles=tuple(obstacles),
         threads=threads,
         shares=shares,
         after=step_picture(node, f"{count} operations fused"),
-        **(setting.elsewhere(node) or _grade_elementwise(op, chosen, analysis.families, titles)),
+        **setting.running(node, SCHEDULES[chosen], grade),
         **_common(op.scan, node, setting),
     )
 
@@ -126,22 +126,19 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     obstacles, nouns = obstacles_of(node)
     compiled = setting.is_compiled_here(node)
     inner = tuple(_inner_loops(node, setting, compiled))
+    order = "one function for the loop, operation by operation in each step"
+    running = setting.running(node, order, _grade_general(obstacles, nouns))
     if is_newton(op):
-        grade = _grade_newton(constant_integer(loop.n_steps))
+        running |= _grade_newton(constant_integer(loop.n_steps))
         obstacles, nouns = [], ["one Newton iteration for all steps"]
-    else:
-        grade = setting.elsewhere(node) or _grade_general(obstacles, nouns)
     return LoopExplanation(
         op="Scan",
         work=listed(nouns, 3) if nouns else "array operations",
-        schedule="one function for the loop, operation by operation in each step"
-        if compiled
-        else setting.other_schedule(),
         parts=_parts(loop, recurrences),
         obstacles=tuple(obstacles),
         inner=inner,
         after=step_picture(node),
-        **grade,
+        **running,
         **_common(op, node, setting),
     )
 
@@ -152,7 +149,6 @@ def _common(op: Scan, node: Apply, setting: Setting) -> dict[str, Any]:
         "steps": replace(op.steps_of(node), may_stop=False).known(),
         "until": op.signature.has_stop,
         "reverse": op.signature.reverse,
-        "runs": setting.runs(node),
         **_named(op.name, setting),
     }
 
@@ -197,17 +193,14 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     stored = "last rows" if op.untraced else "history"
     dtype = inputs.initial.type.dtype
     parts.append(Part("state", "state 0", dtype, row, (-1,), stored, _RECURRENCES[op.semiring]))
-    compiled = setting.is_compiled_here(node)
     return LoopExplanation(
         op="LinearScan",
         work="a matrix times the state" + " (a vector)" * op.vector,
         steps=op.steps_of(node).known(),
-        schedule="a kernel for matrix recurrences" if compiled else setting.other_schedule(),
         parts=tuple(parts),
         after=_kernel_picture(parts, "matrix recurrence"),
-        **(setting.elsewhere(node) or _grade_linear(timed)),
+        **setting.running(node, "a kernel for matrix recurrences", _grade_linear(timed)),
         reverse=op.reverse,
-        runs=setting.runs(node),
         **_named(op.name or "linear recurrence", setting),
     )
 
@@ -230,10 +223,11 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
     return LoopExplanation(
         op="AssociativeScan",
         work="an associative function of two rows",
-        grade=PARALLEL,
-        because="the function is promised to be associative, so rows combine in a tree",
-        action=NOTHING,
         schedule=setting.other_schedule(),
+        runs=setting.runs(node),
+        **verdict(
+            PARALLEL, "the function is promised to be associative, so rows combine in a tree"
+        ),
         parts=parts,
         after=_kernel_picture(parts, "associative"),
         **_common(op.scan, node, setting),

@@ -123,7 +123,6 @@ class _Leaf:
     path: str
     dims: Dims | None
     lags: int | None
-    is_number: bool = False
 
     def given(self, values: Iterator[Variable], first: int) -> Any:
         """Return what the step is called with, from the placeholders of a loop."""
@@ -196,11 +195,11 @@ class _Step:
 
     def after(self, carry: Any) -> list[Any]:
         """Return the leaves of the carry that a step returned."""
-        leaves = self.carry.leaves(carry)
-        if leaves is None:
+        leaves, given = flatten(carry)
+        if given != self.carry:
             raise ValueError(
                 f"{step_name(self.fn)} returns a carry of another structure than init:\n"
-                f"{difference(self.carry, flatten(carry)[1])}"
+                f"{difference(self.carry, given)}"
             )
         return leaves
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
@@ -284,16 +283,8 @@ def read_updates(
 
 def _check_update(shared: SharedVariable, value: Any) -> Variable:
     try:
-        if not isinstance(value, Variable):
-            return shared.type.filter_variable(value)
-        if is_tensor(shared) and is_tensor(value):
-            if shared.type.dtype == value.type.dtype and shared.type.is_super(value.type):
-                return value
-            if shared.type.dtype == value.type.dtype and shared.type.ndim == value.type.ndim:
-                return pt.specify_shape(value, shared.type.shape)
-        elif shared.type.is_super(value.type):
-            return value
-    except (TypeError, ValueError):
+        return shared.type.filter_variable(value)
+    except (AttributeError, TypeError, ValueError):
         pass
     came = getattr(value, "type", type(value).__name__)
     raise TypeError(

@@ -19,7 +19,10 @@ LEAF = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """The structure of a tree: its kind of container, and the structures of what it holds."""
+    """The structure of a tree: its kind of container, and the structures of what it holds.
+
+    Dicts whose items come in another order have the same structure; `example` has the order.
+    """
 
     kind: type | None = None
     keys: tuple[Any, ...] = ()
@@ -35,35 +38,15 @@ class Tree:
         if self.kind is None:
             return None
         parts = [child.build(leaves) for child in self.children]
+        found = dict(zip(self.keys, parts, strict=True))
         if self.kind is dict:
-            return dict(zip(self.keys, parts, strict=True))
+            return {key: found[key] for key in self.example}
         if dataclasses.is_dataclass(self.kind):
             result = copy.copy(self.example)
-            for key, part in zip(self.keys, parts, strict=True):
+            for key, part in found.items():
                 object.__setattr__(result, key, part)
             return result
         return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
-
-    def leaves(self, value: Any, given: Tree | None = None) -> list[Any] | None:
-        """Return the leaves of a tree of this structure, or None if its structure is another.
-
-        A dict may have another order. `given` is the structure, where it is known.
-        """
-        given = flatten(value)[1] if given is None else given
-        if self.is_leaf or given.is_leaf or self.kind is not given.kind:
-            return [value] if self.is_leaf and given.is_leaf else None
-        if self.kind is None:
-            return []
-        if set(self.keys) != set(given.keys) or self.static != given.static:
-            return None
-        parts, structures = _parts(value), dict(zip(given.keys, given.children, strict=True))
-        result: list[Any] = []
-        for key, child in zip(self.keys, self.children, strict=True):
-            found = child.leaves(parts[key], structures[key])
-            if found is None:
-                return None
-            result += found
-        return result
 
     def paths(self, root: str) -> list[str]:
         """Return where each leaf stands, as one would write it: ``init["level"][0]``."""
@@ -101,7 +84,7 @@ def _quoted(key: Any) -> str:
 def _parts(value: Any) -> dict[Any, Any]:
     """Return what a container holds, by key, field or position."""
     if isinstance(value, dict):
-        return value
+        return {key: value[key] for key in sorted(value, key=repr)}
     if dataclasses.is_dataclass(value):
         fields = [field for field in dataclasses.fields(value) if not _is_static(field)]
         return {field.name: getattr(value, field.name) for field in fields}
@@ -132,7 +115,7 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
         for field in (dataclasses.fields(value) if is_data else ())
         if _is_static(field)
     )
-    example = value if is_data else None
+    example = value if is_data or isinstance(value, dict) else None
     return leaves, Tree(type(value), tuple(parts), tuple(children), False, static, example)
 
 

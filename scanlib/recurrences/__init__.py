@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from scanlib.kernels.language import Value
 from scanlib.recurrences import affine, clamp, logaffine, squares
-from scanlib.recurrences.block_scans import Formulas, Steps
+from scanlib.recurrences.block_scans import Block, Formulas, Steps
 from scanlib.recurrences.form import Component, NotInFamilyError
-from scanlib.recurrences.lanes import Block
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,14 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
+    Block,
     Bounds,
     Formulas,
     Function,
+    Lanes,
     LaneScan,
     Steps,
+    halves,
 )
 from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
 from scanlib.recurrences.form import (
@@ -49,7 +52,6 @@ from scanlib.recurrences.form import (
     common_dtype,
     kind,
 )
-from scanlib.recurrences.lanes import Block, Lanes, halves
 from scanlib.recurrences.trust import MODERATE, extreme, is_extreme
 
 _WITH_DOUBLES = 4  # vectors side by side, where the state between them is in double precision

@@ -26,6 +26,7 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
+    Block,
     Bounds,
     Formulas,
     Function,
@@ -40,7 +41,6 @@ from scanlib.recurrences.form import (
     free_inputs,
     shifts_of,
 )
-from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import above
 
 _LARGE = {"float64": 2.0**1000, "float32": 2.0**120}  # of shifts: sums of a few do not overflow

@@ -20,8 +20,7 @@ from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.kernels.spans import Cell, Items, Same, Span
 from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.recurrences.block_scans import Arithmetic
-from scanlib.recurrences.lanes import Block
+from scanlib.recurrences.block_scans import Arithmetic, Block
 from scanlib.recurrences.trust import (
     MODERATE,
     above,

@@ -38,7 +38,7 @@ from scanlib.kernels.spans import Span
 from scanlib.ops.logaddexp import LogAddExp
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Arithmetic, Bounds, Formulas, LaneScan, Steps
+from scanlib.recurrences.block_scans import Arithmetic, Block, Bounds, Formulas, LaneScan, Steps
 from scanlib.recurrences.clamp import MAXIMUM
 from scanlib.recurrences.form import (
     Component,
@@ -48,7 +48,6 @@ from scanlib.recurrences.form import (
     free_inputs,
     shifts_of,
 )
-from scanlib.recurrences.lanes import Block
 from scanlib.recurrences.trust import not_below_infinity, some
 
 # Recognition

@@ -20,7 +20,7 @@ from scanlib.kernels.spans import any_lane
 from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Steps
+from scanlib.recurrences.block_scans import Block, Steps
 from scanlib.recurrences.form import (
     Component,
     NotInFamilyError,
@@ -28,7 +28,6 @@ from scanlib.recurrences.form import (
     kind,
     only_part,
 )
-from scanlib.recurrences.lanes import Block
 
 FAMILY = "affine in squares"
 

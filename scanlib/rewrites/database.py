@@ -7,15 +7,13 @@ from pytensor.compile.mode import optdb
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
-from scanlib.rewrites.inline import write_out
-from scanlib.rewrites.long_sums import FlattenLongSums
-from scanlib.rewrites.lower.absorb_sums import SumsIntoLoops
-from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops
+from scanlib.rewrites.inline import slice_whole_batch, write_out
+from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.peel import AllowStepProducts
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
-from scanlib.rewrites.simplify.batched_lengths import slice_whole_batch
+from scanlib.rewrites.pytensor_rewrites import FlattenLongSums
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.redundant import fill_mask
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops

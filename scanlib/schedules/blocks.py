@@ -57,8 +57,8 @@ from scanlib.kernels.spans import (
 )
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
-from scanlib.recurrences import CLASSES, affine, lanes
-from scanlib.recurrences.block_scans import Steps
+from scanlib.recurrences import CLASSES, affine
+from scanlib.recurrences.block_scans import Block, Steps
 from scanlib.recurrences.coupled import History, scan_coupled
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
 from scanlib.schedules.quotients import Quotients, quotients_in
@@ -294,13 +294,13 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         w = self.w
         self.safe = w.local(True, BOOL)
         self.write_views()
-        self.block = lanes.Block(w, self.n, self.reverse, self.ahead())
+        self.block = Block(w, self.n, self.reverse, self.ahead())
         self.late: dict[int, Value] = {}
         self.write_shared()
         for number, recurrence in enumerate(self.loop.op.recurrences):
             self.write_recurrence(number, recurrence)
             if self.block.ahead:  # the first scan asks for all
-                self.block = lanes.Block(w, self.n, self.reverse)
+                self.block = Block(w, self.n, self.reverse)
         with w.when(w.copy(self.safe)) as choice:
             for part, value in self.late.items():
                 w.assign(self.kept[part][0], value)

@@ -26,9 +26,7 @@ and ``E[i, j] = exp(A[i, j] - a[i])``, which are computed once:
 so that a step takes `d` exponentials and logarithms, and a real product. A sum that comes near the
 smallest numbers, or is not finite, is computed again term by term: nothing underflows.
 
-States of at most as many numbers as a vector has lanes stay in a vector. Longer ones, and those of
-a size that is not known when the kernel is written, have buffers that are padded to whole vectors:
-with minus infinity, which adds nothing.
+States have buffers that are padded to whole vectors: with minus infinity, which adds nothing.
 """
 
 from __future__ import annotations
@@ -263,10 +261,6 @@ class LogSteps:
         self.length = padded(run.w, self.dtype, run.size, run.loop.size)
         limits = np.finfo(self.dtype)
         self.smallest = float(limits.tiny / limits.eps**2)
-        size, self.vectors = run.loop.size, None
-        if size is not None and 2 <= size <= self.lanes:
-            self.vectors = SmallVectors(run.w, self.dtype, size)
-        self.state: Local | None = None
 
     def function(self, name: str, value: Value) -> Value:
         (found,) = self.w.call(vector_function(name, self.dtype, value.type.lanes), value)
@@ -285,13 +279,8 @@ class LogSteps:
             i = plainly(w, k)
             w.store(self.adds, i * item.itemsize, self.pad(i, w.constant(0.0, item), -inf))
             w.store(self.values, i * item.itemsize, w.constant(-inf, item))
-        first = w.offset(run.history, run.row_of(w.constant(0, INT64)))
-        if run.loop.batch:
-            return
-        if self.vectors is not None:
-            self.state = w.local(self.vectors.load(first, 0))
-        else:
-            self.read_values(first)
+        if not run.loop.batch:
+            self.read_values(w.offset(run.history, run.row_of(w.constant(0, INT64))))
 
     def pad(self, i: Value, value: Value, other: float) -> Value:
         return self.w.select(i < self.run.size, value, other)
@@ -309,8 +298,7 @@ class LogSteps:
         exponentials, largest = self.of_matrix(place)
         last = run.size - 1
         with w.loop(0, self.length) as i:
-            # Where a state is one vector, its lanes past the end repeat the last number.
-            own = w.select(i < run.size, i, last)
+            own = w.select(i < run.size, i, last)  # lanes past the end repeat the last number
             top = w.local(-inf, item)
             with w.loop(0, run.size) as k:
                 value, before = matrix.load(w, own, plainly(w, k)), w.copy(top)
@@ -337,40 +325,10 @@ class LogSteps:
 
     # One step
 
-    def step(self, place: Place, old: Value, new: Value) -> None:
-        if self.vectors is not None:
-            self.step_in_registers(place, old, new)
-        else:
-            self.step_in_memory(place, old, new)
-
     def is_irregular(self, sums: Value) -> Value:
         return ~((sums > self.smallest) & (sums < inf))
 
-    def step_in_registers(self, place: Place, old: Value, new: Value) -> None:
-        run, w, vectors = self.run, self.w, self.vectors
-        assert vectors is not None
-        state = vectors.load(old, 0) if self.state is None else w.copy(self.state)
-        exponentials, largest = self.of_matrix(place)
-        line = self.lanes * self.item.itemsize
-        columns = [w.load(self.kind, exponentials, j * line) for j in range(vectors.size)]
-        top = largest_lane(w, state)
-        weights = self.function("exp", state - w.splat(top, self.lanes))
-        sums = vectors.product(columns, vectors.copies(weights), vectors.zero)
-        scale = w.splat(top, self.lanes) + w.load(self.kind, largest)
-        result = self.function("log", sums) + scale
-        add = run.offset_at(place)
-        if add is not None:
-            result = result + vectors.load(run.in_rows(add.turned, "row").pointer, 0)
-        vectors.store(new, 0, result)
-        if self.state is not None:
-            w.assign(self.state, result)
-        with w.when(any_lane(w, self.is_irregular(sums)) | ~(abs(top) < inf)):
-            w.store(self.sums, 0, sums)
-            self.term_by_term(place, old, new, top)
-            if self.state is not None:
-                w.assign(self.state, vectors.load(new, 0))
-
-    def step_in_memory(self, place: Place, old: Value, new: Value) -> None:
+    def step(self, place: Place, old: Value, new: Value) -> None:
         run, w, item, kind = self.run, self.w, self.item, self.kind
         size = item.itemsize
         exponentials, largest = self.of_matrix(place)

@@ -197,11 +197,6 @@ def positive(x):
     return pt.sum(x > 0)
 
 
-def powers(x):
-    h0, turn = pt.ones(2), pt.outer(x[:2], x[:2])
-    return loop(lambda h, a: a @ h, None, h0, turn, n_steps=positive(x))
-
-
 def segments(x):
     h = loop(lambda x, h: pt.sin(h) + x, until(x), pt.constant(0.0), checkpoint=2)
     return pytensor.grad(h[-1], x)
@@ -214,29 +209,17 @@ def cut(x):
 
 UNKNOWN = {
     "how many rows state 0": lambda x: pt.outer(until(x), x).T.flatten(),
-    "how many items a mask selects": lambda x: (x > 0.5).nonzero()[0].sum() + until(x)[-1],
-    "how many rows an array of the items": lambda x: pt.sort(x[x > 0.5]) + until(x)[-1],
-    "a range up to a number": lambda x: (
-        pt.outer(pt.arange(pt.minimum(positive(x), 3)), x).T.flatten() + until(x)[-1]
+    "how many items a mask selects": lambda x: (
+        pt.outer(x, x)[x > 0.5, (0 * x).astype("int64")].sum() + until(x)[-1]
     ),
-    "how many rows and columns": lambda x: pt.eye(until(x).shape[0]),
+    "how many rows an array of the items": lambda x: pt.sort(x[x > 0.5]) + until(x)[-1],
     "how many rows the results of a loop": lambda x: loop(
         lambda h: pt.sin(h) + 1, None, pt.constant(0.0), n_steps=positive(x)
     ),
-    "how many rows the history has": powers,
     "number of steps of a checkpointed loop": segments,
     "the gradient of a sequence": cut,
     "how large an array is": lambda x: pt.full((positive(x),), until(x)[-1]),
-    "how long a range can get": lambda x: pt.arange(positive(x)) + until(x)[-1],
-    "the sizes of the parts of an array": lambda x: pt.split(
-        pt.outer(x, x),
-        splits_size=[until(x).shape[0], 6 - until(x).shape[0]],
-        n_splits=2,
-        axis=1,
-    )[0],
-    "how many rows `repeat` gives": lambda x: pt.repeat(until(x), until(x).astype("int64"), axis=0),
     "which part of an array is written": lambda x: pt.set_subtensor(until(x)[::2], 0.0),
-    "no arrays as the index": lambda x: x[(0 * until(x)).astype("int64")],
 }
 
 

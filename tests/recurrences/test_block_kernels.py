@@ -11,7 +11,7 @@ from scanlib.kernels.language import INT64, POINTER, Type
 from scanlib.kernels.spans import Same, Span
 from scanlib.kernels.verifier import verify
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.recurrences import affine, block_scans, clamp, lanes, trust
+from scanlib.recurrences import affine, block_scans, clamp, trust
 from scanlib.recurrences.block_scans import Steps
 from scanlib.schedules.choice import elementwise_program
 from tests.kernel_runs import by_llvm, interpreted, write_kernel
@@ -20,7 +20,7 @@ from tests.modes import MODES
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
 # Which of them look at the length of registers.
-SCANS = (lanes, block_scans, trust)
+SCANS = (block_scans, trust)
 
 
 def numbers(dtype, n):
@@ -42,7 +42,7 @@ def scanning(write, dtype, reverse):
     """
 
     def body(w, a, b, h, last, fine, n):
-        block = lanes.Block(w, n, reverse)
+        block = block_scans.Block(w, n, reverse)
         spans = [Span(w, dtype, pointer) for pointer in (a, b, h)]
         state = w.load(Type(dtype), last)
         after, trusted = write(block, *spans, state)

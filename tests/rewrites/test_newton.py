@@ -12,7 +12,7 @@ from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.loop import Loop
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.lowered.newton_scan import NewtonScan
-from scanlib.rewrites.newton.linearize import diagonal_of, linearize
+from scanlib.rewrites.newton.iterate import diagonal_of, linearize
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.reference import reference_scan
 

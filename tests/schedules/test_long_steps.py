@@ -13,7 +13,7 @@ import scanlib
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
-from scanlib.rewrites.long_sums import MOST_AT_ONCE, flatten_long_sums
+from scanlib.rewrites.pytensor_rewrites import MOST_AT_ONCE, flatten_long_sums
 from scanlib.schedules.array_loops import graph_program
 from scanlib.schedules.selection import schedule
 from tests.modes import MODES

@@ -15,7 +15,7 @@ from scanlib.backends.cuda.scalar_code import Code, computed, item_type
 from scanlib.kernels.language import BOOL, Value, Writer
 from scanlib.kernels.scalars import Number, parts_of
 from scanlib.kernels.spans import parts
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.recurrences import CLASSES
 from scanlib.recurrences.block_scans import Formulas
 from scanlib.recurrences.losses import TRUST, Numbers, ScalarArithmetic, Trust, is_nan, size
@@ -40,15 +40,15 @@ class Composed:
     family : str
     inputs : list of Variable
         A copy of the body's inputs.
-    elements : list of (Variable or float)
-        What selects its function; a number where the recurrence leaves one out.
+    elements : list of Variable
+        What selects its function; a constant where the recurrence leaves one out.
     """
 
     part: int
     dtype: str
     family: str
     inputs: list[Variable]
-    elements: list[Variable | float]
+    elements: list[Variable]
 
     @property
     def formulas(self) -> Formulas:
@@ -94,40 +94,28 @@ def composed_recurrences(op: ElemwiseScan) -> list[Composed] | None:
     needed = set(range(signature.n_states)) | {signature.n_states + i for i in carried}
     if not op.recurrences or parts != needed or any(taps != (-1,) for taps in signature.taps):
         return None
-    found = [_composed(op, number) for number in range(len(op.recurrences))]
-    return [one for one in found if one is not None] if None not in found else None
-
-
-def _composed(op: ElemwiseScan, number: int) -> Composed | None:
-    recurrence = op.recurrences[number]
-    if len(recurrence.parts) != 1:
-        return None
-    (part,) = recurrence.parts
-    terms = recurrence.terms[0]
-    if len(terms) != 1 or terms[0].tap != -1:
-        return None
-    inputs, outputs, scanned = op.elements_of(number)
-    inner = op.signature.split_body_inputs(inputs)
-    recurrent = {tap for taps in inner.taps for tap in taps} | set(inner.carries)
-    if scanned or not recurrent.isdisjoint(ancestors(outputs)):
-        return None
-    results = op.signature.split_body_outputs(op.body.outputs)
-    dtype = [*results.states, *results.carries][part].type.dtype
-    name = recurrence.family
-    if np.dtype(dtype).kind not in KINDS.get(name, ""):
-        return None
-    identity = CLASSES[name].formulas.identity(dtype)
-    return Composed(part, dtype, name, inputs, _elements(recurrence, identity, outputs))
-
-
-def _elements(
-    recurrence: Recurrence, identity: tuple[float, ...], outputs: list[Variable]
-) -> list[Variable | float]:
-    """Return what selects a step's function; what the recurrence leaves out changes nothing."""
-    (term,) = recurrence.terms[0]
-    given = (term.coefficient, recurrence.constants[0])[-len(identity) :]
-    pairs = zip(given, identity, strict=True)
-    return [otherwise if k is None else outputs[k] for k, otherwise in pairs]
+    results = signature.split_body_outputs(op.body.outputs)
+    values = [*results.states, *results.carries]
+    found = []
+    for number, recurrence in enumerate(op.recurrences):
+        terms, family = recurrence.terms[0], recurrence.family
+        dtype = values[recurrence.parts[0]].type.dtype
+        if len(recurrence.parts) != 1 or np.dtype(dtype).kind not in KINDS.get(family, ""):
+            return None
+        inputs, outputs, scanned = op.elements_of(number)
+        inner = signature.split_body_inputs(inputs)
+        recurrent = {tap for taps in inner.taps for tap in taps} | set(inner.carries)
+        if len(terms) != 1 or scanned or not recurrent.isdisjoint(ancestors(outputs)):
+            return None
+        identity = CLASSES[family].formulas.identity(dtype)
+        # What a recurrence leaves out changes nothing.
+        given = (terms[0].coefficient, recurrence.constants[0])[-len(identity) :]
+        pairs = zip(given, identity, strict=True)
+        elements = [
+            ps.constant(np.asarray(x, dtype)) if k is None else outputs[k] for k, x in pairs
+        ]
+        found.append(Composed(recurrence.parts[0], dtype, family, inputs, elements))
+    return found
 
 
 class SummaryWriter:
@@ -167,16 +155,9 @@ class SummaryWriter:
         with self.loop.function("void lift(const Fixed &w, const Rows &x, Summary &f)") as code:
             results: list[Number] = []
             for one in self.composed:
-                needed = [v for v in one.elements if isinstance(v, Variable)]
-                self.loop.bind(code, one.inputs, needed)
-                code.scalars.emit(needed)
-                dtype = computed(one.dtype)
-                given = [
-                    code.scalars.number(v)
-                    if isinstance(v, Variable)
-                    else code.scalars.constant(np.asarray(v, dtype), dtype)
-                    for v in one.elements
-                ]
+                self.loop.bind(code, one.inputs, one.elements)
+                code.scalars.emit(one.elements)
+                given, dtype = code.numbers(one.elements), computed(one.dtype)
                 numbers = [code.scalars.number_as(number, dtype) for number in given]
                 zero = code.writer.constant(0.0, parts(numbers[0])[0].type)
                 results += [*numbers, *[zero] * one.bounds]

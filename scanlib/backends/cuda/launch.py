@@ -1,26 +1,35 @@
-"""From the sizes of a call to launches of kernels."""
+"""From the shapes of a call's arguments to launches of kernels, and to the loop's results.
+
+Kernels of matrix recurrences (`linear.py`) and of elementwise loops answer alike: `call` says all
+that a call needs but for addresses, and `results` makes what the loop returns of what the kernels
+have written.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scanlib.backends.cuda.compiler import compile_kernels
-from scanlib.backends.cuda.driver import Driver
-from scanlib.backends.cuda.geometry import Geometry
+from scanlib.backends.cuda.nvidia import Driver, compile_kernels
 from scanlib.backends.cuda.parameters import Parameters, contiguous
-from scanlib.backends.cuda.printer import LoopWriter
+from scanlib.backends.cuda.printer import KERNELS, LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
+from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.errors import StepIndexError, StepShapeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.messages import Messages
 
-FEW_TERMS = 64  # of a sum that one thread adds up
+Shape = tuple[int, ...]
 RESETS = 256  # threads of a block that clears flags
 FLAT = 32  # threads of a block that repairs channels
 MOST_BLOCKS = 2**31 - 1
+DIFFER = "Incompatible Elemwise input shapes inside a scan"
+UNITS = {"rows": "walk", "look-back": "look_back"}  # of schedules
 
 
 class Launch(NamedTuple):
@@ -34,13 +43,16 @@ class Launch(NamedTuple):
 class Call(NamedTuple):
     """All that a call needs but for addresses.
 
-    The numbers of the kernels; where among them the addresses go, of the inputs, the outputs, the
-    works; how many bytes each array for intermediate results needs; the launches.
+    The kernels; the shapes of what they write, in the order of `Parameters.outputs`, all without
+    gaps; how many bytes each array for intermediate results needs; the kernels' numbers; where
+    among them the addresses go, of the inputs, the outputs, the works; the launches.
     """
 
+    kernels: Kernels
+    shapes: list[Shape]
+    works: list[int]
     words: list[int]
     slots: list[int]
-    works: list[int]
     launches: list[Launch]
 
 
@@ -75,27 +87,54 @@ class Kernels:
                 self._loaded[context] = driver.load(code, self.names)
         return self._loaded[context]
 
-    def of(self, sizes: Any, processors: int) -> Kernels:
-        """Return the kernels for a call of these sizes."""
-        return self
-
     def prepared(
         self,
         values: dict[str, int],
         strides: Sequence[tuple[int, ...]],
+        shapes: list[Shape],
         works: list[int],
         jobs: Sequence[tuple[str, int, int]],
     ) -> Call:
-        """Return a call from counts, strides of all arrays, and names, blocks, threads."""
-        words, slots = self.parameters.pack(values, strides)
+        """Return a call.
+
+        Counts; the strides of the inputs, in bytes; the shapes of what is written; bytes of works;
+        names, blocks, threads.
+        """
+        outputs = zip(shapes, self.parameters.outputs, strict=True)
+        own = [contiguous(shape, np.dtype(array.dtype).itemsize) for shape, array in outputs]
+        words, slots = self.parameters.pack(values, [*strides, *own])
         for _, blocks, _ in jobs:
             if blocks > MOST_BLOCKS:
                 raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
         launches = [Launch(self.names.index(name), *sizes) for name, *sizes in jobs]
-        return Call(words, slots, works, launches)
+        return Call(self, shapes, works, words, slots, launches)
 
 
-UNITS = {"rows": "walk", "look-back": "look_back"}  # of schedules
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of one call.
+
+    Attributes
+    ----------
+    steps : int
+    sizes : tuple of int
+        Of the channels' axes.
+    outputs : list of Shape
+        Of the results, and of what comes after them: the number of steps, where a condition ends
+        the loop; for each channel the first step with an index outside of its array, and the
+        index, where there are computed places.
+    lengths : dict
+        Of arrays that are read at computed places.
+    """
+
+    steps: int
+    sizes: Shape
+    outputs: list[Shape]
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def channels(self) -> int:
+        return prod(self.sizes)
 
 
 class KernelLoop:
@@ -114,56 +153,98 @@ class KernelLoop:
     """
 
     def __init__(self, op: ElemwiseScan) -> None:
-        self.writer = LoopWriter(op)
+        self.op, self.writer = op, LoopWriter(op)
         self.parameters = self.writer.parameters
-        self._units: dict[str, LoopUnit] = {}
+        self.messages = Messages(op.signature, op.scan.labels, op.scan.name)
+        self._units: dict[str, Kernels] = {}
 
-    def unit(self, name: str) -> LoopUnit:
+    def unit(self, name: str) -> Kernels:
         """Return one of the units that the writer names."""
         if name not in self._units:
-            self._units[name] = LoopUnit(self.writer, name)
+            source = self.writer.write(name)
+            self._units[name] = Kernels(source, list(KERNELS[name]), self.parameters)
         return self._units[name]
-
-    def of(self, sizes: Geometry, processors: int) -> LoopUnit:
-        """Return the kernels for a call of these sizes."""
-        kind = schedule_of(self.writer, sizes, processors).kind
-        return self.unit(UNITS.get(kind, kind))
 
     @property
     def source(self) -> str:
         """The unit that every loop has, with all of its operations."""
         return self.unit("serial").source
 
+    # Sizes
 
-def schedule_of(writer: LoopWriter, sizes: Geometry, processors: int) -> Schedule:
-    """Return how a loop is walked."""
-    return choose(
-        sizes.steps, sizes.channels, processors, writer.composed is not None,
-        writer.threads, writer.items,
-    )  # fmt: skip
+    def sizes(self, shapes: Sequence[Shape], n_steps: int | None = None) -> Geometry:
+        """Return the sizes of a call, and check that its arguments agree.
 
+        `shapes` are those of the arguments without the number of steps, which is `n_steps` where
+        it is one of them.
 
-class LoopUnit(Kernels):
-    """The kernels of one elementwise loop for some schedules.
+        Raises
+        ------
+        ValueError
+            As the loop does on other devices.
+        NoCCodeError
+            If there is no step, and channels are not as many in all arrays.
+        """
+        outer, signature = self.writer.plan.outer, self.writer.signature
+        given = {
+            array.name: tuple(shape)
+            for array, shape in zip(self.parameters.inputs, shapes, strict=True)
+        }
+        lengths = [given[name][0] for name in outer.sequences]
+        initial_rows = [given[name][0] for name in outer.initials]
+        steps = self.messages.count_steps(n_steps, lengths, initial_rows)
+        if steps < signature.required_steps:
+            raise IndexError(self.messages.missing_steps())
+        sizes = tuple(self._channels(given, steps))
+        outputs: list[Shape] = [
+            (depth + (0 if untraced else steps), *given[name][1:])
+            for name, depth, untraced in zip(
+                outer.initials, signature.depths, signature.untraced, strict=True
+            )
+        ]
+        outputs += [given[name] for name in outer.carries]
+        for axes in self.writer.layout.outputs:
+            outputs.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
+        if signature.has_stop:
+            outputs.append(())
+        if self.writer.places:
+            outputs.append((*sizes, 2))
+        read = self.writer.lengths.items()
+        lengths_read = {name: given[array][axis] for name, (array, axis) in read}
+        return Geometry(steps, sizes, outputs, lengths_read)
 
-    Parameters
-    ----------
-    writer : LoopWriter
-    name : str
-        One of `writer.units()`.
-    """
+    def _channels(self, given: dict[str, Shape], steps: int) -> Iterator[int]:
+        """Yield the sizes of the channels' axes."""
+        plan = self.writer.plan
+        for level in range(self.writer.layout.ndim):
+            places = plan.group_places(plan.targets, level)
+            lengths = [given[place.array][place.lead + place.axes.index(level)] for place in places]
+            size = lengths[0] if lengths else 1
+            for place, other in zip(places, lengths, strict=True):
+                if other == size:
+                    continue
+                if not steps:
+                    raise NoCCodeError("a loop of no steps whose arrays do not fit has no kernel")
+                if place.owned is None:
+                    raise ValueError(DIFFER)
+                message = self.messages.state_shape(place.owned, place.axes.index(level))
+                raise StepShapeError(message, 0, other, size)
+            yield size
 
-    def __init__(self, writer: LoopWriter, name: str) -> None:
-        self.writer = writer
-        super().__init__(writer.write(name), list(writer.kernels(name)), writer.parameters)
+    # Launches
+
+    def schedule(self, sizes: Geometry, processors: int) -> Schedule:
+        """Return how the loop is walked on a device with so many multiprocessors."""
+        own = self.writer
+        composes = own.composed is not None
+        return choose(sizes.steps, sizes.channels, processors, composes, own.threads, own.items)
 
     def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
         """Return how the kernels are called on a device with so many multiprocessors.
 
-        `strides` are those of the arguments and of the results, in bytes.
+        `strides` are those of the arguments, in bytes.
         """
-        writer = self.writer
-        plan = schedule_of(writer, sizes, processors)
+        writer, plan = self.writer, self.schedule(sizes, processors)
         values = {
             "steps": sizes.steps,
             "channels": sizes.channels,
@@ -174,52 +255,111 @@ class LoopUnit(Kernels):
         }
         values |= {f"n{axis}": size for axis, size in enumerate(sizes.sizes)}
         values |= sizes.lengths
-        terms = self.parameters.arrays[len(strides) :]
-        shapes = [
-            (plan.chunks if array.name.startswith("partial") else sizes.steps, *sizes.sizes)
-            for array in terms
-        ]
-        items = [np.dtype(array.dtype).itemsize for array in terms]
-        every = [*strides, *map(contiguous, shapes, items)]
-        works = [item * prod(shape) for item, shape in zip(items, shapes, strict=True)]
+        shapes = list(sizes.outputs)
+        for k, array in enumerate(self.parameters.outputs):
+            if array.name in writer.totals:
+                rows = plan.chunks if array.name[0] == "c" else sizes.steps
+                shapes[k] = (rows, *(sizes.sizes[axis] for _, axis in array.kept))
+        works = []
         if writer.composed is not None:
             count = sizes.channels * plan.chunks if plan.kind == "look-back" else 0
-            works += [2 * count * writer.summary_bytes, count * writer.state_bytes]
+            works = [2 * count * writer.summary_bytes, count * writer.state_bytes]
             works.append(4 * flags_of(sizes, plan) if count else 0)
-        dense = sizes.channels == 1 and writer.is_dense(every)
-        jobs = [*self._walks(sizes, plan, dense), *self._sums(sizes, plan)]
-        return self.prepared(values, every, works, jobs)
+        unit = self.unit(UNITS.get(plan.kind, plan.kind))
+        jobs = list(self._jobs(sizes, plan, strides)) if sizes.channels else []
+        return unit.prepared(values, strides, shapes, works, jobs)
 
-    def _walks(
-        self, sizes: Geometry, plan: Schedule, dense: bool
+    def _jobs(
+        self, sizes: Geometry, plan: Schedule, strides: Sequence[tuple[int, ...]]
     ) -> Iterator[tuple[str, int, int]]:
-        """Yield the launches that take the steps: names, blocks, threads of a block."""
+        """Yield the launches: names, blocks, threads of a block."""
         blocks = -(-sizes.channels // plan.lanes) * plan.chunks
-        if not sizes.channels:
-            return
         if plan.kind == "serial":
             yield f"serial_{plan.ahead}", -(-sizes.channels // plan.threads), plan.threads
         elif plan.kind == "rows":
             yield "walk", blocks, plan.threads
         else:
             yield "reset", -(-flags_of(sizes, plan) // RESETS), RESETS
-            name = "look_back_dense" if dense and plan.lanes == 1 else "look_back"
-            yield name, blocks, plan.threads
+            dense = plan.lanes == sizes.channels == 1 and self._is_dense(strides)
+            yield "look_back_dense" if dense else "look_back", blocks, plan.threads
             yield "mend", -(-sizes.channels // FLAT), FLAT
 
-    def _sums(self, sizes: Geometry, plan: Schedule) -> Iterator[tuple[str, int, int]]:
-        """Yield the launches that add up what channels have left: a block or a thread each."""
-        threads = self.writer.threads
-        results = [f"c{i}" for i in self.writer.sums] + [f"z{i}" for i in self.writer.summed]
-        for k, name in enumerate(results):
-            array = self.writer.arrays[name]
-            items = prod(sizes.sizes[axis] for _, axis in array.kept)
-            terms = sizes.channels // max(items, 1) * (1 if array.lead else plan.chunks)
-            items *= sizes.steps if array.lead else 1
-            if items and terms < FEW_TERMS:
-                yield f"short_sum_{k}", -(-items // threads), threads
-            elif items:
-                yield f"sum_{k}", items, threads
+    def _is_dense(self, strides: Sequence[tuple[int, ...]]) -> bool:
+        """Whether items of one channel that follow one another in time lie side by side."""
+        sequences = set(self.writer.plan.outer.sequences)
+        return all(
+            own[0] == np.dtype(array.dtype).itemsize
+            for array, own in zip(self.parameters.inputs, strides, strict=True)
+            if array.name in sequences
+        )
+
+    # Results
+
+    def results(
+        self,
+        given: Sequence[Any],
+        made: Sequence[Any],
+        sizes: Geometry,
+        cast: Callable[[Any, str], Any],
+    ) -> list[Any]:
+        """Return the loop's results, and what comes after them, from what kernels have written.
+
+        `given` are the arguments without the number of steps, `cast` converts an array of the
+        linker's to a dtype. Terms of sums are added up by the linker's own function.
+        """
+        outer, layout = self.writer.plan.outer, self.writer.layout
+        dtypes = {target.array: target.value.type.dtype for target in self.writer.plan.targets}
+        names = [array.name for array in self.parameters.inputs]
+        results = []
+        for array, terms, shape in zip(self.parameters.outputs, made, sizes.outputs, strict=True):
+            if array.name in self.writer.totals:
+                kept, carried = self.writer.totals[array.name], array.name[0] == "c"
+                # Torch has no sums of unsigned integers.
+                wide = "int64" if np.dtype(array.dtype).kind == "u" else array.dtype
+                axes = tuple(range(1 + kept, 1 + layout.ndim))
+                axes = (0, *axes) if carried else axes
+                terms = cast(terms, wide).sum(axes).reshape(shape)
+                if carried:
+                    start = given[names.index(outer.carries[int(array.name[1:])])]
+                    terms = cast(start, wide) + terms
+                terms = cast(terms, dtypes[array.name])
+            results.append(terms)
+        return results
+
+    def checked(self, results: list[Any], steps: int) -> list[Any]:
+        """Return the results that a loop of at most so many steps has, of all that `results` gave.
+
+        Raises
+        ------
+        StepIndexError
+            If a computed place lies outside of its array.
+        IndexError
+            If a condition ended the loop too early.
+        """
+        signature = self.writer.signature
+        if self.writer.places:
+            *results, wrong = results
+            found = np.asarray(wrong.cpu() if hasattr(wrong, "cpu") else wrong).reshape(-1, 2)
+            found = found[found[:, 0] >= 0]
+            if len(found):
+                step, index = found[found[:, 0].argmin()].tolist()
+                raise StepIndexError(self.messages.index_range(), step, index)
+        if not signature.has_stop:
+            return results
+        *results, number = results
+        taken = int(number)  # waits for the device
+        if taken < signature.required_steps:
+            raise IndexError(self.messages.missing_steps())
+        if taken == steps:
+            return results
+        first = steps - taken if signature.reverse else 0
+        depths = zip(signature.depths, signature.untraced, strict=True)
+        rows: list[Any] = [
+            ... if last else slice(first, first + taken + depth) for depth, last in depths
+        ]
+        rows += [...] * signature.n_carries
+        rows += [slice(first, first + taken)] * signature.n_outputs
+        return [result[own] for result, own in zip(results, rows, strict=True)]
 
 
 def flags_of(sizes: Geometry, plan: Schedule) -> int:

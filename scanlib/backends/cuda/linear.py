@@ -88,26 +88,6 @@ class LinearGeometry:
         return self.columns * prod(self.batch)
 
 
-def linear_geometry(op: LinearScan, inputs: Sequence[Any]) -> LinearGeometry:
-    """Return the sizes of a matrix recurrence, and check that its arguments agree.
-
-    Raises
-    ------
-    ValueError
-        As the recurrence does on other devices.
-    """
-    parts = op.parts(inputs)
-    steps = count_steps(op, parts)
-    check_shapes(op, parts)
-    first, *row = parts.initial.shape
-    batch = tuple(row[: op.batch_rank(len(row) + 1)])
-    size, columns = row[len(batch)], 1
-    if not op.vector:
-        size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
-    rows = first if op.untraced or not first else steps + 1
-    return LinearGeometry(steps, size, columns, batch, [(rows, *row)])
-
-
 class LinearKernels(Kernels):
     """The kernels of a matrix recurrence of one size.
 
@@ -249,7 +229,7 @@ class LinearKernels(Kernels):
     ) -> Call:
         """Return how the kernels are called on a device with so many multiprocessors.
 
-        `strides` are those of the arguments and of the result, in bytes.
+        `strides` are those of the arguments, in bytes.
         """
         plan = choose_linear(sizes.steps, sizes.vectors, processors, self.group, self.columns)
         values = {
@@ -258,7 +238,8 @@ class LinearKernels(Kernels):
             "chunk": plan.chunk,
             "chunks": plan.chunks,
         }
-        works, counts = [], {"walk": 1}
+        works: list[int] = []
+        counts = {"walk": 1}
         if not self.both:
             axes = (*sizes.batch, sizes.columns)
             values |= {f"n{axis}": size for axis, size in enumerate(axes)}
@@ -274,14 +255,20 @@ class LinearKernels(Kernels):
             counts = {}
         each = self.threads // max(self.group, 1)
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
-        return self.prepared(values, strides, works, jobs)
+        return self.prepared(values, strides, sizes.outputs, works, jobs)
+
+    def results(self, given: Any, made: Sequence[Any], *more: Any) -> list[Any]:
+        """Return what the kernels have written."""
+        return list(made)
 
 
-_kernels = lru_cache(maxsize=256)(LinearKernels)
+_kernels = lru_cache(maxsize=256)(LinearKernels)  # written once for each size
 
 
-def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearKernels:
-    """Return the kernels for arguments of these sizes, written once for each.
+def linear_kernels(
+    op: LinearScan, inputs: Sequence[Any], dtype: str
+) -> tuple[LinearKernels, LinearGeometry]:
+    """Return the kernels for arguments like these, and their sizes.
 
     Raises
     ------
@@ -290,7 +277,16 @@ def linear_kernels(op: LinearScan, inputs: Sequence[Any], dtype: str) -> LinearK
     ValueError
         As the recurrence does on other devices.
     """
-    sizes, parts = linear_geometry(op, inputs), op.parts(inputs)
-    width = sizes.columns if op.side == "both" else 1
+    parts = op.parts(inputs)
+    steps = count_steps(op, parts)
+    check_shapes(op, parts)
+    first, *row = parts.initial.shape
+    batch = tuple(row[: op.batch_rank(len(row) + 1)])
+    size, columns = row[len(batch)], 1
+    if not op.vector:
+        size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
+    rows = first if op.untraced or not first else steps + 1
+    width = columns if op.side == "both" else 1
     ranks = parts.matrix.ndim, parts.initial.ndim
-    return _kernels(op, dtype, ranks, max(sizes.size, 1), max(width, 1))
+    kernels = _kernels(op, dtype, ranks, max(size, 1), max(width, 1))
+    return kernels, LinearGeometry(steps, size, columns, batch, [(rows, *row)])

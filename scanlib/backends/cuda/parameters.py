@@ -58,8 +58,6 @@ class Parameters:
         How many axes the channels have: the first ones of those that arrays have.
     inputs, outputs : list of Array
         What the loop is given and returns, in its order; a number of steps does not count.
-    terms : list of Array, optional
-        Of intermediate results.
     works, more : sequence of str, optional
         Names of plain memory, and of further numbers.
     """
@@ -69,12 +67,11 @@ class Parameters:
         sizes: int,
         inputs: list[Array],
         outputs: list[Array],
-        terms: Sequence[Array] = (),
         works: Sequence[str] = (),
         more: Sequence[str] = (),
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self.arrays = [*inputs, *outputs, *terms]
+        self.arrays = [*inputs, *outputs]
         self.works, self.more = list(works), list(more)
         self.sizes = sizes
         self.axes = (

@@ -11,7 +11,7 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
 ``State``, ``start``, ``finish``
     past values and carries, before the first step and after the last one;
 ``Sums``, ``add``, ``keep``
-    what is summed over steps and channels;
+    what a channel sums over the steps of a chunk; the linker adds these up;
 ``step``
     one step, with a function of the kernel language; whether the loop ends after it;
 ``Summary``, ``lift``, ``compose``, ``extend``, ``apply``, ``moderate``
@@ -25,13 +25,13 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 
 import numpy as np
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
-from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalar_code import (
+    HALF,
     Code,
     ScalarUnit,
     Source,
@@ -39,13 +39,16 @@ from scanlib.backends.cuda.scalar_code import (
     item_type,
     memory_type,
 )
-from scanlib.backends.cuda.support import check_supported
-from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.language import BOOL, INT64, Value, Writer
+from scanlib.kernels.scalars import NoKernelError, Number
+from scanlib.kernels.spans import Cell, load_number, parts
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import has_positions, loaded
+from scanlib.ops.lowered.positions import Channel, Item, Position, has_positions, loaded
 
+DEPTH = 8  # of states whose past values are kept in registers
+KINDS = "biufc"
 SHARED = 44 * 1024  # bytes of shared memory of a block: all devices have that much
 ROWS = 256  # bytes of the rows that a thread keeps, in registers
 LIGHT = 192  # bytes of rows and results with which a thread takes few registers
@@ -65,9 +68,11 @@ KERNELS = {
         "mend": "FLAT_KERNEL(mend, scanlib_mend<Loop>(p, index))",
     },
 }
-Item = tuple[str, str, str]  # its name in a struct, its array, its row
+Member = tuple[str, str, str]  # its name in a struct, its array, its row
+# For each channel, the first step with an index outside of its array, and the index.
+WRONG = "wrong"
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
-# The dtypes in which sums are collected, wider than the items are.
+# The dtypes in which a channel collects sums, wider than the items are.
 TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
 
 
@@ -83,6 +88,12 @@ class LoopWriter:
     parameters : Parameters
     composed : list of Composed or None
         None for loops that are walked by one thread per channel only.
+    totals : dict of str to int
+        Results of which kernels write terms, with all axes of the channels and one of chunks or
+        steps before them, and how many axes of these the result has: it sums over the others.
+    lengths : dict of str to tuple of str and int
+        Of arrays that are read at computed places: by the name of the kernel's number, the array
+        and its axis.
     threads, items : int
         Of a block that shares steps: its threads, and the steps of each at a time.
 
@@ -93,30 +104,33 @@ class LoopWriter:
     """
 
     def __init__(self, op: ElemwiseScan) -> None:
-        check_supported(op)
         self.op = op
         self.signature, self.layout = op.signature, op.layout
         self.graph = thaw_graph(op.body)
         self.inner = self.signature.split_body_inputs(self.graph.inputs)
         self.result = self.signature.split_body_outputs(self.graph.outputs)
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
-        self.places = PlaceWriter(self) if has_positions(op.body.outputs) else None
-        single = self.signature.has_stop or self.places is not None
+        self._check_supported()
+        self.places = has_positions(op.body.outputs)
+        self.lengths: dict[str, tuple[str, int]] = {}
+        for node in self.graph.toposort():
+            if isinstance(node.op, Position):
+                array, lead, _ = self.plan.array_of(node.inputs[0])
+                axis = lead + node.op.axis
+                self.lengths[f"{array}_d{axis}"] = array, axis
+        single = self.signature.has_stop or self.places
         self.composed = None if single else composed_recurrences(op)
         self.source, self.unit = Source(), ScalarUnit()
         self.loaded = loaded(self.graph.outputs)
         self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         self.carried = [i for i, is_sum in enumerate(self.layout.sums) if not is_sum]
         self.traced = [i for i, gone in enumerate(self.signature.untraced) if not gone]
-        reductions = enumerate(self.layout.output_reductions)
-        self.summed = [i for i, axes in reductions if axes]  # outputs
-        ndim = self.layout.ndim
+        self.totals: dict[str, int] = {}
         self.parameters = Parameters(
-            ndim,
+            self.layout.ndim,
             *self._given(),
-            list(self._terms()),
             [] if self.composed is None else ["summaries", "states", "flags"],
-            [] if self.places is None else list(self.places.lengths),
+            list(self.lengths),
         )
         self.arrays = {array.name: array for array in self.parameters.arrays}
         self.threads, self.items = self._block()
@@ -125,6 +139,23 @@ class LoopWriter:
         except NoKernelError as error:
             raise NoCCodeError(str(error)) from error
 
+    def _check_supported(self) -> None:
+        """Raise an error if the loop has no kernel."""
+        own = {tap for taps in self.inner.taps for tap in taps} | set(self.inner.carries)
+        read = any(
+            isinstance(node.op, Item) and node.inputs[0] in own for node in self.graph.toposort()
+        )
+        if read or not self.plan.has_same_channels():
+            raise NoCCodeError("channels that need one another have no CUDA kernel")
+        if any(depth > DEPTH for depth in self.signature.depths):
+            raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")
+        for variable in (*self.graph.inputs, *self.graph.outputs):
+            dtype = getattr(variable.type, "dtype", None)
+            if dtype is None or np.dtype(dtype).kind not in KINDS:
+                raise NoCCodeError(f"a value of type {variable.type} has no CUDA kernel")
+        if any(target.adds and target.value.type.dtype == "bool" for target in self.plan.targets):
+            raise NoCCodeError("a sum of truth values has no CUDA kernel")
+
     # Arrays, and the sizes of what a thread keeps
 
     def _given(self) -> tuple[list[Array], list[Array]]:
@@ -132,25 +163,27 @@ class LoopWriter:
         ndim, inputs, outputs = self.layout.ndim, [], []
         for name, dtype, lead, axes in self.plan.arrays():
             if name[0] != "x":
-                outputs.append(Array(name, dtype, lead, axes))
+                outputs.append(self._written(Array(name, dtype, lead, axes)))
                 continue
-            if self.places is not None:  # axes that are not the channels' have strides as well
+            if self.places:  # axes that are not the channels' have strides as well
                 axes = tuple(k if axis is None else axis for k, axis in enumerate(axes, ndim))
             inputs.append(Array(name, dtype, lead, axes))
         if self.signature.has_stop:
             outputs.append(Array(TAKEN, "int64", 0, ()))
-        if self.places is not None:
+        if self.places:
             outputs.append(Array(WRONG, "int64", 0, tuple(range(ndim))))
         return sorted(inputs, key=lambda array: int(array.name[1:])), outputs
 
-    def _terms(self) -> Iterator[Array]:
-        """Yield the terms of sums: for all channels of one chunk each, of one step each."""
-        every = tuple(range(self.layout.ndim))
-        for i in self.sums:
-            kind = np.dtype(self.result.carries[i].type.dtype).kind
-            yield Array(f"partial{i}", TOTALS[kind], 1, every)
-        for i in self.summed:
-            yield Array(f"whole{i}", computed(self.result.outputs[i].type.dtype), 1, every)
+    def _written(self, array: Array) -> Array:
+        """Return what kernels write for a result: itself, or for all channels what it sums."""
+        number = int(array.name[1:])
+        adds = array.name[0] == "c" and self.layout.sums[number]
+        if not adds and not (array.name[0] == "z" and self.layout.output_reductions[number]):
+            return array
+        kept = [axis for _, axis in array.kept]
+        others = [axis for axis in range(self.layout.ndim) if axis not in kept]
+        self.totals[array.name] = len(kept)
+        return Array(array.name, computed(array.dtype), 1, (*kept, *others))
 
     @property
     def state_bytes(self) -> int:
@@ -195,36 +228,17 @@ class LoopWriter:
         """Return how many threads a multiprocessor shall hold: they share its registers."""
         return 768 if self.items * self._row_bytes(together=True) <= LIGHT else 512
 
-    def is_dense(self, strides: list[tuple[int, ...]]) -> bool:
-        """Whether items that follow one another in time lie side by side."""
-        own = dict(zip(self.arrays, strides, strict=True))
-        return all(own[name][0] == np.dtype(self.arrays[name].dtype).itemsize
-                   for name in self._timed())  # fmt: skip
-
     def _timed(self) -> Iterator[str]:
         """Yield the arrays of which every step has a row."""
         yield from self.plan.outer.sequences
         yield from (f"h{i}" for i in self.traced)
-        yield from (self.stacked(i) for i in range(self.signature.n_outputs))
-
-    def stacked(self, i: int) -> str:
-        """Return the array that has what every step makes of an output."""
-        return f"whole{i}" if i in self.summed else f"z{i}"
+        yield from (f"z{i}" for i in range(self.signature.n_outputs))
 
     # The whole
 
     def units(self) -> list[str]:
         """Return what can be compiled apart: the kernels of some schedules."""
         return ["serial"] if self.composed is None else list(TEMPLATES)
-
-    def kernels(self, unit: str) -> dict[str, str]:
-        """Return the kernels of a unit: for each name, what a thread or a block does."""
-        found = dict(KERNELS[unit])
-        for k in range(len(self.sums) + len(self.summed)):
-            found[f"sum_{k}"] = f"BLOCK_KERNEL(sum_{k}, scanlib_sum<Sum{k}>(p, block))"
-            short = f"scanlib_short_sum<Sum{k}>(p, index)"
-            found[f"short_sum_{k}"] = f"FLAT_KERNEL(short_sum_{k}, {short})"
-        return found
 
     def write(self, unit: str) -> str:
         """Return the translation unit of some schedules."""
@@ -241,14 +255,14 @@ class LoopWriter:
             *([template("complex")] if self.has_complex() else []),
             self.unit.text(),
             self.parameters.struct(),
-            *(template(name) for name in ("channel", "serial", "sums", *TEMPLATES[unit])),
+            *(template(name) for name in ("channel", "serial", *TEMPLATES[unit])),
             self.loop,
-            *(f"SCANLIB_{kernel}" for kernel in self.kernels(unit).values()),
+            *(f"SCANLIB_{kernel}" for kernel in KERNELS[unit].values()),
         ]
         return "\n".join([*parts, ""])
 
     def _loop(self) -> str:
-        """Return the struct of the loop, and those of its sums."""
+        """Return the struct of the loop."""
         with self.source.struct("Loop"):
             self.source.line(f"enum {{ REVERSE = {int(self.signature.reverse)} }};")
             self.write_fixed()
@@ -260,10 +274,6 @@ class LoopWriter:
             if self.composed is not None:
                 self.write_dense()
                 SummaryWriter(self, self.composed).write()
-        results = [(f"partial{i}", f"c{i}", self.plan.outer.carries[i]) for i in self.sums]
-        results += [(f"whole{i}", f"z{i}", "") for i in self.summed]
-        for number, names in enumerate(results):
-            self.write_sum(number, *names)
         return self.source.text()
 
     def has_complex(self) -> bool:
@@ -286,17 +296,17 @@ class LoopWriter:
 
     # Items of arrays
 
-    def write_struct(self, name: str, items: list[Item], *more: tuple[str, str]) -> None:
+    def write_struct(self, name: str, items: list[Member], *more: tuple[str, str]) -> None:
         members = [(item_type(self.arrays[array].dtype), member) for member, array, _ in items]
         self.members(name, [*members, *more])
 
-    def read_all(self, target: str, items: list[Item]) -> None:
+    def read_all(self, target: str, items: list[Member]) -> None:
         for member, array, row in items:
             dtype, place = self.arrays[array].dtype, _item_place(array, row)
             text = f"{item_type(dtype)}(scanlib_fetch<{memory_type(dtype)}>({place}))"
             self.source.line(f"{target}.{member} = {text};")
 
-    def store_all(self, source: str, items: list[Item]) -> None:
+    def store_all(self, source: str, items: list[Member]) -> None:
         for member, array, row in items:
             kind = memory_type(self.arrays[array].dtype)
             place = _item_place(array, row)
@@ -317,7 +327,7 @@ class LoopWriter:
         self.write_struct("Fixed", items, *(more if self.places else ()))
         with self.method("void fix(const Params &p, const scanlib_channel &l, Fixed &w)"):
             self.read_all("w", items)
-            if self.places is not None:
+            if self.places:
                 self.source.line("w.l = l; w.p = &p;")
 
     def write_rows(self) -> None:
@@ -326,13 +336,13 @@ class LoopWriter:
         self.write_struct("Rows", items, *([("int64_t", "t")] if self.places else ()))
         with self.method("void load(const scanlib_channel &l, int64_t t, Rows &x)"):
             self.read_all("x", items)
-            if self.places is not None:
+            if self.places:
                 self.source.line("x.t = t;")
 
     def write_results(self) -> None:
         depths = [0 if self.signature.reverse else depth for depth in self.signature.depths]
         items = [(f"h{i}", f"h{i}", f"(t + {depths[i]})") for i in self.traced]
-        items += [(f"z{i}", self.stacked(i), "t") for i in range(self.signature.n_outputs)]
+        items += [(f"z{i}", f"z{i}", "t") for i in range(self.signature.n_outputs)]
         self.write_struct("Results", items)
         with self.method("void store(const scanlib_channel &l, int64_t t, const Results &y)"):
             self.store_all("y", items)
@@ -364,7 +374,7 @@ class LoopWriter:
         head = "const scanlib_channel &l, int64_t steps, State &s, bool write"
         with self.method(f"void start({head})"):
             self.read_all("s", given)
-            if self.places is not None:
+            if self.places:
                 line("s.step = s.wrong_index = 0;")
                 line("s.wrong_step = -1;")
             line("if (!write) return;")
@@ -385,38 +395,17 @@ class LoopWriter:
 
     def write_sums(self) -> None:
         """Write the partial sums of a thread, and how they are added and kept."""
-        items = [(f"s{i}", f"partial{i}", "chunk") for i in self.sums]
-        self.write_struct("Sums", items)
+        items = [(f"s{i}", f"c{i}", "chunk") for i in self.sums]
+        kinds = [np.dtype(self.result.carries[i].type.dtype).kind for i in self.sums]
+        self.members(
+            "Sums", [(item_type(TOTALS[k]), m) for k, (m, *_) in zip(kinds, items, strict=True)]
+        )
         self.source.line(f"enum {{ SUMS = {int(bool(items))} }};")
         with self.method("void add(Sums &sums, const Sums &other)"):
             for member, _, _ in items:
                 self.source.line(f"sums.{member} += other.{member};")
         with self.method("void keep(const scanlib_channel &l, int64_t chunk, const Sums &sums)"):
             self.store_all("sums", items)
-
-    def write_sum(self, number: int, terms: str, result: str, given: str) -> None:
-        """Write the struct of a sum (see ``sums.cuh``): over steps if something is `given`."""
-        array, kept = self.arrays[result], 0
-        for _, axis in array.kept:
-            kept |= 1 << axis
-        numbers = {
-            "TERMS": f"Params::{terms}",
-            "RESULT": f"Params::{result}",
-            "GIVEN": f"Params::{given}" if given else "-1",
-            "KEPT": kept,
-            "ROWS": int(bool(given)),
-        }
-        types = {
-            "Term": item_type(self.arrays[terms].dtype),
-            "Item": item_type(array.dtype),
-            "Memory": memory_type(array.dtype),
-            "Total": item_type(TOTALS[np.dtype(array.dtype).kind]),
-        }
-        with self.source.struct(f"Sum{number}"):
-            text = ", ".join(f"{name} = {value}" for name, value in numbers.items())
-            self.source.line(f"enum {{ {text} }};")
-            for name, kind in types.items():
-                self.source.line(f"typedef {kind} {name};")
 
     # One step
 
@@ -436,13 +425,14 @@ class LoopWriter:
                 code.bind(variable, text)
 
     def write_step(self) -> None:
-        line, result, places = self.source.line, self.result, self.places
+        line, result = self.source.line, self.result
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
         with self.function(f"bool step({head})") as code:
             stop = [] if result.stop is None else [result.stop]
             outputs = [*result.states, *result.carries, *result.outputs, *stop]
             self.bind(code, self.graph.inputs, outputs)
-            code.scalars.emit(outputs, *([] if places is None else [places.bind(code)]))
+            places = PlaceWriter(self, code) if self.places else None
+            code.scalars.emit(outputs, *([places] if places else []))
             numbers = code.numbers(outputs)
             if stop:
                 numbers[-1] = code.scalars.truth(numbers[-1])
@@ -455,7 +445,7 @@ class LoopWriter:
             targets += [f"y.z{i} =" for i in range(len(result.outputs))]
             targets += ["const bool ends ="] * len(stop)
             if places is not None:
-                numbers += places.noted()
+                numbers += [own.value for own in places.wrong]
                 targets += ["s.wrong_step =", "s.wrong_index ="]
             code.write(self.source, numbers, targets)
             for i, k, _ in self.past():
@@ -466,6 +456,85 @@ class LoopWriter:
             if places is not None:
                 line("s.step++;")
             line(f"return {'ends' if stop else 'false'};")
+
+
+class PlaceWriter:
+    """Writes the operations of a step that read rows at computed places.
+
+    See `scanlib.ops.lowered.positions`. A thread reads any item of sequences and non-sequences,
+    which no thread writes, but of states those of its own channel only. An index outside of its
+    array is noted with its step, the first one of each channel, and the nearest item is read; the
+    linker raises the error, if it can raise one.
+    """
+
+    def __init__(self, loop: LoopWriter, code: Code) -> None:
+        self.loop, self.code, self.w = loop, code, code.writer
+        self.wrong = [Cell(self.w, self.number(f"s.wrong_{what}")) for what in ("step", "index")]
+
+    def __call__(self, node: Apply) -> bool:
+        """Write an operation and bind its result, if it is one of these."""
+        if isinstance(node.op, Channel):
+            found: Number = self.number(f"w.l.e[{node.op.axis}]")
+        elif isinstance(node.op, Position):
+            found = self.position(node, node.op)
+        elif isinstance(node.op, Item):
+            found = self.item(node, node.op)
+        else:
+            return False
+        self.code.scalars.bind(node.outputs[0], found)
+        return True
+
+    def number(self, text: str) -> Value:
+        return self.code.parameter(text, INT64)
+
+    def place(self, variable: Variable) -> Value:
+        (number,) = parts(self.code.scalars.number(variable))
+        return self.code.scalars.convert(number, "int64")
+
+    def position(self, node: Apply, op: Position) -> Value:
+        array, lead, _ = self.loop.plan.array_of(node.inputs[0])
+        w, size = self.w, self.number(f"w.p->{array}_d{lead + op.axis}")
+        given, (wrong_step, wrong_index) = self.place(node.inputs[1]), self.wrong
+        (step,) = parts(wrong_step.value)
+        place = w.select(given < 0, given + size, given)
+        outside = (place < 0) | (place >= size)
+        with w.when(outside & (step < 0)):
+            wrong_step.value, wrong_index.value = self.number("s.step"), given
+        nearest = w.select((place < 0) & size.differs(0), 0, size - 1)  # -1 if there is none
+        return w.select(outside, nearest, place)
+
+    def item(self, node: Apply, op: Item) -> Number:
+        row, *positions = node.inputs
+        array, _, axes = self.loop.plan.array_of(row)
+        w, given = self.w, map(self.place, positions)
+        offset: Value = w.constant(0, INT64)
+        if row in self.loop.inner.rows:
+            offset = self.number("x.t") * self.number(f"w.l.t[Params::{array}]")
+        exists: Value = w.constant(True, BOOL)
+        for k, place in enumerate(op.places):
+            if place == "at":
+                position, axis = next(given), self.loop.arrays[array].axes[k]
+                exists = exists & (position >= 0)
+                offset = offset + position * self.number(f"w.p->at[Params::{array}].e[{axis}]")
+            elif place != axes[k]:
+                raise NoCCodeError("an item of another channel has no CUDA kernel")
+        dtype = node.outputs[0].type.dtype
+        stored = "uint16" if dtype == HALF else dtype  # the bits
+        pointer = self.code.pointer(f"w.l.at[Params::{array}]")
+        found = Cell(w, self.code.scalars.constant(0, stored))
+        with w.when(exists):
+            found.value = load_number(w, stored, pointer, offset)
+        return widened(w, *parts(found.value)) if dtype == HALF else found.value
+
+
+def widened(w: Writer, bits: Value) -> Value:
+    """Return the number that the bits of one in half precision mean."""
+    wide = w.cast(bits, "uint32")
+    size, sign = (wide & 0x7FFF) << 13, (wide & 0x8000) << 16
+    number = w.bitcast(size, "float32") * 2.0**112  # the exponents' biases differ by 112
+    special = w.bitcast(size | 0x7F800000, "float32")  # infinity, or NaN
+    value = w.select(size >= 0x0F800000, special, number)
+    return w.bitcast(w.bitcast(value, "uint32") | sign, "float32")
 
 
 def _item_place(name: str, row: str) -> str:

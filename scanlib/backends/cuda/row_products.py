@@ -55,7 +55,6 @@ class RowProducts:
         self.write_product()
         self.write_watch()
         self.write_trusted()
-        self.write_settled()
 
     def items(self, code: Code, name: str, dtype: str) -> list[Any]:
         """Return the items of an array."""
@@ -153,6 +152,7 @@ class RowProducts:
     def write_trusted(self) -> None:
         """Write whether an item of several steps is what single steps give.
 
+        It is where a vector holds NaN, as all further ones then do, unless items are left out.
         `peaks` and `losts` are those of the item in each column, `peak` and `lost` of the column
         that starts at zero.
         """
@@ -164,26 +164,21 @@ class RowProducts:
         w, large = code.writer, LARGE[self.real]
         peaks, x = self.items(code, "peaks", self.real), self.items(code, "x", self.dtype)
         result = code.read("result", self.dtype)
+        settled: Value = w.constant(False, BOOL)
+        for part in [] if self.masked else [part for item in x for part in parts(item)]:
+            settled = settled | part.differs(part)
         if self.semiring != "real":
             good = reduce(lambda x, y: x & y, map(self.ordinary, [result, *x]))
             good = reduce(lambda x, y: x & y, [value < large for value in peaks], good)
-            self.end(code, [good], "return")
+            self.end(code, [settled | good], "return")
             return
         peak: Any = code.read("peak", self.real)
         lost: Any = code.read("lost", self.real)
         for one, error, item in zip(peaks, self.items(code, "losts", self.real), x, strict=True):
             peak, lost = w.fma(one, size(item), peak), w.fma(error, size(item), lost)
         digit = 2.0 ** -(FORMATS[self.real].mantissa + 1)
-        self.end(code, [(peak < large) & (lost <= digit * size(result))], "return")
-
-    def write_settled(self) -> None:
-        """Write whether all further values are NaN, since a vector holds one."""
-        code = self.method("bool settled(const Item *x)", "settled")
-        found: Value = code.writer.constant(False, BOOL)
-        for item in self.items(code, "x", self.dtype):
-            for part in parts(item):
-                found = found | part.differs(part)
-        self.end(code, [found], "return")
+        good = (peak < large) & (lost <= digit * size(result))
+        self.end(code, [settled | good], "return")
 
     def write_times_plus(self) -> None:
         code = self.method("Item times_plus(Item x, Item y, Item z)", "times_plus")

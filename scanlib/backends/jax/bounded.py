@@ -7,7 +7,8 @@ is a buffer as long as the loop can get, and the number of rows that count::
 
 `Bounded` is both. scanlib's rules read and write it, and where PyTensor's compiled function returns
 one, the caller gets a NumPy array of the `n` rows: outside of compiled code the length is known.
-Items that a mask selects are `Bounded` as well. Any other use raises `UnknownLengthError`.
+Items that a mask selects are `Bounded` as well. Where neither scanlib's Ops nor the rules of `rows`
+take one, it raises `UnknownLengthError`.
 """
 
 from __future__ import annotations
@@ -18,27 +19,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Where an array comes from, and what to do about it where JAX has to know its length.
-RANGE = "a range up to a number that is computed"
 CHOSEN = "an array of the items that a mask selects"
 MASKED = (
     "Keep all rows and let the mask say what counts: pt.where(mask, x, 0) in place of x[mask], "
     "pt.where(mask[:, None], A, 0) in place of the rows A[mask], and in a matrix that is inverted "
     "ones on the diagonal where the mask is False"
 )
-ADVICE = {
-    RANGE: "Make a range of the greatest length, and let pt.where(range < n, …, 0) choose",
-    CHOSEN: MASKED,
-}
-SQUARE = (
-    "JAX does not know when it compiles how many rows and columns a matrix has; the function "
-    f"computes it, or a mask says it. {MASKED}"
-)
 STEPS = (
     "Those of a loop are as many as it takes steps. Return it from the function, read rows of it, "
     "or reduce or accumulate it along time. For anything else give the loop `n_steps` and no "
     "`until`, or let it run over all steps and say by a mask, pt.where(mask, x, 0), which of them "
     'count, or compile with mode="NUMBA"'
+)
+LARGE = (
+    "JAX needs to know when it compiles how large an array is; the function itself computes its "
+    "size from data. Take an array of the greatest size and let pt.where choose (ones on the "
+    "diagonal of a matrix that is inverted), give the size as an input, or compile with "
+    'mode="NUMBA"'
 )
 
 
@@ -135,7 +132,7 @@ class Bounded:
     def __jax_array__(self) -> Any:
         raise UnknownLengthError(
             f"JAX does not know when it compiles how many rows {self.origin} has. "
-            + ADVICE.get(self.origin, STEPS)
+            + (MASKED if self.origin == CHOSEN else STEPS)
         )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -153,10 +150,16 @@ class Bounded:
         return jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
 
     def slice(self, where: slice) -> Bounded:
-        """Return the rows of a slice, as NumPy counts them."""
+        """Return the rows of a slice, as NumPy counts them; backwards from the last one only."""
         step = 1 if where.step is None else static_int(where.step)
+        if step == -1 and where.start is None:
+            end = -1 if where.stop is None else static_int(where.stop)
+            if end is not None and (end >= 0 or where.stop is None):
+                found = self.slice(slice(end + 1, None))
+                rows = jnp.flip(found.rows, 0)
+                return found.like(jnp.roll(rows, found.length - found.capacity, axis=0))
         if step != 1:
-            return self.strided(where.start, where.stop, step)
+            self.__jax_array__()
         first = 0 if where.start is None else place_of(where.start, self.length)
         last = self.length if where.stop is None else place_of(where.stop, self.length)
         known = static_int(first)
@@ -166,33 +169,16 @@ class Bounded:
             rows = rows[: max(end - known, 0)]
         return Bounded(rows, jnp.maximum(last - first, 0), self.origin)
 
-    def strided(self, start: Any, stop: Any, step: int | None) -> Bounded:
-        """Return the rows of a slice with a step, which the adjoint of a running sum reads."""
-        if step is None:
-            self.__jax_array__()
-        assert step is not None
-        # Going down, a place is clipped to -1 … n - 1 instead of 0 … n.
-        down = int(step < 0)
-        first, last = (self.length - 1, -1) if down else (0, self.length)
-        if start is not None:
-            first = place_of(start, self.length, down)
-        if stop is not None:
-            last = place_of(stop, self.length, down)
-        number = (last - first + step + (1 if down else -1)) // step
-        places = first + step * jnp.arange(self.capacity)
-        rows = self.rows[jnp.clip(places, 0, self.capacity - 1)]
-        return Bounded(rows, jnp.maximum(number, 0), self.origin)
 
-
-def place_of(bound: Any, length: Any, down: int = 0) -> Any:
+def place_of(bound: Any, length: Any) -> Any:
     """Return the place of a slice's bound in an array of some length."""
     known, of = static_int(bound), static_int(length)
     if known is not None and of is not None:
-        return min(known, of - down) if known >= 0 else max(of + known, -down)
-    from_end = jnp.maximum(length + bound, -down)
+        return min(known, of) if known >= 0 else max(of + known, 0)
+    from_end = jnp.maximum(length + bound, 0)
     if known is not None and known < 0:
         return from_end
-    from_start = bound if known == 0 and not down else jnp.minimum(bound, length - down)
+    from_start = 0 if known == 0 else jnp.minimum(bound, length)
     return from_start if known is not None else jnp.where(bound < 0, from_end, from_start)
 
 

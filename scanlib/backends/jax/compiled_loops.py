@@ -34,12 +34,10 @@ from scanlib.backends.jax.kernels import (
     with_known,
     words_of,
 )
-from scanlib.backends.jax.loops import JAXLoop, single
+from scanlib.backends.jax.loops import JAXLoop, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
-from scanlib.backends.jax.state_rows import count_steps
-from scanlib.backends.jax.unknown_steps import as_stopped, origins_of
 from scanlib.backends.jax.windows import Window, windows
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
@@ -57,9 +55,9 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
 
     def scan(*inputs: Any) -> Any:
         outer = op.signature.split_inputs(inputs)
-        check_whole(loop.title(), zip(read, outer.sequences, strict=True))
+        check_whole(loop.title, zip(read, outer.sequences, strict=True))
         if has_code and not any(map(has_unknown_rows, inputs)):
-            steps = count_steps(outer.n_steps, outer.sequences).known
+            steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
             if steps is not None and (steps < 2**31 or not op.signature.has_stop):
                 return single(run_compiled(op, node, loop, kernels, inputs))
         return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
@@ -76,10 +74,10 @@ def run_compiled(
 ) -> list[Any]:
     """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
     outer, stops = op.signature.split_inputs(inputs), op.signature.has_stop
-    number = count_steps(outer.n_steps, outer.sequences)
+    number = count_steps(outer.n_steps, outer.sequences, loop.title)
     loop.check(outer, number)
     assert number.known is not None
-    taken, origins = number.known, origins_of(loop) if stops else []
+    taken, origins = number.known, loop.origins() if stops else []
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
@@ -108,7 +106,7 @@ def run_compiled(
     def run_kernels(*arguments: Any) -> list[Any]:
         given = own(arguments)[has_steps:]
         found = call_kernels(kernels, cuda_sizes(arguments), given, places)
-        return as_stopped(op, taken, found) if stops else found[: len(node.outputs)]
+        return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
 
     factors = None if stops else loop_factors(op, int(count > 0))
     part = None if factors is None else part_of(node, factors)
@@ -136,7 +134,7 @@ def run_compiled(
         if not stops:
             return call_target(target, like, arguments)
         *found, words = call_target(target, [*like, STEPS_TAKEN], arguments)
-        return as_stopped(op, taken, [*found, words[0]])
+        return loop.as_stopped(taken, [*found, words[0]])
 
     target = target_for(op, node)
     results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
@@ -151,7 +149,7 @@ def run_compiled(
         return found
     lengths = iter(found[len(origins) :])
     return [
-        rows if origin is None else Bounded(rows, next(lengths), origin)
+        rows if origin is None else Bounded(rows, next(lengths), origin[0])
         for rows, origin in zip(found, origins, strict=False)
     ]
 

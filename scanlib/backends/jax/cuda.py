@@ -2,8 +2,8 @@
 
 All sizes are known when JAX compiles, so that all numbers of the launches are too: they are
 attributes of a custom call, ``scanlib_cuda_loop``, whose handler adds the addresses. The handler is
-compiled once with the headers that jaxlib ships; it asks Python for a loop's kernels at the
-first call in a context, and needs it no more. Without a compiler the handler is Python's.
+compiled once with the headers that jaxlib ships; it is given the kernels' code when JAX traces the
+call, and loads it at the first call in a context.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
-from scanlib.backends.cuda.driver import LIBRARY, Driver, DriverError
-from scanlib.backends.cuda.geometry import Geometry, geometry
-from scanlib.backends.cuda.launch import KernelLoop, Kernels
-from scanlib.backends.cuda.linear import check_linear, linear_geometry, linear_kernels
+from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
+from scanlib.backends.cuda.linear import check_linear, linear_kernels
+from scanlib.backends.cuda.nvidia import (
+    LIBRARY,
+    KernelCompileError,
+    NoCompilerError,
+    compile_kernels,
+)
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
@@ -37,18 +40,6 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
-
-FIND = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_int,
-)
-
-_loops: dict[str, Kernels] = {}  # by name, for the handler
 
 
 def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
@@ -89,9 +80,8 @@ def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any
         None if the matrix is too large, or the arguments do not fit: `lax.scan` says what is wrong.
     """
     try:
-        sizes = linear_geometry(op, inputs)
         dtype = np.dtype(op.parts(inputs).initial.dtype).name
-        kernels = linear_kernels(op, inputs, dtype)
+        kernels, sizes = linear_kernels(op, inputs, dtype)
     except (NoCCodeError, ValueError, IndexError):
         return None
     if not _are_ready(kernels):
@@ -114,7 +104,12 @@ def _are_ready(kernels: KernelLoop | Kernels) -> bool:
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
         return True
-    if load_handler() is None or not _compiles(kernels, device):
+    if load_handler() is None:
+        return False
+    try:
+        _compiled(kernels, device)
+    except (NoCompilerError, KernelCompileError) as error:
+        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
         return False
     register(LIBRARY, "CUDA")
     return True
@@ -129,15 +124,9 @@ def cuda_device() -> Any:
         return None
 
 
-def _compiles(kernels: KernelLoop | Kernels, device: Any) -> bool:
-    """Whether the kernels compile for a device."""
+def _compiled(kernels: KernelLoop | Kernels, device: Any) -> bytes:
     capability = str(device.compute_capability).replace(".", "")
-    try:
-        compile_kernels(kernels.source, f"sm_{capability}")
-    except (NoCompilerError, KernelCompileError) as error:
-        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
-        return False
-    return True
+    return compile_kernels(kernels.source, f"sm_{capability}")
 
 
 def processors() -> int:
@@ -159,40 +148,20 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
     """
     library = load_handler()
     assert library is not None
-    find = FIND(_finder(driver))
-    library.scanlib_connect.argtypes = [ctypes.c_char_p, FIND, ctypes.c_int]
-    library.scanlib_connect(driver.encode(), find, int(platform != "CUDA"))
-    _kept.append(find)
+    library.scanlib_connect(driver.encode(), int(platform != "CUDA"))
     handler = jax.ffi.pycapsule(library.scanlib_handler)
     jax.ffi.register_ffi_target(target, handler, platform=platform)
 
 
-_kept: list[Any] = []  # what the handler calls
-
-
-def _finder(library: str) -> Callable[..., int]:
-    """Return the function that tells the handler of a loop's kernels."""
-
-    def find(name: bytes, context: int, places: Any, count: int, text: int, size: int) -> int:
-        try:
-            handles = _loops[name.decode()].handles(_driver(library), context)
-            for k in range(count):
-                places[k] = handles[k]
-        except Exception as error:  # it cannot be raised through XLA
-            message = f"scanlib: {type(error).__name__}: {error}".encode()[: size - 1]
-            ctypes.memmove(text, message + b"\0", len(message) + 1)
-            return 1
-        return 0
-
-    return find
-
-
-@cache
-def _driver(library: str) -> Driver:
-    try:
-        return Driver(library)
-    except OSError as error:
-        raise DriverError(f"there is no CUDA driver: {error}") from error
+def keep(kernels: Kernels) -> str:
+    """Give the handler the code of kernels for the device; return the name that finds them."""
+    name = sha256(kernels.source.encode()).hexdigest()[:32]
+    device, library = cuda_device(), load_handler()
+    if device is not None and library is not None:
+        code = _compiled(kernels, device)
+        names = " ".join(kernels.names).encode()
+        library.scanlib_keep(name.encode(), code, ctypes.c_size_t(len(code)), names)
+    return name
 
 
 def sizes_of(
@@ -215,7 +184,7 @@ def sizes_of(
     for k, (_, length) in enumerate(places.tolist()):
         shapes[k] = (length, *shapes[k][1:])
     try:
-        return geometry(kernels.writer, shapes, steps)
+        return kernels.sizes(shapes, steps)
     except (NoCCodeError, ValueError, IndexError):
         return None
 
@@ -232,28 +201,28 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
     places : ndarray
         For each of the first arguments, the first row that is read and the number of rows.
     """
-    kernels = kernels.of(sizes, processors())
-    dtypes = [np.dtype(array.dtype) for array in kernels.parameters.outputs]
-    results = [
-        jax.ShapeDtypeStruct(shape, dtype)
-        for shape, dtype in zip(sizes.outputs, dtypes, strict=True)
-    ]
-    strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in [*arrays, *results]]
+    strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
+    made = [
+        jax.ShapeDtypeStruct(shape, np.dtype(array.dtype))
+        for shape, array in zip(call.shapes, kernels.parameters.outputs, strict=True)
+    ]
     words = list(call.words)
     for k, (first, _) in enumerate(places.tolist()):
         words[call.slots[k]] += first * strides[k][0]
     works = [jax.ShapeDtypeStruct((size,), np.uint8) for size in call.works]
-    name = sha256(kernels.source.encode()).hexdigest()[:32]
-    _loops[name] = kernels
-    run = jax.ffi.ffi_call(TARGET, [*results, *works], vmap_method="sequential")
+    run = jax.ffi.ffi_call(TARGET, [*made, *works], vmap_method="sequential")
     launches = [n for one in call.launches for n in (one.kernel, one.blocks, one.threads)]
     found = run(
         *arrays,
-        loop=name,
+        loop=keep(call.kernels),
         words=np.array(words, np.int64),
         slots=np.array(call.slots, np.int64),
         launches=np.array(launches or [0], np.int64),
-        count=np.array([len(kernels.names)], np.int64),
     )
-    return varying(list(found[: len(results)]), list(arrays))
+    results = kernels.results(arrays, found[: len(made)], sizes, _converted)
+    return varying(results, list(arrays))
+
+
+def _converted(array: Any, dtype: str) -> Any:
+    return array.astype(kept_dtype(np.dtype(dtype)))

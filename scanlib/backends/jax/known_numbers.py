@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,10 @@ ON_NUMBERS = (CheckAndRaise, Elemwise, ScalarOp, Shape_i, *SAME, *SIDE_BY_SIDE)
 NUMBERS = (bool, int, float, np.generic, np.ndarray)
 INF = float("inf")
 Range = tuple[Any, Any]  # the least and the greatest value
+# What has its least and greatest values where all that it is given has.
+AT_CORNERS = (
+    ps.Add, ps.Clip, ps.Mul, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Sub, ps.Switch,
+)  # fmt: skip
 
 
 class KnownNumber(JAXShapeTuple):
@@ -151,13 +154,18 @@ def range_of(value: Any, dtype: str = "int64") -> Range:
 def _ranges_of(node: Apply, ends: list[Range]) -> list[Range]:
     """Return the least and the greatest value of what a node computes."""
     op = node.op.scalar_op if isinstance(node.op, Elemwise) else node.op
-    if isinstance(op, (*SAME, CheckAndRaise, KnownNumber)):
+    if isinstance(op, (*SAME, ps.Cast, ps.Identity, CheckAndRaise, KnownNumber)):
         return ends[:1]
     if isinstance(op, ps.Composite):
         return _ranges_of_graph(op.fgraph, ends)
-    rule = _RANGES.get(type(op))
     wraps = any(out.type.dtype not in ("bool", "int32", "int64") for out in node.outputs)
-    return [(-INF, INF)] * len(node.outputs) if rule is None or wraps else [rule(*ends)]
+    if wraps or not isinstance(op, AT_CORNERS):
+        return [range_of(None, out.type.dtype) for out in node.outputs]
+    if isinstance(op, ps.Switch):
+        ends = [(0, 1), *ends[1:]]
+    values = [op.impl(*corner) for corner in product(*ends)]
+    unknown = any(value != value for value in values)
+    return [(-INF, INF) if unknown else (min(values), max(values))]
 
 
 def _ranges_of_graph(graph: Any, ends: list[Range]) -> list[Range]:
@@ -170,35 +178,3 @@ def _ranges_of_graph(graph: Any, ends: list[Range]) -> list[Range]:
         ranges = _ranges_of(node, list(map(read, node.inputs)))
         known.update(zip(node.outputs, ranges, strict=True))
     return list(map(read, graph.outputs))
-
-
-def _extreme(choose: Callable[..., Any], *ends: Range) -> Range:
-    return choose(low for low, _ in ends), choose(high for _, high in ends)
-
-
-def _corners(function: Callable[..., Any], *ends: Range) -> Range:
-    values = [function(*corner) for corner in product(*ends)]
-    return (-INF, INF) if any(value != value for value in values) else (min(values), max(values))
-
-
-def _quotient(ends: Range, by: Range) -> Range:
-    if not by[0] == by[1] > 0:
-        return -INF, INF
-    low, high = (end if abs(end) == INF else end // by[0] for end in ends)
-    return low, high
-
-
-_RANGES: dict[type, Callable[..., Range]] = {
-    ps.Add: lambda *ends: _corners(lambda *values: sum(values), *ends),
-    ps.Sub: lambda *ends: _corners(lambda a, b: a - b, *ends),
-    ps.Mul: lambda *ends: _corners(lambda *values: prod(values), *ends),
-    ps.Neg: lambda ends: (-ends[1], -ends[0]),
-    ps.IntDiv: _quotient,
-    ps.Mod: lambda _, by: (0, by[1] - 1) if by[0] > 0 else (-INF, INF),
-    ps.Switch: lambda _, one, other: (min(one[0], other[0]), max(one[1], other[1])),
-    ps.Cast: lambda ends: ends,
-    ps.Identity: lambda ends: ends,
-    ps.ScalarMinimum: lambda *ends: _extreme(min, *ends),
-    ps.ScalarMaximum: lambda *ends: _extreme(max, *ends),
-    ps.Clip: lambda x, low, high: _extreme(min, _extreme(max, x, low), high),
-}

@@ -21,7 +21,6 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import (
     Bounded,
-    UnknownLengthError,
     first_rows,
     has_unknown_rows,
     rows_of,
@@ -29,11 +28,10 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
 from scanlib.backends.jax.kernels import call_target, target_for, words_of
-from scanlib.backends.jax.loops import single
+from scanlib.backends.jax.loops import StepCount, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import linear_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
-from scanlib.backends.jax.state_rows import StepCount, count_steps
 from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
@@ -95,9 +93,10 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
 def run(op: LinearScan, parts: Parts) -> Any:
     """Run the recurrence, one product per step."""
     number, known, bound = _count(op, parts)
-    if bound is None:
-        return _run_unbounded(op, parts, number)
-    check(op, parts, known)
+    linear_loop.check_shapes(op, parts)
+    if known is not None:
+        whole = Parts(*(None if has_unknown_rows(part) else part for part in parts))
+        linear_loop.check_rows(op, whole, known)
     if not bound:  # XLA has no rows to index then
         return parts.initial
     timed = {
@@ -130,15 +129,7 @@ def run(op: LinearScan, parts: Parts) -> Any:
 
 def _count(op: LinearScan, parts: Parts) -> StepCount:
     steps = op.steps(parts)
-    return count_steps(steps.n_steps, steps.sequences)
-
-
-def check(op: LinearScan, parts: Parts, steps: int | None) -> None:
-    """Raise what can be known to be wrong when JAX compiles."""
-    linear_loop.check_shapes(op, parts)
-    if steps is not None:
-        known = Parts(*(None if has_unknown_rows(part) else part for part in parts))
-        linear_loop.check_rows(op, known, steps)
+    return count_steps(steps.n_steps, steps.sequences, str(op))
 
 
 def _times(op: LinearScan) -> linear_loop.Times:
@@ -161,19 +152,3 @@ def product(semiring: str, matrix: Any, state: Any) -> Any:
     if semiring == "min":
         return jnp.min(terms, axis=-2, initial=jnp.inf)
     return jax.scipy.special.logsumexp(terms, axis=-2)
-
-
-def _run_unbounded(op: LinearScan, parts: Parts, number: Any) -> Any:
-    """Run a number of steps that nothing bounds; only the last row can be returned."""
-    if not op.untraced:
-        raise UnknownLengthError(
-            f"{op}: JAX needs to know when it compiles how many rows the history has, but the "
-            "number of steps is computed by the function itself. Read the last row only, or pass "
-            "n_steps as an input or a constant"
-        )
-    start = varying(parts.initial[0], [parts.matrix, parts.right, number])
-    now = parts._replace(offset=None)
-    last = lax.fori_loop(
-        0, number, lambda _, h: linear_loop.next_state(op, now, h, _times(op)), start
-    )
-    return last[None]

@@ -6,15 +6,14 @@ constant number of steps, are `lax.scan`::
     (window, carry), (y, z) = lax.scan(step, (initial rows, carry), rows of the sequences)
 
 A state of depth `K` is carried as its last `K` rows, the latest one first; a history is its initial
-rows and the stacked new ones. A loop that ends by a condition, or whose number of steps is computed
-by the function itself, is a `lax.while_loop` that writes into buffers as long as the loop can get.
-Its histories are `Bounded`. Where nothing bounds the number of steps, only results that
-are not stored over time exist.
+rows and the stacked new ones. A loop that ends by a condition, or whose number of steps depends on
+the steps of one that does, is a `lax.while_loop` that takes the same step and writes its rows into
+buffers as long as the loop can get, in the order of the steps. Its histories are `Bounded`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,24 +24,17 @@ from pytensor.graph.basic import Apply
 
 from scanlib.backends.jax.body import array_of, step_function
 from scanlib.backends.jax.bounded import (
+    Bounded,
+    Length,
     UnknownLengthError,
     first_rows,
     has_unknown_rows,
+    number_of,
     rows_of,
+    static_int,
 )
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.state_rows import (
-    StepCount,
-    count_steps,
-    joined,
-    last_rows,
-    shifted,
-    window_of,
-)
-from scanlib.backends.jax.unknown_steps import run_unknown
-from scanlib.ops.errors import (
-    StepShapeError,
-)
+from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
@@ -51,6 +43,36 @@ from scanlib.ops.signature import OuterInputs
 def single(results: list[Any]) -> Any:
     """Return results as PyTensor's linker takes them: one alone, several as a list."""
     return results[0] if len(results) == 1 else results
+
+
+class StepCount(NamedTuple):
+    """How many steps a loop takes: `known` to the compiler or not, and at most `bound`."""
+
+    number: Any
+    known: int | None
+    bound: int
+
+
+def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount:
+    """Return the number of steps of a loop that is given it, or has sequences that tell it."""
+    room = [len(rows_of(sequence)) for sequence in sequences]
+    partial = [sequence for sequence in sequences if has_unknown_rows(sequence)]
+    if isinstance(n_steps, Length):
+        room.append(n_steps.bound)
+    bound = min(room, default=None)
+    told: Any = partial[0].length if partial else bound
+    number = told if n_steps is None else number_of(n_steps)
+    known = static_int(number)
+    if known is not None:
+        return StepCount(known, known, known)
+    if bound is None:
+        raise UnknownLengthError(
+            f"{title}: JAX needs to know when it compiles how many rows the results of a "
+            "loop can have, but the number of steps is computed by the function itself and no "
+            "sequence bounds it. Pass n_steps as an input or a constant, or loop over a sequence "
+            "of the greatest length"
+        )
+    return StepCount(jnp.minimum(jnp.maximum(number, 0), bound), None, bound)
 
 
 class StepValues(NamedTuple):
@@ -78,6 +100,8 @@ class JAXLoop:
         self.messages = Messages(op.signature, op.labels, op.name)
         self.inner = op.signature.split_body_inputs(op.body.inputs)
         self.result = op.signature.split_body_outputs(op.body.outputs)
+        title = loop_title(op.name, op.labels.function)
+        self.title = title if op.name else f"a {title}"
 
     @cached_property
     def function(self) -> Callable[..., tuple]:
@@ -86,19 +110,26 @@ class JAXLoop:
             return step_function(self.op, self.node)
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outer = self.typed(self.signature.split_inputs(inputs))
-        steps = count_steps(outer.n_steps, outer.sequences)
+        signature = self.signature
+        outer = self.typed(signature.split_inputs(inputs))
+        steps = count_steps(outer.n_steps, outer.sequences, self.title)
         self.check(outer, steps)
-        outer = outer._replace(
-            initials=varying(outer.initials, inputs), carries=varying(outer.carries, inputs)
-        )
-        windows = [
-            window_of(initial, depth, self.signature.reverse)
-            for initial, depth in zip(outer.initials, self.signature.depths, strict=True)
+        initials, carries = varying(outer.initials, inputs), varying(outer.carries, inputs)
+        windows = [  # the initial rows of each state, the latest one first
+            [initial[k if signature.reverse else depth - 1 - k] for k in range(depth)]
+            for initial, depth in zip(initials, signature.depths, strict=True)
         ]
-        if steps.known is not None and not self.signature.has_stop:
-            return self.run_known(outer, steps.known, windows)
-        return run_unknown(self, outer, steps, windows)
+        start = (windows, carries)
+        is_known = steps.known is not None and not signature.has_stop
+        if steps.bound == 0:  # XLA has no rows to index then
+            kept = [jnp.zeros((0, *row.shape), row.dtype) for row in self.kept_rows(outer, start)]
+            (windows, carries), rows, taken = start, kept, 0
+        elif is_known:
+            (windows, carries), rows = self.run_known(outer, steps.bound, start)
+            taken = steps.bound
+        else:
+            (windows, carries), rows, taken = self.run_unknown(outer, steps, start)
+        return self.results(initials, windows, carries, rows, None if is_known else taken)
 
     # Before the first step
 
@@ -160,62 +191,124 @@ class JAXLoop:
             None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0,
         )
 
-    # A known number of steps
+    def advance(self, outer: OuterInputs, state: Any, rows: list[Any]) -> Any:
+        """Take one step: return windows and carries, the rows that are kept over time, and stop."""
+        windows, carries = state
+        values = self.step(rows, windows, carries, outer.non_sequences)
+        pairs = zip(values.states, self.signature.untraced, strict=True)
+        kept = [value for value, untraced in pairs if not untraced]
+        moved = [[v, *w[:-1]] for v, w in zip(values.states, windows, strict=True)]
+        return (moved, list(values.carries)), [*kept, *values.outputs], values.stop
 
-    def run_known(self, outer: OuterInputs, steps: int, windows: list[Any]) -> list[Any]:
-        """Run the loop by `lax.scan`."""
-        traced = [not untraced for untraced in self.signature.untraced]
-        if steps == 0:  # XLA has no rows to index then
-            return [*outer.initials, *outer.carries, *self.empty_outputs(outer, windows, 0)]
+    # All steps
 
-        def step(carry: Any, rows: Any) -> Any:
-            windows, carries = carry
-            values = self.step(rows, windows, carries, outer.non_sequences)
-            kept = [value for value, keep in zip(values.states, traced, strict=True) if keep]
-            moved = [shifted(*pair) for pair in zip(windows, values.states, strict=True)]
-            return (moved, list(values.carries)), (kept, list(values.outputs))
-
-        sequences = [rows_of(sequence)[:steps] for sequence in outer.sequences]
-        (windows, carries), (kept, outputs) = lax.scan(
-            step,
-            (windows, outer.carries),
-            sequences,
+    def run_known(self, outer: OuterInputs, steps: int, start: Any) -> Any:
+        """Run a known number of steps by `lax.scan`."""
+        return lax.scan(
+            lambda state, rows: self.advance(outer, state, rows)[:2],
+            start,
+            [rows_of(sequence)[:steps] for sequence in outer.sequences],
             length=steps,
             reverse=self.signature.reverse,
         )
-        rows = iter(kept)
-        histories = [
-            joined(initial, next(rows), self.signature.reverse)
-            if keep
-            else last_rows(window, self.signature.reverse)
-            for initial, window, keep in zip(outer.initials, windows, traced, strict=True)
+
+    def run_unknown(self, outer: OuterInputs, steps: StepCount, start: Any) -> Any:
+        """Run steps until one ends the loop, or all are taken, by `lax.while_loop`."""
+        buffers = [
+            jnp.zeros((steps.bound, *row.shape), row.dtype) for row in self.kept_rows(outer, start)
         ]
-        return [*histories, *carries, *outputs]
 
-    def empty_outputs(self, outer: OuterInputs, windows: list[Any], rows: int) -> list[Any]:
-        """Return buffers for stacked outputs; their rows have the shapes that a step says."""
-        if not self.signature.n_outputs:
-            return []
+        def take(progress: Any) -> Any:
+            taken, stopped, state, buffers = progress
+            t = steps.number - 1 - taken if self.signature.reverse else taken
+            rows = [
+                lax.dynamic_index_in_dim(rows_of(sequence), t, keepdims=False)
+                for sequence in outer.sequences
+            ]
+            state, kept, stop = self.advance(outer, state, rows)
+            buffers = [
+                lax.dynamic_update_index_in_dim(buffer, row, taken, 0)
+                for buffer, row in zip(buffers, kept, strict=True)
+            ]
+            return taken + 1, stopped if stop is None else stop, state, buffers
 
-        def outputs(rows: list[Any], windows: list[Any], carries: list[Any]) -> Any:
-            return self.step(rows, windows, carries, outer.non_sequences).outputs
-
-        first = [
-            jax.ShapeDtypeStruct(rows_of(s).shape[1:], rows_of(s).dtype) for s in outer.sequences
-        ]
-        found = jax.eval_shape(outputs, first, windows, outer.carries)
-        return [jnp.zeros((rows, *row.shape), row.dtype) for row in found]
-
-    # For messages
-
-    def title(self) -> str:
-        title = loop_title(self.op.name, self.op.labels.function)
-        return title if self.op.name else f"a {title}"
-
-    def refuse_unbounded(self) -> None:
-        raise UnknownLengthError(
-            f"{self.title()}: JAX needs to know when it compiles how many rows the results of a "
-            "loop can have, but the number of steps is computed by the function itself and no "
-            "sequence bounds it. Read last rows only, pass n_steps as an input or a "
-            "constant, or loop over a sequence of the greatest length"
+        first = (jnp.asarray(0), jnp.asarray(False), start, buffers)
+        taken, _, state, buffers = lax.while_loop(
+            lambda progress: (progress[0] < steps.number) & ~progress[1],
+            take,
+            varying(first, outer),
         )
+        if self.signature.reverse:  # the last row that was written comes first
+            buffers = [jnp.roll(jnp.flip(b, 0), taken - steps.bound, axis=0) for b in buffers]
+        return state, buffers, taken
+
+    def kept_rows(self, outer: OuterInputs, start: Any) -> list[Any]:
+        """Return the shapes and dtypes of what a step keeps over time."""
+        sequences = map(rows_of, outer.sequences)
+        rows = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in sequences]
+        return jax.eval_shape(lambda *given: self.advance(outer, *given)[1], start, rows)
+
+    def results(
+        self, initials: Any, windows: Any, carries: Any, rows: list[Any], taken: Any
+    ) -> list[Any]:
+        """Return the results; `taken` is the number of steps if it is not known."""
+        signature, new = self.signature, iter(rows)
+        results = []
+        for initial, window, untraced in zip(initials, windows, signature.untraced, strict=True):
+            if untraced:
+                last = jnp.stack(window if signature.reverse else window[::-1])
+                enough = taken is None or taken >= signature.required_steps
+                results.append(last if enough is True else marked(last, enough))
+                continue
+            row = next(new)
+            if not len(row):  # XLA's compiler dies of joining no rows
+                results.append(initial)
+            elif signature.reverse and taken is not None:
+                empty = jnp.zeros((len(row) + len(initial), *row.shape[1:]), row.dtype)
+                history = lax.dynamic_update_slice_in_dim(empty, row, 0, 0)
+                results.append(lax.dynamic_update_slice_in_dim(history, initial, taken, 0))
+            else:
+                parts = [row, initial] if signature.reverse else [initial, row]
+                results.append(jnp.concatenate(parts))
+        results += [*carries, *new]
+        if taken is None:
+            return results
+        pairs = zip(results, self.origins(), strict=True)
+        return [
+            value if own is None else Bounded(value, taken + own[1], own[0]) for value, own in pairs
+        ]
+
+    def origins(self) -> list[tuple[str, int] | None]:
+        """Return what messages call each result that is `Bounded` if the number of steps is not
+        known, and how many rows more than steps it has; None for the others."""
+        signature = self.signature
+        pairs = enumerate(zip(signature.untraced, signature.depths, strict=True))
+        names: list[tuple[str, int] | None] = [
+            None if untraced else (f"state {i} of {self.title}", depth)
+            for i, (untraced, depth) in pairs
+        ]
+        names += [None] * signature.n_carries
+        return names + [(f"output {i} of {self.title}", 0) for i in range(signature.n_outputs)]
+
+    def as_stopped(self, steps: int, found: list[Any]) -> list[Any]:
+        """Return what compiled code has written for a loop of at most so many steps, the number of
+        those that it took last: buffers, then the lengths of those that are `Bounded`.
+
+        The rows that a reverse loop skipped come first.
+        """
+        signature, origins = self.signature, self.origins()
+        results, taken = list(found[: len(origins)]), found[len(origins)]
+        for i, own in enumerate(origins):
+            if own is not None and signature.reverse:
+                results[i] = jnp.roll(results[i], taken - steps, axis=0)
+            elif own is None and i < signature.n_states:
+                results[i] = marked(results[i], taken >= signature.required_steps)
+        lengths = [taken + own[1] for own in origins if own is not None]
+        return results + [jnp.asarray(length, jnp.int64) for length in lengths]
+
+
+def marked(rows: Any, exist: Any) -> Any:
+    """Return rows, or NaN where they do not exist: compiled code cannot raise an error."""
+    if not jnp.issubdtype(rows.dtype, jnp.inexact):
+        return rows
+    return jnp.where(exist, rows, jnp.asarray(jnp.nan, rows.dtype))

@@ -1,13 +1,15 @@
-"""PyTensor's own Ops on arrays of unknown length.
+"""PyTensor's own Ops on arrays of unknown length, and with sizes that JAX must know.
 
-A rule takes a node, PyTensor's function for it, and what it is given while JAX traces. On `Bounded`
-arrays
+A rule takes a node, PyTensor's function for it, and what it is given while JAX traces.
 
-* elementwise Ops, dimshuffles and products with a matrix work on the whole buffer; where arrays of
-  different lengths meet, the result is NaN;
-* what does not count holds what does not change the result where time is reduced, or summed over in
-  a product. It stands behind what counts, so running sums need no such thing;
-* arrays are joined, sliced and masked, and rows of them read and written (`indexed_rows`).
+* **Sizes** that are known when JAX compiles are constants, for which PyTensor has functions.
+* **Row by row**: elementwise Ops, other orders of axes, reductions, running sums, softmax, joined
+  columns and products with matrices are computed for the whole buffer of a `Bounded` array. What
+  does not count is filled with what changes no result where time is reduced, or summed over. The
+  axes of the results that grow with the buffer are those of unknown length. Where arrays of
+  different lengths meet, the result is NaN.
+* **Slices and rows** are read and written. An index by slices and integers treats every axis by
+  itself: the axis of unknown length is moved to the front, read there, and moved back.
 
 Any other Op raises `UnknownLengthError`.
 """
@@ -15,38 +17,44 @@ Any other Op raises `UnknownLengthError`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytensor.tensor as pt
 from pytensor.compile.ops import DeepCopyOp, TypeCastingOp
 from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Nonzero, Split
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, join_of, split_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
 from scanlib.backends.jax.bounded import (
-    RANGE,
-    SQUARE,
+    CHOSEN,
+    LARGE,
+    MASKED,
     Bounded,
     Length,
     UnknownLengthError,
+    has_unknown_rows,
     known_number,
     number_of,
+    place_of,
+    rows_of,
     static_int,
 )
-from scanlib.backends.jax.indexed_rows import inc_subtensor, items, join, nonzero, subtensor
 from scanlib.backends.jax.known_numbers import range_of
+from scanlib.backends.jax.prepare import FIRST_SIZE
 
 Plain = Callable[..., Any]
+Inputs = tuple[Any, ...]
 
 
 def rule_of(op: Any) -> Plain | None:
@@ -54,7 +62,7 @@ def rule_of(op: Any) -> Plain | None:
     return next((rule for kind, rule in _RULES.items() if isinstance(op, kind)), None)
 
 
-def refuse(inputs: tuple[Any, ...]) -> Any:
+def refuse(inputs: Inputs) -> Any:
     """Raise what an array of unknown length says where no rule takes it."""
     for value in inputs:
         if isinstance(value, Bounded):
@@ -63,14 +71,23 @@ def refuse(inputs: tuple[Any, ...]) -> Any:
 
 # Sizes
 
-LARGE = (
-    "JAX needs to know when it compiles how large an array is; the function itself computes its "
-    "size from data. Take an array of the greatest size and let pt.where choose, give the size as "
-    'an input, or compile with mode="NUMBA"'
-)
+
+def _sized(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return what PyTensor's function for constant sizes does."""
+    refuse(inputs)
+    first = FIRST_SIZE[type(node.op)] % len(inputs)
+    arrays, sizes = inputs[:first], inputs[first:]
+    if any(isinstance(size, jax.core.Tracer | Length) for size in sizes):
+        raise UnknownLengthError(LARGE)
+    known = [np.asarray(size, "int64") for size in sizes]
+    with jax.ensure_compile_time_eval():
+        new = node.op.make_node(*node.inputs[: len(arrays)], *map(pt.constant, known))
+        function = jax_funcify(node.op, node=new)
+    found = function(*arrays, *known)
+    return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
-def _alloc(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+def _alloc(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     value, sizes = (inputs[0], inputs[1:]) if isinstance(node.op, Alloc) else (0, inputs)
     if isinstance(value, Bounded):
         time = value.time + len(sizes) - value.ndim
@@ -89,68 +106,33 @@ def _alloc(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     return Bounded(rows, sizes[time].value, "an array of unknown length", time)
 
 
-def _eye(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    if None in map(static_int, inputs):
-        raise UnknownLengthError(SQUARE)
-    return plain(*map(int, inputs))
-
-
-def _arange(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     dtype = jax.dtypes.canonicalize_dtype(node.op.dtype)
     known = [known_number(value) for value in inputs]
     if None not in known:
-        step = known[-1]
-        if step == 1:
-            return jnp.arange(known[0], known[1], dtype=dtype)
-        return jnp.asarray(np.arange(known[0], known[1], step, dtype=node.op.dtype), dtype)
-    start, stop, step = inputs
-    (first, first_most), (least, last), (low, _) = map(range_of, inputs)
-    span = last - first if low > 0 else first_most - least
-    by = static_int(step)
-    if by is None or span == np.inf:
-        raise UnknownLengthError(
-            "JAX needs to know when it compiles how long a range can get, and arange is given a "
-            "number that the function computes. Say what it is at most, as in "
-            "pt.arange(pt.minimum(n, 10)), or make a range of the greatest length and let "
-            "pt.where(range < n, …, 0) choose"
-        )
-    start, stop = number_of(start), number_of(stop)
-    rows = start + by * jnp.arange(max(ceil(span / abs(by)), 0))
-    return Bounded(rows.astype(dtype), jnp.maximum(-((start - stop) // by), 0), RANGE)
-
-
-def _reshape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    value, shape = inputs
-    refuse(inputs)
-    if isinstance(shape, jax.core.Tracer):
+        return jnp.asarray(np.arange(*known, dtype=node.op.dtype), dtype)
+    (low, _), (_, high), _ = map(range_of, inputs)
+    if known[2] != 1 or high - low == np.inf:
         raise UnknownLengthError(LARGE)
-    sizes = [
-        static_int(size) for size in (shape if isinstance(shape, tuple) else np.asarray(shape))
-    ]
-    if None in sizes:
-        raise UnknownLengthError(LARGE)
-    return jnp.reshape(value, sizes)
+    start, stop = map(number_of, inputs[:2])
+    rows = start + jnp.arange(max(high - low, 0))
+    length = jnp.maximum(stop - start, 0)
+    return Bounded(rows.astype(dtype), length, "a range up to a number that is computed")
 
 
-def _split(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    refuse(inputs)
-    array, (_, axis, _) = inputs[0], split_of(node)
-    sizes = inputs[-1]
-    if axis is None or isinstance(sizes, jax.core.Tracer):
-        raise UnknownLengthError(
-            "JAX must know the sizes of the parts of an array. Give them as inputs or constants, "
-            'or compile with mode="NUMBA"'
-        )
-    known = np.asarray(sizes).tolist()
-    if min(known) < 0 or sum(known) != array.shape[axis]:
-        raise ValueError(
-            f"an array of {array.shape[axis]} rows cannot be split into parts of {known}"
-        )
-    parts = jnp.split(array, np.cumsum(known)[:-1], axis=axis)
-    return parts if len(parts) > 1 else parts[0]
+def _specify_shape(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    value, *sizes = inputs
+    return value if isinstance(value, Bounded) else plain(value, *map(static_int, sizes))
 
 
-def _check(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+def _shape_i(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    (value,) = inputs
+    if node.op.i != value.time:
+        return np.int64(value.shape[node.op.i])
+    return Length(value.length, 0, value.capacity)
+
+
+def _check(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Checks of known conditions are made when JAX compiles; of others it makes none."""
     value, *conditions = inputs
     known = [known_number(condition) for condition in conditions]
@@ -161,72 +143,77 @@ def _check(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
     return value
 
 
-def _same(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
+def _same(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     return inputs[0]
 
 
-def _shape_i(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    (value,) = inputs
-    if node.op.i != value.time:
-        return np.int64(value.shape[node.op.i])
-    return Length(value.length, 0, value.capacity)
+# Row by row
 
 
-def _specify_shape(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    value, *sizes = inputs
-    sizes = [static_int(size) for size in sizes]
-    if not isinstance(value, Bounded):
-        return plain(value, *sizes)
-    if sizes[value.time] is not None and value.capacity:
-        value.__jax_array__()
-    sizes[value.time] = None
-    return value.like(plain(value.rows, *sizes))
-
-
-def _if_else(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    condition, *values = inputs
-    known, count = static_int(condition), node.op.n_outs
-    one, other = map(known_number, (values[0], values[-1]))
-    same = len(values) == 2 and one is not None and one == other  # a size that both have
-    if known is None and not same:
-        refuse(inputs)
-        return plain(*inputs)
-    chosen = values[:count] if known or same else values[count:]
-    return chosen[0] if count == 1 else chosen
-
-
-# Item by item, and row by row
-
-
-def time_of(inputs: tuple[Any, ...]) -> int:
-    """Return the axis that has an unknown length in operands, one at least."""
-    values = [value for value in inputs if isinstance(value, Bounded)]
-    if len({value.time for value in values}) > 1:
-        values[0].__jax_array__()
-    return values[0].time
-
-
-def _elemwise(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    # Operands must have equal lengths, so one whose length is known tells that of the others.
-    time = time_of(inputs)
+def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     bounded = [value for value in inputs if isinstance(value, Bounded)]
-    first = bounded[0]
-    known = [
-        np.shape(value)[time]
-        for value in inputs
-        if not isinstance(value, Bounded) and np.ndim(value) == first.ndim
-    ]
-    known = [length for length in known if length != 1]
-    capacity = min(value.capacity for value in bounded)
-    if known and known[0] > capacity:
-        first.__jax_array__()
-    rows = known[0] if known else capacity
-    found = plain(*(v.cut(rows) if isinstance(v, Bounded) else v for v in inputs))
-    results = [found] if len(node.outputs) == 1 else found
-    results = _where_equal([*(v.length for v in bounded), *known[:1]], results)
-    if not known:
-        results = [first.like(result) for result in results]
-    return results[0] if len(node.outputs) == 1 else results
+    first, op = bounded[0], node.op
+    if isinstance(op, DimShuffle) and first.time not in op.new_order:  # its length is one
+        return plain(first.cut(1))
+    lengths, capacity = [v.length for v in bounded], min(v.capacity for v in bounded)
+    known = None
+    if isinstance(op, Elemwise | Join):
+        # Operands must have equal lengths, so one whose length is known tells that of the others.
+        plain_ones = (v for v in inputs if not isinstance(v, Bounded) and np.ndim(v) == first.ndim)
+        sizes = (np.shape(v)[first.time] for v in plain_ones)
+        known = next((n for n in sizes if n != 1), None)
+        if len({v.time for v in bounded}) > 1 or (known or 0) > capacity:
+            refuse(inputs)
+        capacity = capacity if known is None else known
+    elif isinstance(op, Dot):
+        inner = [(inputs[0], np.ndim(inputs[0]) - 1), (inputs[1], 0)]
+        summed = [isinstance(v, Bounded) and v.time == axis for v, axis in inner]
+        if sum(summed) == 1:  # over arrays of which one has a known length
+            refuse(inputs)
+
+    def run(buffers: Any) -> list[Any]:
+        rows = iter(buffers)
+        found = plain(*(next(rows) if isinstance(v, Bounded) else v for v in inputs))
+        return [found] if len(node.outputs) == 1 else list(found)
+
+    def like(more: int) -> list[Any]:
+        shapes = [[*v.rows.shape] for v in bounded]
+        for shape, value in zip(shapes, bounded, strict=True):
+            shape[value.time] = capacity + more
+        pairs = zip(shapes, bounded, strict=True)
+        return jax.eval_shape(run, [jax.ShapeDtypeStruct(n, v.dtype) for n, v in pairs])
+
+    fillers = [_filler(op, v) for v in bounded]
+    pairs = zip(bounded, fillers, strict=True)
+    filled = [v if fill is None else v.like(v.filled(fill)) for v, fill in pairs]
+    found = run([v.cut(capacity) for v in filled])
+    found = _where_equal([*lengths, *([] if known is None else [known])], found)
+    if known is None:
+        for k, (one, more) in enumerate(zip(like(0), like(1), strict=True)):
+            grown = [a for a in range(one.ndim) if one.shape[a] != more.shape[a]]
+            if grown:
+                if len(grown) > 1 or more.shape[grown[0]] != one.shape[grown[0]] + 1:
+                    refuse(inputs)
+                found[k] = first.like(found[k], grown[0])
+    return found[0] if len(found) == 1 else found
+
+
+def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return arrays behind one another in time, or side by side."""
+    time, (axis, parts) = next(v.time for v in inputs if isinstance(v, Bounded)), join_of(node)
+    if axis != time:
+        return _by_rows(node, plain, inputs)
+    dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
+    given = inputs[len(inputs) - len(parts) :]
+    buffers = [jnp.asarray(p.rows if isinstance(p, Bounded) else p, dtype) for p in given]
+    shape = list(buffers[0].shape)
+    shape[time] = sum(buffer.shape[time] for buffer in buffers)
+    rows, length = jnp.zeros(shape, dtype), 0
+    # What stands behind the rows of a part is overwritten by the next one.
+    for part, buffer in zip(given, buffers, strict=True):
+        rows = jax.lax.dynamic_update_slice_in_dim(rows, buffer, length, time)
+        length = length + (part.length if isinstance(part, Bounded) else buffer.shape[time])
+    return Bounded(rows, length, "an array of unknown length", time)
 
 
 def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
@@ -241,143 +228,176 @@ def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
     ]
 
 
-def _join(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    axis, parts = join_of(node)
-    if axis != time_of(inputs):
-        return _elemwise(node, plain, inputs)
-    dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
-    return join(inputs[len(inputs) - len(parts) :], axis, dtype)
-
-
-def _dimshuffle(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    (value,) = inputs
-    order = tuple(node.op.new_order)
-    if value.time not in order:  # dropped: its length is one
-        return plain(value.cut(1))
-    return value.like(plain(value.rows), order.index(value.time))
-
-
-def _dot(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    left, right = inputs
-    pairs = [(left, np.ndim(left) - 1), (right, 0)]  # with the axes that are summed over
-    sums = [isinstance(value, Bounded) and value.time == axis for value, axis in pairs]
-    if not any(sums):
-        if isinstance(left, Bounded):
-            refuse((right,))
-            return left.like(plain(left.rows, right))
-        return right.like(plain(left, right.rows), node.outputs[0].type.ndim - 1)
-    # What does not count is zero on both sides.
-    filled = [
-        value.filled() if has_time else jnp.asarray(value)
-        for value, has_time in zip(inputs, sums, strict=True)
-    ]
-    count = min(value.shape[axis] for value, (_, axis) in zip(filled, pairs, strict=True))
-    return plain(
-        *(
-            jax.lax.slice_in_dim(value, 0, count, axis=axis)
-            for value, (_, axis) in zip(filled, pairs, strict=True)
-        )
-    )
-
-
-# Along an axis
-
-
-def time_after(axes: Any, ndim: int, time: int) -> int | None:
-    """Return where time is when a reduction took axes, None for all; None if it took time."""
-    taken = set(range(ndim)) if axes is None else {axis % ndim for axis in np.atleast_1d(axes)}
-    return None if time in taken else time - sum(axis < time for axis in taken)
-
-
-def _ends(value: Bounded) -> tuple[Any, Any]:
-    """Return what no item of an array is lower, and higher, than."""
-    dtype = np.dtype(value.dtype)
-    if dtype.kind == "b":
-        return False, True
-    if dtype.kind in "iu":
-        return np.iinfo(dtype).min, np.iinfo(dtype).max
-    if dtype.kind == "c":
-        value.__jax_array__()  # raises the error that says where the unknown length is from
-    return -np.inf, np.inf
-
-
-def _identity(value: Bounded, scalar_op: Any) -> Any:
-    """Return what does not change the result of a reduction."""
-    name = type(scalar_op).__name__
-    if name in ("Add", "OR", "XOR"):
+def _filler(op: Any, value: Bounded) -> Any:
+    """Return what changes no result of an Op in the place of what does not count; None if what is
+    there does not, since it stands behind what counts."""
+    if isinstance(op, Dot):
         return 0
-    if name in ("Mul", "MulWithoutZeros"):
-        return 1
-    if name == "AND":
-        return True if np.dtype(value.dtype).kind == "b" else -1
-    if name in ("ScalarMaximum", "Maximum"):
-        return _ends(value)[0]
-    if name in ("ScalarMinimum", "Minimum"):
-        return _ends(value)[1]
-    return value.__jax_array__()
+    if not isinstance(op, CAReduce | Argmax | Softmax | LogSoftmax):
+        return None
+    kind = np.dtype(value.dtype).kind
+    # Of equal items the first is the greatest, so that what counts wins.
+    name = type(op.scalar_op).__name__ if isinstance(op, CAReduce) else "Maximum"
+    if name.endswith(("Maximum", "Minimum")):
+        if kind == "c":
+            value.__jax_array__()  # raises the error that says where the unknown length is from
+        ends = np.iinfo(value.dtype) if kind in "iu" else None
+        least = False if kind == "b" else -np.inf if ends is None else ends.min
+        most = True if kind == "b" else np.inf if ends is None else ends.max
+        return least if name.endswith("Maximum") else most
+    fillers = {"Add": 0, "OR": 0, "XOR": 0, "Mul": 1, "AND": True if kind == "b" else -1}
+    return fillers[name] if name in fillers else value.__jax_array__()
 
 
-def _reduce(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Sums, products, extremes, `any` and `all`, and the place of the greatest item."""
-    (value,) = inputs
-    time = time_after(node.op.axis, value.ndim, value.time)
-    if time is not None:
-        return value.like(plain(value.rows), time)
-    if isinstance(node.op, Argmax):  # the first of equal ones, so that what counts wins
-        return plain(value.filled(_ends(value)[0]))
-    return plain(value.filled(_identity(value, node.op.scalar_op)))
+# Slices and rows
 
 
-def _along(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    """Running sums and products, and `softmax`."""
-    (value,) = inputs
-    axes = node.op.axis
-    if axes is None and value.ndim > 1:
-        value.__jax_array__()
-    if time_after(axes, value.ndim, value.time) is not None or isinstance(node.op, CumOp):
-        return value.like(plain(value.rows))
-    return value.like(plain(value.filled(-np.inf)))
+def _subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return a part of an array."""
+    value, *parts = map(number_of, inputs)
+    indices = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(value))
+    time = value.time if isinstance(value, Bounded) else _unknown_axis(indices)
+    if time is None:
+        return plain(*inputs)
+    own, others = indices[time], [*indices[:time], *indices[time + 1 :]]
+    if isinstance(value, Bounded):
+        first = value.moved(0)
+    else:
+        array = jnp.moveaxis(jnp.asarray(value), time, 0)
+        first = Bounded(array, len(array), "a slice of unknown length")
+    if not isinstance(own, slice):
+        row = first.row(own)
+        return row[tuple(others)] if others else row
+    found = first.slice(own)
+    return found.like(found.rows[(slice(None), *others)]).moved(_kept(indices[:time]))
 
 
-def _repeat(node: Apply, plain: Plain, inputs: tuple[Any, ...]) -> Any:
-    value, numbers = inputs
-    if isinstance(numbers, jax.core.Tracer | Bounded):
+def _of_all_axes(indices: Any, ndim: int) -> list[Any]:
+    return [*indices, *[slice(None)] * (ndim - len(indices))]
+
+
+def _kept(indices: list[Any]) -> int:
+    """Return how many axes are left of those that indices are for."""
+    return sum(isinstance(index, slice) for index in indices)
+
+
+def _unknown_axis(indices: list[Any]) -> int | None:
+    """Return the first axis that is sliced by bounds that are not known, None if none is."""
+    for axis, index in enumerate(indices):
+        bounds = [index.start, index.stop] if isinstance(index, slice) else []
+        if any(bound is not None and static_int(bound) is None for bound in bounds):
+            return axis
+    return None
+
+
+def _inc_subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return an array with something added to a part of it, or written there."""
+    target, values, *parts = map(number_of, inputs)
+    own, *others = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(target))
+    arrays = [array for array in (target, values) if isinstance(array, Bounded)]
+    forwards = isinstance(own, slice) and own.step in (None, 1)
+    if not arrays and _unknown_axis([own, *others]) is None:
+        if forwards and len(node.op.idx_list) == 1:
+            return _updated(node, jnp.asarray(target), values, own)
+        return plain(jnp.asarray(target), *inputs[1:])
+    is_row = not isinstance(own, slice) and not isinstance(values, Bounded)
+    rank = np.ndim(target) - len(others) + _kept(others)
+    of_rows = not isinstance(values, Bounded) or values.ndim == rank
+    if not (forwards or is_row) or any(a.time for a in arrays) or not of_rows:
         raise UnknownLengthError(
-            "JAX needs to know when it compiles how many rows `repeat` gives, but the function "
-            "itself computes how often each is repeated. Repeat all rows as often as one can be, "
-            'and let pt.where choose, or compile with mode="NUMBA"'
+            "JAX needs to know when it compiles which part of an array is written; it is computed "
+            "by the function itself. Let pt.where choose by the places of the rows, or compile "
+            'with mode="NUMBA"'
         )
-    refuse(inputs)
-    return plain(value, np.asarray(numbers))
+    rows = jnp.asarray(rows_of(target))
+    length = target.length if isinstance(target, Bounded) else len(rows)
+    if is_row:
+        place = jnp.where(jnp.asarray(own) < 0, length + own, own)
+        new = _changed(node, rows.at[(place, *others)], values)
+    else:
+        start = 0 if own.start is None else place_of(own.start, length)
+        end = length if own.stop is None else place_of(own.stop, length)
+        places = jnp.arange(len(rows))
+        written = jnp.asarray(rows_of(values))
+        if not written.size:
+            return target
+        if written.ndim == rank and (len(written) > 1 or isinstance(values, Bounded)):
+            written = written[jnp.clip(places - start, 0, len(written) - 1)]
+        new = _changed(node, rows.at[(slice(None), *others)], written)
+        chosen = (places >= start) & (places < end)
+        new = jnp.where(chosen.reshape((-1, *(1 for _ in rows.shape[1:]))), new, rows)
+    return target.like(new) if isinstance(target, Bounded) else new
 
 
+def _changed(node: Apply, at: Any, values: Any) -> Any:
+    return (at.set if node.op.set_instead_of_inc else at.add)(values)
+
+
+def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
+    """Return an array with rows added to, or written into, a slice of known bounds.
+
+    Not a scatter, as ``target.at[where].add(rows)`` is: slower, and XLA's compiler for CPUs dies of
+    reversed ones.
+    """
+    bounds = [None if b is None else static_int(b) for b in (where.start, where.stop)]
+    start, stop, _ = slice(*bounds).indices(len(target))
+    old = target[start : max(start, stop)]
+    new = rows if node.op.set_instead_of_inc else old + rows
+    new = jnp.broadcast_to(jnp.asarray(new, target.dtype), old.shape)
+    return jax.lax.dynamic_update_slice_in_dim(target, new, start, 0)
+
+
+def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Read or write items at arrays of places, or those that a mask selects.
+
+    How many a mask selects is not known: what is read are the rows that it does, as `Bounded`.
+    """
+    target, *parts = map(number_of, inputs)
+    values: Any = parts.pop(0) if isinstance(node.op, INDEX_WRITES) else None
+    indices = indices_from_subtensor(parts, node.op.idx_list)
+    refuse((target, *indices))
+    mask = next((i for i in indices if isinstance(i, jax.core.Tracer) and i.dtype == bool), None)
+    if mask is None:
+        refuse((values,))
+        return plain(*inputs)
+    if len(indices) > 1:
+        raise UnknownLengthError(
+            f"JAX does not know when it compiles how many items a mask selects. {MASKED}"
+        )
+    target, flags = jnp.asarray(target), mask.reshape(-1)
+    if mask.shape != target.shape[: mask.ndim]:
+        shape = target.shape
+        raise IndexError(f"a mask of shape {mask.shape} is no index of an array of {shape}")
+    if values is None:
+        rows = target.reshape((-1, *target.shape[mask.ndim :]))
+        (places,) = jnp.nonzero(flags, size=len(rows), fill_value=0)
+        return Bounded(rows[places], mask.sum(), CHOSEN)
+    written = jnp.asarray(rows_of(values))
+    if not written.size:
+        return target
+    if written.ndim > target.ndim - mask.ndim and (len(written) != 1 or has_unknown_rows(values)):
+        written = written[jnp.clip(jnp.cumsum(flags) - 1, 0, len(written) - 1)]
+        written = written.reshape((*mask.shape, *written.shape[1:]))
+    new = written if node.op.set_instead_of_inc else target + written
+    return jnp.where(jnp.expand_dims(mask, range(mask.ndim, target.ndim)), new, target)
+
+
+BY_ROWS = (Argmax, CAReduce, CumOp, DimShuffle, Dot, Elemwise, LogSoftmax, Softmax)
 _RULES: dict[type, Plain] = {
-    Alloc: _alloc,
-    AllocEmpty: _alloc,
+    **dict.fromkeys((Eye, Repeat, Reshape, Split), _sized),
+    **dict.fromkeys((Alloc, AllocEmpty), _alloc),
     ARange: _arange,
-    Eye: _eye,
-    Reshape: _reshape,
-    Split: _split,
-    Repeat: _repeat,
-    Nonzero: nonzero,
-    CheckAndRaise: _check,
-    IfElse: _if_else,
-    Shape_i: _shape_i,
     SpecifyShape: _specify_shape,
-    Elemwise: _elemwise,
-    Join: _join,
-    CAReduce: _reduce,
-    Argmax: _reduce,
-    DimShuffle: _dimshuffle,
-    Dot: _dot,
-    Subtensor: subtensor,
-    IncSubtensor: inc_subtensor,
-    **dict.fromkeys((CumOp, Softmax, LogSoftmax), _along),
+    Shape_i: _shape_i,
+    CheckAndRaise: _check,
     **dict.fromkeys((DeepCopyOp, TypeCastingOp), _same),
-    **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], items),
+    **dict.fromkeys(BY_ROWS, _by_rows),
+    Join: _join,
+    Subtensor: _subtensor,
+    IncSubtensor: _inc_subtensor,
+    **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], _items),
 }
 # Rules for arrays of known length as well.
 ALWAYS = {
-    _alloc, _arange, _check, _eye, _if_else, nonzero, _repeat, _reshape, _split,
-    _specify_shape, inc_subtensor, items, subtensor,
+    _alloc, _arange, _check, _inc_subtensor, _items, _sized, _specify_shape, _subtensor,
 }  # fmt: skip

@@ -4,13 +4,6 @@ Imported by `scanlib.backends.torch_hook` when the linker runs. Importing it imp
 registers a rule for every Op with `pytensor.link.pytorch.dispatch.pytorch_funcify`.
 """
 
-from scanlib.backends.torch import (
-    conversions,
-    elementwise_ops,
-    loops,
-    row_ops,
-    slices,
-    static_sizes,
-)
+from scanlib.backends.torch import conversions, loops, static_sizes
 
-__all__ = ["conversions", "elementwise_ops", "loops", "row_ops", "slices", "static_sizes"]
+__all__ = ["conversions", "loops", "static_sizes"]

@@ -1,32 +1,139 @@
-"""Conversions of PyTensor's own Ops that its PyTorch linker has none for.
+"""Ops around loops: PyTensor's own where torch reads them otherwise or not at all, and small ones.
 
 Rewrites take out of loops what does not depend on earlier steps. What ran compiled within the loop
 is then an Op of the graph, which PyTorch has to know: `argmax` of all rows, say. What PyTensor and
-this table do not convert runs as under other linkers (`scanlib.backends.torch.host`).
+this module do not convert runs as under other linkers (`scanlib.backends.torch.host`).
+
+**Elementwise.** PyTensor calls torch's function of the same name. For some Ops there is none, for
+some dtypes it raises an error, and where integers, truth values or several dtypes meet it computes
+in another dtype than NumPy: the logarithm of int64 in float32, a sum of three int8 in int64. Here a
+node is tried on one item when it is converted. If the result has the dtype that the node says, the
+conversion stays as it is; if not, the inputs are first converted to the dtype in which NumPy
+computes; and if torch cannot, the CPU does.
+
+**Slices with negative steps**, which tensors do not have: the axis is flipped and sliced forward::
+
+    x[start:stop:-s] = flip(x)[n-1-start : n-1-stop : s]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from pytensor.graph.basic import Apply
-from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
-from pytensor.scalar.basic import EQ, Conj, Mod, Pow, RoundHalfToEven, ScalarOp, Sign
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.link.pytorch.dispatch.basic import pytorch_funcify, pytorch_typify
+from pytensor.scalar.basic import (
+    EQ,
+    Cast,
+    Composite,
+    Conj,
+    Mod,
+    Pow,
+    RoundHalfToEven,
+    ScalarOp,
+    Second,
+    Sign,
+    Switch,
+)
+from pytensor.scalar.loop import ScalarLoop
 from pytensor.scalar.math import Log1mexp, Softplus
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.extra_ops import CumOp, Unique
 from pytensor.tensor.math import Dot, Max, Min, Prod, Sum
 from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES, LegacyScan
+from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, LegacyScan
 from scanlib.backends.torch.host import on_host
-from scanlib.backends.torch.portable import torch_dtype
+from scanlib.backends.torch.operator import torch_dtype
+from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import is_linear_algebra
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.one_row import OneRow
+from scanlib.ops.row_ops.padded_rows import PaddedRows
+
+Function = Callable[..., Any]
+Rule = Callable[..., Function]
+
+# Dtypes
+
+
+def in_dtypes(function: Function, node: Apply, first: int = 0) -> Function:
+    """Return a function that computes in NumPy's dtype and returns the dtypes of the node.
+
+    Inputs from the `first` one on are converted.
+
+    Raises
+    ------
+    NotImplementedError
+        If torch has no such dtype.
+    """
+    dtypes = [variable.type.dtype for variable in (*node.inputs[first:], *node.outputs)]
+    common = torch_dtype(str(np.result_type(*dtypes)))
+    wanted = [torch_dtype(out.type.dtype) for out in node.outputs]
+    if len(set(dtypes)) == 1 and (common.is_floating_point or common.is_complex):
+        return function
+
+    def converted(*inputs: Any) -> Any:
+        given = (torch.as_tensor(x).to(common) for x in inputs[first:])
+        results = function(*inputs[:first], *given)
+        if len(wanted) == 1:
+            return results.to(wanted[0])
+        return tuple(x.to(dtype) for x, dtype in zip(results, wanted, strict=True))
+
+    return converted
+
+
+def or_on_host(rule: Rule, first: int | None) -> Rule:
+    """Return the conversion of an Op that PyTensor refuses, or torch, for some nodes.
+
+    Where `first` is a number, inputs from there on are converted to one dtype: products of matrices
+    are of one dtype in torch, and sums of small integers always int64.
+    """
+
+    def convert(op: Any, node: Apply, **kwargs: Any) -> Function:
+        dtypes = {getattr(variable.type, "dtype", None) for variable in node.inputs}
+        if dtypes & UNSIGNED or (isinstance(op, Dot | BatchedDot) and "bool" in dtypes):
+            return on_host(op, node, **kwargs)
+        try:
+            function = rule(op, node=node, **kwargs)
+            return function if first is None else in_dtypes(function, node, first)
+        except NotImplementedError:
+            return on_host(op, node, **kwargs)
+
+    return convert
+
+
+UNSIGNED = {"uint16", "uint32", "uint64"}  # torch has few functions of these
+REFUSED: dict[type, int | None] = {
+    **dict.fromkeys((*INDEX_WRITES, LogSoftmax, Max, Min, Softmax, Unique)),
+    **dict.fromkeys((BatchedDot, CumOp, Dot, Prod, Sum), 0),
+    Join: 1,
+}
+VMAPPED = (*INDEX_READS[1:], *INDEX_WRITES[1:], BatchedDot, CumOp, Dot, LogSoftmax, Softmax)
+
+
+def funcify_blockwise(op: Blockwise, node: Apply, **kwargs: Any) -> Function:
+    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items.
+
+    It raises an error where sizes or places are read from a tensor: those of parts, say.
+    """
+    core, dtypes = op.core_op, {getattr(inp.type, "dtype", None) for inp in node.inputs}
+    known = isinstance(core, VMAPPED) or is_linear_algebra(core)
+    if pytorch_funcify.dispatch(type(core)) is on_host or not known or dtypes & {"bool", *UNSIGNED}:
+        return on_host(op, node, **kwargs)
+    return _blockwise(op, node=node, **kwargs)
+
+
+# Elementwise Ops
 
 
 def log1mexp(x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +149,7 @@ def sign(x: torch.Tensor) -> torch.Tensor:
 
 # PyTensor goes by NumPy's names of functions: torch has others, or another function of that name.
 # Its conjugate is a view that NumPy cannot read, and its softplus is `x` beyond 20.
-FUNCTIONS: dict[type, Callable[..., Any]] = {
+FUNCTIONS: dict[type, Function] = {
     Conj: torch.conj_physical,
     EQ: torch.eq,
     Log1mexp: log1mexp,
@@ -52,14 +159,178 @@ FUNCTIONS: dict[type, Callable[..., Any]] = {
     Sign: sign,
     Softplus: partial(torch.nn.functional.softplus, threshold=40),
 }
+# These convert by themselves, or have inputs that are no numbers to compute with.
+CONVERTING = (Cast, Second, Switch)
 
 
-def funcify_function(op: ScalarOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+def funcify_function(op: ScalarOp, node: Apply, **kwargs: Any) -> Function:
     """Return the function of tensors that an operation on items is."""
     return FUNCTIONS[type(op)]
 
 
-def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+@pytorch_funcify.register(Switch)
+def funcify_switch(op: Switch, node: Apply, **kwargs: Any) -> Function:
+    """Return the choice, also by numbers, which torch refuses, in the dtype of the result."""
+    dtype = torch_dtype(node.outputs[0].type.dtype)
+
+    def switch(condition: Any, yes: Any, no: Any) -> Any:
+        values = (torch.as_tensor(value).to(dtype) for value in (yes, no))
+        return torch.where(torch.as_tensor(condition) != 0, *values)
+
+    return switch
+
+
+def funcify_elemwise(op: Elemwise, node: Apply, **kwargs: Any) -> Function:
+    """Return the function of tensors that an elementwise Op is."""
+    if isinstance(op.scalar_op, Composite | ScalarLoop):  # PyTensor's computes item by item
+        return on_host(op, node, **kwargs)
+    try:
+        plain = _elemwise(op, node=node, **kwargs)
+        converted = in_dtypes(plain, node)
+    except (NotImplementedError, AttributeError, ImportError):
+        return on_host(op, node, **kwargs)
+    dtypes = {variable.type.dtype for variable in node.inputs}
+    tried = [converted, plain]
+    if len(dtypes) == 1 or isinstance(op.scalar_op, CONVERTING):
+        tried.reverse()
+    works = (function for function in tried if _computes(function, node))
+    return next(works, None) or on_host(op, node, **kwargs)
+
+
+def _computes(function: Function, node: Apply) -> bool:
+    """Whether torch has the function for these dtypes, and its results have the right ones."""
+    try:
+        items = [
+            torch.ones((1,) * max(inp.type.ndim, 1), dtype=torch_dtype(inp.type.dtype))
+            for inp in node.inputs
+        ]
+        results = function(*items)
+        found = [x.dtype for x in (results if isinstance(results, Sequence) else [results])]
+        return found == [torch_dtype(out.type.dtype) for out in node.outputs]
+    except Exception:  # whatever stops torch
+        return False
+
+
+# Slices and places
+
+
+def typify_array(data: np.ndarray, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+    """Return an array as a tensor; torch warns of arrays that are not to be written to.
+
+    Arrays that come with a negative stride, like a series that the caller reversed, are copied.
+    """
+    is_constant = isinstance(kwargs.get("variable"), Constant)
+    if (is_constant and not data.flags.writeable) or min(data.strides, default=0) < 0:
+        data = data.copy()
+    return _typify(data, dtype=dtype, **kwargs)
+
+
+def _flipped(x: torch.Tensor, indices: Any) -> tuple[list[int], list[Any]]:
+    """Return the axes to flip, and indices with positive steps."""
+    axes, found = [], []
+    for axis, index in enumerate(indices):
+        if isinstance(index, slice) and index.step is not None and int(index.step) < 0:
+            size = x.shape[axis]
+            first, last = (None if b is None else int(b) for b in (index.start, index.stop))
+            start, stop, step = slice(first, last, int(index.step)).indices(size)
+            axes.append(axis)
+            # An empty slice may have its stop behind its start.
+            index = slice(size - 1 - start, max(size - 1 - stop, size - 1 - start), -step)
+        found.append(index)
+    return axes, found
+
+
+def _has_negative_step(op: Any, indices: list[Any]) -> bool:
+    values = [int(i.data) if isinstance(i, Constant) else None for i in indices]
+    return any(
+        isinstance(entry, slice) and (entry.step is not None and (entry.step or 0) < 0)
+        for entry in indices_from_subtensor(values, op.idx_list)
+    )
+
+
+def with_places(rule: Rule, arrays: int) -> Rule:
+    """Return the conversion of an Op whose inputs after the first `arrays` ones are indices.
+
+    Those that are known are numbers: `torch.compile` follows these, and no numbers in tensors.
+    Torch takes uint8 for masks, and refuses other small integers.
+    """
+
+    def convert(op: Any, node: Apply, **kwargs: Any) -> Function:
+        function = rule(op, node=node, **kwargs)
+        indices = list(enumerate(node.inputs))[arrays:]
+        known = {k: int(inp.data) for k, inp in indices if _is_known(inp)}
+        small = {k for k, inp in indices if _is_small(inp)}
+        if not known and not small:
+            return function
+
+        def place(k: int, value: Any) -> Any:
+            return torch.as_tensor(value).long() if k in small else known.get(k, value)
+
+        def indexed(*inputs: Any) -> Any:
+            return function(*(place(k, value) for k, value in enumerate(inputs)))
+
+        return indexed
+
+    return convert
+
+
+def _is_known(index: Variable) -> bool:
+    """Whether an index is a whole number that is known."""
+    kind = np.dtype(getattr(index.type, "dtype", float)).kind
+    return isinstance(index, Constant) and kind in "iu" and np.ndim(index.data) == 0
+
+
+def _is_small(index: Variable) -> bool:
+    dtype = getattr(index.type, "dtype", None)
+    return not isinstance(index, Constant) and dtype not in (None, "bool", "int64")
+
+
+def funcify_subtensor(op: Subtensor, node: Apply, **kwargs: Any) -> Function:
+    """Return a function that slices a tensor, also backwards."""
+    if not _has_negative_step(op, list(node.inputs[1:])):
+        return _subtensor(op, node=node, **kwargs)
+
+    def subtensor(x: torch.Tensor, *indices: Any) -> torch.Tensor:
+        axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
+        return torch.flip(x, axes)[tuple(forward)]
+
+    return subtensor
+
+
+def funcify_inc_subtensor(op: IncSubtensor, node: Apply, **kwargs: Any) -> Function:
+    """Return a function that sets or increments a slice of a tensor, also backwards."""
+    if not _has_negative_step(op, list(node.inputs[2:])):
+        return _inc_subtensor(op, node=node, **kwargs)
+
+    def inc_subtensor(x: torch.Tensor, y: torch.Tensor, *indices: Any) -> torch.Tensor:
+        axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
+        changed = torch.flip(x, axes)
+        if op.set_instead_of_inc:
+            changed[tuple(forward)] = y
+        else:
+            changed[tuple(forward)] += y
+        return torch.flip(changed, axes)
+
+    return inc_subtensor
+
+
+# Choices, checks, and where recurrences start
+
+
+@pytorch_funcify.register(IfElse)
+def funcify_if_else(op: IfElse, node: Apply, **kwargs: Any) -> Function:
+    """Return the chosen values; PyTensor returns a tuple also where there is one."""
+    n = op.n_outs
+
+    def if_else(condition: Any, *values: Any) -> Any:
+        chosen = values[:n] if condition else values[n:]
+        return chosen[0] if n == 1 else chosen
+
+    return if_else
+
+
+@pytorch_funcify.register(LegacyScan)
+def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Function:
     """Say how a loop of `pytensor.scan` is compiled: PyTensor makes them of Jacobians as well."""
     raise NotImplementedError(
         "PyTensor's PyTorch linker has no loops of `pytensor.scan`, which "
@@ -68,87 +339,73 @@ def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Callable
     )
 
 
-def in_dtypes_of_node(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the conversion of an Op with the dtype that the node says.
-
-    Products of matrices are of one dtype in torch, and sums of small integers always int64.
-    """
-
-    def convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-        function = rule(op, node=node, **kwargs)
-        dtypes = {variable.type.dtype for variable in (*node.inputs, *node.outputs)}
-        if len(dtypes) == 1 and dtypes.pop().startswith(("float", "complex")):
-            return function
-        wanted = torch_dtype(node.outputs[0].type.dtype)
-        if len(node.inputs) == 1:
-            return lambda x: function(x).to(wanted)
-        return lambda *inputs: function(*(x.to(wanted) for x in inputs)).to(wanted)
-
-    return convert
+@pytorch_funcify.register(OneRow)
+def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Function:
+    """Return the first row of an array, zeros if there is none."""
+    return lambda x: x[:1] if x.shape[0] else x.new_zeros((1, *x.shape[1:]))
 
 
-def funcify_join(op: Join, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the arrays one behind the other, in the dtype that NumPy gives them."""
-    function, dtype = _join(op, node=node, **kwargs), torch_dtype(node.outputs[0].type.dtype)
-    return lambda axis, *arrays: function(axis, *(x.to(dtype) for x in arrays))
+@pytorch_funcify.register(PaddedRows)
+def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Function:
+    """Return rows and zero rows behind them, up to a length."""
+
+    def padded_rows(rows: Any, length: Any) -> Any:
+        missing = int(length) - rows.shape[0]
+        if missing == 0:
+            return rows
+        return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+
+    return padded_rows
 
 
-def or_on_host(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the conversion of an Op that PyTensor refuses, or torch, for some nodes."""
+@pytorch_funcify.register(CheckedConvergence)
+def funcify_checked_convergence(op: CheckedConvergence, node: Apply, **kwargs: Any) -> Function:
+    """Return the check that iterations have converged."""
 
-    def convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-        dtypes = {getattr(variable.type, "dtype", None) for variable in node.inputs}
-        if dtypes & UNSIGNED or (isinstance(op, Dot | BatchedDot) and "bool" in dtypes):
-            return on_host(op, node, **kwargs)
-        try:
-            return rule(op, node=node, **kwargs)
-        except NotImplementedError:
-            return on_host(op, node, **kwargs)
+    def checked_convergence(rows: Any, failed: Any, *numbers: Any) -> Any:
+        if failed:
+            raise ConvergenceError(op.message, *(number.item() for number in numbers))
+        return rows
 
-    return convert
+    return checked_convergence
 
 
-def funcify_blockwise(op: Blockwise, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items.
+@pytorch_funcify.register(CheckedRows)
+def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Function:
+    """Return the check that an array has one row for every step."""
 
-    It raises an error where sizes or places are read from a tensor: those of parts, say.
-    """
-    core, dtypes = op.core_op, {getattr(inp.type, "dtype", None) for inp in node.inputs}
-    known = isinstance(core, VMAPPED) or is_linear_algebra(core)
-    if pytorch_funcify.dispatch(type(core)) is on_host or not known or dtypes & {"bool", *UNSIGNED}:
-        return on_host(op, node, **kwargs)
-    return _blockwise(op, node=node, **kwargs)
+    def checked_rows(rows: Any, steps: Any) -> Any:
+        if rows.shape[0] != int(steps):
+            raise SequenceLengthError(op.message, rows.shape[0], int(steps))
+        return rows
+
+    return checked_rows
 
 
-_blockwise = pytorch_funcify.dispatch(Blockwise)
-_join = pytorch_funcify.dispatch(Join)
+# PyTensor's own conversions, and what takes their places
 
-UNSIGNED = {"uint16", "uint32", "uint64"}  # torch has few functions of these
-REFUSED = (
-    *INDEX_WRITES,
-    BatchedDot,
-    Dot,
-    LogSoftmax,
-    Max,
-    Min,
-    Softmax,
-    Unique,
+
+_typify = pytorch_typify.dispatch(np.ndarray)
+_blockwise, _elemwise, _subtensor, _inc_subtensor = map(
+    pytorch_funcify.dispatch, (Blockwise, Elemwise, Subtensor, IncSubtensor)
 )
-VMAPPED = (*INDEX_READS[1:], *INDEX_WRITES[1:], BatchedDot, CumOp, Dot, LogSoftmax, Softmax)
-IN_OTHER_DTYPES = (BatchedDot, CumOp, Dot, Prod, Sum)
 
 
 def register() -> None:
     """Register what PyTensor does not convert itself; everything else it refuses is `on_host`."""
     for kind in FUNCTIONS:
         pytorch_funcify.register(kind)(funcify_function)
-    pytorch_funcify.register(LegacyScan)(funcify_classic_scan)
-    for kinds, wrapped in ((IN_OTHER_DTYPES, in_dtypes_of_node), (REFUSED, or_on_host)):
+    own = {Subtensor: funcify_subtensor, IncSubtensor: funcify_inc_subtensor}
+    for kinds, arrays in ((INDEX_READS, 1), (INDEX_WRITES, 2)):
         for kind in kinds:
-            pytorch_funcify.register(kind)(wrapped(pytorch_funcify.dispatch(kind)))
+            rule = own.get(kind, pytorch_funcify.dispatch(kind))
+            pytorch_funcify.register(kind)(with_places(rule, arrays))
+    for kind, first in REFUSED.items():
+        pytorch_funcify.register(kind)(or_on_host(pytorch_funcify.dispatch(kind), first))
     pytorch_funcify.register(Blockwise)(funcify_blockwise)
-    pytorch_funcify.register(Join)(funcify_join)
+    pytorch_funcify.register(Elemwise)(funcify_elemwise)
     pytorch_funcify.register(object)(on_host)
+    pytorch_typify.register(np.ndarray)(typify_array)
 
 
 register()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,11 +22,20 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import DenseTensorType
 
-from scanlib.backends.handler.programs import program_of_node
+from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import runner
-from scanlib.backends.torch.operator import Entry, Run, Shapes, add_entry, caller, device_of
-from scanlib.backends.torch.portable import torch_dtype
+from scanlib.backends.torch.operator import (
+    Run,
+    Shapes,
+    add_entry,
+    caller,
+    device_of,
+    torch_dtype,
+)
+from scanlib.kernels.program import CarryShapeError
 from scanlib.ops.graph import is_numeric
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
 
 Perform = Callable[[Apply, Sequence[Any], list[list[Any]]], None]
 
@@ -69,16 +77,20 @@ def to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(array.copy() if shared else array)
 
 
-def performed(node: Apply, perform: Perform) -> Run:
-    """Return what `perform` computes as a function of tensors on the CPU."""
+def performed(node: Apply, perform: Perform) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return what `perform` computes as a function of tensors on the CPU, and of generators."""
 
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values = [to_array(tensor) for tensor in inputs]
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        values = [x.value if isinstance(x, Held) else x for x in inputs]
+        values = [to_array(x) if isinstance(x, torch.Tensor) else x for x in values]
         storage: list[list[Any]] = [[None] for _ in node.outputs]
         perform(node, values, storage)
-        results: list[torch.Tensor] = []
-        for (value,) in storage:
-            results.append(to_tensor(value, [*values, *(r.numpy() for r in results)]))
+        arrays = [x for x in values if isinstance(x, np.ndarray)]
+        results: list[Any] = []
+        for out, (value,) in zip(node.outputs, storage, strict=True):
+            results.append(to_tensor(value, arrays) if is_numeric(out) else Held(value))
+            if is_numeric(out):
+                arrays.append(results[-1].numpy())
         return results
 
     return run
@@ -89,23 +101,61 @@ def beside_tensors(node: Apply, perform: Perform) -> Callable[..., Any]:
 
     Torch knows no operators of those, so that it runs between two graphs.
     """
+    run = performed(node, perform)
 
-    def run(*inputs: Any) -> Any:
+    def call(*inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        values = [x.value if isinstance(x, Held) else x for x in inputs]
-        values = [to_array(x) if isinstance(x, torch.Tensor) else x for x in values]
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        perform(node, values, storage)
         device = device_of(tensors) if tensors else torch.device("cpu")
-        results = tuple(
-            to_tensor(value, [x for x in values if isinstance(x, np.ndarray)]).to(device)
-            if is_numeric(out)
-            else Held(value)
-            for out, (value,) in zip(node.outputs, storage, strict=True)
-        )
+        results = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in run(inputs))
         return results[0] if len(results) == 1 else results
 
-    return torch.compiler.disable(run)
+    return torch.compiler.disable(call)
+
+
+def compiled(op: Any, node: Apply) -> Run:
+    """Return the function of tensors on the CPU that runs a node: its kernel, if it has one.
+
+    Elementwise Ops without a function of NumPy or SciPy would run in Python for each item: they
+    are compiled like loops. Other Ops that are no loops have functions of their own.
+    """
+    otherwise = performed(node, _perform_elementwise if isinstance(op, Elemwise) else op.perform)
+    program = None
+    if config.scanlib__perform == "auto" and not getattr(op, "nfunc_spec", None):
+        is_loop = isinstance(op, Scan | ElemwiseScan)
+        program = program_of(op) if is_loop else program_of_node(node)
+    if program is None:
+        return otherwise
+    run_program = runner(program)  # whose results are arrays of their own
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = [tensor.numpy(force=True) for tensor in inputs]
+        try:
+            results = run_program(*values)
+        except CarryShapeError:
+            return otherwise(inputs)
+        return [torch.from_numpy(result) for result in results]
+
+    return run
+
+
+def _perform_elementwise(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
+    node.op.prepare_node(node, None, None, "py")
+    node.op.perform(node, values, storage)
+
+
+def operator_of(
+    node: Apply, content: str, identity: Any, run: Run, shapes: Shapes | None
+) -> Callable[..., Any]:
+    """Return the function that PyTensor's linker calls for a node over arrays.
+
+    See `scanlib.backends.torch.operator.add_entry`.
+    """
+    given, dtypes = (
+        [torch_dtype(variable.type.dtype) for variable in variables]
+        for variables in (node.inputs, node.outputs)
+    )
+    entry = add_entry(content, identity, run=run, shapes=shapes, dtypes=dtypes, given=given)
+    return caller(entry, len(node.outputs) == 1)
 
 
 def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
@@ -116,13 +166,23 @@ def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     NotImplementedError
         If it has inputs or results that have no counterpart beside tensors, sparse matrices say.
     """
-    perform = _performer(op)
     variables = [*node.inputs, *node.outputs]
     if all(map(_is_array, variables)) and node.inputs:
-        return caller(_entry(op, node, performed(node, perform)), len(node.outputs) == 1)
+        elementwise = isinstance(op, Elemwise)
+        run = compiled(op, node) if elementwise else performed(node, op.perform)
+        dtypes = [torch_dtype(out.type.dtype) for out in node.outputs]
+
+        def anywhere(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            device = device_of(inputs)
+            return [x.to(device, dtype) for x, dtype in zip(run(inputs), dtypes, strict=True)]
+
+        types = [variable.type for variable in variables]
+        content = "\n".join(["PyTensor", repr(op), *map(str, types)])
+        shapes = _broadcast(node) if elementwise else None
+        return operator_of(node, content, (op, types), anywhere, shapes)
     if not all(_is_array(v) or _is_beside(v) for v in variables):
         return refuse(op, node=node, **kwargs)
-    return beside_tensors(node, perform)
+    return beside_tensors(node, op.perform)
 
 
 def _is_array(variable: Variable) -> bool:
@@ -136,27 +196,6 @@ def _is_beside(variable: Variable) -> bool:
     return isinstance(variable.type, RandomType) or isinstance(variable, Constant)
 
 
-def _entry(op: Any, node: Apply, run: Run) -> Entry:
-    types = [variable.type for variable in (*node.inputs, *node.outputs)]
-
-    def anywhere(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results, device = run(inputs), device_of(inputs)
-        return [x.to(device, dtype) for x, dtype in zip(results, dtypes, strict=True)]
-
-    given, dtypes = (
-        [torch_dtype(variable.type.dtype) for variable in variables]
-        for variables in (node.inputs, node.outputs)
-    )
-    return add_entry(
-        "\n".join(["PyTensor", repr(op), *map(str, types)]),
-        (op, types),
-        run=anywhere,
-        shapes=_broadcast(node) if isinstance(op, Elemwise) else None,
-        dtypes=dtypes,
-        given=given,
-    )
-
-
 def _broadcast(node: Apply) -> Shapes:
     """Return the rule for the results of an elementwise Op."""
 
@@ -165,36 +204,3 @@ def _broadcast(node: Apply) -> Shapes:
         return [shape] * len(node.outputs)
 
     return shapes
-
-
-def _performer(op: Any) -> Perform:
-    """Return what computes a node's values.
-
-    Elementwise Ops without a function of NumPy or SciPy would run in Python for each item: where
-    they have a kernel, it runs.
-    """
-    if not isinstance(op, Elemwise):
-        return op.perform
-    if getattr(op, "nfunc_spec", None) or config.scanlib__perform == "python":
-        return _perform_elementwise
-    return _kernel_of
-
-
-def _perform_elementwise(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
-    node.op.prepare_node(node, None, None, "py")
-    node.op.perform(node, values, storage)
-
-
-_kernels: WeakKeyDictionary[Apply, Callable[..., list[np.ndarray]] | None] = WeakKeyDictionary()
-
-
-def _kernel_of(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
-    """Run the kernel of an elementwise Op, made at the first call; NumPy's loop if it has none."""
-    if node not in _kernels:
-        program = program_of_node(node)
-        _kernels[node] = None if program is None else runner(program)
-    run = _kernels[node]
-    if run is None:
-        return _perform_elementwise(node, values, storage)
-    for cell, value in zip(storage, run(*values), strict=True):
-        cell[0] = value

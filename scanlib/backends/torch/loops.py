@@ -11,15 +11,11 @@ from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.printing import debugprint
 
-from scanlib.backends.handler.programs import program_of, program_of_node
-from scanlib.backends.handler.thunks import runner
+from scanlib.backends.torch import host
 from scanlib.backends.torch.cuda import with_kernels
-from scanlib.backends.torch.host import beside_tensors, performed
-from scanlib.backends.torch.linear import linear_rows
-from scanlib.backends.torch.operator import Run, Shapes, add_entry, caller, device_of
-from scanlib.backends.torch.portable import TorchLoop, torch_dtype
-from scanlib.backends.torch.result_shapes import shapes_of_loop
-from scanlib.kernels.program import CarryShapeError
+from scanlib.backends.torch.operator import Run, device_of
+from scanlib.backends.torch.portable import TorchLoop, linear_rows
+from scanlib.backends.torch.static_sizes import shapes_of_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import is_numeric
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -31,36 +27,14 @@ def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.is_cpu for tensor in tensors)
 
 
-def on_cpu(op: Any, node: Apply) -> Run:
-    """Return the function of tensors that runs a loop compiled."""
-    otherwise = performed(node, op.perform)
-    program = None
-    if config.scanlib__perform == "auto":
-        is_loop = isinstance(op, Scan | ElemwiseScan)
-        program = program_of(op) if is_loop else program_of_node(node)
-    if program is None:
-        return otherwise
-    run_program = runner(program)  # whose results are arrays of their own
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values = [tensor.numpy(force=True) for tensor in inputs]
-        try:
-            results = run_program(*values)
-        except CarryShapeError:
-            return otherwise(inputs)
-        return [torch.from_numpy(result) for result in results]
-
-    return run
-
-
 def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
-    compiled = None if config.scanlib__perform == "python" else on_cpu(op, node)
+    on_cpu = None if config.scanlib__perform == "python" else host.compiled(op, node)
     on_device = with_kernels(op, portable)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if compiled is not None and is_on_cpu(inputs):
-            return compiled(inputs)
+        if on_cpu is not None and is_on_cpu(inputs):
+            return on_cpu(inputs)
         device = device_of(inputs)
         return on_device([tensor.to(device) for tensor in inputs])
 
@@ -87,28 +61,16 @@ def _constants(body: Any) -> str:
     return " ".join(repr(getattr(c.data, "tobytes", lambda c=c: c.data)()) for c in constants)
 
 
-def _funcify(
-    op: Any, node: Apply, portable: Run, shapes_of: Callable[..., Shapes | None]
-) -> Callable[..., Any]:
+def _funcify(op: Any, node: Apply, portable: Run) -> Callable[..., Any]:
     variables = [*node.inputs, *node.outputs]
     if not all(map(is_numeric, variables)):  # generators of random numbers, on the CPU only
-        return beside_tensors(node, op.perform)
-    given, dtypes = (
-        [torch_dtype(variable.type.dtype) for variable in some]
-        for some in (node.inputs, node.outputs)
-    )
+        return host.beside_tensors(node, op.perform)
     flags = config.scanlib__perform, config.scanlib__cuda
     numbers = [constant_integer(variable) for variable in node.inputs]
     types = [variable.type for variable in variables]
-    entry = add_entry(
-        _content(op, node),
-        (op, types, numbers, flags),
-        run=on_any_device(op, node, portable),
-        shapes=shapes_of(op, node),
-        dtypes=dtypes,
-        given=given,
-    )
-    return caller(entry, len(node.outputs) == 1)
+    run = on_any_device(op, node, portable)
+    identity = op, types, numbers, flags
+    return host.operator_of(node, _content(op, node), identity, run, shapes_of_loop(op, node))
 
 
 @pytorch_funcify.register(Scan)
@@ -116,10 +78,10 @@ def _funcify(
 def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a loop's inputs, tensors, to its results."""
     loop = TorchLoop(op.scan if isinstance(op, ElemwiseScan) else op)
-    return _funcify(op, node, lambda inputs: loop(*inputs), shapes_of_loop)
+    return _funcify(op, node, lambda inputs: loop(*inputs))
 
 
 @pytorch_funcify.register(LinearScan)
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a matrix recurrence."""
-    return _funcify(op, node, linear_rows(op), shapes_of_loop)
+    return _funcify(op, node, linear_rows(op))

@@ -26,6 +26,20 @@ Shapes = Callable[[Sequence[torch.Tensor]], list[tuple[Any, ...]]]
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
+def torch_dtype(dtype: str) -> torch.dtype:
+    """Return torch's name of a dtype.
+
+    Raises
+    ------
+    NotImplementedError
+        If torch has no such dtype.
+    """
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise NotImplementedError(f"PyTorch has no tensors of dtype {dtype}")
+    return found
+
+
 @dataclass
 class Entry:
     """One Op in the table.

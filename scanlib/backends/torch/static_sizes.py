@@ -1,32 +1,140 @@
-"""Sizes stay numbers, so that `torch.compile` sees one graph.
+"""Sizes as functions of shapes, which are numbers of Python: so `torch.compile` sees one graph.
+
+It asks for the shapes of a loop's results before anything is computed. Where they depend on values
+(a number of steps computed in the graph, `until`), there is no answer, and the loop runs between
+two compiled graphs.
 
 PyTensor's translation makes a tensor of every size: ``x[: y.shape[0]]`` makes a tensor of the
 length of `y`, and takes the number out of it again to slice with. `torch.compile` cannot follow a
 number out of a tensor, and cuts its graph there, with a warning. Such expressions stand in most
-loops: sequences are cut to the shortest one, and gradients are filled up with zeros.
-
-Before a graph is translated, what reads sizes reads them from a `Size` instead, one node for the
-whole expression: a function of the shapes of its inputs whose result is a number of Python.
+loops: sequences are cut to the shortest one, and gradients are filled up with zeros. Before a graph
+is translated, what reads sizes reads them from a `Size` instead, one node for the whole expression:
+a function of the shapes of its inputs whose result is a number of Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
+import numpy as np
+import pytensor.tensor as pt
+import torch
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    MakeVector,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib.backends.torch.result_shapes import UnknownSizeError, shapes_read, size_of
+from scanlib.backends.torch.operator import Shapes
+from scanlib.lengths.numbers import constant_integer, measured
+from scanlib.ops.graph import is_numeric
 from scanlib.ops.linker_features import holds_scanlib_ops
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.scan import Scan
+
+SizeOf = Callable[[Sequence[torch.Tensor]], Any]
+
+
+class UnknownSizeError(Exception):
+    """A size is not a function of the inputs' shapes that is known here."""
+
+
+def shapes_of_loop(op: Scan | ElemwiseScan | LinearScan, node: Apply) -> Shapes | None:
+    """Return the rule for the results of a loop, None if shapes depend on values."""
+    shapes = [[Shape_i(axis)(inp) for axis in range(inp.type.ndim)] for inp in node.inputs]
+    try:
+        rules = [
+            [size_of(pt.as_tensor_variable(size), node.inputs) for size in shape]
+            for shape in op.infer_shape(None, node, shapes)
+        ]
+    except UnknownSizeError:
+        return None
+    return lambda inputs: [tuple(rule(inputs) for rule in row) for row in rules]
+
+
+_SIZES: dict[type, Callable[..., Any]] = {
+    ps.Add: lambda *sizes: sum(sizes),
+    ps.Mul: lambda *sizes: reduce(mul, sizes),
+    ps.Sub: lambda a, b: a - b,
+    ps.Neg: lambda a: -a,
+    ps.IntDiv: lambda a, b: a // b,
+    ps.Mod: lambda a, b: a % b,
+    ps.Cast: lambda a: a,
+    ps.ScalarMaximum: lambda a, *rest: torch.sym_max(a, rest[0]),
+    ps.ScalarMinimum: lambda a, *rest: torch.sym_min(a, rest[0]),
+    ps.Switch: lambda condition, a, b: a if condition else b,
+    ps.EQ: lambda a, b: a == b,
+    ps.NEQ: lambda a, b: a != b,
+    ps.LT: lambda a, b: a < b,
+    ps.LE: lambda a, b: a <= b,
+    ps.GT: lambda a, b: a > b,
+    ps.GE: lambda a, b: a >= b,
+}
+
+
+def size_of(size: Variable, arrays: list[Variable], grows: bool = False) -> SizeOf:
+    """Return the function of the shapes of arrays that a size is, or a tuple of several sizes.
+
+    If the list of arrays `grows`, those that are read come into it.
+
+    Raises
+    ------
+    UnknownSizeError
+        If something else decides it.
+    """
+    if not is_numeric(size):
+        raise UnknownSizeError
+    known = constant_integer(size) if size.type.ndim == 0 else None
+    if known is not None:
+        return lambda values: known
+    node, read = size.owner, measured(size)
+    if node is None:
+        raise UnknownSizeError
+    if read is not None and grows and read[0] not in arrays:
+        arrays.append(read[0])
+    if read is not None and read[0] in arrays:
+        position, axis = arrays.index(read[0]), read[1]
+        return lambda values: values[position].shape[axis]
+    rule = _rule(node)
+    parts = [size_of(inp, arrays, grows) for inp in node.inputs]
+    return lambda values: rule(*(part(values) for part in parts))
+
+
+def _rule(node: Apply) -> Callable[..., Any]:
+    """Return how a size is computed from others."""
+    if isinstance(node.op, ScalarFromTensor | TensorFromScalar):
+        return lambda a: a
+    if isinstance(node.op, MakeVector):
+        return lambda *sizes: sizes
+    scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else node.op
+    rule = _SIZES.get(type(scalar))
+    out = node.outputs[0].type
+    if rule is None or out.ndim or np.dtype(out.dtype).kind not in "iub":
+        raise UnknownSizeError
+    if isinstance(scalar, ps.IntDiv | ps.Mod) and not constant_integer(node.inputs[1]):
+        raise UnknownSizeError  # may be zero
+    return rule
+
+
+# Sizes of a graph
 
 # How many inputs come before those that are sizes, or conditions on sizes.
 _READERS: dict[type, int] = {
@@ -42,18 +150,10 @@ _funcify_graph = pytorch_funcify.dispatch(FunctionGraph)
 
 
 class Size(Op):
-    """A number, or several as a tuple, that the shapes of arrays decide.
+    """A number, or several as a tuple, that the shapes of arrays decide."""
 
-    Parameters
-    ----------
-    size : Variable
-        The number as a graph of shapes of `arrays`.
-    arrays : sequence of Variable
-    """
-
-    def __init__(self, size: Variable, arrays: Sequence[Variable]) -> None:
-        self.number = size_of(size, list(arrays))
-        self.type = size.type
+    def __init__(self, number: SizeOf, type: Any) -> None:
+        self.number, self.type = number, type
 
     def make_node(self, *arrays: Variable) -> Apply:
         return Apply(self, list(arrays), [self.type()])
@@ -86,11 +186,12 @@ def keep_sizes(
 
 def _number(variable: Variable) -> Variable:
     """Return what is read instead of a variable: a `Size`, if it is one."""
+    arrays: list[Variable] = []
     try:
-        arrays = shapes_read(variable)
+        number = size_of(variable, arrays, grows=True)
     except UnknownSizeError:
         return variable
-    return Size(variable, arrays)(*arrays)
+    return Size(number, variable.type)(*arrays)
 
 
 @pytorch_funcify.register(Size)

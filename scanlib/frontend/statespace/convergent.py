@@ -21,7 +21,7 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.filter import Parts, Walk, factor, predict, solve
+from scanlib.frontend.statespace.filter import Parts, Walk, gain, predict, solve
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
 from scanlib.frontend.step_function import until
 
@@ -115,9 +115,7 @@ def _covariances(own: dict[str, Any], start: Variable, steps: Variable) -> list[
     tolerance = TOLERANCES.get(start.type.dtype, 1e-6)
 
     def step(cov: Variable) -> Any:
-        spread = z @ cov
-        lower = factor(spread @ z.T + own["observation_cov"])
-        w, g = solve(lower, spread), solve(lower, z)
+        lower, w, g = gain(z, cov, own["observation_cov"])
         filtered = cov - w.T @ w
         after = predict(own, own["initial_mean"], filtered)[1]
         half = pt.sum(pt.log(pt.diagonal(lower)))

@@ -119,6 +119,13 @@ def masked_noise(parts: dict[str, Any], seen: Variable | None) -> Variable:
     return noise if seen is None else noise * seen[:, None] * seen + pt.diag(1 - seen)
 
 
+def gain(z: Variable, cov: Variable, noise: Variable) -> tuple[Variable, Variable, Variable]:
+    """Return `C`, `W` and `G` of a step, given the predicted covariance of its state."""
+    spread = z @ cov
+    lower = factor(spread @ z.T + noise)
+    return lower, solve(lower, spread), solve(lower, z)
+
+
 def innovation(
     parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable, cov: Variable
 ) -> tuple[Variable, Variable, list[Variable]]:
@@ -126,9 +133,8 @@ def innovation(
     z, error = masked(parts, y, seen, mean)
     count: Any = z.type.shape[0] or z.shape[0]
     count = count if seen is None else pt.sum(seen)
-    spread = z @ cov
-    lower = factor(spread @ z.T + masked_noise(parts, seen))
-    e, w, g = (solve(lower, right) for right in (error, spread, z))
+    lower, w, g = gain(z, cov, masked_noise(parts, seen))
+    e = solve(lower, error)
     density = -0.5 * (pt.sum(e**2) + count * np.log(2 * np.pi))
     density = density - pt.sum(pt.log(pt.diagonal(lower)))
     density, move = pt.cast(density, mean.type.dtype), parts["transition"]

@@ -47,7 +47,7 @@ from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.statespace.filter import (
     Parts,
     Walk,
-    factor,
+    gain,
     innovation,
     masked,
     masked_noise,
@@ -68,10 +68,8 @@ def covariance_element(own: dict[str, Any], y: Variable, seen: Variable | None) 
     """Return the element of one step; see the module's text."""
     move, shift, noise = own["transition"], own["state_intercept"], own["process_noise"]
     z, error = masked(own, y, seen, shift)
-    spread = z @ noise
-    lower = factor(spread @ z.T + masked_noise(own, seen))
-    w, g, e = solve(lower, spread), solve(lower, z), solve(lower, error)
-    pulled = g @ move
+    lower, w, g = gain(z, noise, masked_noise(own, seen))
+    e, pulled = solve(lower, error), g @ move
     kept = move - w.T @ pulled
     return [kept, shift + w.T @ e, noise - w.T @ w, pulled.T @ e, pulled.T @ pulled]
 

@@ -235,13 +235,15 @@ class ChannelPlan:
         Every result then belongs to every channel, or sums over some of their axes and over time;
         and all have the same channels.
         """
+        sums_late = all(t.kind == "sum" for t in self.targets if t.reduced)
+        return sums_late and self.has_same_channels()
+
+    def has_same_channels(self) -> bool:
+        """Whether every result belongs to all channels, or sums over some of their axes."""
         every = set(range(self.layout.ndim))
-        for target in self.targets:
-            if {*target.kept, *target.reduced} != every:
-                return False
-            if target.reduced and target.kind != "sum":
-                return False
-        return all(len(self.groups(self.targets, level)) == 1 for level in every)
+        return all({*t.kept, *t.reduced} == every for t in self.targets) and all(
+            len(self.groups(self.targets, level)) == 1 for level in every
+        )
 
 
 def _partition(places: Sequence[Sequence[Place]], axis: int) -> list[list[int]]:

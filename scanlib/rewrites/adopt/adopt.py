@@ -4,30 +4,439 @@ It comes before PyTensor's own rewrites of scans, which know nothing of canonica
 buffers behind that no longer say what they are. Gradients taken over a loop of `pytensor.scan`
 are loops of its own too, so they are adopted in the same way; so are loops inside the steps of
 others. A loop that cannot be adopted stays as it is, and `AdoptionRecord` remembers why.
+
+PyTensor's node is applied to the number of steps, sequences in the order in which they are read,
+and buffers that hold initial rows and have room for all results; it returns the buffers filled.
+A canonical loop takes the rows and returns histories, which have the same rows, so that what
+reads a buffer can read the history instead.
+
+=====================  ==========================================================================
+PyTensor's             becomes
+=====================  ==========================================================================
+sequence               a sequence; the loop runs backwards if most of them are reversed
+mit-sot, sit-sot       a state; a carry, where only the last row is read
+nit-sot                an output
+untraced sit-sot       a carry
+mit-mot                carries, an output and a sequence; see `adopt_buffers`
+while condition        `stop`
+=====================  ==========================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytensor.tensor as pt
+from pytensor.compile.mode import get_mode, optdb, predefined_modes, predefined_optimizers
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import join
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import features, is_legacy_scan
+from scanlib._compat import features, is_legacy_scan, thaw_graph
 from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
-from scanlib.lengths.forms import Symbol
+from scanlib.lengths.forms import LengthForm, Symbol, number
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure
+from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
-from scanlib.rewrites.adopt.adopt_loop import NotAdoptableError, adopt_node, loop_name
-from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.adopt.adopt_buffers import (
+    BufferWindow,
+    Slid,
+    flipped,
+    initial_rows,
+    is_shared,
+    last_reads,
+    only_row,
+    readings,
+    slide,
+    whole_buffer,
+)
+from scanlib.rewrites.edit import results_by_part, rewrite_step
 from scanlib.rewrites.simplify.simplify import replace
+
+# From the results of a loop's parts, by the identity of the part.
+Maker = Callable[[dict[int, Variable]], Variable]
+
+
+class NotAdoptableError(Exception):
+    """Why a loop stays PyTensor's."""
+
+
+def adopt_node(
+    fgraph: FunctionGraph,
+    node: Apply,
+    prepare_body: Callable[[FunctionGraph], None],
+    known: dict[Symbol, int],
+) -> dict[Variable, Variable]:
+    """Return what replaces the outputs of a loop of `pytensor.scan`.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+        The graph that the loop stands in.
+    node : Apply
+        The loop.
+    prepare_body : callable
+        Called with the graph of one step, which it may rewrite.
+    known : dict
+        What is known of lengths in the graph.
+
+    Raises
+    ------
+    NotAdoptableError
+        If it must stay what it is; the message says why.
+    """
+    return _Adoption(fgraph, node, prepare_body, known).replacements()
+
+
+def loop_name(name: str | None) -> str | None:
+    """Return scanlib's name for a loop: PyTensor calls unnamed ones ``scan_fn``."""
+    if not name or name == "scan_fn":
+        return None
+    if name.startswith("grad_of_"):
+        source = loop_name(name.removeprefix("grad_of_"))
+        return f"{source}_gradient" if source else "gradient"
+    return name
+
+
+class _Adoption:
+    """A loop of PyTensor's, taken apart into the parts of a canonical one."""
+
+    def __init__(
+        self,
+        fgraph: FunctionGraph,
+        node: Apply,
+        prepare_body: Callable[[FunctionGraph], None],
+        known: dict[Symbol, int],
+    ) -> None:
+        self.fgraph, self.node, self.op = fgraph, node, node.op
+        self.info = node.op.info
+        self.check_op()
+        body = step_of(self.op)
+        if any(returns_other_shapes(each) for each in body.apply_nodes):
+            raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
+        prepare_body(body)
+        self.inner, self.results = list(body.inputs), list(body.outputs)
+        self.plain = Lengths(known=known)
+        self.steps = self.plain.integer(node.inputs[0])
+        self.rows = Lengths(self.steps, known)
+        self.reverse = self.is_reversed()
+        self.loop = Loop(
+            reverse=self.reverse,
+            truncate_gradient=self.op.truncate_gradient,
+            name=loop_name(self.op.name),
+        )
+        # For each output of the node, what makes it from the results of the loop's parts.
+        self.outputs: list[Maker] = []
+        # Reads of last rows that are no rows of the results, and what makes them.
+        self.last_rows: dict[Variable, Maker] = {}
+        # Outputs of which only the last row is read.
+        self.finals: set[Variable] = set()
+        self.replaced: dict[Variable, Variable] = {}
+
+    def check_op(self) -> None:
+        if self.op.destroy_map:
+            raise NotAdoptableError("it overwrites its inputs: its function is compiled already")
+        if self.op.profile:
+            raise NotAdoptableError("it was built with profile=True")
+        if self.info.as_while and self.info.n_mit_mot:
+            raise NotAdoptableError("it is a gradient (with mit-mot) that ends early")
+
+    # Direction
+
+    def is_reversed(self) -> bool:
+        """Whether fewer reversals are left if the loop walks from the last row to the first."""
+        read = set(ancestors(self.results))
+        score = 0
+        sequences = zip(
+            self.op.outer_seqs(self.node.inputs), self.op.inner_seqs(self.inner), strict=True
+        )
+        for outer, row in sequences:
+            if row in read:
+                score += 1 if self.rows.view(outer).flipped else -1
+        for outer in self.op.outer_mitmot(self.node.inputs):
+            if not is_zeros(outer):
+                score += 1 if self.rows.view(outer).flipped else -1
+        histories = [
+            *self.op.outer_mitsot_outs(self.node.outputs),
+            *self.op.outer_sitsot_outs(self.node.outputs),
+        ]
+        for out in histories:
+            if not self.is_final_only(out):
+                score += sum(readings(self.fgraph, out))
+        for out in self.op.outer_nitsot_outs(self.node.outputs):
+            score += sum(readings(self.fgraph, out))
+        return score > 0
+
+    def is_final_only(self, out: Variable) -> bool:
+        """Whether nothing but the last row of a buffer is read."""
+        reads, only = last_reads(self.fgraph, out)
+        return bool(reads) and only
+
+    def orient(self, variable: Variable) -> Variable:
+        """Return rows in the order of the steps as the loop reads them, one for each step."""
+        view = self.rows.view(variable)
+        more = self.rows.of_view(view) - self.steps
+        if self.rows.agrees(variable, self.steps):
+            more = number(0)
+        view = view.cut(number(0), more)
+        if self.reverse:
+            view = view.flip()
+        elif more.is_zero and not view.flipped and not self.rows.is_simple(view):
+            return variable
+        return self.rows.read(view)
+
+    # Parts
+
+    def replacements(self) -> dict[Variable, Variable]:
+        self.add_inputs()
+        self.add_windows()
+        self.add_states()
+        self.add_outputs()
+        self.add_carries()
+        if self.info.as_while:
+            stop = self.results[-1]
+            self.loop.stop = stop if stop.type.dtype == "bool" else pt.neq(stop, 0)
+        self.set_length()
+        self.loop.substitute(self.replaced)
+        try:
+            results = results_by_part(self.loop, self.loop.apply())
+        except (TypeError, ValueError) as error:
+            raise NotAdoptableError(f"its types do not fit: {error}") from error
+        found = {
+            old: make(results)
+            for old, make in zip(self.node.outputs, self.outputs, strict=True)
+            if self.fgraph.clients.get(old) and old not in self.finals
+        }
+        return found | {old: make(results) for old, make in self.last_rows.items()}
+
+    def add_inputs(self) -> None:
+        op, inputs = self.op, self.node.inputs
+        for outer, row in zip(op.outer_seqs(inputs), op.inner_seqs(self.inner), strict=True):
+            self.loop.sequences.append(Sequence(outer, row, _name(self.rows.view(outer).base)))
+        for outer, inner in zip(
+            op.outer_non_seqs(inputs), op.inner_non_seqs(self.inner), strict=True
+        ):
+            self.loop.non_sequences.append(NonSequence(outer, inner, _name(outer)))
+        read = set(ancestors(self.results))
+        kept = [part for part in self.loop.sequences if part.row in read]
+        self.unread = [part for part in self.loop.sequences if part.row not in read]
+        for part in kept:
+            part.outer = self.orient(part.outer)
+            self.loop.sequences.append(part)
+
+    def add_windows(self) -> None:
+        op, info = self.op, self.info
+        read = op.inner_mitmot_grouped(self.inner)
+        written = op.inner_mitmot_outs_grouped(self.results)
+        buffers = op.outer_mitmot(self.node.inputs)
+        for i, buffer in enumerate(buffers):
+            taps, out_taps = info.mit_mot_in_slices[i], info.mit_mot_out_slices[i]
+            first = min(taps)
+            if first > 0 or min(out_taps, default=first) < first:
+                raise NotAdoptableError(f"its mit-mot has taps {taps} and writes {out_taps}")
+            window = BufferWindow(
+                buffer,
+                {tap - first: inner for tap, inner in zip(taps, read[i], strict=True)},
+                {tap - first: value for tap, value in zip(out_taps, written[i], strict=True)},
+            )
+            end = self.steps + window.depth
+            if not (self.rows.agrees(buffer, end) or end.at_most(self.rows.of(buffer))):
+                raise NotAdoptableError(_misfit("a mit-mot"))
+            slid, replaced = slide(
+                self.loop, window, self.results, self.steps, self.rows, self.orient
+            )
+            self.replaced |= replaced
+            self.outputs.append(self.from_window(window, slid))
+
+    def from_window(self, window: BufferWindow, slid: Slid) -> Maker:
+        return lambda results: whole_buffer(
+            window, slid, results, self.steps, self.rows, self.reverse
+        )
+
+    def add_states(self) -> None:
+        op, info = self.op, self.info
+        taps = [*info.mit_sot_in_slices, *info.sit_sot_in_slices]
+        inner = [
+            *op.inner_mitsot_grouped(self.inner),
+            *([variable] for variable in op.inner_sitsot(self.inner)),
+        ]
+        buffers = [*op.outer_mitsot(self.node.inputs), *op.outer_sitsot(self.node.inputs)]
+        results = [*op.inner_mitsot_outs(self.results), *op.inner_sitsot_outs(self.results)]
+        outs = [*op.outer_mitsot_outs(self.node.outputs), *op.outer_sitsot_outs(self.node.outputs)]
+        for own, variables, buffer, result, out in zip(
+            taps, inner, buffers, results, outs, strict=True
+        ):
+            depth = -min(own)
+            initial = initial_rows(buffer, depth, self.steps, self.rows)
+            if not initial.fits:
+                raise NotAdoptableError(_misfit("a state"))
+            name = _name(initial.rows)
+            reads, only = last_reads(self.fgraph, out, depth == 1 and is_shared(initial.rows))
+            if depth == 1 and reads and only:
+                start = only_row(initial.rows, buffer)
+                carry = Carry(start, variables[0], result, name)
+                self.loop.carries.append(carry)
+                self.finals.add(out)
+                self.outputs.append(_unread)
+                self.add_last_rows(reads, _result_of(carry))
+                continue
+            rows = flipped(initial.rows) if self.reverse and depth > 1 else initial.rows
+            state = State(rows, dict(zip(own, variables, strict=True)), result, name=name)
+            self.loop.states.append(state)
+            self.outputs.append(self.in_order(state))
+            self.add_last_rows(reads, _last_of(self.outputs[-1]))
+
+    def add_last_rows(self, reads: dict[Variable, tuple], make: Maker) -> None:
+        """Say what becomes of reads of a last row, given what makes that row."""
+        for old, rest in reads.items():
+            self.last_rows[old] = _part_of(make, rest) if rest else make
+
+    def add_outputs(self) -> None:
+        sizes = self.op.outer_nitsot(self.node.inputs)
+        for size, value in zip(sizes, self.op.inner_nitsot_outs(self.results), strict=True):
+            output = Output(value)
+            self.loop.outputs.append(output)
+            length = self.rows.integer(size)
+            if length == self.steps:
+                self.outputs.append(self.in_order(output))
+            elif self.steps.at_most(length) and not self.info.as_while:
+                self.outputs.append(self.padded(output, length))
+            else:
+                raise NotAdoptableError(_misfit("an output"))
+
+    def add_carries(self) -> None:
+        op = self.op
+        for outer, inner, result in zip(
+            op.outer_untraced_sit_sot(self.node.inputs),
+            op.inner_untraced_sit_sot(self.inner),
+            op.inner_untraced_sit_sot_outs(self.results),
+            strict=True,
+        ):
+            carry = Carry(outer, inner, result, _name(outer))
+            self.loop.carries.append(carry)
+            self.outputs.append(_result_of(carry))
+
+    def in_order(self, part: State | Output) -> Maker:
+        """Return a stacked result in the order of the steps."""
+        if self.reverse:
+            return lambda results: results[id(part)][::-1]
+        return lambda results: results[id(part)]
+
+    def padded(self, part: Output, length: LengthForm) -> Maker:
+        """Return an output with zeros behind its rows: a truncated gradient's."""
+        missing = length - self.steps
+
+        def make(results: dict[int, Variable]) -> Variable:
+            rows = results[id(part)]
+            sizes = [rows.shape[axis] for axis in range(1, rows.type.ndim)]
+            zeros = pt.zeros((missing.variable(), *sizes), dtype=rows.type.dtype)
+            if self.reverse:
+                return pt.join(0, zeros, rows)[::-1]
+            return pt.join(0, rows, zeros)
+
+        return make
+
+    def set_length(self) -> None:
+        """Say how many steps there are, where the sequences do not."""
+        sequences = [*self.loop.sequences, *self.unread]
+        for part in sequences:
+            if self.plain.agrees(part.outer, self.steps):
+                if part in self.unread:
+                    part.outer = self.orient(part.outer)
+                    self.loop.sequences.append(part)
+                return
+        known = constant_integer(self.node.inputs[0])
+        self.loop.n_steps = (
+            pt.cast(self.node.inputs[0], "int64")
+            if known is None
+            else pt.constant(known, dtype="int64")
+        )
+
+
+def _result_of(part: Carry) -> Maker:
+    return lambda results: results[id(part)]
+
+
+def _last_of(make: Maker) -> Maker:
+    return lambda results: make(results)[-1]
+
+
+def _part_of(make: Maker, index: tuple) -> Maker:
+    return lambda results: make(results)[index]
+
+
+def _unread(results: dict[int, Variable]) -> Variable:
+    raise AssertionError("only the last row of this output is read")
+
+
+def _misfit(what: str) -> str:
+    return (
+        f"the buffer of {what} is not known to have one row for each step behind its initial rows; "
+        "PyTensor's own rewrites make such buffers, so adoption must come before them"
+    )
+
+
+def _name(variable: Variable) -> str | None:
+    """Return the name of an argument, with PyTensor's brackets for slices left out."""
+    while variable.name is None and variable.owner is not None and len(variable.owner.inputs) == 1:
+        variable = variable.owner.inputs[0]
+    return variable.name.split("[")[0] if variable.name else None
+
+
+def step_of(op: Any) -> FunctionGraph:
+    """Return a copy of the step of a loop of `pytensor.scan`, rewritten as its mode asks."""
+    body = thaw_graph(op.fgraph)
+    undo_in_place(body)
+    rewrite_as_asked(body, op.mode)
+    return body
+
+
+def undo_in_place(body: FunctionGraph) -> None:
+    """Let no Op of a step overwrite its inputs, as they do where PyTensor compiled the loop before.
+
+    It compiles the very graph that the loop holds, which other functions may share.
+    """
+    for node in body.toposort():
+        if not node.op.destroy_map:
+            continue
+        properties = node.op._props_dict()
+        if isinstance(node.op, Elemwise):
+            op: Op = Elemwise(node.op.scalar_op)
+        elif "inplace" in properties:
+            op = type(node.op)(**properties | {"inplace": False})
+        else:
+            continue
+        body.replace_all(zip(node.outputs, op.make_node(*node.inputs).outputs, strict=True))
+
+
+def rewrite_as_asked(body: FunctionGraph, mode: Any) -> None:
+    """Run the rewrites on a step that the mode of its loop names, beside those of each mode."""
+    asked = getattr(get_mode(mode)._optimizer, "include", ()) if mode is not None else ()
+    named = set(asked) - _TAGS_OF_MODES
+    if named:
+        query = RewriteDatabaseQuery(include=["canonicalize", "merge", *sorted(named)])
+        optdb.query(query).rewrite(body)
+
+
+# Tags that stand for a mode, or for a level of rewriting, and not for a rewrite.
+_TAGS_OF_MODES = {
+    tag
+    for each in (*predefined_modes.values(), *predefined_optimizers.values())
+    for tag in getattr(getattr(each, "_optimizer", each), "include", ())
+} - {"unsafe"}
 
 
 class Adopted(NamedTuple):

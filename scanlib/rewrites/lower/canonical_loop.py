@@ -2,25 +2,35 @@
 
 A part is a sum over time if its next value is the value before it plus something, and nothing else
 of a step reads it.
+
+What reads a state for its shape alone does not depend on it. `BodySizes` knows the shape of every
+variable of a body from those of the loop's inputs; `cut` puts them where the body asks an array for
+its shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import softmax
 from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.variable import TensorConstant
 
-from scanlib._compat import DERIVATIVE_GRAPHS, LOG_SUM_EXP
-from scanlib.ops.graph import Readers, is_tensor, readers_of
+from scanlib.analysis.linear_forms import NotAffineError, name_of
+from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
+from scanlib.ops.shapes import output_row_shapes
+from scanlib.rewrites.over_time.logsumexp import derivative_of_logs
 from scanlib.rewrites.pytensor_rewrites import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
@@ -45,9 +55,11 @@ def _softmaxes(outputs: list[Variable]) -> dict[Variable, Variable]:
     """
     found = {}
     for node in toposort(outputs):
-        opened = _derivative_of_op(node)
-        if opened is not None:
-            found[node.outputs[0]] = opened
+        derivative = derivative_of_logs(node)
+        if derivative is not None and len(node.outputs) == 1:
+            op, (terms,), cotangent = derivative
+            spread = pt.expand_dims(cotangent, op.axis[0])
+            found[node.outputs[0]] = spread * softmax(terms, axis=op.axis[0])
         if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
             continue
         for quotient in node.inputs:
@@ -64,27 +76,6 @@ def _softmaxes(outputs: list[Variable]) -> dict[Variable, Variable]:
                     rest = [v for v in node.inputs if v is not quotient and v is not exponential]
                     found[node.outputs[0]] = pt.mul(numerator, softmax(z, axis=axis), *rest)
     return found
-
-
-def _derivative_of_op(node: Apply) -> Variable | None:
-    """Return the cotangent that a node computes for PyTensor's `LogSumExp`, if it does that.
-
-    Later releases keep it in an Op of its own, in which no structure can be seen.
-    """
-    if LOG_SUM_EXP is None or type(node.op) not in DERIVATIVE_GRAPHS or len(node.inputs) != 3:
-        return None
-    terms, _, cotangent = node.inputs
-    if any(not is_tensor(inp) for inp in node.inputs):
-        return None
-    for axis in range(terms.type.ndim):
-        stand_in = terms.type()
-        out = LOG_SUM_EXP(axis=(axis,))(stand_in)
-        if out.type.ndim != cotangent.type.ndim or len(node.outputs) != 1:
-            return None
-        expected = out.owner.op.pullback([stand_in], [out], [cotangent.type()])[0]
-        if expected.owner is not None and expected.owner.op == node.op:
-            return pt.expand_dims(cotangent, axis) * softmax(terms, axis=axis)
-    return None
 
 
 def _summed_axis(total: Variable, exponential: Variable) -> int | None:
@@ -185,3 +176,112 @@ def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Appl
         found.append(node)
         variable = node.inputs[0]
     return variable, found
+
+
+class BodySizes:
+    """The shapes of body variables.
+
+    A size that is not known when the graph is built is a variable of the body, which `add_to`
+    makes a non-sequence of a loop.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self.outer_of: dict[Variable, Variable] = {}
+        self.inputs: list[Variable] = []
+        self.shapes: list[Sequence[Variable] | None] = []
+        self.values: list[Variable | None] = []
+        self.known: dict[Variable, Sequence[Variable]] = {}
+        for sequence in loop.sequences:
+            self.add_input(sequence.row, sequence.outer, 1)
+        for state in loop.states:
+            for tap in range(-1, -state.depth - 1, -1):
+                self.add_input(state.tap(tap), state.initial, 1)
+        for carry in loop.carries:
+            self.add_input(carry.value, carry.initial, 0)
+        for whole in loop.non_sequences:
+            self.add_input(whole.inner, whole.outer, 0)
+            self.values[-1] = whole.inner
+
+    def add_input(self, inner: Variable, outer: Variable, lead: int) -> None:
+        self.inputs.append(inner)
+        self.values.append(None)
+        if not is_tensor(inner):
+            self.shapes.append(None)
+            return
+        shape = []
+        for axis, size in enumerate(inner.type.shape):
+            if size is not None:
+                shape.append(pt.constant(size, dtype="int64"))
+                continue
+            made = pt.scalar(dtype="int64")
+            self.outer_of[made] = outer.shape[lead + axis]
+            shape.append(made)
+        self.shapes.append(shape)
+        self.known[inner] = shape
+
+    def __call__(self, variable: Variable) -> Sequence[Variable]:
+        """Return the shape of a variable.
+
+        Raises
+        ------
+        NotAffineError
+            If it depends on what a step computes.
+        """
+        if isinstance(variable, Constant):
+            return [pt.constant(size, dtype="int64") for size in variable.data.shape]
+        if variable not in self.known:
+            inputs = [*self.inputs, *self.outer_of]
+            shapes = [*self.shapes, *([] for _ in self.outer_of)]
+            values = [*self.values, *self.outer_of]
+            (shape,) = output_row_shapes(inputs, [variable], shapes, values)
+            if any(size is None for size in shape):
+                raise NotAffineError(f"{name_of(variable)} has a shape that a step computes")
+            self.known[variable] = [pt.cast(size, "int64") for size in shape]
+        return self.known[variable]
+
+    def cut(self, loop: Loop, others: list[Variable]) -> list[Variable]:
+        """Replace, in a loop's body and in other body variables, what is read for its shape."""
+        roots = [*loop.body_outputs(), *others]
+        found: dict[Variable, Variable] = {}
+        for node in toposort(roots):
+            out = node.outputs[0]
+            try:
+                if isinstance(node.op, Shape):
+                    sizes = self(node.inputs[0])
+                    found[out] = pt.stack(sizes) if sizes else out
+                elif isinstance(node.op, Shape_i):
+                    found[out] = self(node.inputs[0])[node.op.i]
+                elif isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
+                    found[out] = self.filled(
+                        substitute([node.inputs[1]], found)[0], node.inputs[0], out
+                    )
+            except NotAffineError:
+                continue
+        loop.substitute(found)
+        return substitute(others, found)
+
+    def filled(self, value: Variable, like: Variable, out: Variable) -> Variable:
+        sizes = self(like)
+        if isinstance(value, TensorConstant) or value.type.broadcastable != out.type.broadcastable:
+            return pt.broadcast_to(value, tuple(sizes))
+        return value
+
+    def add_to(self, loop: Loop) -> None:
+        """Make non-sequences of the sizes."""
+        loop.non_sequences += [NonSequence(outer, inner) for inner, outer in self.outer_of.items()]
+
+
+def sizes_from_outside(loop: Loop) -> None:
+    """Let a step read sizes from outside; `loop` is edited.
+
+    ``zeros_like(h)``, ``h.shape[1]`` and what gradients leave behind, such as a sum over as many
+    rows as `h` has, depend on the shape of a value alone. As long as they stand in the body,
+    whatever has that shape seems to be needed.
+    """
+    before = loop.body_outputs()
+    sizes = BodySizes(loop)
+    sizes.cut(loop, [])
+    if loop.body_outputs() != before:
+        sizes.add_to(loop)
+        read = set(ancestors(loop.body_outputs()))
+        loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]

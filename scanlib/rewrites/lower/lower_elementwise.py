@@ -3,31 +3,52 @@
 Elementwise work on whole sequences moves into the loop that reads them first. ``2 * y`` over all
 time, computed for one loop alone, is a pass over memory that writes an array only for the loop to
 read it. In the body of an elementwise loop the same product costs no memory.
+
+What a step makes of sums over channels leaves the loop. A kernel adds up what a step computes for
+every channel. A factor of the sum, ``f_t Σ_c h_t[c]``, is no factor of its terms: ``f h`` may
+overflow, or be NaN, where ``f Σ h`` is a number, and the other way round. So the loop stores the
+sums, and a second loop over their rows, which has the axes of the sums alone, does the rest as the
+step does it: factors, and accumulators ``s ← s + f_t Σ_c h_t[c]``.
+
+Sums of what a loop computes move into it. A cost is nearly always a sum over time of an expression
+of the trace. Inside an elementwise loop it takes no pass over memory of its own, and if nothing
+else reads the trace, the history need not be stored at all.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.analysis.recognition import analyse
-from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.ops.graph import is_linear_algebra, row_type
-from scanlib.ops.loop import Loop, NonSequence, Results, Sequence
-from scanlib.ops.loop_rewrite import LowersLoops
+from scanlib.analysis.scalar_body import (
+    NotElementwiseError,
+    multiple_of_sum,
+    scalar_loop,
+    sum_carries,
+    terms_of_sum,
+)
+from scanlib.ops.graph import depends_on, is_linear_algebra, row_type, substitute
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, Sequence
+from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.functions_of_sums import take_sums_apart
 from scanlib.rewrites.over_time.logsumexp import stabilize_logs
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
+from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(
@@ -189,18 +210,11 @@ def _absorb(
     sequences: list[Sequence] = []
     non_sequences: list[NonSequence] = []
     for inp in producer.inputs:
-        if isinstance(inp, Constant) and inp.type.ndim and inp.data.size == 1:
-            rows.append(pt.constant(inp.data.reshape((1,) * (inp.type.ndim - 1))))
-        elif inp.type.broadcastable[0]:
-            inner = row_type(inp)()
-            non_sequences.append(NonSequence(inp[0], inner))
-            rows.append(inner)
-        else:
-            known = next((s for s in [*loop.sequences, *sequences] if s.outer is inp), None)
-            if known is None or known is part:
-                known = Sequence(inp, row_type(inp)())
-                sequences.append(known)
-            rows.append(known.row)
+        row = None if inp is part.outer else _row_of(loop, inp, sequences, non_sequences)
+        if row is None:
+            sequences.append(Sequence(inp, row_type(inp)()))
+            row = sequences[-1].row
+        rows.append(row)
     value = producer.op(*rows)
     if value.type.dtype != part.row.type.dtype or value.type.ndim != part.row.type.ndim:
         return None
@@ -210,6 +224,28 @@ def _absorb(
     loop.non_sequences += non_sequences
     replaced[part.row] = value
     return sequences
+
+
+def _row_of(
+    loop: Loop,
+    variable: Variable,
+    more: list[Sequence],
+    non_sequences: list[NonSequence],
+) -> Variable | None:
+    """Return the row of a constant, of a sequence of a loop, or of what has one row for all.
+
+    `more` are sequences that the loop is to have; what has one row is added to `non_sequences`.
+    """
+    for part in [*loop.sequences, *more]:
+        if part.outer is variable:
+            return part.row
+    if isinstance(variable, Constant) and variable.data.size == 1:
+        return pt.constant(variable.data.reshape((1,) * max(variable.type.ndim - 1, 0)))
+    if not variable.type.broadcastable[0]:
+        return None
+    inner = row_type(variable)()
+    non_sequences.append(NonSequence(variable[0], inner))
+    return inner
 
 
 def _absorb_constant(
@@ -230,3 +266,262 @@ def _absorb_constant(
     loop.sequences = [other for other in loop.sequences if other is not part]
     replaced[part.row] = inner
     return []
+
+
+@dataclass
+class SumsApart:
+    """The second loop.
+
+    Attributes
+    ----------
+    parts : list of (Carry or Output)
+        The parts of the loop that are computed from sums, which have left it.
+    stored : list of (Output, Variable)
+        What the loop stores for them, with the row that takes its place in the second loop.
+    rest : Loop
+        The second loop but for these rows.
+    """
+
+    parts: list[Carry | Output]
+    stored: list[tuple[Output, Variable]]
+    rest: Loop
+
+    def loop(self, results: dict[int, Variable]) -> Loop:
+        """Return the second loop, given the results of the first by their part."""
+        rows = [Sequence(results[id(output)], row) for output, row in self.stored]
+        self.rest.sequences = [*rows, *self.rest.sequences]
+        return self.rest
+
+
+def take_sums_apart(loop: Loop) -> SumsApart | None:
+    """Take what is computed from sums out of a loop; return it, None if there is nothing."""
+    found = _parts_with_multiples(loop)
+    if not found:
+        return None
+    parts = [part for part, _ in found]
+    sums = {total for _, totals in found for total in totals}
+    own = {part.value for part in parts if isinstance(part, Carry)}
+    values = [_value(part) for part in parts]
+    above = depends_on(values, [*sums, *own])
+    taken = {id(part) for part in parts}
+    loop.carries = [carry for carry in loop.carries if id(carry) not in taken]
+    loop.outputs = [output for output in loop.outputs if id(output) not in taken]
+    rows = _rows(loop, values, sums, own, above)
+    stored = []
+    for value, row in rows.items():
+        output = next((known for known in loop.outputs if known.value is value), None)
+        if output is None:
+            output = Output(value)
+            loop.outputs.append(output)
+        stored.append((output, row))
+    for part, value in zip(parts, substitute(values, rows), strict=True):
+        if isinstance(part, Carry):
+            part.next = value
+        else:
+            part.value = value
+    return SumsApart(parts, stored, _rest(loop, parts))
+
+
+def _rest(loop: Loop, parts: list[Carry | Output]) -> Loop:
+    """Return the second loop without the rows that the first one stores."""
+    read = set(ancestors([_value(part) for part in parts]))
+    return Loop(
+        n_steps=None if loop.stop is not None else loop.n_steps,
+        sequences=[
+            Sequence(part.outer, part.row, part.name) for part in loop.sequences if part.row in read
+        ],
+        carries=[part for part in parts if isinstance(part, Carry)],
+        non_sequences=[part for part in loop.non_sequences if part.inner in read],
+        outputs=[part for part in parts if isinstance(part, Output)],
+        reverse=loop.reverse,
+        name=loop.name,
+        function=loop.function,
+    )
+
+
+def _value(part: Carry | Output) -> Variable:
+    return part.next if isinstance(part, Carry) else part.value
+
+
+def _parts_with_multiples(loop: Loop) -> list[tuple[Carry | Output, list[Variable]]]:
+    """Return accumulators and outputs that have a multiple of a sum, each with its sums."""
+    found: list[tuple[Carry | Output, list[Variable]]] = []
+    is_sum: list[bool] | None = None
+    for k, carry in enumerate(loop.carries):
+        terms = [
+            multiple_of_sum(term) for term in terms_of_sum(carry.next) if term is not carry.value
+        ]
+        sums = [term for term in terms if term is not None]
+        if any(term.scaled for term in sums):
+            is_sum = sum_carries(loop) if is_sum is None else is_sum
+            if is_sum[k]:
+                found.append((carry, [term.total for term in sums]))
+    for output in loop.outputs:
+        term = multiple_of_sum(output.value)
+        if term is not None and term.scaled:
+            found.append((output, [term.total]))
+    return found
+
+
+def _rows(
+    loop: Loop,
+    values: list[Variable],
+    sums: set[Variable],
+    own: set[Variable],
+    above: set[Variable],
+) -> dict[Variable, Variable]:
+    """Return what the second loop reads instead of computing it, with its rows.
+
+    These are the sums, and what reads states. A loop that may stop early stores all that differs
+    from step to step, since its sequences have more rows.
+    """
+    recurrent = {tap for state in loop.states for tap in state.taps.values()}
+    recurrent |= {carry.value for carry in loop.carries}
+    if loop.stop is not None:
+        recurrent |= {sequence.row for sequence in loop.sequences}
+    rows: dict[Variable, Variable] = {}
+    pending, seen = list(values), set[Variable]()
+    while pending:
+        value = pending.pop(0)
+        if value in seen or value in own or isinstance(value, Constant):
+            continue
+        seen.add(value)
+        if value in sums:
+            rows[value] = value.type()
+        elif value in above:
+            pending += value.owner.inputs
+        elif not recurrent.isdisjoint(ancestors([value])):
+            rows[value] = value.type()
+    return rows
+
+
+class SumsIntoLoops(LoopRewrite):
+    """Add an accumulator to an elementwise loop for every sum over all it computes."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if not (config.scanlib__lower and config.scanlib__simplify):
+            return
+        loops = [node for node in fgraph.toposort() if is_loop(node)]
+        sums = [(total, _loops_below(total)) for total in _total_sums(fgraph)] if loops else []
+        for node in loops:
+            found = [total for total, below in sums if node in below]
+            if not found or node.op.signature.has_stop or not is_elementwise(Loop.from_node(node)):
+                continue
+            with self.attempt(fgraph, node):
+                replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
+
+
+def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
+    """Return the sums over all axes of elementwise expressions."""
+    found = []
+    for node in fgraph.toposort():
+        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
+            source = node.inputs[0]
+            whole = node.op.axis is None or len(node.op.axis) == source.type.ndim
+            if whole and source.type.ndim:
+                found.append(node)
+    return found
+
+
+def _loops_below(total: Apply) -> set[Apply]:
+    """Return the loops whose results an elementwise expression reads directly."""
+    loops: set[Apply] = set()
+    pending = [total.inputs[0]]
+    while pending:
+        node = pending.pop().owner
+        if node is None:
+            continue
+        if isinstance(node.op, Elemwise | Subtensor):
+            pending.extend(node.inputs[:1] if isinstance(node.op, Subtensor) else node.inputs)
+        elif is_loop(node):
+            loops.add(node)
+    return loops
+
+
+def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Variable, Variable]:
+    """Return what replaces the loop's results and those of the sums that it can compute."""
+    loop = Loop.from_node(node)
+    parts = [*loop.states, *loop.carries, *loop.outputs]
+    known = _results(loop, node)
+    carries: dict[Variable, Carry] = {}
+    for total in totals:
+        if total not in fgraph.apply_nodes:
+            continue
+        rows = _Rows(fgraph, loop, known)
+        row = rows.of(total.inputs[0], total)
+        if row is None or not rows.reads_results:
+            continue
+        outer = [part.outer for part in rows.non_sequences]
+        if set(ancestors(outer)).intersection(node.outputs):
+            continue
+        loop.non_sequences += rows.non_sequences
+        dtype = getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
+        value = pt.scalar(dtype=dtype)
+        step = pt.sum(row, dtype=dtype, acc_dtype=dtype) if row.type.ndim else pt.cast(row, dtype)
+        carry = Carry(pt.constant(np.zeros((), dtype)), value, value + step, "sum")
+        loop.carries.append(carry)
+        carries[total.outputs[0]] = carry
+    if not carries:
+        return {}
+    new = results_by_part(loop, loop.apply())
+    replacements = {old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)}
+    for out, carry in carries.items():
+        replacements[out] = pt.cast(new[id(carry)], out.type.dtype)
+    return replacements
+
+
+def _results(loop: Loop, node: Apply) -> dict[Variable, tuple[Variable, int | None]]:
+    """Return the body's value whose rows each result holds, and the initial rows of histories."""
+    outputs = node.op.signature.split_outputs(node.outputs)
+    found: dict[Variable, tuple[Variable, int | None]] = {}
+    for part, out in zip(loop.outputs, outputs.outputs, strict=True):
+        found[out] = part.value, None
+    for state, history in zip(loop.states, outputs.histories, strict=True):
+        if not state.untraced:
+            found[history] = state.next, state.depth
+    return found
+
+
+@dataclass
+class _Rows:
+    """One row of an expression over whole traces, in terms of the body."""
+
+    fgraph: FunctionGraph
+    loop: Loop
+    results: dict[Variable, tuple[Variable, int | None]]
+    non_sequences: list[NonSequence] = field(default_factory=list)
+    reads_results: bool = False
+
+    def of(self, variable: Variable, reader: Apply) -> Variable | None:
+        """Return the row of a variable that only `reader` reads, None if it has none."""
+        known = self.result(variable)
+        if known is not None:
+            self.reads_results = True
+            return known
+        row = _row_of(self.loop, variable, [], self.non_sequences)
+        if row is not None:
+            return row
+        producer = variable.owner
+        if producer is None or not isinstance(producer.op, Elemwise):
+            return None
+        clients = [client for client, _ in self.fgraph.clients[variable]]
+        if len(producer.outputs) > 1 or any(client is not reader for client in clients):
+            return None
+        rows = [self.of(inp, producer) for inp in producer.inputs]
+        if any(row is None for row in rows):
+            return None
+        value = producer.op(*rows)
+        return value if value.type.dtype == variable.type.dtype else None
+
+    def result(self, variable: Variable) -> Variable | None:
+        """Return the body's value that a stacked output or a trace holds."""
+        value, depth = self.results.get(variable, (None, None))
+        if value is not None and depth is None:
+            return value
+        view = variable.owner
+        if view is None or not isinstance(view.op, Subtensor):
+            return None
+        value, depth = self.results.get(view.inputs[0], (None, None))
+        if depth is None or tap_of_view(view, depth, self.loop.reverse) != 0:
+            return None
+        return value

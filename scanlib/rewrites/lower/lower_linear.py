@@ -1,7 +1,7 @@
 """Loops around one matrix recurrence become a `LinearScan` and batches.
 
 A loop is lowered if its recurrent part is one state (or carry) of depth one whose next value
-`scanlib.analysis.matrix_recurrence` recognizes; all else that a step computes must be maps of the
+`scanlib.analysis.linear_forms` recognizes; all else that a step computes must be maps of the
 step's inputs and that state, stacked as outputs or added up in accumulators ``c ← c + f``. Then
 
 1. the coefficients and offsets of all steps are evaluated as a batch (`over_time.peel`);
@@ -32,8 +32,12 @@ from scanlib.ops.loop import Loop, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 from scanlib.rewrites.edit import detach
-from scanlib.rewrites.lower.linear_cost import NotLinearError
-from scanlib.rewrites.lower.linear_recurrence import Roles, find_recurrence, value_of
+from scanlib.rewrites.lower.linear_recurrence import (
+    NotLinearError,
+    Roles,
+    find_recurrence,
+    value_of,
+)
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.simplify import replace
 

@@ -21,6 +21,7 @@ form, and others for their derivatives, which become the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -228,33 +229,42 @@ def _terms_of_op(op: object, inputs: Sequence[Variable]) -> list[Variable] | Non
 
 
 def _derivative_of_op(node: Apply) -> list[Variable] | None:
-    """Return the cotangents that a node computes for one of these Ops, None if it is another."""
-    n = len(node.outputs)
-    if (
-        LOG_ADD_EXP is None
-        or LOG_SUM_EXP is None
-        or type(node.op) not in DERIVATIVE_GRAPHS
-        or len(node.inputs) != n + 2
-    ):
+    """Return the cotangents of numbers that a node computes for one of these Ops, None if not."""
+    derivative = derivative_of_logs(node)
+    if derivative is None:
         return None
-    *inputs, _, cotangent = node.inputs
-    op = LOG_ADD_EXP() if n > 1 else LOG_SUM_EXP(axis=(0,))
-    if n == 1 and stack_size(inputs[0]) is None:
-        return None
-    if not all(getattr(inp.type, "dtype", "").startswith("float") for inp in inputs):
-        return None
-    dummies = [inp.type() for inp in inputs]
-    out = op(*dummies)
-    if out.type.ndim != cotangent.type.ndim:
-        return None
-    expected = out.owner.op.pullback(dummies, [out], [out.type()])
-    if expected[0].owner is None or expected[0].owner.op != node.op:
-        return None
-    terms = _terms_of_op(out.owner.op, inputs)
+    op, inputs, cotangent = derivative
+    terms = _terms_of_op(op, inputs)
     if terms is None or len(terms) < 2:
         return None
     parts = [cotangent * share(term, [*terms[:k], *terms[k + 1 :]]) for k, term in enumerate(terms)]
-    return parts if n > 1 else [pt.stack(parts)]
+    return parts if len(inputs) > 1 else [pt.stack(parts)]
+
+
+def derivative_of_logs(node: Apply) -> tuple[Any, list[Variable], Variable] | None:
+    """Return the Op that a node is the derivative of, with its inputs and the cotangent.
+
+    Later releases keep derivatives of their Ops for logarithms of sums in Ops of their own, in
+    which no structure can be seen.
+    """
+    n = len(node.outputs)
+    if LOG_ADD_EXP is None or LOG_SUM_EXP is None or type(node.op) not in DERIVATIVE_GRAPHS:
+        return None
+    if len(node.inputs) != n + 2:
+        return None
+    *inputs, _, cotangent = node.inputs
+    if not all(getattr(inp.type, "dtype", "").startswith("float") for inp in node.inputs):
+        return None
+    axes = [None] if n > 1 else range(inputs[0].type.ndim)
+    for op in [LOG_ADD_EXP() if axis is None else LOG_SUM_EXP(axis=(axis,)) for axis in axes]:
+        dummies = [inp.type() for inp in inputs]
+        out = op(*dummies)
+        if out.type.ndim != cotangent.type.ndim:
+            return None
+        expected = out.owner.op.pullback(dummies, [out], [out.type()])[0]
+        if expected.owner is not None and expected.owner.op == node.op:
+            return out.owner.op, inputs, cotangent
+    return None
 
 
 _LARGEST = 8  # vectors of more numbers are better left whole

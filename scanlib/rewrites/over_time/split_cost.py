@@ -38,7 +38,7 @@ that crosses the border between a loop and a batch is written once and read once
    scalars, or feeds a product.
 7. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
    these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
-   of a batch, the step multiplies instead (`lower.linear_cost`).
+   of a batch, the step multiplies instead (`lower.linear_recurrence`).
 8. **What the forward loop computed, the backward loop reads** if it is a product, or a function
    with more than arithmetic of one: it takes two passes over the rows, and computing it
    again takes the product as well (`split.reuse`).
@@ -140,7 +140,8 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     if isinstance(op, (AdvancedSubtensor, *INDEXED_BY_VECTOR)):
         return LIGHT if _is_lookup(node, varies) else BOUND
     if isinstance(op, Split):
-        return BOUND if split_of(node)[1] is None or varies(node.inputs[2]) else LIGHT
+        _, axis, sizes = split_of(node)
+        return BOUND if axis is None or varies(sizes) else LIGHT
     if isinstance(op, ARange):
         return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
     if isinstance(op, Subtensor | IncSubtensor):

@@ -41,7 +41,7 @@ from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.lower.body_sizes import sizes_from_outside
+from scanlib.rewrites.lower.canonical_loop import sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.over_time.split_cost import (
     HEAVY,
@@ -54,8 +54,7 @@ from scanlib.rewrites.over_time.split_cost import (
 )
 from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
-from scanlib.rewrites.split.split import keeps_loops_whole
-from scanlib.rewrites.split.split_components import drop_unread
+from scanlib.rewrites.split.split import drop_unread, keeps_loops_whole
 
 
 class ReuseForwardValues(LoopRewrite):

@@ -15,7 +15,6 @@ import pytest
 
 import scanlib
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda.geometry import geometry
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.printer import LoopWriter
 from tests.backends.cuda.test_cuda_kernels import affine_of, run_families
@@ -205,19 +204,18 @@ def test_scratch_memory_is_cleared_by_every_call(choice):
         function = affine_of("float64", mode)
         expected = function(a, b, h0)
         kernels = KernelLoop(ran[-1])
-        sizes = geometry(kernels.writer, [x.shape for x in order(kernels, a, b, h0)])
         arrays = order(kernels, a, b, h0)
+        sizes = kernels.sizes([x.shape for x in arrays])
+        call = kernels.call(sizes, [x.strides for x in arrays], 2)
         outputs = [
             poisoned(shape, array.dtype)
-            for shape, array in zip(sizes.outputs, kernels.parameters.outputs, strict=True)
+            for shape, array in zip(call.shapes, kernels.parameters.outputs, strict=True)
         ]
-        kernels = kernels.of(sizes, 2)
-        call = kernels.call(sizes, [x.strides for x in [*arrays, *outputs]], 2)
-        names = [kernels.names[one.kernel] for one in call.launches]
+        names = [call.kernels.names[one.kernel] for one in call.launches]
         assert names == ["reset", f"look_back{'_dense' * (choice == 'dense')}", "mend"]
         works = [np.full(size, 0xA5, np.uint8) for size in call.works]
         addresses = [x.ctypes.data for x in [*arrays, *outputs, *works]]
-        handles = kernels.handles(driver, 16)
+        handles = call.kernels.handles(driver, 16)
         for _ in range(3):
             for output in outputs:
                 output.view(np.uint8).fill(0xA5)

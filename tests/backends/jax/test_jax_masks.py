@@ -57,7 +57,6 @@ def outputs_of(names):
 REFUSED = {
     "columns": lambda x, m, A: pt.set_subtensor(A.T[:, m], x[m]),
     "mask and place": lambda x, m, A: pt.set_subtensor(A[m, 0], x[m]),
-    "places": lambda x, m, A: A[m.nonzero()].sum(),
 }
 
 
@@ -85,16 +84,7 @@ class TestMasks:
     def test_no_rows_and_outside_of_loops(self):
         x = pt.dmatrix("x")
         h = scan(lambda x, h: h + pt.set_subtensor(x[pt.isnan(x)], 0.0), x, pt.zeros(3))
-        check([x], [h, pt.set_subtensor(h[h > 1], -h[h > 1])], (X,), (X[:0],))
-
-    def test_until(self):
-        x = pt.dvector("x")
-        y = scan(lambda x, h: (h + x, scanlib.until(h > 3)), x, pt.constant(0.0))
-        outputs = [
-            pt.set_subtensor(y[y > 1], 0.0),
-            pt.set_subtensor(y[y > 1], y[y > 1] ** 2),
-        ]
-        check([x], outputs, (np.arange(6.0),))
+        check([x], [h, h[h > 1], pt.set_subtensor(h[h > 1], -h[h > 1])], (X,), (X[:0],))
 
     def test_masks_of_another_size(self):
         x, m = pt.dmatrix("x"), pt.bmatrix("m")
@@ -131,7 +121,7 @@ class TestMasks:
         f = compiled([y, A], scan(step, y, pt.zeros(2), A))
         np.testing.assert_allclose(f(X, H), expected)
         f = compiled([y, A], scan(shrinking, y, pt.zeros(2), A))
-        with pytest.raises(UnknownLengthError, match=r"pt.where\(mask\[:, None\], A, 0\)"):
+        with pytest.raises(UnknownLengthError, match="ones on the diagonal"):
             f(X, H)
 
 
@@ -139,8 +129,6 @@ RANGES = {
     "of a length": lambda h: pt.arange(h.size, dtype="float64") * h,
     "from one": lambda h: pt.arange(1, h.shape[0] + 1, dtype="float32"),
     "of few bits": lambda h: pt.arange(h.size, dtype="uint8"),
-    "downwards": lambda h: pt.arange(h.size, -2, -2),
-    "in large steps": lambda h: pt.arange(0, 100 * h.size, 100),
     "of none": lambda h: pt.arange(h.size, 0, dtype="float64"),
 }
 KNOWN = {
@@ -176,7 +164,6 @@ class TestRanges:
                 (pt.arange(few) ** 2).sum(),
                 (x[:k] * pt.arange(k, dtype="float64")).sum(),
                 (pt.arange(few, 6) * 1.5).sum(),
-                pt.arange(4, few, -1).sum(),
                 pt.where(pt.arange(x.shape[0]) < n, x, 0.0).sum(),
             ]
 
@@ -188,5 +175,5 @@ class TestRanges:
     def test_without_a_bound(self):
         n = pt.lvector("n")
         f = compiled([n], scanlib.map(lambda n: pt.arange(n).sum(), [n], return_updates=False))
-        with pytest.raises(UnknownLengthError, match=r"pt.arange\(pt.minimum\(n, 10\)\)"):
+        with pytest.raises(UnknownLengthError, match="computes its size from data"):
             f([2, 3])

@@ -65,17 +65,12 @@ class TestNumberOfSteps:
             da[:k], db[:k] = 2 * rows, 4 * rows
             assert_same([np.asarray(r) for r in function(a, b)], [rows, da, db])
 
-    def test_computed_last_row(self):
-        """Nothing bounds the number of steps: last rows exist, others do not."""
+    def test_computed_and_bounded_by_nothing(self):
         v = pt.dvector("v")
-        n = pt.sum(v > 0)
-        inputs, h = decay(n_steps=n)
-        function = compiled([*inputs, v], h[-1])
-        rows = decay_reference(*self.values, 3)
-        np.testing.assert_allclose(function(*self.values, [1.0, -1.0, 2.0, 3.0]), rows[-1])
-        assert np.isnan(function(*self.values, [-1.0])).all(), "no row to read: NaN"
-        with pytest.raises(UnknownLengthError, match="number of steps is computed"):
-            compiled([*inputs, v], h)(*self.values, [1.0])
+        inputs, h = decay(n_steps=pt.sum(v > 0))
+        for result in (h, h[-1]):
+            with pytest.raises(UnknownLengthError, match="number of steps is computed"):
+                compiled([*inputs, v], result)(*self.values, [1.0])
 
     def test_computed_and_bounded_by_a_sequence(self):
         v, x = pt.dvector("v"), pt.dvector("x")
@@ -216,8 +211,7 @@ class TestNumbersOfLengths:
                 lambda k: 0.5 * k + 1, None, h[-1], n_steps=steps, return_updates=False
             )
 
-        outputs = [pt.zeros(rest) + 2, halved(rest), halved(rest)[-1], halved(done * rest),
-                   halved(rest // 2), halved(rest % 3)]  # fmt: skip
+        outputs = [pt.zeros(rest) + 2, halved(rest), halved(rest)[-1], halved(done * rest)]
         return compiled([x], outputs)
 
     @pytest.mark.parametrize("size, done", [(1.0, 4), (0.5, 7), (2.0, 2)])
@@ -227,8 +221,7 @@ class TestNumbersOfLengths:
         row = np.array(size * done)
         rows = [row := 0.5 * row + 1 for _ in range(40)]
         found = [np.asarray(result) for result in function(np.full(10, size))]
-        expected = [np.full(rest, 2.0), rows[:rest], rows[rest - 1], rows[: done * rest],
-                    rows[: rest // 2], rows[: rest % 3]]  # fmt: skip
+        expected = [np.full(rest, 2.0), rows[:rest], rows[rest - 1], rows[: done * rest]]
         assert_same(found, [np.array(value) for value in expected])
 
 
