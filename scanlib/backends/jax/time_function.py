@@ -115,9 +115,7 @@ class ShardedFunction:
             raise ValueError("scanlib.shard: pass mesh=, or call it under jax.set_mesh")
         named = [(self.time, "time")]
         for k, spec in enumerate(self.in_specs):
-            for entry in spec:
-                entries = (entry,) if isinstance(entry, str) else tuple(entry or ())
-                named += [(name, f"in_specs[{k}]") for name in entries]
+            named += [(name, f"in_specs[{k}]") for name in jax.tree.leaves(tuple(spec))]
         for name, where in named:
             if name not in mesh.axis_names:
                 raise ValueError(

@@ -238,27 +238,25 @@ class _Walk:
             for number, recurrence in enumerate(recurrences):
                 self.exchange(number, recurrence)
         self.spread.how = self.spread.how or "each device by itself"
-        found, finals, signature = *self.replay(), self.scan.signature
+        found, signature = self.replay(), self.scan.signature
         values = []
         for k, depth in enumerate(signature.depths):
+            if signature.untraced[k]:
+                behind = self.pieces.gap_in_last if self.pieces.gap else 0
+                rows = found[k][self.pieces.last]
+                first = behind if signature.reverse else len(rows) - depth - behind
+                values.append(rows[first : first + depth])
+                continue
             rows = found[k][:, : self.pieces.rows] if signature.reverse else found[k][:, depth:]
-            if not signature.untraced[k]:
-                rows = self.pieces.join(rows)
-                values.append(Timed(rows, 0, self.starts[k], signature.reverse))
-            elif not self.pieces.gap:
-                values.append(finals[k][self.pieces.last])
-            else:
-                whole = Timed(self.pieces.join(rows), 0, self.starts[k], signature.reverse)
-                first = 0 if signature.reverse else self.pieces.steps
-                values.append(whole.sliced(first, first + depth))
+            values.append(Timed(self.pieces.join(rows), 0, self.starts[k], signature.reverse))
         for part in range(self.n_states, len(self.starts)):
             total = part in summed
             value = self.pieces.sum(found[part]) if total else found[part][self.pieces.last]
             values.append(self.starts[part] + value if total else value)
         return values + [Timed(self.pieces.join(rows)) for rows in found[len(self.starts) :]]
 
-    def replay(self) -> tuple[list[Any], list[Any]]:
-        """Return what the loop gives on the pieces, and its last states and carries there."""
+    def replay(self) -> list[Any]:
+        """Return what the loop gives on the pieces."""
         scan, gap = self.scan, self.pieces.gap > 0
 
         def build() -> Any:
@@ -279,11 +277,7 @@ class _Walk:
         run = _once(self.node, ("replay", gap), build)
         entries = [self.entries[part] for part in range(len(self.starts))]
         valid = [self.pieces.valid()] if gap else []
-        results = _mapped(run, [*self.outer.sequences, *entries], self.outer.non_sequences, valid)
-        finals = list(results[: len(self.starts)])
-        for k, depth in enumerate(scan.signature.depths):
-            finals[k] = results[k][:, :depth] if scan.signature.reverse else results[k][:, -depth:]
-        return results, finals
+        return _mapped(run, [*self.outer.sequences, *entries], self.outer.non_sequences, valid)
 
     # Steps that compose
 
@@ -456,7 +450,9 @@ class _Walk:
 
         def turn(entries: list[Any], _: Any) -> tuple[list[Any], None]:
             self.entries |= dict(zip(parts, entries, strict=True))
-            _, finals = self.replay()
+            finals = self.replay()[: len(self.starts)]
+            for k, depth in enumerate(self.scan.signature.depths):
+                finals[k] = finals[k][:, :depth] if pieces.reverse else finals[k][:, -depth:]
             moved = [pieces.moved(finals[part]) for part in parts]
             pairs = zip(moved, starts, strict=True)
             return [jnp.where(pieces.is_first(value), start, value) for value, start in pairs], None

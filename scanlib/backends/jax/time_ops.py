@@ -139,11 +139,15 @@ def _step_products(node: Apply, inputs: list[Any], cut: Cut) -> Any:
 
 @rule(SpecifyShape, CheckAndRaise, DeepCopyOp, ViewOp)
 def _same(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    return inputs[0] if isinstance(inputs[0], Timed) else _along(node, inputs, None)
+    if not isinstance(inputs[0], Timed):
+        raise _NoRuleError
+    return inputs[0]
 
 
-@rule(Softmax, LogSoftmax)
-def _softmax(node: Apply, inputs: list[Any], cut: Cut) -> Any:
+@rule(Softmax, LogSoftmax, PaddedRows)
+def _same_axis(node: Apply, inputs: list[Any], cut: Cut) -> Any:
+    if not isinstance(inputs[0], Timed):
+        raise _NoRuleError
     return _along(node, inputs, inputs[0].axis)
 
 
@@ -262,10 +266,3 @@ def _split(node: Apply, inputs: list[Any], cut: Cut) -> Any:
         return _along(node, inputs, value.axis)
     ends = [0, *accumulate(map(int, others[-1]))]
     return [Timed(value.sliced(*pair), value.axis) for pair in pairwise(ends)]
-
-
-@rule(PaddedRows)
-def _padded_rows(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    if not isinstance(inputs[0], Timed):
-        raise _NoRuleError
-    return _along(node, inputs, inputs[0].axis)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -101,6 +102,12 @@ class Pieces:
         if self.reverse:
             return min(self.gap // self.rows, self.count - 1)
         return max(self.steps - 1, 0) // self.rows
+
+    @property
+    def gap_in_last(self) -> int:
+        """How many rows of the piece that has the last step are none."""
+        behind = self.last if self.reverse else self.count - 1 - self.last
+        return self.gap - behind * self.rows
 
     def valid(self) -> Any:
         """Return which rows are steps."""
@@ -224,14 +231,9 @@ class Timed:
 def joined(parts: Sequence[Any], axis: int = 0) -> Any:
     """Return arrays behind one another along an axis."""
     parts = [jnp.moveaxis(jnp.asarray(part), axis, 0) for part in parts]
-    total, start = sum(map(len, parts)), 0
-    dtype = jnp.result_type(*parts)
-    found: Any = None
-    for part in parts:
-        wide = _padded(part.astype(dtype), start, total - start - len(part))
-        rows = _column(jnp.arange(total) < start, wide.ndim)
-        found = wide if found is None else jnp.where(rows, found, wide)
-        start += len(part)
+    found = jnp.zeros((sum(map(len, parts)), *parts[0].shape[1:]), jnp.result_type(*parts))
+    for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
+        found = written(found, part, start, True)
     return jnp.moveaxis(found, 0, axis)
 
 
