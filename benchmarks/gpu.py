@@ -34,8 +34,7 @@ from benchmarks.gpu_results import (
     print_checks,
     print_timings,
 )
-from scanlib.backends.cuda.compiler import NoCompilerError, find_compiler
-from scanlib.backends.cuda.driver import Driver, DriverError
+from scanlib.backends.cuda.nvidia import Driver, DriverError, NoCompilerError, find_compiler
 
 BUDGET = 450  # seconds
 

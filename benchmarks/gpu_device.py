@@ -10,8 +10,8 @@ import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode
 
-from scanlib.backends.cuda.driver import PROCESSORS, Driver
 from scanlib.backends.cuda.launch import Call, KernelLoop, launch
+from scanlib.backends.cuda.nvidia import PROCESSORS, Driver
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.ops import execution
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan

@@ -42,6 +42,7 @@ def shard(
         same bits on any number of them. Summaries of all tiles are exchanged.
     in_turn : bool, optional
         Let devices wait for one another in loops whose steps do not compose, instead of an error.
+        Each walks its piece again until the state that it starts from has come through.
 
     Returns
     -------

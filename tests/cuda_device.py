@@ -20,8 +20,8 @@ from pytensor.compile.mode import Mode
 
 import scanlib
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda.driver import Driver
 from scanlib.backends.cuda.launch import KernelLoop, Kernels
+from scanlib.backends.cuda.nvidia import Driver
 from scanlib.backends.cuda.printer import LoopWriter
 from scanlib.backends.cuda.schedule import SLOTS, Schedule, choose
 from scanlib.ops import execution

@@ -119,6 +119,8 @@ def around(T):
         h[-1] - h[0],
         pt.cumsum(y),
         x.T @ h,
+        scan(lambda y, h: 0.5 * h + y, y[::-1], pt.constant(0.0))[::-1],
+        pt.set_subtensor(y[1:4], h[-3:]),
     ]
     cost = (h**2).sum() + moving.sum() + lagged[3]
     data = rng.normal(size=(T, 4)), rng.normal(size=4)

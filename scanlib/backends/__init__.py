@@ -8,5 +8,5 @@ from scanlib.backends import jax_hook, torch_hook  # noqa: F401
 from scanlib.ops.execution import register_loader
 
 register_loader(partial(import_module, "scanlib.backends.numba"))
-for name in ("thunks", "around_loops"):  # the C linker's
+for name in ("thunks", "clusters"):  # the C linker's
     register_loader(partial(import_module, f"scanlib.backends.handler.{name}"))

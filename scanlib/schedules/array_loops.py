@@ -293,16 +293,7 @@ class PrepareArrays(Checks[ArrayLoop]):
         steps = self.checked_steps()
         write_checks(self, self.values, loop.checks, steps > 0)
         capacity = self.capacity(steps)
-        n, m = loop.signature.n_states, loop.signature.n_states + loop.signature.n_carries
-        for number in range(len(loop.outputs)):
-            if number < n:
-                dims = self.state_dims(number, capacity)
-            elif number < m:
-                dims = self.carry_dims(number - n)
-            else:
-                dims = [capacity, *map(self.values.value, loop.rows[number - m])]
-            for axis, size in enumerate(dims):
-                self.out.write_word(words.outputs[number] + 1 + axis, size)
+        self.write_dims(capacity, lambda k: [self.values.value(size) for size in loop.rows[k]])
         space = self.space_bytes() + self.values.value(loop.workspace.end)
         self.out.write_word(words.workspace_size, space)
         turn = steps_of_a_turn(w, self.values.value(loop.work), LONGEST_TURN)

@@ -6,7 +6,7 @@ A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -372,19 +372,20 @@ class Checks(TableReader[L]):
         self.out.write_word(self.words.capacity, capacity)
         return capacity
 
-    def state_dims(self, i: int, capacity: Value) -> list[Value]:
-        """Return the dimensions of a state's output."""
-        loop, output = self.loop, self.loop.outputs[i]
-        dims = [self.dim(loop.outer.initials[i], axis) for axis in range(output.type.ndim)]
-        dims[0] = self.w.constant(output.extra, INT64)
-        if output.grows:
-            dims[0] = capacity + output.extra
-        return dims
-
-    def carry_dims(self, i: int) -> list[Value]:
-        """Return the dimensions of a carry."""
-        name = self.loop.outer.carries[i]
-        return [self.dim(name, axis) for axis in range(self.loop.inputs[int(name[1:])].ndim)]
+    def write_dims(self, capacity: Value, row_sizes: Callable[[int], list[Value]]) -> None:
+        """Write the dimensions of all outputs; `row_sizes` gives those of a stacked one's rows."""
+        loop, m = self.loop, len(self.loop.outputs) - self.loop.signature.n_outputs
+        given = [*loop.outer.initials, *loop.outer.carries]
+        for number, output in enumerate(loop.outputs):
+            if number < m:
+                dims = [self.dim(given[number], axis) for axis in range(output.type.ndim)]
+            else:
+                dims = [capacity, *row_sizes(number - m)]
+            if number < loop.signature.n_states:
+                rows: Value = self.w.constant(output.extra, INT64)
+                dims[0] = capacity + output.extra if output.grows else rows
+            for axis, value in enumerate(dims):
+                self.out.write_word(self.words.outputs[number] + 1 + axis, value)
 
     def steps(self) -> Value:
         """Write the number of steps, and the checks that keep every read inside its array."""
@@ -435,9 +436,7 @@ class Prepare(Checks[ElemwiseLoop]):
     def kernel(self) -> Kernel:
         steps = self.checked_steps()
         sizes = self.sizes(steps)
-        capacity = self.capacity(steps)
-        for number, output in enumerate(self.loop.outputs):
-            self.write_dims(number, output, capacity, sizes)
+        self.write_dims(self.capacity(steps), lambda k: self.row_sizes(k, sizes))
         self.write_workspace()
         self.write_turn(sizes)
         self.write_parts(steps, sizes)
@@ -533,24 +532,12 @@ class Prepare(Checks[ElemwiseLoop]):
                 code = loop.failure("StepShapeError", message, 3)
                 w.fail(code, w.constant(0, INT64), own, size)
 
-    def write_dims(self, number: int, output: Output, capacity: Value, sizes: list[Value]) -> None:
-        """Write the dimensions of an output."""
-        loop, w = self.loop, self.w
-        n, m = loop.signature.n_states, loop.signature.n_states + loop.signature.n_carries
-        if number < n:
-            dims = self.state_dims(number, capacity)
-        elif number < m:
-            dims = self.carry_dims(number - n)
-        else:
-            (target,) = (
-                t for t in loop.plan.targets if t.kind == "output" and t.number == number - m
-            )
-            one = w.constant(1, INT64)
-            dims = [capacity]
-            for axis in target.axes:
-                dims.append(one if axis is None else sizes[loop.loops[id(target), axis]])
-        for axis, value in enumerate(dims):
-            self.out.write_word(self.words.outputs[number] + 1 + axis, value)
+    def row_sizes(self, k: int, sizes: list[Value]) -> list[Value]:
+        """Return the dimensions of the rows of a stacked output."""
+        loop, one = self.loop, self.w.constant(1, INT64)
+        (target,) = (t for t in loop.plan.targets if t.kind == "output" and t.number == k)
+        loops = [None if a is None else loop.loops[id(target), a] for a in target.axes]
+        return [one if number is None else sizes[number] for number in loops]
 
     def write_workspace(self) -> None:
         loop = self.loop

@@ -85,7 +85,7 @@ def test_a_trace_that_is_read_whole_is_stored_once():
 
 
 def test_inner_loops_are_lowered():
-    from scanlib.backends.numba.body import prepare_body
+    from scanlib.backends.numba.general_loop import prepare_body
 
     h, w = pt.dvector("h"), pt.dvector("w")
     cost = pt.sum(tanh_loop(10, h, w)[-1] ** 2)

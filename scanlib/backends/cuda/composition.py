@@ -40,15 +40,15 @@ class Composed:
     family : str
     inputs : list of Variable
         A copy of the body's inputs.
-    elements : list of (Variable or float)
-        What selects its function; a number where the recurrence leaves one out.
+    elements : list of Variable
+        What selects its function; a constant where the recurrence leaves one out.
     """
 
     part: int
     dtype: str
     family: str
     inputs: list[Variable]
-    elements: list[Variable | float]
+    elements: list[Variable]
 
     @property
     def formulas(self) -> Formulas:
@@ -111,7 +111,9 @@ def composed_recurrences(op: ElemwiseScan) -> list[Composed] | None:
         # What a recurrence leaves out changes nothing.
         given = (terms[0].coefficient, recurrence.constants[0])[-len(identity) :]
         pairs = zip(given, identity, strict=True)
-        elements = [otherwise if k is None else outputs[k] for k, otherwise in pairs]
+        elements = [
+            ps.constant(np.asarray(x, dtype)) if k is None else outputs[k] for k, x in pairs
+        ]
         found.append(Composed(recurrence.parts[0], dtype, family, inputs, elements))
     return found
 
@@ -153,16 +155,9 @@ class SummaryWriter:
         with self.loop.function("void lift(const Fixed &w, const Rows &x, Summary &f)") as code:
             results: list[Number] = []
             for one in self.composed:
-                needed = [v for v in one.elements if isinstance(v, Variable)]
-                self.loop.bind(code, one.inputs, needed)
-                code.scalars.emit(needed)
-                dtype = computed(one.dtype)
-                given = [
-                    code.scalars.number(v)
-                    if isinstance(v, Variable)
-                    else code.scalars.constant(np.asarray(v, dtype), dtype)
-                    for v in one.elements
-                ]
+                self.loop.bind(code, one.inputs, one.elements)
+                code.scalars.emit(one.elements)
+                given, dtype = code.numbers(one.elements), computed(one.dtype)
                 numbers = [code.scalars.number_as(number, dtype) for number in given]
                 zero = code.writer.constant(0.0, parts(numbers[0])[0].type)
                 results += [*numbers, *[zero] * one.bounds]

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scanlib.backends.cuda.compiler import compile_kernels
-from scanlib.backends.cuda.driver import Driver
+from scanlib.backends.cuda.nvidia import Driver, compile_kernels
 from scanlib.backends.cuda.parameters import Parameters, contiguous
 from scanlib.backends.cuda.printer import KERNELS, LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
@@ -208,11 +207,10 @@ class KernelLoop:
             outputs.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
         if signature.has_stop:
             outputs.append(())
-        places = self.writer.places
-        if places is not None:
+        if self.writer.places:
             outputs.append((*sizes, 2))
-        read = {} if places is None else places.lengths
-        lengths_read = {name: given[array][axis] for name, (array, axis) in read.items()}
+        read = self.writer.lengths.items()
+        lengths_read = {name: given[array][axis] for name, (array, axis) in read}
         return Geometry(steps, sizes, outputs, lengths_read)
 
     def _channels(self, given: dict[str, Shape], steps: int) -> Iterator[int]:
@@ -318,7 +316,8 @@ class KernelLoop:
                 kept, carried = self.writer.totals[array.name], array.name[0] == "c"
                 # Torch has no sums of unsigned integers.
                 wide = "int64" if np.dtype(array.dtype).kind == "u" else array.dtype
-                axes = (*[0][:carried], *range(1 + kept, 1 + layout.ndim))
+                axes = tuple(range(1 + kept, 1 + layout.ndim))
+                axes = (0, *axes) if carried else axes
                 terms = cast(terms, wide).sum(axes).reshape(shape)
                 if carried:
                     start = given[names.index(outer.carries[int(array.name[1:])])]
@@ -338,7 +337,7 @@ class KernelLoop:
             If a condition ended the loop too early.
         """
         signature = self.writer.signature
-        if self.writer.places is not None:
+        if self.writer.places:
             *results, wrong = results
             found = np.asarray(wrong.cpu() if hasattr(wrong, "cpu") else wrong).reshape(-1, 2)
             found = found[found[:, 0] >= 0]

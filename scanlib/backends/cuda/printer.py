@@ -25,13 +25,13 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 
 import numpy as np
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
-from scanlib.backends.cuda.computed_places import WRONG, PlaceWriter, positional
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalar_code import (
+    HALF,
     Code,
     ScalarUnit,
     Source,
@@ -39,11 +39,13 @@ from scanlib.backends.cuda.scalar_code import (
     item_type,
     memory_type,
 )
-from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.language import BOOL, INT64, Value, Writer
+from scanlib.kernels.scalars import NoKernelError, Number
+from scanlib.kernels.spans import Cell, load_number, parts
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import Item, has_positions, loaded
+from scanlib.ops.lowered.positions import Channel, Item, Position, has_positions, loaded
 
 DEPTH = 8  # of states whose past values are kept in registers
 KINDS = "biufc"
@@ -67,6 +69,8 @@ KERNELS = {
     },
 }
 Member = tuple[str, str, str]  # its name in a struct, its array, its row
+# For each channel, the first step with an index outside of its array, and the index.
+WRONG = "wrong"
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 # The dtypes in which a channel collects sums, wider than the items are.
 TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
@@ -87,6 +91,9 @@ class LoopWriter:
     totals : dict of str to int
         Results of which kernels write terms, with all axes of the channels and one of chunks or
         steps before them, and how many axes of these the result has: it sums over the others.
+    lengths : dict of str to tuple of str and int
+        Of arrays that are read at computed places: by the name of the kernel's number, the array
+        and its axis.
     threads, items : int
         Of a block that shares steps: its threads, and the steps of each at a time.
 
@@ -104,8 +111,14 @@ class LoopWriter:
         self.result = self.signature.split_body_outputs(self.graph.outputs)
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
         self._check_supported()
-        self.places = PlaceWriter(self) if has_positions(op.body.outputs) else None
-        single = self.signature.has_stop or self.places is not None
+        self.places = has_positions(op.body.outputs)
+        self.lengths: dict[str, tuple[str, int]] = {}
+        for node in self.graph.toposort():
+            if isinstance(node.op, Position):
+                array, lead, _ = self.plan.array_of(node.inputs[0])
+                axis = lead + node.op.axis
+                self.lengths[f"{array}_d{axis}"] = array, axis
+        single = self.signature.has_stop or self.places
         self.composed = None if single else composed_recurrences(op)
         self.source, self.unit = Source(), ScalarUnit()
         self.loaded = loaded(self.graph.outputs)
@@ -117,7 +130,7 @@ class LoopWriter:
             self.layout.ndim,
             *self._given(),
             [] if self.composed is None else ["summaries", "states", "flags"],
-            [] if self.places is None else list(self.places.lengths),
+            list(self.lengths),
         )
         self.arrays = {array.name: array for array in self.parameters.arrays}
         self.threads, self.items = self._block()
@@ -130,8 +143,7 @@ class LoopWriter:
         """Raise an error if the loop has no kernel."""
         own = {tap for taps in self.inner.taps for tap in taps} | set(self.inner.carries)
         read = any(
-            isinstance(node.op, Item) and node.inputs[0] in own
-            for node in positional(self.graph.outputs)
+            isinstance(node.op, Item) and node.inputs[0] in own for node in self.graph.toposort()
         )
         if read or not self.plan.has_same_channels():
             raise NoCCodeError("channels that need one another have no CUDA kernel")
@@ -153,12 +165,12 @@ class LoopWriter:
             if name[0] != "x":
                 outputs.append(self._written(Array(name, dtype, lead, axes)))
                 continue
-            if self.places is not None:  # axes that are not the channels' have strides as well
+            if self.places:  # axes that are not the channels' have strides as well
                 axes = tuple(k if axis is None else axis for k, axis in enumerate(axes, ndim))
             inputs.append(Array(name, dtype, lead, axes))
         if self.signature.has_stop:
             outputs.append(Array(TAKEN, "int64", 0, ()))
-        if self.places is not None:
+        if self.places:
             outputs.append(Array(WRONG, "int64", 0, tuple(range(ndim))))
         return sorted(inputs, key=lambda array: int(array.name[1:])), outputs
 
@@ -315,7 +327,7 @@ class LoopWriter:
         self.write_struct("Fixed", items, *(more if self.places else ()))
         with self.method("void fix(const Params &p, const scanlib_channel &l, Fixed &w)"):
             self.read_all("w", items)
-            if self.places is not None:
+            if self.places:
                 self.source.line("w.l = l; w.p = &p;")
 
     def write_rows(self) -> None:
@@ -324,7 +336,7 @@ class LoopWriter:
         self.write_struct("Rows", items, *([("int64_t", "t")] if self.places else ()))
         with self.method("void load(const scanlib_channel &l, int64_t t, Rows &x)"):
             self.read_all("x", items)
-            if self.places is not None:
+            if self.places:
                 self.source.line("x.t = t;")
 
     def write_results(self) -> None:
@@ -362,7 +374,7 @@ class LoopWriter:
         head = "const scanlib_channel &l, int64_t steps, State &s, bool write"
         with self.method(f"void start({head})"):
             self.read_all("s", given)
-            if self.places is not None:
+            if self.places:
                 line("s.step = s.wrong_index = 0;")
                 line("s.wrong_step = -1;")
             line("if (!write) return;")
@@ -413,13 +425,14 @@ class LoopWriter:
                 code.bind(variable, text)
 
     def write_step(self) -> None:
-        line, result, places = self.source.line, self.result, self.places
+        line, result = self.source.line, self.result
         head = "const Fixed &w, const Rows &x, State &s, Sums &sums, Results &y"
         with self.function(f"bool step({head})") as code:
             stop = [] if result.stop is None else [result.stop]
             outputs = [*result.states, *result.carries, *result.outputs, *stop]
             self.bind(code, self.graph.inputs, outputs)
-            code.scalars.emit(outputs, *([] if places is None else [places.bind(code)]))
+            places = PlaceWriter(self, code) if self.places else None
+            code.scalars.emit(outputs, *([places] if places else []))
             numbers = code.numbers(outputs)
             if stop:
                 numbers[-1] = code.scalars.truth(numbers[-1])
@@ -432,7 +445,7 @@ class LoopWriter:
             targets += [f"y.z{i} =" for i in range(len(result.outputs))]
             targets += ["const bool ends ="] * len(stop)
             if places is not None:
-                numbers += places.noted()
+                numbers += [own.value for own in places.wrong]
                 targets += ["s.wrong_step =", "s.wrong_index ="]
             code.write(self.source, numbers, targets)
             for i, k, _ in self.past():
@@ -443,6 +456,85 @@ class LoopWriter:
             if places is not None:
                 line("s.step++;")
             line(f"return {'ends' if stop else 'false'};")
+
+
+class PlaceWriter:
+    """Writes the operations of a step that read rows at computed places.
+
+    See `scanlib.ops.lowered.positions`. A thread reads any item of sequences and non-sequences,
+    which no thread writes, but of states those of its own channel only. An index outside of its
+    array is noted with its step, the first one of each channel, and the nearest item is read; the
+    linker raises the error, if it can raise one.
+    """
+
+    def __init__(self, loop: LoopWriter, code: Code) -> None:
+        self.loop, self.code, self.w = loop, code, code.writer
+        self.wrong = [Cell(self.w, self.number(f"s.wrong_{what}")) for what in ("step", "index")]
+
+    def __call__(self, node: Apply) -> bool:
+        """Write an operation and bind its result, if it is one of these."""
+        if isinstance(node.op, Channel):
+            found: Number = self.number(f"w.l.e[{node.op.axis}]")
+        elif isinstance(node.op, Position):
+            found = self.position(node, node.op)
+        elif isinstance(node.op, Item):
+            found = self.item(node, node.op)
+        else:
+            return False
+        self.code.scalars.bind(node.outputs[0], found)
+        return True
+
+    def number(self, text: str) -> Value:
+        return self.code.parameter(text, INT64)
+
+    def place(self, variable: Variable) -> Value:
+        (number,) = parts(self.code.scalars.number(variable))
+        return self.code.scalars.convert(number, "int64")
+
+    def position(self, node: Apply, op: Position) -> Value:
+        array, lead, _ = self.loop.plan.array_of(node.inputs[0])
+        w, size = self.w, self.number(f"w.p->{array}_d{lead + op.axis}")
+        given, (wrong_step, wrong_index) = self.place(node.inputs[1]), self.wrong
+        (step,) = parts(wrong_step.value)
+        place = w.select(given < 0, given + size, given)
+        outside = (place < 0) | (place >= size)
+        with w.when(outside & (step < 0)):
+            wrong_step.value, wrong_index.value = self.number("s.step"), given
+        nearest = w.select((place < 0) & size.differs(0), 0, size - 1)  # -1 if there is none
+        return w.select(outside, nearest, place)
+
+    def item(self, node: Apply, op: Item) -> Number:
+        row, *positions = node.inputs
+        array, _, axes = self.loop.plan.array_of(row)
+        w, given = self.w, map(self.place, positions)
+        offset: Value = w.constant(0, INT64)
+        if row in self.loop.inner.rows:
+            offset = self.number("x.t") * self.number(f"w.l.t[Params::{array}]")
+        exists: Value = w.constant(True, BOOL)
+        for k, place in enumerate(op.places):
+            if place == "at":
+                position, axis = next(given), self.loop.arrays[array].axes[k]
+                exists = exists & (position >= 0)
+                offset = offset + position * self.number(f"w.p->at[Params::{array}].e[{axis}]")
+            elif place != axes[k]:
+                raise NoCCodeError("an item of another channel has no CUDA kernel")
+        dtype = node.outputs[0].type.dtype
+        stored = "uint16" if dtype == HALF else dtype  # the bits
+        pointer = self.code.pointer(f"w.l.at[Params::{array}]")
+        found = Cell(w, self.code.scalars.constant(0, stored))
+        with w.when(exists):
+            found.value = load_number(w, stored, pointer, offset)
+        return widened(w, *parts(found.value)) if dtype == HALF else found.value
+
+
+def widened(w: Writer, bits: Value) -> Value:
+    """Return the number that the bits of one in half precision mean."""
+    wide = w.cast(bits, "uint32")
+    size, sign = (wide & 0x7FFF) << 13, (wide & 0x8000) << 16
+    number = w.bitcast(size, "float32") * 2.0**112  # the exponents' biases differ by 112
+    special = w.bitcast(size | 0x7F800000, "float32")  # infinity, or NaN
+    value = w.select(size >= 0x0F800000, special, number)
+    return w.bitcast(w.bitcast(value, "uint32") | sign, "float32")
 
 
 def _item_place(name: str, row: str) -> str:

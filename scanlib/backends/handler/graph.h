@@ -5,7 +5,7 @@
  */
 #include <vector>
 
-enum Kind { RUN, CALL, SUBTENSOR, SHUFFLE, SIZE, CHECK, COPY, ROWS };
+enum Kind { RUN, CALL, SUBTENSOR, SHUFFLE, SIZE, CHECK, ROWS };
 enum End { NO_END, NUMBER, REGISTER }; /* of a slice */
 
 struct Instruction {
@@ -213,11 +213,6 @@ static bool run_one(const Instruction &own, PyObject **registers) {
     case SIZE: result = size_of(own, registers); break;
     case CHECK: result = check(own, registers); break;
     case ROWS: result = rows(own, registers); break;
-    case COPY: {
-      PyArrayObject *array = as_array(registers[own.inputs[0]]);
-      if (array) result = PyArray_NewCopy(array, NPY_KEEPORDER);
-      Py_XDECREF(array);
-    }
   }
   registers[own.outputs[0]] = result;
   return result != NULL;

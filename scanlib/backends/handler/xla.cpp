@@ -9,49 +9,30 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include "program.h"
+#include <map>
+#include <mutex>
+#include <string>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
 #include "xla.h"
 
-/* The table: lists by the hash of a key. Entries are added by Python, and stay. */
-struct Entry {
-  const scanlib_program *program;
-  const Entry *next;
-  size_t length;
-  char key[1];
-};
-
-enum { LISTS = 1024 };
-static const Entry *lists[LISTS];
+/* Loops by their keys. Entries are added by Python, and stay. */
+static std::map<std::string, const scanlib_program *> programs;
+static std::mutex guard;
 static unsigned long main_thread;
 
-static size_t list_of(const char *key, size_t length) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)key[i]) * 1099511628211ULL;
-  return hash % LISTS;
-}
-
 static const scanlib_program *find(const char *key, size_t length) {
-  const Entry *entry = __atomic_load_n(&lists[list_of(key, length)], __ATOMIC_ACQUIRE);
-  while (entry && (entry->length != length || memcmp(entry->key, key, length)))
-    entry = entry->next;
-  return entry ? entry->program : NULL;
+  std::lock_guard<std::mutex> lock(guard);
+  const auto found = programs.find(std::string(key, length));
+  return found == programs.end() ? NULL : found->second;
 }
 
 extern "C" void scanlib_set_main_thread(unsigned long thread) { main_thread = thread; }
 
-/* Makes a loop known; Python's lock is held. */
-extern "C" int scanlib_register(const char *key, const scanlib_program *program) {
-  const size_t length = strlen(key), list = list_of(key, length);
-  Entry *entry = (Entry *)malloc(sizeof *entry + length);
-  if (!entry) return -1;
-  entry->program = program;
-  entry->length = length;
-  entry->next = lists[list];
-  memcpy(entry->key, key, length + 1);
-  __atomic_store_n(&lists[list], entry, __ATOMIC_RELEASE);
-  return 0;
+extern "C" void scanlib_register(const char *key, const scanlib_program *program) {
+  std::lock_guard<std::mutex> lock(guard);
+  programs[key] = program;
 }
 
 /* Returns the error of a kernel that ended with a code: the text is Python's. */

@@ -8,12 +8,10 @@ import jax
 
 from scanlib.backends.jax import (
     associative,
-    checks,
     compiled_loops,
     graph_functions,
     linear,
     row_ops,
-    segments,
 )
 
 
@@ -24,11 +22,9 @@ def combines_in_trees() -> bool:
 
 __all__ = [
     "associative",
-    "checks",
     "combines_in_trees",
     "compiled_loops",
     "graph_functions",
     "linear",
     "row_ops",
-    "segments",
 ]

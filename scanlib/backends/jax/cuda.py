@@ -21,10 +21,14 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError, compile_kernels
-from scanlib.backends.cuda.driver import LIBRARY
 from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
 from scanlib.backends.cuda.linear import check_linear, linear_kernels
+from scanlib.backends.cuda.nvidia import (
+    LIBRARY,
+    KernelCompileError,
+    NoCompilerError,
+    compile_kernels,
+)
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
@@ -100,7 +104,12 @@ def _are_ready(kernels: KernelLoop | Kernels) -> bool:
     device = cuda_device()
     if device is None:  # a program for a device that is not here can be lowered all the same
         return True
-    if load_handler() is None or not _compiles(kernels, device):
+    if load_handler() is None:
+        return False
+    try:
+        _compiled(kernels, device)
+    except (NoCompilerError, KernelCompileError) as error:
+        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
         return False
     register(LIBRARY, "CUDA")
     return True
@@ -113,16 +122,6 @@ def cuda_device() -> Any:
         return jax.devices("cuda")[0]
     except RuntimeError:
         return None
-
-
-def _compiles(kernels: KernelLoop | Kernels, device: Any) -> bool:
-    """Whether the kernels compile for a device."""
-    try:
-        _compiled(kernels, device)
-    except (NoCompilerError, KernelCompileError) as error:
-        warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
-        return False
-    return True
 
 
 def _compiled(kernels: KernelLoop | Kernels, device: Any) -> bytes:

@@ -11,9 +11,7 @@ be cut there. It cannot be told from other axes, but where types say how long an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -70,22 +68,3 @@ def check_whole(title: str, sequences: Iterable[tuple[Variable, Any]]) -> None:
                 f"{', '.join(map(repr, axes))}: every device would start from the initial state. "
                 "Cut channels or the batch there, not time"
             )
-
-
-# The axes of a mesh that are XLA's in a `jax.shard_map` over time, by the sizes that they cut.
-_channels: ContextVar[dict[int, tuple[str, ...]] | None] = ContextVar("channels", default=None)
-
-
-@contextmanager
-def cut_channels(sizes: dict[int, tuple[str, ...]]) -> Iterator[None]:
-    """Have loops cut along the other axes of a mesh, where their channels have such a size."""
-    token = _channels.set(sizes)
-    try:
-        yield
-    finally:
-        _channels.reset(token)
-
-
-def channels_to_cut() -> dict[int, tuple[str, ...]]:
-    """Return along which axes of the mesh channels of a size are cut."""
-    return _channels.get() or {}

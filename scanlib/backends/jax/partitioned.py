@@ -3,8 +3,8 @@
 XLA does not see into a compiled call. Left alone it gathers what the call reads, and every device
 runs the whole loop. Here each call says which of its axes it may be cut along: channels and
 batches, which no step mixes. Time is not among them. A sum over channels is added up afterwards.
-Under meshes whose axes are explicit (`jax.sharding.AxisType.Explicit`), the same facts say what
-each device runs inside of a `jax.shard_map`.
+Under meshes whose axes are explicit (`jax.sharding.AxisType.Explicit`), the same facts say how
+results are cut.
 
 A *factor* names an axis of the loop; arrays that have an axis of the same factor are cut alike.
 The rule is written in the notation of Shardy, XLA's partitioner: https://openxla.org/shardy.
@@ -25,13 +25,13 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph, thaw_graph
-from scanlib.backends.jax.mesh_axes import channels_to_cut, cut_channels
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.lowered.positions import has_positions
@@ -203,46 +203,18 @@ def _some(factors: Factors) -> bool:
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:
-    """Return a function that runs in `jax.shard_map` where XLA would not cut it.
+    """Return a function that leaves to XLA how it is cut, where axes of the mesh are explicit.
 
-    That is where inputs are cut along explicit axes, and where `cut_channels` says so. The
-    results are cut as the inputs are; what must be whole is gathered.
+    The results are cut as the inputs are.
     """
-    if factors is None or not hasattr(jax, "shard_map"):
-        return function
     types = [jax.typeof(value) for value in inputs]
     mesh = next((t.sharding.mesh for t in types if _explicit(t)), None)
-    shapes = [t.shape for t in types]
-    options: dict[str, Any] = {}
-    if mesh is not None:
-        specs = [t.sharding.spec for t in types]
-    elif channels_to_cut():
-        mesh = jax.sharding.get_abstract_mesh()
-        specs = [[channels_to_cut().get(size) for size in shape] for shape in shapes]
-    else:
+    if factors is None or mesh is None:
         return function
+    shapes, specs = [t.shape for t in types], [t.sharding.spec for t in types]
     found = factors.places(shapes, specs, dict(mesh.shape))
-    given, wanted = (factors.specs(found, a) for a in (factors.inputs, factors.outputs))
-    if channels_to_cut():
-        if not found:
-            return function
-        options = {"axis_names": {n for names in found.values() for n in names}, "check_vma": False}
-        inner = factors.local(function, found)
-
-        def whole(*values: Any) -> list[Any]:
-            with cut_channels({}):
-                return inner(*values)
-
-        return jax.shard_map(whole, mesh=mesh, in_specs=tuple(given), out_specs=wanted, **options)
-    run = jax.shard_map(
-        factors.local(function, found), mesh=mesh, in_specs=tuple(given), out_specs=wanted
-    )
-
-    def on_parts(*values: Any) -> list[Any]:
-        pairs = zip(values, given, strict=True)
-        return run(*(jax.sharding.reshard(v, NamedSharding(mesh, spec)) for v, spec in pairs))
-
-    return on_parts
+    wanted = [NamedSharding(mesh, spec) for spec in factors.specs(found, factors.outputs)]
+    return jax.sharding.auto_axes(lambda *v: list(function(*v)), out_sharding=wanted)
 
 
 def _explicit(kind: Any) -> bool:
@@ -282,21 +254,14 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
     signature, graph = node.op.signature, thaw_graph(node.op.body)
     outer = signature.split_inputs(factors.inputs[:count])
     inner = signature.split_body_inputs(graph.inputs)
-    rows = [*zip(inner.rows, outer.sequences, strict=True)]
-    for taps, axes in zip(inner.taps, outer.initials, strict=True):
-        rows += [(tap, axes) for tap in taps]
-    known = {variable: any_size(variable, axes[1:]) for variable, axes in rows}
-    for variables, kinds in (
-        (inner.carries, outer.carries),
-        (inner.non_sequences, outer.non_sequences),
-    ):
-        known |= {v: any_size(v, axes) for v, axes in zip(variables, kinds, strict=True)}
+    rows = [axes[1:] for axes in outer.sequences]
+    taps = [axes[1:] for axes, tap in zip(outer.initials, inner.taps, strict=True) for _ in tap]
+    axes = [*rows, *taps, *outer.carries, *outer.non_sequences]
+    free = list(map(any_size, graph.inputs, axes))
+    changed = dict(zip(graph.inputs, free, strict=True))
     try:
-        for step in graph.toposort():
-            given = [known.get(variable, variable) for variable in step.inputs]
-            known.update(zip(step.outputs, step.op.make_node(*given).outputs, strict=True))
-        results = [known.get(variable, variable) for variable in graph.outputs]
-        body = freeze_graph([known[variable] for variable in graph.inputs], results)
+        results = clone_replace(graph.outputs, changed, rebuild_strict=False)
+        body = freeze_graph(free, results)
         return Scan(signature, body, name=node.op.name, labels=node.op.labels).make_node(*inputs)
     except Exception:  # an operation that knows its sizes: the loop stays whole
         return False
@@ -347,7 +312,7 @@ def _step_factors(op: Scan, extra: int) -> Factors:
             join(a, axis, b, axis)
 
     for node in op.body.toposort():
-        for a, i, b, j in _axes_kept(node):
+        for a, i, b, j in axes_kept(node):
             join(a, i, b, j)
     for taps, value in zip(inner.taps, result.states, strict=True):
         for tap in taps:
@@ -374,7 +339,7 @@ def _step_factors(op: Scan, extra: int) -> Factors:
     return Factors((*inputs, *[(None,)] * extra), tuple(outputs), ())
 
 
-def _axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int]]:
+def axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int]]:
     """Yield which axes of an operation's arrays are worked on side by side, and None for those
     that are not."""
     arrays = [v for v in node.inputs if isinstance(v.type, TensorType)]
@@ -390,8 +355,9 @@ def _axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, in
         summed = range(arrays[0].type.ndim) if op.axis is None else op.axis
         left = [axis for axis in range(arrays[0].type.ndim) if axis not in summed]
         kept = [(arrays[0], axis, k) for k, axis in enumerate(left)]
-    elif isinstance(op, Dot) and arrays[0].type.ndim == 2:
-        kept = [(arrays[0], 0, 0)]
+    elif isinstance(op, Dot):
+        pairs = zip(arrays, (0, 1), (0, out.type.ndim - 1), strict=True)
+        kept = [(v, i, k) for v, i, k in pairs if v.type.ndim == 2]
     elif isinstance(op, Blockwise):
         for variable in node.inputs:
             ones = enumerate(variable.type.broadcastable[: op.batch_ndim(node)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from scanlib._compat.jax import (
     Primitive,
@@ -58,9 +59,20 @@ def on_platforms(
 
     @run.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(portable, primals, tangents)
+        return jax.tree.map(_batch_first, jax.jvp(portable, primals, tangents))
 
     return run
+
+
+def _batch_first(value: Any) -> Any:
+    """Return a value as it is, under `jax.vmap` with the batch first.
+
+    JAX has the results of a function in `jax.custom_jvp` where the batch of its values is, those
+    that come with tangents too; `_batch` has it first.
+    """
+    if value.dtype == jax.dtypes.float0:
+        return value
+    return lax.reshape(lax.reshape(value, (1, *value.shape)), value.shape)
 
 
 def _bind(

@@ -1,4 +1,4 @@
-"""Small Ops under JAX: where recurrences start, and rows of zeros behind others."""
+"""Small Ops under JAX: where recurrences start, rows that are cut, padded and checked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
+from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows
 from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.row_ops.triangular import TriangularFactor
 
@@ -78,3 +82,70 @@ def funcify_triangular_factor(op: TriangularFactor, **kwargs: Any) -> Callable[.
     if op.pivoting:
         raise NotImplementedError(f"{op}: JAX has no pivoting here")
     return lambda x: jnp.linalg.qr(x, mode="r")
+
+
+def _known(*values: Any) -> list[int]:
+    """Return sizes of segments, which JAX must know when it compiles."""
+    found = [static_int(value) for value in values]
+    if None in found:
+        raise UnknownLengthError(
+            "JAX needs to know the number of steps of a checkpointed loop when it compiles, but "
+            "the function computes it; pass n_steps as an input or a constant"
+        )
+    return [value for value in found if value is not None]
+
+
+@jax_funcify.register(SplitRows)
+def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the first rows of an array, cut into segments."""
+
+    def split_rows(value: Any, count: Any, length: Any) -> Any:
+        n, size = _known(count, length)
+        if n * size > len(value):
+            raise SequenceLengthError(
+                f"a sequence has {len(value)} rows, but the loop takes {n * size} steps or more"
+            )
+        return jnp.reshape(value[: n * size], (n, size, *value.shape[1:]))
+
+    return split_rows
+
+
+@jax_funcify.register(MergeRows)
+def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return segments of rows, one above the other."""
+    return lambda value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
+
+
+@jax_funcify.register(CheckedPlaces)
+def funcify_checked_places(op: CheckedPlaces, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return a function that checks nothing: compiled code raises no errors."""
+
+    def checked_places(places: Any, *conditions: Any) -> Any:
+        return places
+
+    return checked_places
+
+
+@jax_funcify.register(CheckedRows)
+def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that compares numbers of rows and of steps."""
+
+    def checked_rows(rows: Any, steps: Any) -> Any:
+        known = static_int(steps)
+        if known is not None and len(rows) != known:
+            raise SequenceLengthError(op.message, len(rows), known)
+        return rows
+
+    return checked_rows
+
+
+@jax_funcify.register(CheckedConvergence)
+def funcify_checked_convergence(
+    op: CheckedConvergence, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return the function that has NaN say that iterations have not converged."""
+
+    def checked_convergence(rows: Any, failed: Any, *numbers: Any) -> Any:
+        return jnp.where(failed, jnp.nan, rows)
+
+    return checked_convergence

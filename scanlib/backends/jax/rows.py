@@ -299,7 +299,7 @@ def _inc_subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     if not arrays and _unknown_axis([own, *others]) is None:
         if forwards and len(node.op.idx_list) == 1:
             return _updated(node, jnp.asarray(target), values, own)
-        return plain(*inputs)
+        return plain(jnp.asarray(target), *inputs[1:])
     is_row = not isinstance(own, slice) and not isinstance(values, Bounded)
     rank = np.ndim(target) - len(others) + _kept(others)
     of_rows = not isinstance(values, Bounded) or values.ndim == rank

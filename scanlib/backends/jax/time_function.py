@@ -1,9 +1,9 @@
 """Functions whose arrays are cut over a mesh of devices, along time as well.
 
-The graph of a function, after the rewrites of PyTensor's JAX mode, is walked inside of a
-`jax.shard_map` over the axis of the mesh that carries time: loops by `time_loops`, what stands
-around them by `time_ops`. The other axes of the mesh are XLA's; `partitioned` says how loops are
-cut along them.
+The graph of a function, after the rewrites of PyTensor's JAX mode, is walked with arrays of which
+JAX is told how they are cut: loops by `time_loops`, what stands around them by `time_ops`. XLA
+partitions what comes of it; `partitioned` says how loops are cut along their channels, and along
+pieces of time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,15 +22,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pytensor.compile.executor import Function
 from pytensor.graph.basic import Apply, Constant, Variable
 
-from scanlib.backends.jax.mesh_axes import cut_channels
-from scanlib.backends.jax.time_loops import Spread, plain, run_loop, title
+from scanlib.backends.jax.time_loops import Spread, check_few, run_loop
 from scanlib.backends.jax.time_ops import plain_function, run_op
-from scanlib.backends.jax.time_pieces import FEW, TILES, Grid, Timed, TimeShardingError
+from scanlib.backends.jax.time_pieces import Cut, Timed
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
-EXPLICIT = AxisType.Explicit
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 
 
@@ -71,8 +70,7 @@ class ShardedFunction:
                 "in_specs: one jax.sharding.PartitionSpec for each"
             )
         self.functions: dict[Apply, Any] = {}
-        self.made: dict[Any, tuple[list[Any], Any]] = {}
-        self.kinds: list[Any] = []  # for each output its axis and length, None without time
+        self.made: dict[Any, Any] = {}
 
     def __call__(self, *values: Any) -> Any:
         """Return the outputs; those that have a time axis keep it cut where lengths divide."""
@@ -83,57 +81,17 @@ class ShardedFunction:
             jnp.asarray(value, jax.dtypes.canonicalize_dtype(variable.type.dtype))
             for value, variable in zip(values, self.graph.inputs, strict=False)
         ]
-        axes = [self._time_axis(spec) for spec in self.in_specs]
-        grid = self._grid(mesh, arrays, axes)
-        capacity = grid.rows * grid.pieces
-        names = dict(mesh.shape)
-        channels: dict[int, tuple[str, ...]] = {}
-        given, lengths = [], []
-        for array, axis, spec in zip(arrays, axes, self.in_specs, strict=True):
-            lengths.append(None if axis is None else array.shape[axis])
-            if axis is not None and array.shape[axis] != capacity:
-                pad = [(0, 0)] * array.ndim
-                pad[axis] = (0, capacity - array.shape[axis])
-                array = jnp.pad(array, pad, mode="edge")
-            for size, entry in zip(array.shape, spec, strict=False):
-                if entry not in (None, self.time):
-                    channels[size] = (entry,) if isinstance(entry, str) else tuple(entry)
-            given.append(self._placed(array, axis, spec, mesh))
-        key = (grid, tuple((a.shape, str(a.dtype)) for a in arrays), tuple(names.items()))
-
-        def pieces(*local: Any, kinds: list[Any] | None = None) -> Any:
-            with cut_channels(channels):
-                return self._on_pieces(grid, axes, lengths, local, kinds)
-
-        def cut(out_specs: Any, **options: Any) -> Any:
-            return jax.shard_map(
-                lambda *local: pieces(*local, **options),
-                mesh=mesh,
-                in_specs=tuple(PartitionSpec() if a is None else _at(self.time, a) for a in axes),
-                out_specs=out_specs,
-                axis_names={self.time},
-                check_vma=False,
-            )
-
+        shardings = None
+        if AxisType.Explicit in mesh.axis_types:
+            pairs = zip(arrays, self.in_specs, strict=True)
+            shardings = [NamedSharding(mesh, self._explicit(mesh, *pair)) for pair in pairs]
+            arrays = list(map(jax.sharding.reshard, arrays, shardings))
+        key = (mesh, tuple((a.shape, str(a.dtype)) for a in arrays))
         if key not in self.made:
-            kinds: list[Any] = []
-            jax.eval_shape(cut(PartitionSpec(), kinds=kinds), *given)
-            self.kinds = kinds
-            specs = [PartitionSpec() if k is None else _at(self.time, k[0]) for k in kinds]
-            self.made[key] = kinds, jax.jit(cut(specs))
-        kinds, run = self.made[key]
-        self.kinds = kinds
-        results = run(*given)
-        found = []
-        for value, kind in zip(results, kinds, strict=True):
-            if kind is not None and kind[1] != value.shape[kind[0]]:
-                # JAX has no arrays of uneven pieces: every device gets the rows.
-                if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[self.time] == EXPLICIT:
-                    value = jax.sharding.reshard(value, NamedSharding(mesh, PartitionSpec()))
-                value = lax.slice_in_dim(value, 0, kind[1], axis=kind[0])
-            found.append(value)
+            self.made[key] = jax.jit(self._cut(mesh, arrays), in_shardings=shardings)
+        results = self.made[key](*arrays)
         unpacked = self.function.unpack_single
-        return found[0] if unpacked and len(found) == 1 else tuple(found)
+        return results[0] if unpacked and len(results) == 1 else tuple(results)
 
     def describe(self) -> str:
         """Return how each loop was spread at the last call, one line for each."""
@@ -157,9 +115,7 @@ class ShardedFunction:
             raise ValueError("scanlib.shard: pass mesh=, or call it under jax.set_mesh")
         named = [(self.time, "time")]
         for k, spec in enumerate(self.in_specs):
-            for entry in spec:
-                entries = (entry,) if isinstance(entry, str) else tuple(entry or ())
-                named += [(name, f"in_specs[{k}]") for name in entries]
+            named += [(name, f"in_specs[{k}]") for name in jax.tree.leaves(tuple(spec))]
         for name, where in named:
             if name not in mesh.axis_names:
                 raise ValueError(
@@ -175,17 +131,6 @@ class ShardedFunction:
             )
         return mesh
 
-    def _placed(self, array: Any, axis: int | None, spec: PartitionSpec, mesh: Any) -> Any:
-        """Return an argument, cut as it should be."""
-        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-        if kinds[self.time] == EXPLICIT:
-            own = PartitionSpec() if axis is None else _at(self.time, axis)
-            array = jax.sharding.reshard(array, NamedSharding(mesh, own))
-            spec = PartitionSpec(*(None if entry == self.time else entry for entry in spec))
-        if all(entry is None for entry in spec):
-            return array
-        return lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
-
     def _time_axis(self, spec: PartitionSpec) -> int | None:
         for axis, entry in enumerate(spec):
             if entry == self.time:
@@ -196,74 +141,65 @@ class ShardedFunction:
                 )
         return None
 
-    def _grid(self, mesh: Any, arrays: list[Any], axes: list[int | None]) -> Grid:
-        lengths = [a.shape[k] for a, k in zip(arrays, axes, strict=True) if k is not None]
-        if not lengths:
+    def _explicit(self, mesh: Any, array: Any, spec: PartitionSpec) -> PartitionSpec:
+        """Return how an argument is cut along time, where that is explicit."""
+        axis = self._time_axis(spec)
+        if axis is None or array.shape[axis] % mesh.shape[self.time]:
+            return PartitionSpec()
+        return _at(self.time, axis)
+
+    # What JAX traces
+
+    def _cut(self, mesh: Any, arrays: list[Any]) -> Any:
+        """Return the function for a mesh and arrays of these shapes."""
+        auto = mesh
+        if AxisType.Explicit in mesh.axis_types:
+            abstract = getattr(mesh, "abstract_mesh", mesh)
+            auto = abstract.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        cut = Cut(auto, self.time, self.tile)
+        axes = [self._time_axis(spec) for spec in self.in_specs]
+        if all(axis is None for axis in axes):
             raise ValueError(f"scanlib.shard: no entry of in_specs has the axis {self.time!r}")
-        total, devices = max(lengths), mesh.shape[self.time]
-        if self.tile is None:
-            return Grid(self.time, devices, None, max(-(-total // devices), 1), total)
-        tiles = max(-(-total // (self.tile * devices)), 1)
-        return Grid(self.time, devices, tiles, self.tile, total)
 
-    # On each device
-
-    def _on_pieces(
-        self, grid: Grid, axes: Any, lengths: Any, local: Any, kinds: list[Any] | None
-    ) -> Any:
-        rows = [
-            value if axis is None else jnp.moveaxis(value, axis, 0)
-            for value, axis in zip(local, axes, strict=True)
-        ]
+        specs: list[PartitionSpec] = []
 
         def run(*values: Any) -> list[Any]:
-            inputs = [
-                value if axis is None else Timed(grid, value, 0, length, axis=axis)
-                for value, axis, length in zip(values, axes, lengths, strict=True)
-            ]
-            results = [self._finished(value) for value in self._walk(inputs)]
-            if kinds is not None:
-                kinds[:] = [(v.axis, v.length) if isinstance(v, Timed) else None for v in results]
-            return [v.local if isinstance(v, Timed) else v for v in results]
+            placed = map(partial(self._placed, cut), values, axes, self.in_specs)
+            results = self._walk(cut, list(placed))
+            found = []
+            specs.clear()
+            for value in results:
+                spec = PartitionSpec()
+                if isinstance(value, Timed) and value.length % cut.devices == 0:
+                    spec = _at(self.time, value.axis)
+                    value = cut.spread(value.whole(), value.axis)
+                specs.append(spec)
+                found.append(value.whole() if isinstance(value, Timed) else jnp.asarray(value))
+            return found
 
-        if grid.tiles is None:
-            found = run(*rows)
-        else:
-            cut = [
-                value if axis is None else value.reshape(grid.tiles, grid.rows, *value.shape[1:])
-                for value, axis in zip(rows, axes, strict=True)
-            ]
-            which = [None if axis is None else 0 for axis in axes]
-            out = 0 if kinds is not None else [None if k is None else 0 for k in self.kinds]
-            found = jax.vmap(run, tuple(which), out, axis_name=TILES)(*cut)
-        if kinds is not None:
-            return jnp.zeros(())
-        return [
-            value
-            if kind is None
-            else jnp.moveaxis(
-                value if grid.tiles is None else value.reshape(-1, *value.shape[2:]), 0, kind[0]
-            )
-            for value, kind in zip(found, self.kinds, strict=True)
-        ]
+        if AxisType.Explicit not in mesh.axis_types:
+            return run
 
-    def _finished(self, value: Any) -> Any:
-        """Return an output as it leaves a device."""
-        if not isinstance(value, Timed):
-            return jnp.asarray(value)
-        if value.flipped:
-            raise TimeShardingError(
-                "an output has its last row first, and its rows are cut over the axis "
-                f"{self.time!r}: turn it around afterwards"
-            )
-        if value.length > value.grid.total:
-            raise TimeShardingError(
-                f"an output has {value.length} rows, and {value.grid.total} rows are cut over the "
-                f"axis {self.time!r}: return its last {value.grid.total} rows"
-            )
-        return value.at(0)
+        def explicit(function: Any, out: Any) -> Any:
+            wanted = jax.tree.map(partial(NamedSharding, mesh), out)
+            return jax.sharding.auto_axes(function, axes=self.time, out_sharding=wanted)
 
-    def _walk(self, inputs: list[Any]) -> list[Any]:
+        # How outputs are cut is known when the function has been traced.
+        jax.eval_shape(explicit(lambda *v: run(*v) and jnp.zeros(()), PartitionSpec()), *arrays)
+        return explicit(run, list(specs))
+
+    def _placed(self, cut: Cut, value: Any, axis: int | None, spec: PartitionSpec) -> Any:
+        """Return an argument, cut as it should be."""
+        if axis is not None and value.shape[axis] % cut.devices:  # XLA alone cuts unevenly
+            length, pad = value.shape[axis], [(0, 0)] * value.ndim
+            pad[axis] = (0, -length % cut.devices)
+            wide = lax.with_sharding_constraint(jnp.pad(value, pad), NamedSharding(cut.mesh, spec))
+            return Timed(lax.slice_in_dim(wide, 0, length, axis=axis), axis)
+        if any(entry is not None for entry in spec):
+            value = lax.with_sharding_constraint(value, NamedSharding(cut.mesh, spec))
+        return value if axis is None else Timed(value, axis)
+
+    def _walk(self, cut: Cut, inputs: list[Any]) -> list[Any]:
         """Return the outputs of the graph, `Timed` ones and others."""
         self.loops = []
         values = dict(zip(self.graph.inputs, [*inputs, *self.stored[len(inputs) :]], strict=True))
@@ -272,34 +208,29 @@ class ShardedFunction:
             return variable.data if isinstance(variable, Constant) else values[variable]
 
         for node in self.order:
-            results = self._results(node, [value_of(v) for v in node.inputs])
+            results = self._results(node, [value_of(v) for v in node.inputs], cut)
             values.update(zip(node.outputs, results, strict=True))
         return [value_of(variable) for variable in self.graph.outputs]
 
-    def _results(self, node: Apply, given: list[Any]) -> list[Any]:
-        if not any(isinstance(value, Timed) for value in given):
-            if node not in self.functions:
-                self.functions[node] = plain_function(node)
-            known = not any(isinstance(value, jax.core.Tracer) for value in given)
-            small = all(getattr(out.type, "ndim", 0) <= 1 for out in node.outputs)
-            # Sizes and bounds of slices that are computed from numbers stay numbers.
-            with jax.ensure_compile_time_eval() if known and small else nullcontext():
-                return self.functions[node](*given)
-        if not isinstance(node.op, LOOPS):
-            return run_op(node, given)
-        if isinstance(node.op, LinearScan):
-            sequences = node.op.steps(node.op.parts(given)).sequences
-        else:
-            sequences = node.op.signature.split_inputs(given).sequences
-        if any(isinstance(value, Timed) for value in sequences):
-            return run_loop(node, given, self.in_turn, self.loops)
-        for value in given:
-            if isinstance(value, Timed) and value.length > FEW:
-                raise TimeShardingError(
-                    f"{title(node)}: an array of {value.length} rows is cut over the axis "
-                    f"{self.time!r}, and the loop reads it whole"
-                )
-        return plain_function(node)(*map(plain, given))
+    def _results(self, node: Apply, given: list[Any], cut: Cut) -> list[Any]:
+        if any(isinstance(value, Timed) for value in given):
+            if not isinstance(node.op, LOOPS):
+                return run_op(node, given, cut)
+            if isinstance(node.op, LinearScan):
+                sequences = node.op.steps(node.op.parts(given)).sequences
+            else:
+                sequences = node.op.signature.split_inputs(given).sequences
+            if any(isinstance(value, Timed) for value in sequences):
+                return run_loop(node, given, cut, self.in_turn, self.loops)
+            for k, value in enumerate(given):
+                check_few(node, f"input number {k} (counted from 0)", value, cut)
+        if node not in self.functions:
+            self.functions[node] = plain_function(node)
+        known = not any(isinstance(value, jax.core.Tracer | Timed) for value in given)
+        small = all(getattr(out.type, "ndim", 0) <= 1 for out in node.outputs)
+        # Sizes and bounds of slices that are computed from numbers stay numbers.
+        with jax.ensure_compile_time_eval() if known and small else nullcontext():
+            return self.functions[node](*given)
 
 
 def _at(name: str, axis: int) -> PartitionSpec:

@@ -1,30 +1,32 @@
-"""Arrays whose time axis is cut into pieces, one or several for each device of a mesh.
+"""Arrays whose time axis is cut over devices.
 
-A grid of `total` rows is cut into `pieces` pieces of `rows` rows; the last ones may be partly or
-wholly behind its end. Row `i` of an array lies on grid row ``origin + i``. Rows before the grid,
-such as the initial rows of a history, and behind it are few; every device has them:
+Nothing here runs on one device by itself: arrays are whole, and constraints tell XLA, which
+partitions the program, along which axis they are cut. It moves what slices, sums and items need: a
+few rows between neighbours, partial sums. What it would gather whole, joined arrays and cumulative
+sums, is written here by what it cuts: padding, selecting, and *pieces*.
 
-    head            local                      tail
-    i < -origin     0 ≤ origin + i < total     origin + i ≥ total
+The pieces of T rows are an axis of their own::
 
-So a slice of rows moves nothing, and arrays with different origins meet by moving as many rows as
-they are apart from one device to its neighbour (a *halo*). All functions here are called inside of
-`jax.shard_map`. With tiles, every device has several pieces, along an axis of `jax.vmap`.
+    rows (T, …)  →  pieces (P, R, …)    P · R ≥ T
+
+P is the number of devices, and the axis P is the one that is cut; or, with tiles, R is given, and
+each device has several. What is mapped over the pieces by `jax.vmap` runs on each device for its
+own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from scanlib.backends.jax.mesh_axes import varying
-
-TILES = "scanlib_tiles"  # the axis of `jax.vmap` along which a device has its tiles
-FEW = 4  # rows of an array that every device may have whole
+FREE = PartitionSpec.UNCONSTRAINED
 
 
 class TimeShardingError(ValueError):
@@ -32,300 +34,221 @@ class TimeShardingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Grid:
-    """How the time axis is cut.
+class Cut:
+    """Over which devices time is cut.
 
     Attributes
     ----------
+    mesh : AbstractMesh
+        Whose axes are `AxisType.Auto`.
     axis : str
-        The axis of the mesh.
-    devices : int
-        Their number along it.
-    tiles : int or None
-        How many pieces each device has; None for one, which is as long as it gets.
-    rows : int
-        The rows of a piece.
-    total : int
-        The rows of the grid.
+        The one that carries time.
+    tile : int or None
+        The rows of a piece; None for one piece on each device.
     """
 
+    mesh: Any
     axis: str
-    devices: int
-    tiles: int | None
-    rows: int
-    total: int
+    tile: int | None
 
     @property
-    def pieces(self) -> int:
-        return self.devices * (self.tiles or 1)
+    def devices(self) -> int:
+        return self.mesh.shape[self.axis]
 
-    def place(self) -> Any:
-        """Return the number of the piece."""
-        place = lax.axis_index(self.axis)
-        return place if self.tiles is None else place * self.tiles + lax.axis_index(TILES)
+    def placed(self, value: Any, axis: int, name: str | None) -> Any:
+        """Return an array whose axis is cut, or which all devices have whole along it."""
+        spec: list[Any] = [FREE] * value.ndim
+        spec[axis] = name
+        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, PartitionSpec(*spec)))
 
-    def row_numbers(self) -> Any:
-        """Return the grid rows of the piece."""
-        return self.place() * self.rows + jnp.arange(self.rows)
+    def spread(self, value: Any, axis: int = 0) -> Any:
+        """Return an array cut along an axis; as it is where the devices do not divide it."""
+        return value if value.shape[axis] % self.devices else self.placed(value, axis, self.axis)
 
-    def gather(self, value: Any) -> Any:
-        """Return a value of every piece, in order."""
-        if self.tiles is not None:
-            value = lax.all_gather(value, TILES)
-        value = lax.all_gather(value, self.axis)
-        return value if self.tiles is None else value.reshape(-1, *value.shape[2:])
+    def gathered(self, value: Any) -> Any:
+        """Return an array that all devices have whole along its first axis."""
+        return self.placed(value, 0, None)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The steps of a loop in pieces.
+
+    Rows that fill the last piece up stand behind all steps in the order of walking, so that no step
+    comes after them. They are like the last one.
+    """
+
+    cut: Cut
+    steps: int
+    reverse: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.cut.tile or max(-(-self.steps // self.cut.devices), 1)
+
+    @property
+    def count(self) -> int:
+        devices = self.cut.devices
+        return devices * max(-(-self.steps // (self.rows * devices)), 1)
+
+    @property
+    def gap(self) -> int:
+        """How many rows are none of the steps."""
+        return self.count * self.rows - self.steps
+
+    @property
+    def last(self) -> int:
+        """The number of the piece that has the last step."""
+        if self.reverse:
+            return min(self.gap // self.rows, self.count - 1)
+        return max(self.steps - 1, 0) // self.rows
+
+    @property
+    def gap_in_last(self) -> int:
+        """How many rows of the piece that has the last step are none."""
+        behind = self.last if self.reverse else self.count - 1 - self.last
+        return self.gap - behind * self.rows
+
+    def valid(self) -> Any:
+        """Return which rows are steps."""
+        numbers = jnp.arange(self.count * self.rows).reshape(self.count, self.rows)
+        return numbers >= self.gap if self.reverse else numbers < self.steps
+
+    def split(self, value: Any, filler: Any = None) -> Any:
+        """Return rows as pieces, filled up with a number, or with the row next to them."""
+        value = jnp.asarray(value)[: self.steps]
+        if self.gap:
+            places = (self.gap, 0) if self.reverse else (0, self.gap)
+            wide = _padded(value, *places)
+            if filler is None and self.steps:
+                filler = value[0] if self.reverse else value[-1]
+            if filler is not None:
+                wide = jnp.where(_column(self.valid().ravel(), wide.ndim), wide, filler)
+            value = wide
+        return self.cut.spread(value.reshape(self.count, self.rows, *value.shape[1:]))
+
+    def join(self, value: Any) -> Any:
+        """Return pieces as rows."""
+        value = self.cut.spread(value)
+        rows = value.reshape(self.count * self.rows, *value.shape[2:])
+        return rows[self.gap :] if self.reverse else rows[: self.steps]
+
+    def is_first(self, value: Any) -> Any:
+        """Return which of the pieces, along the first axis of an array, is walked first."""
+        first = jnp.arange(self.count) == (self.count - 1 if self.reverse else 0)
+        return _column(first, value.ndim)
+
+    def moved(self, value: Any, by: int = 1) -> Any:
+        """Return for each piece the value of one before it; zeros where there is none."""
+        by = min(by, self.count)
+        kept, places = (value[by:], (0, by)) if self.reverse else (value[:-by], (by, 0))
+        return self.cut.spread(_padded(kept, *places))
+
+    def fold(self, summaries: Any, start: Any, apply: Callable[[Any, Any], Any]) -> Any:
+        """Return the state before each piece, from the summaries of all and the first state."""
+        _, before = lax.scan(
+            lambda h, summary: (apply(summary, h), h), start, summaries, reverse=self.reverse
+        )
+        return jax.tree.map(self.cut.spread, before)
 
     def sum(self, value: Any) -> Any:
         """Return the sum of a value over all pieces; with tiles in a fixed order."""
-        if self.tiles is None:
-            return lax.psum(value, self.axis)
-        rows = lax.all_gather(value, TILES)
-        pad = [(0, 0)] * (rows.ndim - 1)
-        place = lax.axis_index(self.axis) * self.tiles
-        # Every device adds zeros to what the others have, so that the order is that of the rows.
-        whole = jnp.pad(jnp.zeros_like(rows), [(0, self.pieces - self.tiles), *pad])
-        whole = lax.psum(lax.dynamic_update_slice_in_dim(whole, rows, place, 0), self.axis)
-        start = jnp.zeros_like(whole[0])
-        return lax.scan(lambda total, row: (total + row, None), start, whole)[0]
+        if self.cut.tile is None:
+            return value.sum(axis=0)
+        value = self.cut.gathered(value)
+        return lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(value[0]), value)[0]
 
-    def hop(self, value: Any, count: int) -> Any:
-        """Return the value of the piece so many places before; zeros where there is none."""
-        if not count:
-            return value
-        if self.tiles is None:
-            pairs = [(k, k + count) for k in range(self.devices) if 0 <= k + count < self.devices]
-            return lax.ppermute(value, self.axis, pairs)
-        own = lax.all_gather(value, TILES)
-        devices, rest = divmod(count, self.tiles)  # from so many devices before, and one more
 
-        def from_device(k: int) -> Any:
-            pairs = [(d, d + k) for d in range(self.devices) if 0 <= d + k < self.devices]
-            return own if k == 0 else lax.ppermute(own, self.axis, pairs)
+def sum_rows(cut: Cut, value: Any) -> Any:
+    """Return the sum over the first axis, by tiles: in the same order on any number of devices.
 
-        near = from_device(devices)
-        both = jnp.concatenate([from_device(devices + 1), near]) if rest else near
-        place = lax.axis_index(TILES) + (self.tiles - rest if rest else 0)
-        return lax.dynamic_index_in_dim(both, place, keepdims=False)
+    XLA chooses another order for another number of tiles, and may fuse products with sums. So the
+    rows of a tile are added by halves.
+    """
+    pieces = Pieces(cut, len(value))
+    rows = lax.optimization_barrier(pieces.split(value, 0))
+    while rows.shape[1] > 1:
+        half = (rows.shape[1] + 1) // 2
+        first, second = rows[:, :half], rows[:, half:]
+        rows = first.at[:, : second.shape[1]].add(second)
+    return pieces.sum(rows[:, 0])
+
+
+def cumulated(cut: Cut, value: Any, total: Callable[..., Any], join: Any, neutral: int) -> Any:
+    """Return cumulative sums or products along the first axis."""
+    pieces = Pieces(cut, len(value))
+    local = total(pieces.split(value, neutral), axis=1)
+    ends = cut.gathered(local[:, -1])
+    before = pieces.fold(ends, jnp.full_like(ends[0], neutral), join)
+    return pieces.join(join(local, before[:, None]))
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An array whose axis `axis` is time; the pieces have it first.
+    """An array of which an axis is the time that is cut.
 
     Attributes
     ----------
-    grid : Grid
-    local : array of shape (rows, …)
-    origin, length : int
-    head, tail : array or None
-        The rows before and behind the grid.
+    rows : array
     axis : int
-    flipped : bool
-        Whether the array's first row is the last one of all this: nothing has been moved.
+    initial : array or None
+        Of the history of a state, the rows before the others, or behind them if `reverse`. Slices
+        of histories then move no more rows than they are apart.
+    reverse : bool
     """
 
-    grid: Grid
-    local: Any
-    origin: int
-    length: int
-    head: Any = None
-    tail: Any = None
+    rows: Any
     axis: int = 0
-    flipped: bool = False
-
-    @property
-    def ndim(self) -> int:
-        return self.local.ndim
+    initial: Any = None
+    reverse: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        others = self.local.shape[1:]
-        return (*others[: self.axis], self.length, *others[self.axis :])
+        count = 0 if self.initial is None else len(self.initial)
+        shape = list(self.rows.shape)
+        shape[self.axis] += count
+        return tuple(shape)
 
-    def before(self) -> int:
-        return max(0, -self.origin)
+    @property
+    def length(self) -> int:
+        return self.shape[self.axis]
 
-    def behind(self) -> int:
-        return max(0, self.origin + self.length - self.grid.total)
+    def whole(self) -> Any:
+        """Return the array."""
+        return self.rows if self.initial is None else self.sliced(0, self.length)
 
-    def turned(self) -> Timed:
-        """Return the array with its last row first."""
-        return replace(self, flipped=not self.flipped)
-
-    def inside(self) -> Any:
-        """Return which rows of the piece are rows of the array, None for all."""
-        grid, first, last = self.grid, max(self.origin, 0), self.origin + self.length
-        if first == 0 and last >= grid.pieces * grid.rows:
-            return None
-        numbers = grid.row_numbers()
-        return (numbers >= first) & (numbers < min(last, grid.total))
-
-    def masked(self, filler: Any) -> Any:
-        """Return the piece with another value where it is beside the array."""
-        inside = self.inside()
-        if inside is None:
-            return self.local
-        return jnp.where(_column(inside, self.ndim), self.local, filler)
-
-    def on_rows(self, function: Callable[[Any], Any], axis: int | None = None) -> Timed:
-        """Return what a function makes of the rows, each by itself."""
-        parts = (None if v is None else function(v) for v in (self.local, self.head, self.tail))
-        local, head, tail = parts
-        axis = self.axis if axis is None else axis
-        return replace(self, local=local, head=head, tail=tail, axis=axis)
-
-    def sliced(self, start: int, stop: int) -> Timed:
+    def sliced(self, start: int, stop: int) -> Any:
         """Return the rows from `start` to `stop`."""
-        stop = max(stop, start)
-        new = replace(self, origin=self.origin + start, length=stop - start)
-        first = self.length - self.behind()
-        tail = None if self.tail is None else self.tail[max(start - first, 0) : stop - first]
-        head = None if self.head is None else self.head[start:stop]
-        return replace(
-            new,
-            head=head if new.before() else None,
-            tail=tail if new.behind() else None,
-        )
-
-    def rows(self, start: int, stop: int) -> Any:
-        """Return a few rows, which every device then has."""
-        grid, parts = self.grid, []
-        first, last = self.before(), self.length - self.behind()
-        if start < first:
-            parts.append(self.head[start : min(stop, first)])
-        begin, end = max(start, first), min(stop, last)
-        if begin < end:
-            numbers = self.origin + jnp.arange(begin, end) - grid.place() * grid.rows
-            mine = (numbers >= 0) & (numbers < grid.rows)
-            found = jnp.take(self.local, jnp.clip(numbers, 0, grid.rows - 1), axis=0)
-            kind = jnp.int8 if found.dtype == bool else found.dtype
-            found = jnp.where(_column(mine, self.ndim), found, 0).astype(kind)
-            parts.append(grid.sum(found).astype(self.local.dtype))
-        if stop > last:
-            parts.append(self.tail[max(start - last, 0) : stop - last])
-        return jnp.concatenate(parts) if parts else jnp.zeros((0, *self.local.shape[1:]))
-
-    def at(self, origin: int) -> Timed:
-        """Return the array with another origin."""
-        if origin == self.origin:
-            return self
-        local = shifted(self.grid, self.local, origin - self.origin)
-        new = replace(self, local=local, origin=origin, head=None, tail=None)
-        before, behind = self.before(), self.behind()
-        head = self.rows(0, new.before()) if new.before() else None
-        tail = self.rows(self.length - new.behind(), self.length) if new.behind() else None
-        if before > new.before():
-            new = new.with_rows(self.head[new.before() :], origin + new.before())
-        if behind > new.behind():
-            new = new.with_rows(self.tail[: behind - new.behind()], origin + self.length - behind)
-        return replace(new, head=head, tail=tail)
-
-    def with_rows(self, values: Any, first: int) -> Timed:
-        """Return the array with other rows from grid row `first` on."""
-        numbers = self.grid.row_numbers() - first
-        found = jnp.take(values, jnp.clip(numbers, 0, len(values) - 1), axis=0)
-        here = _column((numbers >= 0) & (numbers < len(values)), self.ndim)
-        return replace(self, local=jnp.where(here, found, self.local))
+        stop = max(start, stop)
+        if self.initial is None:
+            return lax.slice_in_dim(self.rows, start, stop, axis=self.axis)
+        parts = [self.rows, self.initial] if self.reverse else [self.initial, self.rows]
+        second = len(parts[0])
+        found = [parts[0][start:stop], parts[1][max(start - second, 0) : max(stop - second, 0)]]
+        return joined([part for part in found if len(part)] or found[:1])
 
 
-def add_rows(grid: Grid, rows: Any) -> Any:
-    """Return the sum of the rows of a piece; of a tile by halves, in the same order on any device.
+def joined(parts: Sequence[Any], axis: int = 0) -> Any:
+    """Return arrays behind one another along an axis."""
+    parts = [jnp.moveaxis(jnp.asarray(part), axis, 0) for part in parts]
+    found = jnp.zeros((sum(map(len, parts)), *parts[0].shape[1:]), jnp.result_type(*parts))
+    for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
+        found = written(found, part, start, True)
+    return jnp.moveaxis(found, 0, axis)
 
-    XLA chooses another order for another number of tiles, and may fuse products with sums.
-    """
-    if grid.tiles is None:
-        return rows.sum(axis=0)
-    rows = lax.optimization_barrier(rows)
-    while len(rows) > 1:
-        half = (len(rows) + 1) // 2
-        first, second = rows[:half], rows[half:]
-        rows = first.at[: len(second)].add(second)
-    return rows[0]
+
+def written(whole: Any, part: Any, start: int, replaces: bool) -> Any:
+    """Return an array with other rows from `start` on, in their place or added."""
+    behind = len(whole) - start - len(part)
+    wide = _padded(part.astype(whole.dtype), start, behind)
+    numbers = jnp.arange(len(whole))
+    mask = _column((numbers >= start) & (numbers < start + len(part)), whole.ndim)
+    return jnp.where(mask, wide if replaces else whole + wide, whole)
+
+
+def _padded(value: Any, before: int, behind: int) -> Any:
+    return jnp.pad(value, [(before, behind)] + [(0, 0)] * (value.ndim - 1))
 
 
 def _column(mask: Any, ndim: int) -> Any:
     return mask.reshape(-1, *[1] * (ndim - 1))
-
-
-def shifted(grid: Grid, local: Any, by: int) -> Any:
-    """Return pieces whose rows lie so many grid rows later."""
-    count, rest = divmod(abs(by), grid.rows)
-    if by > 0:
-        near = grid.hop(local, count) if count or rest < grid.rows else local
-        far = grid.hop(local[grid.rows - rest :], count + 1)
-        return jnp.concatenate([far, near[: grid.rows - rest]]) if rest else near
-    near = grid.hop(local, -count)
-    far = grid.hop(local[:rest], -count - 1)
-    return jnp.concatenate([near[rest:], far]) if rest else near
-
-
-def split(grid: Grid, value: Any, origin: int = 0, axis: int = 0) -> Timed:
-    """Return an array that every device has whole, cut along time."""
-    rows = jnp.moveaxis(jnp.asarray(value), axis, 0)
-    length = len(rows)
-    numbers = jnp.clip(grid.row_numbers() - origin, 0, max(length - 1, 0))
-    start = grid.place() * grid.rows
-    if origin == 0 and length == grid.pieces * grid.rows:
-        local = lax.dynamic_slice_in_dim(varying(rows, start), start, grid.rows)
-    elif length:
-        local = jnp.take(rows, numbers, axis=0)
-    else:
-        local = jnp.zeros((grid.rows, *rows.shape[1:]), rows.dtype)
-    new = Timed(grid, local, origin, length, axis=axis)
-    head = rows[: new.before()] if new.before() else None
-    tail = rows[length - new.behind() :] if new.behind() else None
-    return replace(new, head=head, tail=tail)
-
-
-def together(values: Sequence[Any], axes: Sequence[int | None], origin: int | None = None) -> Any:
-    """Return arrays with one origin, those that every device has whole cut as well.
-
-    Parameters
-    ----------
-    values : sequence
-        Arrays, or `Timed` ones.
-    axes : sequence of int or None
-        Which axis of each runs along time. None for those that have none.
-    origin : int, optional
-    """
-    cut = [value for value in values if isinstance(value, Timed)]
-    if origin is None:
-        whole = [v.origin for v in cut if not v.before() and not v.behind()]
-        origins = whole or [v.origin for v in cut]
-        origin = max(origins, key=lambda o: (origins.count(o), -abs(o)))
-    found = []
-    for value, axis in zip(values, axes, strict=True):
-        if isinstance(value, Timed):
-            value = value.at(origin)
-        elif axis is not None:
-            value = split(cut[0].grid, value, origin, axis)
-        found.append(value)
-    return found
-
-
-def by_rows(function: Callable[..., Any], values: Sequence[Any], axis: int) -> list[Timed]:
-    """Return what a function of arrays makes of those with one origin, row by row.
-
-    Parameters
-    ----------
-    function : callable
-        Returns a list of arrays whose axis `axis` is time.
-    values : sequence
-        As `together` returns them: at least one is `Timed`.
-    """
-    first = next(value for value in values if isinstance(value, Timed))
-
-    def run(name: str) -> list[Any]:
-        given = [
-            jnp.moveaxis(getattr(value, name), 0, value.axis) if isinstance(value, Timed) else value
-            for value in values
-        ]
-        return [jnp.moveaxis(result, axis, 0) for result in function(*given)]
-
-    locals_ = run("local")
-    heads = run("head") if first.before() else [None] * len(locals_)
-    tails = run("tail") if first.behind() else [None] * len(locals_)
-    return [
-        replace(first, local=local, head=head, tail=tail, axis=axis)
-        for local, head, tail in zip(locals_, heads, tails, strict=True)
-    ]

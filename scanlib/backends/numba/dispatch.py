@@ -30,7 +30,7 @@ from pytensor.tensor.random.utils import custom_rng_deepcopy
 
 from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import NumbaError
-from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.instructions import LOOPS, graph_inside
 from scanlib.backends.handler.programs import program_of, program_of_node

@@ -7,7 +7,7 @@ PyTensor's function of its graph, in which nodes that have kernels are programs
 * Rows of sequences and histories are views. An untraced state has a ring of ``K + 1`` rows, so that
   a step never writes what it reads.
 * Carries start as copies, so that a step may overwrite the memory of those it owns (see
-  `body.prepare_body`); nothing returned shares memory with an input or another result. Python makes
+  `prepare_body`); nothing returned shares memory with an input or another result. Python makes
   these copies where it calls the loop.
 * A stacked output is allocated at the first step. With `until` (and forward in time) storage grows
   by doubling.
@@ -18,11 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import pytensor
+from pytensor.compile.aliasing import add_supervisor_to_fgraph
+from pytensor.compile.io import In
+from pytensor.compile.mode import NUMBA
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -34,20 +38,22 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.tensor.basic import ScalarFromTensor
 
+from scanlib._compat import thaw_graph
 from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
-from scanlib.backends.handler.around_loops import gather
+from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import library
-from scanlib.backends.numba.body import prepare_body
 from scanlib.backends.numba.callbacks import failing, poll
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.memory import as_array, new_array, row_view
 from scanlib.backends.numba.programs import call_program
 from scanlib.ops.errors import StepShapeError
+from scanlib.ops.execution import register_preparer
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import row_shape_graph
+from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.ops.scan import Scan
 from scanlib.source_keys import source_key
 
@@ -389,3 +395,76 @@ class LoopWriter:
 def sizes(name: str, first: int, count: int) -> list[str]:
     """Return the sizes of some axes of an array."""
     return [f"{name}.shape[{axis}]" for axis in range(first, first + count)]
+
+
+# The body of a loop, made ready for compilation
+
+
+@dataclass
+class PreparedBody:
+    """A rewritten body. `destroyed` holds the positions of carries whose value a step may
+    overwrite; the loop gives those a buffer of their own. The next values of those in `views` may
+    be views of what else a step reads, which the loop may overwrite later."""
+
+    fgraph: FunctionGraph
+    destroyed: set[int]
+    views: set[int]
+
+
+@register_preparer
+def prepare_body(op: Scan) -> PreparedBody:
+    """Rewrite a copy of the body with PyTensor's numba rewrites.
+
+    Nothing a step reads may be overwritten by it, except the value of a carry that nothing
+    else holds: the memory of such a carry is reused from step to step (accumulators, random
+    generators).
+    """
+    fgraph = thaw_graph(op.body)
+    inputs = op.signature.split_body_inputs(fgraph.inputs)
+    mutable = {inputs.carries[i] for i in range(op.signature.n_carries) if _owns_its_value(op, i)}
+    true_shapes.rewrite(fgraph)
+    specs = [In(inp, borrow=True, mutable=inp in mutable) for inp in fgraph.inputs]
+    add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
+    NUMBA.optimizer.rewrite(fgraph)
+    carries = op.signature.split_body_inputs(fgraph.inputs).carries
+    next_carries = op.signature.split_body_outputs(fgraph.outputs).carries
+    destroyed = set()
+    if hasattr(fgraph, "destroyers"):
+        destroyed = {i for i, carry in enumerate(carries) if fgraph.destroyers(carry)}
+    views = {
+        i
+        for i, (carry, value) in enumerate(zip(carries, next_carries, strict=True))
+        if not _is_fresh(value, carry)
+    }
+    return PreparedBody(fgraph, destroyed, views)
+
+
+def _owns_its_value(op: Scan, i: int) -> bool:
+    """Whether no other result of a step can share memory with the next value of carry `i`."""
+    outputs = op.signature.split_body_outputs(op.body.outputs)
+    mine = outputs.carries[i]
+    inner = op.signature.split_body_inputs(op.body.inputs).carries[i]
+    if is_tensor(mine) and mine.type.ndim == 0:
+        return False
+    if mine is inner or not _is_fresh(mine, inner):
+        return False
+    others = [out for out in op.body.outputs if out is not mine]
+    shared = sum(out is mine for out in op.body.outputs) > 1
+    return not shared and all({mine, inner}.isdisjoint(_viewed(out)) for out in others)
+
+
+def _is_fresh(variable: Variable, own: Variable) -> bool:
+    """Whether a value is made by the step, and is no view of anything but the carry itself."""
+    last = _viewed(variable)[-1]
+    return last.owner is not None or last is own
+
+
+def _viewed(variable: Variable) -> list[Variable]:
+    """Return a value, and what it is a view of, one after the other."""
+    found = [variable]
+    while (node := found[-1].owner) is not None:
+        viewed = node.op.view_map.get(node.outputs.index(found[-1]))
+        if not viewed:
+            break
+        found.append(node.inputs[viewed[0]])
+    return found

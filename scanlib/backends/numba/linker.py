@@ -31,8 +31,7 @@ from scanlib._compat.numba import (
     route_graphs,
 )
 from scanlib.backends.handler.functions import performed
-from scanlib.backends.handler.graph_runner import GraphRunner
-from scanlib.backends.handler.instructions import LOOPS, Instructions
+from scanlib.backends.handler.instructions import LOOPS, GraphRunner, Instructions
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import (
     compile_for_perform,

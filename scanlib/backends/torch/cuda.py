@@ -12,10 +12,15 @@ import numpy as np
 import torch
 from pytensor.configdefaults import config
 
-from scanlib.backends.cuda.compiler import KernelCompileError, NoCompilerError
-from scanlib.backends.cuda.driver import Driver, DriverError, find_driver
 from scanlib.backends.cuda.launch import Call, Geometry, KernelLoop, launch
 from scanlib.backends.cuda.linear import LinearKernels, linear_kernels
+from scanlib.backends.cuda.nvidia import (
+    Driver,
+    DriverError,
+    KernelCompileError,
+    NoCompilerError,
+    find_driver,
+)
 from scanlib.backends.torch.operator import Run, torch_dtype
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan

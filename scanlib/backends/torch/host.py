@@ -77,16 +77,20 @@ def to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(array.copy() if shared else array)
 
 
-def performed(node: Apply, perform: Perform) -> Run:
-    """Return what `perform` computes as a function of tensors on the CPU."""
+def performed(node: Apply, perform: Perform) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return what `perform` computes as a function of tensors on the CPU, and of generators."""
 
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values = [to_array(tensor) for tensor in inputs]
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        values = [x.value if isinstance(x, Held) else x for x in inputs]
+        values = [to_array(x) if isinstance(x, torch.Tensor) else x for x in values]
         storage: list[list[Any]] = [[None] for _ in node.outputs]
         perform(node, values, storage)
-        results: list[torch.Tensor] = []
-        for (value,) in storage:
-            results.append(to_tensor(value, [*values, *(r.numpy() for r in results)]))
+        arrays = [x for x in values if isinstance(x, np.ndarray)]
+        results: list[Any] = []
+        for out, (value,) in zip(node.outputs, storage, strict=True):
+            results.append(to_tensor(value, arrays) if is_numeric(out) else Held(value))
+            if is_numeric(out):
+                arrays.append(results[-1].numpy())
         return results
 
     return run
@@ -97,23 +101,15 @@ def beside_tensors(node: Apply, perform: Perform) -> Callable[..., Any]:
 
     Torch knows no operators of those, so that it runs between two graphs.
     """
+    run = performed(node, perform)
 
-    def run(*inputs: Any) -> Any:
+    def call(*inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        values = [x.value if isinstance(x, Held) else x for x in inputs]
-        values = [to_array(x) if isinstance(x, torch.Tensor) else x for x in values]
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        perform(node, values, storage)
         device = device_of(tensors) if tensors else torch.device("cpu")
-        results = tuple(
-            to_tensor(value, [x for x in values if isinstance(x, np.ndarray)]).to(device)
-            if is_numeric(out)
-            else Held(value)
-            for out, (value,) in zip(node.outputs, storage, strict=True)
-        )
+        results = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in run(inputs))
         return results[0] if len(results) == 1 else results
 
-    return torch.compiler.disable(run)
+    return torch.compiler.disable(call)
 
 
 def compiled(op: Any, node: Apply) -> Run:

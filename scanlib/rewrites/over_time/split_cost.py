@@ -140,7 +140,8 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     if isinstance(op, (AdvancedSubtensor, *INDEXED_BY_VECTOR)):
         return LIGHT if _is_lookup(node, varies) else BOUND
     if isinstance(op, Split):
-        return BOUND if split_of(node)[1] is None or varies(node.inputs[2]) else LIGHT
+        _, axis, sizes = split_of(node)
+        return BOUND if axis is None or varies(sizes) else LIGHT
     if isinstance(op, ARange):
         return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
     if isinstance(op, Subtensor | IncSubtensor):

@@ -1,7 +1,7 @@
 """Checkpointed loops store the starts of their segments only.
 
 The gradient of a checkpointed loop is that of a nest of loops over its segments
-(`ops.gradient.nest`), which stands in the graph beside the loop. What becomes of the loop:
+(`ops.gradient.checkpointed`), which stands in the graph beside the loop. What becomes of the loop:
 
 * without such a nest, or where it is that of other steps (there is no gradient, or one of a loop
   with `until`, or a truncated one), it is an ordinary loop;
@@ -18,7 +18,13 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.gradient.nest import Cut, outer_loop, restored_carry, segments_name, tail_loop
+from scanlib.ops.gradient.checkpointed import (
+    Cut,
+    outer_loop,
+    restored_carry,
+    segments_name,
+    tail_loop,
+)
 from scanlib.ops.loop import Loop
 from scanlib.ops.row_ops.row_segments import MergeRows
 from scanlib.rewrites.edit import LoopEdit

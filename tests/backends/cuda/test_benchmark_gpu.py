@@ -7,7 +7,7 @@ import pytest
 from benchmarks import gpu, gpu_linear, gpu_results
 from benchmarks.gpu_device import Device
 from scanlib.backends.cuda import launch as launching
-from scanlib.backends.cuda.driver import DriverError
+from scanlib.backends.cuda.nvidia import DriverError
 from tests.cuda_device import compile_for_host, emulated_driver
 
 needs_compiler = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")

@@ -8,15 +8,15 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.cuda import compiler, driver
-from scanlib.backends.cuda.compiler import (
+from scanlib.backends.cuda import nvidia
+from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.linear import LinearKernels
+from scanlib.backends.cuda.nvidia import (
     KernelCompileError,
     NoCompilerError,
     compile_kernels,
     find_nvrtc,
 )
-from scanlib.backends.cuda.launch import KernelLoop
-from scanlib.backends.cuda.linear import LinearKernels
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -104,7 +104,7 @@ def ptx(nvrtc, source):
     library = nvrtc.library
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"", 0, None, None)
     options = [b"--gpu-architecture=compute_80", b"--device-as-default-execution-space"]
-    options += [option.encode() for option in compiler.OPTIONS]
+    options += [option.encode() for option in nvidia.OPTIONS]
     assert not library.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )
@@ -197,8 +197,8 @@ class TestDisk:
                 return f"{self.version} {architecture} {source}".encode()
 
         one = Compiler()
-        monkeypatch.setattr(compiler, "find_compiler", lambda: one)
-        monkeypatch.setattr(compiler, "folder", lambda: tmp_path / "new")
+        monkeypatch.setattr(nvidia, "find_compiler", lambda: one)
+        monkeypatch.setattr(nvidia, "folder", lambda: tmp_path / "new")
         for _ in range(2):
             assert compile_kernels("x", "sm_80") == b"first sm_80 x"
         assert one.asked == 1
@@ -210,14 +210,14 @@ class TestDisk:
         assert len(list(tmp_path.rglob("*.cubin"))) == 4
 
     def test_no_compiler(self, monkeypatch):
-        monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
+        monkeypatch.setattr(nvidia, "find_nvrtc", lambda: None)
         with pytest.raises(NoCompilerError, match="pip install nvidia-cuda-nvrtc"):
             compile_kernels("x", "sm_80")
 
 
 def test_no_driver():
     with pytest.raises(OSError, match="no_such_library"):
-        driver.Driver("libno_such_library.so")
+        nvidia.Driver("libno_such_library.so")
 
 
 class TestSchedule:

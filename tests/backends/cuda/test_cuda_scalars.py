@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytensor.scalar.basic import get_scalar_type
 
-from scanlib.backends.cuda.compiler import find_nvrtc
+from scanlib.backends.cuda.nvidia import find_nvrtc
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.cuda.scalar_code import OUTSIDE, Code, ScalarUnit, Source, item_type
 from scanlib.kernels.interpreter import call

@@ -23,7 +23,7 @@ if not pytensor.config.cxx:
 
 from scanlib.backends import torch as _  # noqa: E402, F401
 from scanlib.backends.cuda import launch as launching  # noqa: E402
-from scanlib.backends.cuda.compiler import NoCompilerError  # noqa: E402
+from scanlib.backends.cuda.nvidia import NoCompilerError  # noqa: E402
 from scanlib.backends.torch import cuda, loops  # noqa: E402
 from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels  # noqa: E402
 from tests.cuda_device import (  # noqa: E402

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from scanlib import kept_files
-from scanlib.backends.cuda import compiler
+from scanlib.backends.cuda import nvidia
 from scanlib.backends.numba.disk import SealedFiles, sealed
 from scanlib.kept_files import kept, read_sealed, write_sealed
 
@@ -158,15 +158,15 @@ def test_cuda_compiles_again(tmp_path, monkeypatch, damage):
             return self()
 
     made = Compiler()
-    monkeypatch.setattr(compiler, "find_compiler", lambda: made)
-    monkeypatch.setattr(compiler, "folder", lambda: tmp_path)
+    monkeypatch.setattr(nvidia, "find_compiler", lambda: made)
+    monkeypatch.setattr(nvidia, "folder", lambda: tmp_path)
     for calls in (1, 1):
-        assert compiler.compile_kernels("source", "sm_90") == CONTENT
+        assert nvidia.compile_kernels("source", "sm_90") == CONTENT
         assert made.calls == calls
     (path,) = tmp_path.iterdir()
     damage(path)
     for calls in (2, 2):
-        assert compiler.compile_kernels("source", "sm_90") == CONTENT
+        assert nvidia.compile_kernels("source", "sm_90") == CONTENT
         assert made.calls == calls
 
 

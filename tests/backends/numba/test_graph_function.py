@@ -12,7 +12,7 @@ from pytensor.raise_op import Assert
 
 import scanlib
 from benchmarks.loops import LOOPS
-from scanlib.backends.handler import graph_runner
+from scanlib.backends.handler import instructions
 from scanlib.backends.numba import linker
 
 X = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
@@ -243,8 +243,8 @@ def test_without_a_compiler_python_runs_the_instructions(functions, monkeypatch)
     fgraph = functions[0].maker.fgraph
     whole = linker.Instructions(fgraph, linker.node_function, linker.constant_value)
     cells = [[None] for _ in inputs], [[None] for _ in fgraph.outputs]
-    monkeypatch.setattr(graph_runner, "library", lambda: None)
-    run = graph_runner.GraphRunner(whole, *cells)
+    monkeypatch.setattr(instructions, "library", lambda: None)
+    run = instructions.GraphRunner(whole, *cells)
     monkeypatch.undo()
     for mine, expected in zip(run.values(*values), functions[0](*values), strict=False):
         np.testing.assert_array_equal(mine, expected)
