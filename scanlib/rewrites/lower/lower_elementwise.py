@@ -89,7 +89,10 @@ def lower_elementwise(loop: Loop) -> dict[int, Variable]:
     apart = take_sums_apart(loop)
     results = _lowered(loop)
     if apart is not None:
-        results |= _lowered(apart.loop(results))
+        rest, stored = apart
+        rows = [Sequence(results[id(output)], row) for output, row in stored]
+        rest.sequences = [*rows, *rest.sequences]
+        results |= _lowered(rest)
     return results
 
 
@@ -268,33 +271,15 @@ def _absorb_constant(
     return []
 
 
-@dataclass
-class SumsApart:
-    """The second loop.
+def take_sums_apart(loop: Loop) -> tuple[Loop, list[tuple[Output, Variable]]] | None:
+    """Take what is computed from sums out of a loop.
 
-    Attributes
-    ----------
-    parts : list of (Carry or Output)
-        The parts of the loop that are computed from sums, which have left it.
-    stored : list of (Output, Variable)
-        What the loop stores for them, with the row that takes its place in the second loop.
-    rest : Loop
-        The second loop but for these rows.
+    Returns
+    -------
+    tuple or None
+        A second loop for that, without the rows that the first one stores for it; the outputs that
+        hold these, each with its row in the second loop. None if there is nothing to take out.
     """
-
-    parts: list[Carry | Output]
-    stored: list[tuple[Output, Variable]]
-    rest: Loop
-
-    def loop(self, results: dict[int, Variable]) -> Loop:
-        """Return the second loop, given the results of the first by their part."""
-        rows = [Sequence(results[id(output)], row) for output, row in self.stored]
-        self.rest.sequences = [*rows, *self.rest.sequences]
-        return self.rest
-
-
-def take_sums_apart(loop: Loop) -> SumsApart | None:
-    """Take what is computed from sums out of a loop; return it, None if there is nothing."""
     found = _parts_with_multiples(loop)
     if not found:
         return None
@@ -319,7 +304,7 @@ def take_sums_apart(loop: Loop) -> SumsApart | None:
             part.next = value
         else:
             part.value = value
-    return SumsApart(parts, stored, _rest(loop, parts))
+    return _rest(loop, parts), stored
 
 
 def _rest(loop: Loop, parts: list[Carry | Output]) -> Loop:
