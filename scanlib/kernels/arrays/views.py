@@ -137,8 +137,8 @@ def write_dimshuffle(step: Step, node: Apply) -> None:
         return
     if inp.type.ndim == 0 or (inp not in step.places and inp in step.numbers):
         number = step.number(inp)
-        if inp in step.known:
-            step.bind_known(out, step.known[inp])
+        if step.is_known(inp):
+            step.bind_known(out, step.size_of(inp))
         step.bind_number(out, number)
         return
     place = step.place(inp)

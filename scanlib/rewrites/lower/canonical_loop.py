@@ -285,3 +285,6 @@ def sizes_from_outside(loop: Loop) -> None:
         sizes.add_to(loop)
         read = set(ancestors(loop.body_outputs()))
         loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
+        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+        run_query(CANONICAL, body)  # what is left of shapes, such as their lengths
+        loop.set_body_outputs(list(body.outputs))
