@@ -2,8 +2,8 @@
 
 All sizes are known when JAX compiles, so that all numbers of the launches are too: they are
 attributes of a custom call, ``scanlib_cuda_loop``, whose handler adds the addresses. The handler is
-compiled once with the headers that jaxlib ships; it is given the kernels' code, for each architecture
-of the devices, when JAX traces the call, and loads it at the first call in a context.
+compiled once with the headers that jaxlib ships; it is given the kernels' code for each
+architecture of the devices when JAX traces the call, and loads it at the first call in a context.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ def keep(kernels: Kernels) -> str:
     """Give the handler the code of kernels for the devices; return the name that finds them."""
     name = sha256(kernels.source.encode()).hexdigest()[:32]
     library, names = load_handler(), " ".join(kernels.names).encode()
-    for code in _compiled(kernels) if library is not None else ():
+    if library is None:
+        return name
+    for code in _compiled(kernels):
         library.scanlib_keep(name.encode(), code, ctypes.c_size_t(len(code)), names)
     return name
 
