@@ -16,6 +16,10 @@ struct Memory {
 };
 static Memory memory;
 
+static int ask_anywhere(void *frame) {
+  return PyGILState_Check() ? PyErr_CheckSignals() : scanlib_ask(frame);
+}
+
 extern "C" void scanlib_set_memory(const Memory *given) { memory = *given; }
 
 /* Makes an output of the shape in the table. */
@@ -99,10 +103,10 @@ extern "C" int scanlib_compiled(const scanlib_program **place, const char *key, 
   if (!fine) count--;
   fine = fine && (code || call.start());
   if (fine && !code) {
-    code = call.run(&scanlib_ask);
+    code = call.run(&ask_anywhere);
     while (fine && code == SCANLIB_FULL) {
       fine = make_more_rows(call, made);
-      if (fine) code = call.run(&scanlib_ask);
+      if (fine) code = call.run(&ask_anywhere);
     }
   }
   const bool failed = !fine || code;
