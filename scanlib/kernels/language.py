@@ -50,7 +50,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -575,21 +576,35 @@ class Kernel:
         return "\n".join([head, *_inside(self.body)])
 
 
-def blocks_of(statement: Statement) -> list[Block]:
+def blocks_of(statement: Statement) -> tuple[Block, ...]:
     """Return the blocks that a statement holds, in the order in which they may run."""
-    return [found for found in vars(statement).values() if isinstance(found, Block)]
+    if isinstance(statement, For):
+        return (statement.body,)
+    if isinstance(statement, While):
+        return (statement.before, statement.body)
+    return (statement.body, statement.otherwise) if isinstance(statement, If) else ()
 
 
 def values_of(statement: Statement) -> tuple[list[Value], list[Value]]:
     """Return what a statement reads, and the names that it gives a value, but for locals."""
     read: list[Value] = []
     made: list[Value] = []
-    for name, found in vars(statement).items():
-        several = found if isinstance(found, tuple) else (found,)
-        values = [value for value in several if isinstance(value, Value)]
-        if name != "local":
-            (made if name in ("result", "results", "index") else read).extend(values)
+    kind: Any = type(statement)
+    for name, is_made in _parts(kind):
+        found = getattr(statement, name)
+        values = made if is_made else read
+        if isinstance(found, tuple):
+            values.extend(found)
+        elif found is not None:
+            values.append(found)
     return read, made
+
+
+@cache
+def _parts(kind: type[Any]) -> list[tuple[str, bool]]:
+    """Return the names of the parts of statements that are values, and whether they are made."""
+    names = [part.name for part in fields(kind) if "Value" in str(part.type)]
+    return [(name, name in ("result", "results", "index")) for name in names]
 
 
 def walk(block: Block) -> Iterator[Statement]:

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -25,10 +26,13 @@ struct scanlib_driver {
                 void **, void **);
 };
 
+enum { NOT_FOUND = 500 }; /* a status of the driver's */
+
 static scanlib_driver driver;
 static int any_stream; /* where there is no stream, as on the CPU, take the default one */
 static std::mutex guard;
-static std::map<std::string, std::pair<std::string, std::string> > codes; /* and names of kernels */
+/* Code for each architecture, and the names of the kernels. */
+static std::map<std::string, std::pair<std::set<std::string>, std::string> > codes;
 static std::map<std::pair<std::string, void *>, std::vector<void *> > loaded;
 
 extern "C" int scanlib_connect(const char *library, int without_streams) {
@@ -44,10 +48,12 @@ extern "C" int scanlib_connect(const char *library, int without_streams) {
   return 0;
 }
 
-/* Makes the kernels of a loop known: their code, and their names with spaces between them. */
+/* Makes the kernels of a loop known: their code for one architecture (a call for each), and their
+ * names with spaces between them. */
 extern "C" void scanlib_keep(const char *loop, const char *code, size_t size, const char *names) {
   std::lock_guard<std::mutex> lock(guard);
-  codes[loop] = std::make_pair(std::string(code, size), std::string(names));
+  codes[loop].first.insert(std::string(code, size));
+  codes[loop].second = names;
 }
 
 static std::vector<int64_t> numbers(XLA_FFI_CallFrame *frame, const char *name) {
@@ -81,7 +87,9 @@ static int kernels_of(const std::string &loop, void *context, std::vector<void *
   std::vector<void *> &found = loaded[std::make_pair(loop, context)];
   if (found.empty()) {
     void *module, *kernel;
-    int status = driver.load(&module, codes[loop].first.c_str());
+    int status = NOT_FOUND; /* a driver refuses code for other architectures than the device's */
+    for (const std::string &code : codes[loop].first)
+      if (!(status = driver.load(&module, code.c_str()))) break;
     std::istringstream names(codes[loop].second);
     for (std::string name; !status && names >> name; found.push_back(kernel))
       status = driver.function(&kernel, module, name.c_str());

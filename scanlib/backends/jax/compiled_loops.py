@@ -24,7 +24,6 @@ from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
-    CallTarget,
     call_target,
     is_compiled,
     known_numbers,
@@ -112,7 +111,7 @@ def run_compiled(
     part = None if factors is None else part_of(node, factors)
     sizes = [np.shape(array) for array in arrays]
 
-    def target_of(arguments: Sequence[Any]) -> tuple[Apply, CallTarget | None]:
+    def target_of(arguments: Sequence[Any]) -> tuple[Apply, str | None]:
         """Return the loop for these arguments, which may be parts of the arrays."""
         whole = part is None or [np.shape(a) for a in own(arguments)] == sizes
         fit = node if whole else part
@@ -132,8 +131,8 @@ def run_compiled(
         assert target is not None
         like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
         if not stops:
-            return call_target(target, like, arguments)
-        *found, words = call_target(target, [*like, STEPS_TAKEN], arguments)
+            return call_target(op, target, like, arguments)
+        *found, words = call_target(op, target, [*like, STEPS_TAKEN], arguments)
         return loop.as_stopped(taken, [*found, words[0]])
 
     target = target_for(op, node)

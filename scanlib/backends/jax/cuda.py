@@ -2,8 +2,8 @@
 
 All sizes are known when JAX compiles, so that all numbers of the launches are too: they are
 attributes of a custom call, ``scanlib_cuda_loop``, whose handler adds the addresses. The handler is
-compiled once with the headers that jaxlib ships; it is given the kernels' code when JAX traces the
-call, and loads it at the first call in a context.
+compiled once with the headers that jaxlib ships; it is given the kernels' code for each
+architecture of the devices when JAX traces the call, and loads it at the first call in a context.
 """
 
 from __future__ import annotations
@@ -99,15 +99,14 @@ def _are_wanted(node: Apply) -> bool:
 
 
 def _are_ready(kernels: KernelLoop | Kernels) -> bool:
-    """Whether kernels, and the handler that calls them, compile for the device; yes if there is
+    """Whether kernels, and the handler that calls them, compile for the devices; yes if there are
     none."""
-    device = cuda_device()
-    if device is None:  # a program for a device that is not here can be lowered all the same
+    if not cuda_devices():  # a program for a device that is not here can be lowered all the same
         return True
     if load_handler() is None:
         return False
     try:
-        _compiled(kernels, device)
+        _compiled(kernels)
     except (NoCompilerError, KernelCompileError) as error:
         warnings.warn(f"a loop runs without its CUDA kernel: {error}", stacklevel=2)
         return False
@@ -116,22 +115,23 @@ def _are_ready(kernels: KernelLoop | Kernels) -> bool:
 
 
 @cache
-def cuda_device() -> Any:
-    """Return the first CUDA device, None where there is none."""
+def cuda_devices() -> tuple[Any, ...]:
+    """Return the CUDA devices, none where there are none."""
     try:
-        return jax.devices("cuda")[0]
+        return (*jax.devices("cuda"),)
     except RuntimeError:
-        return None
+        return ()
 
 
-def _compiled(kernels: KernelLoop | Kernels, device: Any) -> bytes:
-    capability = str(device.compute_capability).replace(".", "")
-    return compile_kernels(kernels.source, f"sm_{capability}")
+def _compiled(kernels: KernelLoop | Kernels) -> list[bytes]:
+    """Return the code of kernels for each architecture of the devices."""
+    capabilities = {str(one.compute_capability).replace(".", "") for one in cuda_devices()}
+    return [compile_kernels(kernels.source, f"sm_{one}") for one in sorted(capabilities)]
 
 
 def processors() -> int:
-    """Return how many multiprocessors the device has."""
-    return getattr(cuda_device(), "core_count", PROCESSORS)
+    """Return how many multiprocessors the first device has."""
+    return getattr(next(iter(cuda_devices()), None), "core_count", PROCESSORS)
 
 
 @cache
@@ -154,12 +154,12 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
 
 
 def keep(kernels: Kernels) -> str:
-    """Give the handler the code of kernels for the device; return the name that finds them."""
+    """Give the handler the code of kernels for the devices; return the name that finds them."""
     name = sha256(kernels.source.encode()).hexdigest()[:32]
-    device, library = cuda_device(), load_handler()
-    if device is not None and library is not None:
-        code = _compiled(kernels, device)
-        names = " ".join(kernels.names).encode()
+    library, names = load_handler(), " ".join(kernels.names).encode()
+    if library is None:
+        return name
+    for code in _compiled(kernels):
         library.scanlib_keep(name.encode(), code, ctypes.c_size_t(len(code)), names)
     return name
 

@@ -7,7 +7,6 @@ Where there is no compiler for the handler, or a loop has no program, it is `lax
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,22 +28,6 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 KINDS = "biufc"  # of dtypes that handlers know
-
-
-@dataclass(frozen=True)
-class CallTarget:
-    """What XLA calls for a loop.
-
-    Attributes
-    ----------
-    name : str
-        The name of a handler.
-    attributes : dict
-        What the call says besides its arrays.
-    """
-
-    name: str
-    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 Loop = Scan | ElemwiseScan | LinearScan
@@ -76,14 +59,14 @@ def _new_program(op: Loop, node: Apply) -> LoopProgram | None:
     return program_of(op) if kept else None
 
 
-def target_for(op: Loop, node: Apply) -> CallTarget | None:
-    """Return what XLA calls for a loop, None if nothing."""
+def target_for(op: Loop, node: Apply) -> str | None:
+    """Return the key of the program that XLA calls for a loop, None if nothing."""
     program = _program(op, node)
     if program is None or program_handler() is None:
         return None
     key = registered(program)
     register_program(key)
-    return CallTarget(TARGET, {"program": key, "first": np.int64(windows_of(op)[1])})
+    return key
 
 
 def words_of(numbers: Any) -> np.ndarray:
@@ -134,7 +117,7 @@ def with_known(arrays: Sequence[Any], known: dict[int, int]) -> list[Any]:
 
 
 def results_like(
-    target: CallTarget | None,
+    target: str | None,
     node: Apply,
     arrays: Sequence[Any],
     known: dict[int, int],
@@ -147,7 +130,8 @@ def results_like(
 
     Parameters
     ----------
-    target : CallTarget, optional
+    target : str, optional
+        The key of its program.
     node : Apply
     arrays : sequence
         The inputs of the loop.
@@ -162,7 +146,7 @@ def results_like(
     for k, (_, length) in enumerate(places.tolist(), windows_of(node.op)[1]):
         given[k][0] = length
     values = {k: np.asarray(n, node.inputs[k].type.dtype) for k, n in known.items()}
-    shapes = result_shapes(target.attributes["program"], given, values)
+    shapes = result_shapes(target, given, values)
     if shapes is None:
         return None
     dtypes = [kept_dtype(out.type.dtype) for out in node.outputs]
@@ -174,8 +158,9 @@ def results_like(
     return results
 
 
-def call_target(target: CallTarget, results: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Return the results of a compiled loop, given their shapes and dtypes."""
+def call_target(op: Loop, target: str, results: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of a compiled loop, given the key of its program, and their shapes and
+    dtypes."""
     plain = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    call = jax.ffi.ffi_call(target.name, plain, vmap_method="sequential")
-    return list(call(*inputs, **target.attributes))
+    call = jax.ffi.ffi_call(TARGET, plain, vmap_method="sequential")
+    return list(call(*inputs, program=target, first=np.int64(windows_of(op)[1])))

@@ -81,7 +81,7 @@ def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[
             same = [np.shape(value) for value in given] == [np.shape(value) for value in arrays]
             fit = target if same else target_for(part.op, part)
             assert fit is not None
-            return call_target(fit, jax.eval_shape(portable, *given), given)
+            return call_target(op, fit, jax.eval_shape(portable, *given), given)
 
         on_cpu = None if target is None else run_target
         on_cuda = run_kernels if has_kernels and call_linear(op, own(values)) else None

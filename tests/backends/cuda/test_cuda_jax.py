@@ -132,7 +132,7 @@ def arrays_on_device(monkeypatch):
     cuda.register(emulated_driver().path, "cpu", target)
     monkeypatch.setattr(cuda, "TARGET", target)
     device = SimpleNamespace(compute_capability="9.0", core_count=2)
-    monkeypatch.setattr(cuda, "cuda_device", lambda: device)
+    monkeypatch.setattr(cuda, "cuda_devices", lambda: (device,))
     monkeypatch.setattr(cuda, "compile_kernels", compile_for_host())
 
     def as_on_cuda(portable, results=None, on_cpu=None, on_cuda=None, factors=None):
@@ -215,6 +215,26 @@ def test_an_error_of_the_driver_is_an_error_of_the_call(jax_on_device, monkeypat
     values = [value.astype("float32") for value in VALUES]
     with pytest.raises(Exception, match="scanlib: a loop was not loaded, status 200"):
         np.asarray(function(*values))
+
+
+def test_devices_of_two_architectures(jax_on_device, monkeypatch):
+    """The handler has code for both; a device loads what is its own."""
+    devices = [SimpleNamespace(compute_capability=c, core_count=2) for c in ("8.0", "9.0")]
+    monkeypatch.setattr(cuda, "cuda_devices", lambda: devices)
+    own, asked = compile_for_host(), []
+
+    def compile_kernels(source, architecture):
+        asked.append(architecture)
+        return own(source, architecture) if architecture == "sm_90" else b"/no/such/file"
+
+    monkeypatch.setattr(cuda, "compile_kernels", compile_kernels)
+    y0 = pt.dvector("y0")
+    y = scanlib.scan(lambda y: 0.5 * y + 3, None, y0, n_steps=3, return_updates=False)
+    function = pytensor.function([y0], y, mode="JAX")
+    before = launches()
+    np.testing.assert_allclose(np.asarray(function(np.zeros(1))), [[3], [4.5], [5.25]])
+    assert launches() == before + 1
+    assert {*asked} == {"sm_80", "sm_90"}
 
 
 def test_vmap(jax_on_device):
