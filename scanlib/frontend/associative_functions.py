@@ -26,7 +26,6 @@ from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
 from scanlib.ops.loop import Loop, Sequence, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
-from scanlib.ops.row_ops.one_row import OneRow
 
 
 class _Names(NamedTuple):
@@ -289,7 +288,7 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
 
     The first row is the initial row of a state of depth one and the others are the sequence, so
     that the history is the result, and nothing is copied. Where there may be no rows, the initial
-    row is zero and no part of the result.
+    row is zeros into which the first row is put, if there is one, and no part of the result if not.
     """
     earlier, later = (
         [
@@ -303,7 +302,8 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
     for i, (x, label) in enumerate(zip(rows.arrays, rows.labels, strict=True)):
         first, others = (x[-1:], x[:-1]) if reverse else (x[:1], x[1:])
         if not x.type.shape[0]:
-            first = OneRow()(first)
+            zeros = pt.zeros((1, *x.shape[1:]), dtype=x.type.dtype)
+            first = pt.set_subtensor(zeros[: x.shape[0]], first)
         if i and None in (x.type.shape[0], rows.arrays[0].type.shape[0]):
             text = _LENGTHS.format(label, rows.labels[0])
             equal = pt.eq(x.shape[0], rows.arrays[0].shape[0])

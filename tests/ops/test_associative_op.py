@@ -15,7 +15,6 @@ import scanlib
 from scanlib.ops import AssociativeScan, Loop, Scan
 from scanlib.ops.lowered.associative_scan import combines
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.row_ops.one_row import OneRow
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.combine import affine, argmax, data, running, running_one, variables
 from tests.derivatives import directional_derivative, random_directions
@@ -208,13 +207,3 @@ class TestOp:
         shape = pytensor.function(arrays, outputs[1].shape, mode="CVM")
         assert not any(isinstance(n.op, AssociativeScan) for n in shape.maker.fgraph.apply_nodes)
         assert shape(data(4), data(4)) == [4]
-
-    def test_one_row(self, mode):
-        x, xs = pt.dmatrix("x"), pt.dtensor3("xs")
-        first = OneRow()(x)
-        f = pytensor.function([x], [first, pytensor.grad(pt.sum(first**2), x)], mode=mode)
-        values, empty = data(2, 3), np.zeros((0, 3))
-        assert_same(f(values), [values[:1], np.vstack([2 * values[:1], np.zeros((1, 3))])])
-        assert_same(f(empty), [np.zeros((1, 3)), empty])
-        batch, many = vectorize_graph(first, {x: xs}), data(2, 4, 3)
-        assert_same(evaluate([batch], {xs: many}, mode), [many[:, :1]])

@@ -1,4 +1,4 @@
-/* Programs, called by code that numba compiled, with Python's lock. */
+/* Programs, called by code that numba compiled, with Python's lock or without (`nogil`). */
 
 /* An array as numba has it: its shape and strides are the numbers. */
 struct Compiled {
@@ -15,6 +15,10 @@ struct Memory {
   void (*release)(void *);
 };
 static Memory memory;
+
+static int ask_anywhere(void *frame) {
+  return PyGILState_Check() ? PyErr_CheckSignals() : scanlib_ask(frame);
+}
 
 extern "C" void scanlib_set_memory(const Memory *given) { memory = *given; }
 
@@ -70,9 +74,11 @@ static void cut_rows(scanlib_call &call, int64_t k, Compiled *array) {
 extern "C" int scanlib_compiled(const scanlib_program **place, const char *key, void **given,
                                 void **made, int64_t unfit) {
   if (!*place) {
+    const PyGILState_STATE state = PyGILState_Ensure();
     PyObject *found = PyObject_CallFunction(find_program, "s", key);
     if (found) *place = (const scanlib_program *)PyLong_AsVoidPtr(found);
     Py_XDECREF(found);
+    PyGILState_Release(state);
     if (!*place) return -1;
   }
   const scanlib_program *program = *place;
@@ -97,10 +103,10 @@ extern "C" int scanlib_compiled(const scanlib_program **place, const char *key, 
   if (!fine) count--;
   fine = fine && (code || call.start());
   if (fine && !code) {
-    code = call.run(&scanlib_signals);
+    code = call.run(&ask_anywhere);
     while (fine && code == SCANLIB_FULL) {
       fine = make_more_rows(call, made);
-      if (fine) code = call.run(&scanlib_signals);
+      if (fine) code = call.run(&ask_anywhere);
     }
   }
   const bool failed = !fine || code;
@@ -112,9 +118,12 @@ extern "C" int scanlib_compiled(const scanlib_program **place, const char *key, 
     else if (program->may_stop && program->outputs[k].grows)
       cut_rows(call, k, array);
   }
+  if (!failed) return 0;
+  const PyGILState_STATE state = PyGILState_Ensure();
   if (!fine)
     PyErr_NoMemory();
-  else if (code)
+  else
     call.raise(code);
-  return failed ? -1 : 0;
+  PyGILState_Release(state);
+  return -1;
 }

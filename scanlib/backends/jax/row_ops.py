@@ -1,4 +1,4 @@
-"""Small Ops under JAX: where recurrences start, rows that are cut, padded and checked."""
+"""Small Ops under JAX: rows that are cut, padded and checked."""
 
 from __future__ import annotations
 
@@ -14,32 +14,15 @@ from scanlib.backends.jax.bounded import (
     Length,
     UnknownLengthError,
     has_unknown_rows,
-    rows_of,
     static_int,
 )
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
 from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows
-from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.row_ops.triangular import TriangularFactor
-
-
-@jax_funcify.register(OneRow)
-def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the first row of an array, zeros if there is none."""
-
-    def one_row(value: Any) -> Any:
-        first = rows_of(value)[:1]
-        if not len(first):
-            return jnp.zeros((1, *first.shape[1:]), first.dtype)
-        if has_unknown_rows(value):
-            return jnp.where(jnp.asarray(value.length) > 0, first, jnp.zeros_like(first))
-        return first
-
-    return one_row
 
 
 @jax_funcify.register(PaddedRows)

@@ -39,7 +39,6 @@ from scanlib.backends.jax.time_pieces import (
     sum_rows,
     written,
 )
-from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
 
@@ -154,11 +153,6 @@ def _same_axis(node: Apply, inputs: list[Any], cut: Cut) -> Any:
 @rule(Shape_i)
 def _shape_i(node: Apply, inputs: list[Any], cut: Cut) -> Any:
     return inputs[0].shape[node.op.i]
-
-
-@rule(OneRow)
-def _one_row(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    return inputs[0].sliced(0, 1)
 
 
 @rule(Alloc)

@@ -72,7 +72,11 @@ def poll(typingctx: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
         ask = cgutils.get_or_insert_function(builder.module, kind, "PyErr_CheckSignals")
-        wanted = builder.icmp_signed("!=", builder.call(ask, []), ir.Constant(ir.IntType(32), 0))
+        python = context.get_python_api(builder)
+        lock = python.gil_ensure()  # code compiled with `nogil` may have given it up
+        found = builder.call(ask, [])
+        python.gil_release(lock)
+        wanted = builder.icmp_signed("!=", found, ir.Constant(ir.IntType(32), 0))
         with cgutils.if_unlikely(builder, wanted):
             context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
         return context.get_dummy_value()

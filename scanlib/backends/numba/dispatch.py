@@ -48,7 +48,6 @@ from scanlib.ops.lowered.linear_scan import LinearScan, register_linear_compiler
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
-from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -122,7 +121,6 @@ for moves_rows in (
     GeneratorFromWords,
     GeneratorWords,
     MergeRows,
-    OneRow,
     PaddedRows,
     SplitRows,
 ):

@@ -57,7 +57,6 @@ from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import is_linear_algebra
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
 from scanlib.ops.row_ops.checked_rows import CheckedRows
-from scanlib.ops.row_ops.one_row import OneRow
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 Function = Callable[..., Any]
@@ -337,12 +336,6 @@ def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Function
         "`pytensor.gradient.jacobian` and `hessian` make, too. Compile the function in `with "
         "scanlib.enabled(True):`, or call `scanlib.enable()` before, and scanlib takes them over"
     )
-
-
-@pytorch_funcify.register(OneRow)
-def funcify_one_row(op: OneRow, node: Apply, **kwargs: Any) -> Function:
-    """Return the first row of an array, zeros if there is none."""
-    return lambda x: x[:1] if x.shape[0] else x.new_zeros((1, *x.shape[1:]))
 
 
 @pytorch_funcify.register(PaddedRows)

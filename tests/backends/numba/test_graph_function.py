@@ -1,7 +1,9 @@
 """Functions that hold loops are one native call: the same values and errors, compiled faster."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -145,6 +147,26 @@ def test_loops_in_graphs_that_numba_compiles():
     np.testing.assert_allclose(found[0], wanted[0])
     np.testing.assert_allclose(found[1], (wanted[0] ** 2).sum())
     np.testing.assert_allclose(found[2], [wanted[2].sum(), wanted[1].sum()])
+
+
+def test_threads_without_pythons_lock():
+    """As samplers call a density from threads of their own; a first call finds the program."""
+    x = pt.vector("x")
+    function = pytensor.function([x], accumulated(x).sum(), mode="NUMBA")
+    compiled = function.vm.jit_fn
+
+    @numba.njit(nogil=True)
+    def total(x, n):
+        found = 0.0
+        for _ in range(n):
+            found += compiled(x)[0].item()
+        return found
+
+    long = np.linspace(-1, 1, 200_000)  # so many steps that it is polled
+    expected = 3 * function(long)
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(total, [long, long], [3, 3]):
+            np.testing.assert_allclose(found, expected)
 
 
 def test_graph_without_inputs():
