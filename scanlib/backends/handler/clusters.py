@@ -386,10 +386,25 @@ def _products_of(fgraph: FunctionGraph, node: Apply, waited_for: set[Variable]) 
                 continue  # sums of products need no memory for these
             above = {v.owner for v in ancestors([other]) if v.owner is not None}
             # What is moved to an earlier place must not write where somebody has yet to read.
-            if node in above or any(n.op.destroy_map for n in [*above, product]):
+            may_move = all(_writes_for(fgraph, other, above) for other in above)
+            if node in above or product.op.destroy_map or not may_move:
                 continue
             return Products(product, other, "after" if shuffle.op.new_order == _LAST else "before")
     return None
+
+
+def _writes_for(fgraph: FunctionGraph, node: Apply, readers: set[Apply]) -> bool:
+    """Whether a node writes over nothing but results that these nodes alone read, and no views."""
+    written = [node.inputs[k] for places in node.op.destroy_map.values() for k in places]
+    return all(
+        value.owner is not None
+        and not value.owner.op.view_map
+        and all(
+            client in readers and [place] not in client.op.view_map.values()
+            for client, place in fgraph.clients[value]
+        )
+        for value in written
+    )
 
 
 def _is_summed(fgraph: FunctionGraph, variable: Variable) -> bool:

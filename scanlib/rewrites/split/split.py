@@ -536,7 +536,8 @@ def _reads_what_left(parts: SplitParts) -> bool:
 
 def _lowers(parts: SplitParts) -> bool:
     """Whether the loop of what remains is elementwise, or there is none."""
-    rest, *_ = remaining_loop(parts, {value: value for value in parts.before})
+    rows = {v: v.type.clone(shape=(None, *v.type.shape))() for v in parts.before}
+    rest, *_ = remaining_loop(parts, rows)
     return not rest.body_outputs() or is_elementwise(Loop.from_node(rest.apply().node))
 
 
