@@ -20,7 +20,7 @@ from pytensor.graph.fg import AbstractFunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify, jax_typify
 
 from scanlib._compat.jax import fgraph_to_python
-from scanlib.backends.jax.bounded import Bounded, number_of
+from scanlib.backends.jax.bounded import Bounded, UnknownLengthError, number_of
 from scanlib.backends.jax.known_numbers import computed, may_be_known, with_bounds
 from scanlib.backends.jax.rows import ALWAYS, refuse, rule_of
 from scanlib.backends.jax.windows import funcify_slice, slices_read_in_place
@@ -61,15 +61,23 @@ def funcify_node(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     def plain(*inputs: Any) -> Any:
         return own()(*map(number_of, inputs))
 
-    def run(*inputs: Any) -> Any:
+    def found(*inputs: Any) -> Any:
         if not any(isinstance(value, Bounded) for value in inputs):
-            found = computed(node, inputs) if counts else None
-            if found is not None:
-                return found[0] if len(found) == 1 else found
+            numbers = computed(node, inputs) if counts else None
+            if numbers is not None:
+                return numbers[0] if len(numbers) == 1 else numbers
             if rule not in ALWAYS:
                 result = plain(*inputs)
                 return with_bounds(node, inputs, result) if has_bounds else result
         return refuse(inputs) if rule is None else rule(node, plain, inputs)
+
+    def run(*inputs: Any) -> Any:
+        try:
+            return found(*inputs)
+        except UnknownLengthError as error:
+            if not hasattr(error, "__notes__"):  # of nested graphs the innermost node is named
+                error.add_note(f"The operation is {node}.")
+            raise
 
     if rule is None:  # PyTensor has rules for constants alone of some Ops that have one here
         own()

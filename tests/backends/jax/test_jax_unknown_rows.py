@@ -185,8 +185,9 @@ class TestLengthsFromData:
     def test_size_of_an_array(self):
         k = pt.lvector("k")
         y = scan(lambda h: h + 1, outputs_info=pt.constant(0.0), n_steps=3)[-1]
-        with pytest.raises(UnknownLengthError, match="computes its size from data"):
+        with pytest.raises(UnknownLengthError, match="computes its size from data") as caught:
             compiled([k], [y, pt.full((k[1],), y)])(np.array(K))
+        assert "The operation is Alloc" in caught.value.__notes__[0]
 
     def test_explain(self):
         x, k, n = pt.dvector("x"), pt.lvector("k"), pt.lscalar("n")
