@@ -206,8 +206,9 @@ def scan(
     if return_updates:
         return result, updates
     if updates:
+        carried = "" if _function.get() == "map" else ", or pass these values through outputs_info"
         raise ValueError(
             f"{title}: return_updates=False, but the loop updates {list(updates)}; pass "
-            "return_updates=True, or pass these values through outputs_info"
+            f"return_updates=True{carried}"
         )
     return result

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -187,7 +188,12 @@ class NodeMessages:
 
     def template(self, what: Apply | Variable, detail: str) -> str:
         """Return the template for an error of a node or of an input."""
-        text = self._node(what, DEPTH) if isinstance(what, Apply) else self._value(what, DEPTH)
+        if isinstance(what, Apply):
+            # Outside of loops, checks say what they say without scanlib.
+            says_all = isinstance(what.op, CheckAndRaise) and not self.place
+            text = UNKNOWN if says_all else self._node(what, DEPTH)
+        else:
+            text = self._value(what, DEPTH)
         return self._whole("" if text == UNKNOWN else text, detail)
 
     def index(self, array: Variable, index: Variable, axis: int) -> str:

@@ -216,7 +216,6 @@ UNKNOWN = {
     "how many rows the results of a loop": lambda x: loop(
         lambda h: pt.sin(h) + 1, None, pt.constant(0.0), n_steps=positive(x)
     ),
-    "number of steps of a checkpointed loop": segments,
     "the gradient of a sequence": cut,
     "how large an array is": lambda x: pt.full((positive(x),), until(x)[-1]),
     "which part of an array is written": lambda x: pt.set_subtensor(until(x)[::2], 0.0),
@@ -232,6 +231,14 @@ def test_what_jax_does_not_know(part):
     with pytest.raises(bounded.UnknownLengthError) as error:
         pytensor.function([x], UNKNOWN[part](x), mode="JAX")(X)
     assert str(error.value).startswith(row)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_so_many_steps_as_jax_does_not_know():
+    pytest.importorskip("jax")
+    bounded = importlib.import_module("scanlib.backends.jax.bounded")
+    with pytest.raises(bounded.UnknownLengthError, match="how large an array is"):
+        pytensor.function([x], segments(x), mode="JAX")(X)
 
 
 def test_every_row_about_jax_is_raised():

@@ -10,6 +10,7 @@ from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.bounded import (
+    LARGE,
     Bounded,
     Length,
     UnknownLengthError,
@@ -71,10 +72,7 @@ def _known(*values: Any) -> list[int]:
     """Return sizes of segments, which JAX must know when it compiles."""
     found = [static_int(value) for value in values]
     if None in found:
-        raise UnknownLengthError(
-            "JAX needs to know the number of steps of a checkpointed loop when it compiles, but "
-            "the function computes it; pass n_steps as an input or a constant"
-        )
+        raise UnknownLengthError(LARGE)
     return [value for value in found if value is not None]
 
 
