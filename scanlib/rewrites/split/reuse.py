@@ -96,13 +96,14 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     chosen = _chosen(source, target, places) if places else {}
     if not chosen:
         return None
-    sizes_from_outside(source)  # so that the shapes of what is stored can be told without a step
-    made = store(fgraph, (maker, reader), (source, target), chosen, _applied, "reuse")
+
+    def applied(loop: Loop) -> dict[int, Variable]:
+        if loop is source:  # so that the shapes of what is stored can be told without a step
+            sizes_from_outside(loop)
+        return results_by_part(loop, loop.apply())
+
+    made = store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
     return next(iter(made.values())).owner
-
-
-def _applied(loop: Loop) -> dict[int, Variable]:
-    return results_by_part(loop, loop.apply())
 
 
 def store(
