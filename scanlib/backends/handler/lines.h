@@ -18,7 +18,8 @@ struct Header { /* before the first line */
 static void *line_malloc(void *, size_t size) {
   char *whole = (char *)malloc(size + 2 * SCANLIB_LINE);
   if (!whole) return NULL;
-  char *start = (char *)(((uintptr_t)whole + 2 * SCANLIB_LINE - 1) & ~(uintptr_t)(SCANLIB_LINE - 1));
+  const uintptr_t last = (uintptr_t)whole + 2 * SCANLIB_LINE - 1;
+  char *start = (char *)(last & ~(uintptr_t)(SCANLIB_LINE - 1));
   Header *header = (Header *)start - 1;
   header->whole = whole;
   header->size = size;
