@@ -103,7 +103,8 @@ class Runner:
             self.grow(table, outputs)
         if self.progress:
             frame[PROGRESS] = FAILED if code else DONE
-            code = code or (INTERRUPTED if self.progress.tell(frame.ctypes.data) else 0)
+            interrupted = self.progress.tell(frame.ctypes.data)
+            code = code or (INTERRUPTED if interrupted else 0)
         self.check(code, frame)
         return [self.result(table, k, output) for k, output in enumerate(outputs)]
 
