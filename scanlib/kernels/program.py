@@ -169,8 +169,6 @@ class LoopProgram:
         from the inputs of a node to its output, and of the routines.
     shared : tuple of int
         Outputs of a program in parts that are sums over the parts.
-    may_be_full : bool
-        Whether `run` may return `FULL`.
     may_stop : bool
         Whether outputs may have more rows than the result.
     has_workspace : bool
@@ -190,7 +188,6 @@ class LoopProgram:
     failures: dict[int, Failure]
     functions: tuple[Apply | Routine, ...] = ()
     shared: tuple[int, ...] = ()
-    may_be_full: bool = False
     may_stop: bool = False
     has_workspace: bool = False
     unfit: int = 0

@@ -70,7 +70,7 @@ class Runner:
         self.prepare, self.start, self.run = prepare, start, run
         self.code = code
         self.functions: Sequence[int] = ()
-        self.progress = _progress_of(program) if program.progress else None
+        self.progress = program_progress(program) if program.progress else None
 
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         program, words = self.program, self.program.words
@@ -103,7 +103,8 @@ class Runner:
             self.grow(table, outputs)
         if self.progress:
             frame[PROGRESS] = FAILED if code else DONE
-            code = code or (INTERRUPTED if self.progress.tell(frame.ctypes.data) else 0)
+            interrupted = self.progress.tell(frame.ctypes.data)
+            code = code or (INTERRUPTED if interrupted else 0)
         self.check(code, frame)
         return [self.result(table, k, output) for k, output in enumerate(outputs)]
 
@@ -142,14 +143,15 @@ def poll_address() -> int:
     return ctypes.cast(ctypes.pythonapi.PyErr_CheckSignals, ctypes.c_void_p).value or 0
 
 
-def _progress_of(program: LoopProgram) -> Progress:
+def program_progress(program: LoopProgram) -> Progress:
+    """Return what draws the progress of a loop's runs."""
     return progress_of(program.name, not program.may_stop)
 
 
 def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     """Raise the error that a code of a loop stands for, with the numbers in its message."""
     if code == INTERRUPTED:
-        raise _progress_of(program).taken_error()
+        raise program_progress(program).taken_error()
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)

@@ -76,6 +76,8 @@ class _Scope:
                 self.define(value)
             if isinstance(statement, ir.Assign) and statement.local not in self.known:
                 self.define(statement.local)
+        if not ir.blocks_of(statement):
+            return
         known = set(self.known)
         match statement:
             case ir.For(index, _, _, step, body):
@@ -91,8 +93,6 @@ class _Scope:
             case ir.If(_, body, otherwise):
                 self.block(body)
                 self.block(otherwise)
-            case _:
-                return
         self.known = known
 
     def check_types(self, statement: ir.Statement) -> None:

@@ -504,7 +504,6 @@ def array_program(op: Scan) -> LoopProgram:
         kernels=Kernels(prepare, Start(loop).kernel(), (run,)),
         failures=loop.failures,
         functions=tuple(loop.functions),
-        may_be_full=loop.grows,
         may_stop=loop.signature.has_stop,
         has_workspace=rings or bool(loop.workspace.parts),
         unfit=codes[0] if codes else 0,

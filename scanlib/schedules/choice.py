@@ -39,7 +39,6 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
         failures=loop.failures,
         functions=tuple(loop.functions),
         shared=tuple(loop.shared_sums()) if loop.slices > 1 else (),
-        may_be_full=loop.grows,
         may_stop=loop.signature.has_stop,
         has_workspace=rows or loop.block_bytes > 0 or then is not None,
     )

@@ -10,6 +10,7 @@ from pytensor.compile.mode import OPT_FAST_RUN, Mode
 from pytensor.configdefaults import config
 
 from scanlib import scan, until
+from scanlib.backends.handler import instructions, thunks
 from scanlib.kernels import progress
 
 MODES = {"numba": "NUMBA", "c": Mode("cvm", OPT_FAST_RUN), "FAST_COMPILE": "FAST_COMPILE"}
@@ -80,6 +81,12 @@ def test_a_loop_that_fails_closes_its_bar(bars):
     (bar,) = bars
     assert bar.is_closed
     assert bar.n < STEPS
+
+
+def test_it_does_where_there_is_no_compiler(bars, monkeypatch):
+    for module in (instructions, thunks):
+        monkeypatch.setattr(module, "library", lambda: None)
+    test_a_loop_that_fails_closes_its_bar(bars)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -33,7 +33,7 @@ static bool make_output(scanlib_call &call, int64_t k, Compiled *array) {
     array->numbers[kind.ndim + i] = step;
     fine = fine && dims[i] >= 0 && !__builtin_mul_overflow(step, dims[i], &step);
   }
-  array->memory = fine && step < ((int64_t)1 << 62) ? memory.make(step, LINE) : NULL;
+  array->memory = fine && step < ((int64_t)1 << 62) ? memory.make(step, SCANLIB_LINE) : NULL;
   if (!array->memory) return false;
   array->parent = NULL;
   array->items = step / kind.itemsize, array->itemsize = kind.itemsize;

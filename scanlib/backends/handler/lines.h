@@ -8,7 +8,7 @@
 #endif
 
 /* `LARGE` are items. */
-enum { LINE = 64, LARGE = 1 << 11, MANY_PAGES = 1 << 22, PAGE = 4096 };
+enum { LARGE = 1 << 11, MANY_PAGES = 1 << 22, PAGE = 4096 };
 
 struct Header { /* before the first line */
   void *whole;
@@ -16,9 +16,10 @@ struct Header { /* before the first line */
 };
 
 static void *line_malloc(void *, size_t size) {
-  char *whole = (char *)malloc(size + 2 * LINE);
+  char *whole = (char *)malloc(size + 2 * SCANLIB_LINE);
   if (!whole) return NULL;
-  char *start = (char *)(((uintptr_t)whole + 2 * LINE - 1) & ~(uintptr_t)(LINE - 1));
+  const uintptr_t last = (uintptr_t)whole + 2 * SCANLIB_LINE - 1;
+  char *start = (char *)(last & ~(uintptr_t)(SCANLIB_LINE - 1));
   Header *header = (Header *)start - 1;
   header->whole = whole;
   header->size = size;

@@ -18,7 +18,8 @@ enum { SCANLIB_AGAIN = -3, SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_
 enum { SCANLIB_PROGRESS = 9, SCANLIB_ANSWER = 11, SCANLIB_TELL = 12, SCANLIB_FRAME = 13 };
 enum { SCANLIB_DONE = -1, SCANLIB_FAILED = -2 }; /* instead of a number of steps */
 
-/* The workspace begins where a line of the cache does: vectors of its arrays lie in one line. */
+/* Bytes of a line of the cache, `LINE` of `scanlib/kernels/spans.py`. The workspace and large arrays
+ * begin where one does: their vectors lie in one line. */
 enum { SCANLIB_LINE = 64 };
 
 /* An input or output: the word of its address, and for an output that of its first row. */

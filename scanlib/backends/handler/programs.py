@@ -20,8 +20,7 @@ from scanlib.backends.handler.functions import function_address, has_compiled_fu
 from scanlib.kernels.compiled import compile_program, program_key
 from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
-from scanlib.kernels.progress import progress_of
-from scanlib.kernels.python_driver import ENTRY, raise_failure
+from scanlib.kernels.python_driver import ENTRY, program_progress, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -168,7 +167,7 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
     names += ["" if kernels.then is None else kernels.then.name, "combine"]
     if not kernels.start.body.statements:
         names[1] = ""
-    tell = progress_of(program.name, not program.may_stop).address if program.progress else 0
+    tell = program_progress(program).address if program.progress else 0
     described = _Program(
         *(code.entries.get(f"{name}_entry", 0) for name in names),
         *(len(inputs), len(outputs), len(functions), len(program.shared)),

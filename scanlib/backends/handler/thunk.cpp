@@ -1,4 +1,4 @@
-/* Loops on NumPy arrays: thunks for PyTensor's C linker, and calls from C code and Python. */
+/* Loops on NumPy arrays: thunks for PyTensor's C linker, and calls from Python. */
 #define PY_SSIZE_T_CLEAN
 #include "program.h"
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION

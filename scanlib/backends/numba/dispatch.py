@@ -86,15 +86,17 @@ def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) ->
 
 def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     """Return the function of a loop or of a program for code that numba compiles."""
-    can_call = library() is not None
-    program = program_of_node(node) if can_call else None
-    if program is not None:
+    is_loop = isinstance(op, Scan | ElemwiseScan)
+    program = None
+    if library() is not None:
+        program = program_of(op) if is_loop else program_of_node(node)
+    if program is not None and not program.unfit:
         return call_program(program)
-    if not isinstance(op, Scan | ElemwiseScan):
+    if not is_loop:
         return funcify_performed(op, node)
     function, key = LoopWriter(loop_of(op), copies_carries=True).write()
-    walk, program = numba_njit(function), program_of(op)
-    if program is None or not can_call:
+    walk = numba_njit(function)
+    if program is None:
         return walk, key
     call, own = call_program(program, walk)
     return call, None if key is None else sha256(f"{own} or {key}".encode()).hexdigest()

@@ -19,12 +19,10 @@ from numba.extending import intrinsic
 from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
 from scanlib.backends.handler.programs import registered
 from scanlib.backends.handler.thunks import COMPILED
+from scanlib.backends.numba.callbacks import BYTES, WORD
 from scanlib.backends.numba.memory import fresh_array
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.source_keys import source_key
-
-WORD = ir.IntType(64)
-BYTES = ir.IntType(8).as_pointer()
 
 
 def call_program(
@@ -57,7 +55,7 @@ def call_program(
                 _address(context, builder, *one)
                 for one in zip(arguments, given, inputs, strict=True)
             ]
-            code = _call_handler(context, builder, key, (read, places, program.unfit))
+            code = _call_handler(context, builder, key, read, places, program.unfit)
             with cgutils.if_unlikely(builder, builder.icmp_signed("<", code, code.type(0))):
                 context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
             if otherwise is not None:
@@ -115,7 +113,9 @@ def _address(context: Any, builder: Any, kind: Any, value: Any, wanted: Any) -> 
     return memory
 
 
-def _call_handler(context: Any, builder: Any, key: str, operands: tuple[Any, Any, int]) -> Any:
+def _call_handler(
+    context: Any, builder: Any, key: str, read: list[Any], made: list[Any], unfit: int
+) -> Any:
     """Write the call of the handler, which keeps where the program is in a word of the module."""
     name = f"scanlib_program_{sha256(key.encode()).hexdigest()[:16]}"
     known = builder.module.globals.get(name)
@@ -124,16 +124,16 @@ def _call_handler(context: Any, builder: Any, key: str, operands: tuple[Any, Any
         known.linkage, known.initializer = "internal", ir.Constant(BYTES, None)
     text = context.insert_const_string(builder.module, key)
     tables = []
-    for addresses in operands[:2]:
+    for addresses in (read, made):
         table = cgutils.alloca_once(builder, ir.ArrayType(BYTES, max(len(addresses), 1)))
         for number, address in enumerate(addresses):
-            place = cgutils.gep_inbounds(builder, table, 0, number)
-            builder.store(builder.bitcast(address, BYTES), place)
+            slot = cgutils.gep_inbounds(builder, table, 0, number)
+            builder.store(builder.bitcast(address, BYTES), slot)
         tables.append(builder.bitcast(table, BYTES))
     kind = ir.FunctionType(ir.IntType(32), [BYTES, BYTES, BYTES, BYTES, WORD])
     handler = cgutils.get_or_insert_function(builder.module, kind, COMPILED)
-    unfit = ir.Constant(WORD, operands[2])
-    return builder.call(handler, [builder.bitcast(known, BYTES), text, *tables, unfit])
+    place = builder.bitcast(known, BYTES)
+    return builder.call(handler, [place, text, *tables, ir.Constant(WORD, unfit)])
 
 
 def _result(context: Any, builder: Any, kind: Any, item: Any, place: Any) -> Any:

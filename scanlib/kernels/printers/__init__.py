@@ -1,5 +1,6 @@
-"""Text of kernels: a table from operations to LLVM and one to C, and little else.
+"""Text of kernels: how statements are written; that of operations is in a table of the language.
 
-A printer prints what it is given. What is different for a target, its vector registers or whether
-it multiplies and adds in one instruction, is changed in the tree before (`scanlib.kernels.passes`).
+A printer prints what it is given (`scanlib.kernels.language.OPERATIONS`). What is different for a
+target, such as its vector registers, is decided before, by schedules; where the processor has no
+instruction that multiplies and adds, LLVM's printer writes two.
 """
