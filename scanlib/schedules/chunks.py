@@ -106,7 +106,7 @@ class ChunksRun(BlocksRun):
         is_first = self.chunk.equals(0)
         with w.when(is_first):
             for past, place in self.before.items():
-                store_number(w, self.memory, place, self.first_value(past))
+                store_number(w, self.memory, place, self.value_before(past, 0))
         w.store(self.memory, self.own + self.known, w.constant(0, INT64))
         self.write_runs(is_first | self.out.number(words.job, "job").equals(AFRESH))
         write_result(self, self.steps, self.steps)
@@ -117,12 +117,12 @@ class ChunksRun(BlocksRun):
         w, size = self.w, self.w.constant(self.size, INT64)
         return w.apply("quotient", w.apply("quotient", self.steps * k, self.chunks), size) * size
 
-    def first_value(self, past: Past) -> Number:
-        """Return a value before the first chunk, where `start` has put it."""
+    def value_before(self, past: Past, n: Value | int) -> Number:
+        """Return a row of a history before step `n`, or, without one, what `start` has put."""
         part, row = past
         at: Value | int = row
-        if self.is_direct(part) and self.reverse:
-            at = self.steps + row
+        if self.is_direct(part):
+            at = (self.steps - n if self.reverse else n) + row
         found = BlocksRun.place_of_value(self, part, at)
         return load_number(self.w, self.dtypes[part], *found)
 
@@ -178,15 +178,10 @@ class ChunksRun(BlocksRun):
 
     def write_values_after(self) -> None:
         """Write the last rows of histories to the record."""
-        for part, row in self.pasts:
-            if part in self.first_rows:
-                at = self.last + row
-                if self.reverse:
-                    at = self.steps - self.last + row
-                value = load_number(
-                    self.w, self.dtypes[part], *BlocksRun.place_of_value(self, part, at)
-                )
-                store_number(self.w, *self.place_of_value(part, row), value)
+        for past in self.pasts:
+            if past[0] in self.first_rows:
+                value = self.value_before(past, self.last)
+                store_number(self.w, *self.place_of_value(*past), value)
 
     # One block
 
