@@ -226,8 +226,9 @@ class Then:
             was_run = w.load(INT64, self.memory, place + run.known).differs(0)
             same = run.keep_values(w, self.memory, place - run.record, place)
             with w.when(~(was_run & same)):
-                for place_, value in ((words.job, AFRESH), (words.part, None), (words.parts, 1)):
-                    self.out.write_word(place_, w.copy(chunk) if value is None else value)
+                self.out.write_word(words.job, AFRESH)
+                self.out.write_word(words.part, w.copy(chunk))
+                self.out.write_word(words.parts, 1)
                 w.end(AGAIN)
             w.assign(chunk, w.copy(chunk) + 1)
         self.write_last_values()
