@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from pytensor.configdefaults import config
 
-from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
+from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value, Writer
 from scanlib.kernels.program import AGAIN, TableKernel
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Span, added, load_number, store_number
+from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.elementwise import AFRESH, RUN, ElemwiseLoop, Storage, write_result
 
@@ -105,7 +106,7 @@ class ChunksRun(BlocksRun):
         is_first = self.chunk.equals(0)
         with w.when(is_first):
             for past, place in self.before.items():
-                store_number(w, self.memory, place, self.first_value(past))
+                store_number(w, self.memory, place, self.value_before(past, 0))
         w.store(self.memory, self.own + self.known, w.constant(0, INT64))
         self.write_runs(is_first | self.out.number(words.job, "job").equals(AFRESH))
         write_result(self, self.steps, self.steps)
@@ -116,12 +117,12 @@ class ChunksRun(BlocksRun):
         w, size = self.w, self.w.constant(self.size, INT64)
         return w.apply("quotient", w.apply("quotient", self.steps * k, self.chunks), size) * size
 
-    def first_value(self, past: Past) -> Number:
-        """Return a value before the first chunk, where `start` has put it."""
+    def value_before(self, past: Past, n: Value | int) -> Number:
+        """Return a row of a history before step `n`, or, without one, what `start` has put."""
         part, row = past
         at: Value | int = row
-        if self.is_direct(part) and self.reverse:
-            at = self.steps + row
+        if self.is_direct(part):
+            at = (self.steps - n if self.reverse else n) + row
         found = BlocksRun.place_of_value(self, part, at)
         return load_number(self.w, self.dtypes[part], *found)
 
@@ -140,7 +141,7 @@ class ChunksRun(BlocksRun):
             begin = self.first - w.select(self.guesses, w.copy(back) * self.size, 0)
             self.write_blocks(begin, w.select(self.guesses, self.first, self.last))
             with w.when(self.guesses) as choice:
-                same = self.kept_values()
+                same = self.keep_values(w, self.memory, self.own, self.own)
                 w.assign(back, w.copy(back) << now)
                 again = w.select(w.copy(back) > most, 3, w.constant(0, INT64))
                 w.assign(run, w.select(now.equals(0), 1, w.select(same, 2, again)))
@@ -160,30 +161,27 @@ class ChunksRun(BlocksRun):
             value = w.select(self.guesses, w.cast(now, value.type.dtype), value)
         store_number(w, self.memory, self.own + self.after[past], value)
 
-    def kept_values(self) -> Value:
-        """Write that the latest values are those before the chunk; return whether they were."""
-        w = self.w
+    def keep_values(self, w: Writer, memory: Value, source: Value, target: Value) -> Value:
+        """Write that the latest values of one record are those before the chunk of another.
+
+        Return whether they were, bit by bit. Records are given by their places in `memory`.
+        """
         same: Value = w.constant(True, BOOL)
         for past, place in self.before.items():
             if past[0] not in self.depths:
                 continue
-            word = Type("int64" if self.dtypes[past[0]] == "float64" else "int32")
-            value = w.load(word, self.memory, self.own + self.after[past])
-            same = same & value.equals(w.load(word, self.memory, self.own + place))
-            w.store(self.memory, self.own + place, value)
+            word = Type(WORDS[self.dtypes[past[0]]])
+            value = w.load(word, memory, source + self.after[past])
+            same = same & value.equals(w.load(word, memory, target + place))
+            w.store(memory, target + place, value)
         return same
 
     def write_values_after(self) -> None:
         """Write the last rows of histories to the record."""
-        for part, row in self.pasts:
-            if part in self.first_rows:
-                at = self.last + row
-                if self.reverse:
-                    at = self.steps - self.last + row
-                value = load_number(
-                    self.w, self.dtypes[part], *BlocksRun.place_of_value(self, part, at)
-                )
-                store_number(self.w, *self.place_of_value(part, row), value)
+        for past in self.pasts:
+            if past[0] in self.first_rows:
+                value = self.value_before(past, self.last)
+                store_number(self.w, *self.place_of_value(*past), value)
 
     # One block
 
@@ -225,17 +223,12 @@ class Then:
         chunk = w.local(w.select(job.equals(RUN), 1, part + 1))
         with w.loop_while(lambda: w.copy(chunk) < self.chunks):
             place = w.copy(chunk) * run.record
-            right = w.load(INT64, self.memory, place + run.known).differs(0)
-            for past, before in run.before.items():
-                if past[0] not in run.depths:
-                    continue
-                word = Type("int64" if run.dtypes[past[0]] == "float64" else "int32")
-                ended = w.load(word, self.memory, place + (run.after[past] - run.record))
-                right = right & ended.equals(w.load(word, self.memory, place + before))
-                w.store(self.memory, place + before, ended)
-            with w.when(~right):
-                for place_, value in ((words.job, AFRESH), (words.part, None), (words.parts, 1)):
-                    self.out.write_word(place_, w.copy(chunk) if value is None else value)
+            was_run = w.load(INT64, self.memory, place + run.known).differs(0)
+            same = run.keep_values(w, self.memory, place - run.record, place)
+            with w.when(~(was_run & same)):
+                self.out.write_word(words.job, AFRESH)
+                self.out.write_word(words.part, w.copy(chunk))
+                self.out.write_word(words.parts, 1)
                 w.end(AGAIN)
             w.assign(chunk, w.copy(chunk) + 1)
         self.write_last_values()

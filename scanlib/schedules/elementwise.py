@@ -487,11 +487,10 @@ class Prepare(Checks[ElemwiseLoop]):
         chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
         chunks = w.select(chunks < loop.chunks, chunks, loop.chunks)
         chunks = w.select(chunks < 1, 1, chunks)
-        for word, value in (
-            *((words.chunks, chunks), (words.parts, chunks)),
-            *((words.job, RUN), (words.part, 0)),
-        ):
-            self.out.write_word(word, value)
+        for word in (words.chunks, words.parts):
+            self.out.write_word(word, chunks)
+        self.out.write_word(words.job, RUN)
+        self.out.write_word(words.part, 0)
 
     def write_choice(self, steps: Value, sizes: list[Value]) -> None:
         """Write whether the steps are taken in blocks: of few channels and many steps."""

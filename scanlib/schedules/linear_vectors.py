@@ -277,13 +277,11 @@ class LogSteps:
             self.prepare_matrix(place)
         with w.loop(0, self.length) as k:
             i = plainly(w, k)
-            w.store(self.adds, i * item.itemsize, self.pad(i, w.constant(0.0, item), -inf))
+            neutral = w.select(i < run.size, w.constant(0.0, item), -inf)
+            w.store(self.adds, i * item.itemsize, neutral)
             w.store(self.values, i * item.itemsize, w.constant(-inf, item))
         if not run.loop.batch:
             self.read_values(w.offset(run.history, run.row_of(w.constant(0, INT64))))
-
-    def pad(self, i: Value, value: Value, other: float) -> Value:
-        return self.w.select(i < self.run.size, value, other)
 
     def read_values(self, row: Value) -> None:
         w, item = self.w, self.item

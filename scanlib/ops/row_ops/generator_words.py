@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType, random_generator_type
 from pytensor.tensor.type import lvector
 
-from scanlib.ops.row_ops.linear_op import LinearOp
+from scanlib.ops.row_ops.linear_op import UnconnectedOp
 
 _KINDS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _HALF = 1 << 64
@@ -74,11 +74,10 @@ def _rebuild(like: Any, words: list[int]) -> Any:
     return words.pop() + _HALF * words.pop()
 
 
-class GeneratorWords(LinearOp):
+class GeneratorWords(UnconnectedOp):
     """The state of a random generator as a vector of integers."""
 
     __props__ = ()
-    arrays = 0
 
     def make_node(self, generator: Variable) -> Apply:
         if not isinstance(generator.type, RandomType):
@@ -89,11 +88,10 @@ class GeneratorWords(LinearOp):
         output_storage[0][0] = generator_words(inputs[0])
 
 
-class GeneratorFromWords(LinearOp):
+class GeneratorFromWords(UnconnectedOp):
     """A new random generator with a given state."""
 
     __props__ = ()
-    arrays = 0
 
     def make_node(self, words: Variable) -> Apply:
         return Apply(self, [words], [random_generator_type()])

@@ -17,10 +17,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.row_ops.linear_op import LinearOp
+from scanlib.ops.row_ops.linear_op import UnconnectedOp
 
 
-class RanSteps(LinearOp):
+class RanSteps(UnconnectedOp):
     """True for every row that a loop stacked, but for `depth` initial rows.
 
     Parameters
@@ -33,7 +33,6 @@ class RanSteps(LinearOp):
     """
 
     __props__ = ("depth", "from_first")
-    arrays = 0
 
     def __init__(self, depth: int, from_first: bool = True) -> None:
         self.depth = depth

@@ -49,13 +49,13 @@ class SplitRows(LinearOp):
             )
         output_storage[0][0] = value[:rows].reshape((int(count), int(length), *value.shape[1:]))
 
-    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> Variable:
         value, count, length = inputs
         rows = MergeRows()(cotangent)
         if rows.type.shape[0] is not None and rows.type.shape[0] == value.type.shape[0]:
-            return [rows]
+            return rows
         zeros = pt.zeros_like(value, dtype=cotangent.type.dtype)
-        return [pt.set_subtensor(zeros[: count * length], rows)]
+        return pt.set_subtensor(zeros[: count * length], rows)
 
 
 class MergeRows(LinearOp):
@@ -79,8 +79,8 @@ class MergeRows(LinearOp):
         rows = value.shape[0] * value.shape[1]
         output_storage[0][0] = value.reshape((rows, *value.shape[2:]))
 
-    def adjoint(self, inputs: Variables, cotangent: Variable) -> list[Variable]:
-        return [SplitRows()(cotangent, inputs[0].shape[0], inputs[0].shape[1])]
+    def adjoint(self, inputs: Variables, cotangent: Variable) -> Variable:
+        return SplitRows()(cotangent, inputs[0].shape[0], inputs[0].shape[1])
 
 
 def _common(size: Variable) -> Variable:
