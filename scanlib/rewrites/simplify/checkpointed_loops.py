@@ -15,7 +15,6 @@ from __future__ import annotations
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
-from pytensor.raise_op import CheckAndRaise
 
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.checkpointed import (
@@ -111,8 +110,6 @@ def _as_nest(
 
 
 def _last_row(loop: Loop, read: LastRow, rows: Variable) -> Variable:
-    row = read.of(rows)
-    if read.exists(constant_integer(loop.length())):
-        return row
-    message = loop.messages().missing_steps(read.back)
-    return CheckAndRaise(IndexError, message)(row, pt.ge(loop.length(), read.back))
+    steps = loop.length()
+    known = read.exists(constant_integer(steps))
+    return read.of(rows) if known else read.checked(loop, rows, steps)
