@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import pytensor.scalar as ps
 from pytensor.graph.basic import Variable
@@ -43,18 +45,18 @@ def components(depends: Mapping[int, set[int]]) -> list[tuple[int, ...]]:
     Parts are in one component if each reaches the other; what a component depends on reaches fewer
     parts than the component does.
     """
-    reached = {part: {part, *others} for part, others in depends.items()}
+    reached = {part: 1 << part for part in depends}  # a bit for each part
     changed = True
     while changed:
         changed = False
-        for part, others in reached.items():
-            more = others.union(*(reached[other] for other in others))
-            changed |= len(more) > len(others)
+        for part, others in depends.items():
+            more = reduce(or_, (reached[other] for other in others), reached[part])
+            changed |= more != reached[part]
             reached[part] = more
     found: dict[tuple[int, ...], int] = {}
-    for part, others in reached.items():
-        own = tuple(sorted(other for other in others if part in reached[other]))
-        found.setdefault(own, len(others))
+    for part, bits in reached.items():
+        mutual = (k for k, back in reached.items() if bits >> k & 1 and back >> part & 1)
+        found.setdefault(tuple(sorted(mutual)), bits.bit_count())
     return sorted(found, key=lambda members: found[members])
 
 

@@ -8,6 +8,7 @@ is computed from data, of slices by bounds that are computed, and of what is mad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -86,6 +87,7 @@ def loops_of_unknown_length(
     """
     numbers, lengths = countable_scalars(fgraph, data, others), Lengths()
 
+    @cache
     def is_known(symbol: Symbol) -> bool:
         kind, what = symbol
         if kind == "minimum":

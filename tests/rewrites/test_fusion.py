@@ -11,6 +11,7 @@ from pytensor.tensor.subtensor import IncSubtensor
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
 from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.rewrites.over_time.written_rows import is_of_loop
 from tests.modes import MODES
 
 
@@ -173,6 +174,14 @@ class TestGradients:
         )
         function = pytensor.function([x, n], [h, pt.zeros(n)[:3].inc(2 * y)], mode=MODES["c"])
         np.testing.assert_allclose(function([1.0], 5)[1], 2 * np.cos(0.3) * (np.arange(5) < 3))
+
+    def test_what_is_read_several_times_is_looked_at_once(self):
+        x = pt.dvector("x")
+        for start, expected in ((x, False), (autoregression(x, x), True)):
+            y = start
+            for _ in range(60):  # seen once for each path, it would never end
+                y = y * pt.sigmoid(y)
+            assert is_of_loop(y) is expected
 
     @pytest.mark.parametrize("mode", ["numba", "c"])
     def test_matrices_of_each_step(self, mode):

@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import toposort, walk
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
@@ -210,9 +210,12 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
 
 def is_of_loop(variable: Variable) -> bool:
     """Whether a loop computes a variable, or elementwise operations on parts of its results."""
-    node = variable.owner
-    if node is None:
-        return False
-    if isinstance(node.op, Elemwise | DimShuffle | Subtensor):
-        return any(is_of_loop(inp) for inp in node.inputs)
-    return isinstance(node.op, Scan | ElemwiseScan | LinearScan)
+
+    def inputs_of(value: Variable) -> list[Variable]:
+        node = value.owner
+        is_passed = node is not None and isinstance(node.op, Elemwise | DimShuffle | Subtensor)
+        return node.inputs if is_passed else []
+
+    above = (value.owner for value in walk([variable], inputs_of, bfs=False))
+    loops = Scan | ElemwiseScan | LinearScan
+    return any(node is not None and isinstance(node.op, loops) for node in above)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
-from pytensor.raise_op import CheckAndRaise
 
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.checkpointed import (
@@ -25,7 +24,7 @@ from scanlib.ops.gradient.checkpointed import (
     segments_name,
     tail_loop,
 )
-from scanlib.ops.loop import Loop
+from scanlib.ops.loop import Loop, Results
 from scanlib.ops.row_ops.row_segments import MergeRows
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.simplify.last_rows import LastRow, is_loop, last_row_reads, tap_of_view
@@ -49,19 +48,19 @@ def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Var
     if loop.stop is not None or loop.truncate_gradient >= 0 or not nests:
         return edit.replacements()
     cut = Cut.of(loop, schedule)
-    outer = outer_loop(loop, cut)
+    segments = outer_loop(loop, cut).apply()
     reads = [
         _reads(fgraph, history, s.depth)
         for history, s in zip(node.outputs, loop.states, strict=False)
     ]
     if all(whole for _, whole in reads) and not loop.carries:
-        same = next((nest for nest in nests if _equal(nest, outer)), None)
+        same = next((nest for nest in nests if _equal(nest, segments.node)), None)
         if same is not None:
             plain = edit.replacements()
             stored = [plain.get(history, history) for history in node.outputs]
             starts = [_slices(h, s.depth, cut) for h, s in zip(stored, loop.states, strict=False)]
             return plain | dict(zip(same.outputs, starts, strict=False))
-    return _as_nest(edit, cut, outer, reads)
+    return _as_nest(edit, cut, segments, reads)
 
 
 def _reads(fgraph: FunctionGraph, history: Variable, depth: int) -> tuple[list[LastRow], bool]:
@@ -70,9 +69,8 @@ def _reads(fgraph: FunctionGraph, history: Variable, depth: int) -> tuple[list[L
     return last, not only or any(read.back > depth for read in last)
 
 
-def _equal(nest: Apply, outer: Loop) -> bool:
-    made = outer.apply().node
-    return made.op == nest.op and equal_computations(list(made.inputs), list(nest.inputs))
+def _equal(one: Apply, two: Apply) -> bool:
+    return one.op == two.op and equal_computations(list(one.inputs), list(two.inputs))
 
 
 def _slices(history: Variable, depth: int, cut: Cut) -> Variable:
@@ -82,11 +80,10 @@ def _slices(history: Variable, depth: int, cut: Cut) -> Variable:
 
 
 def _as_nest(
-    edit: LoopEdit, cut: Cut, outer: Loop, reads: list[tuple[list[LastRow], bool]]
+    edit: LoopEdit, cut: Cut, segments: Results, reads: list[tuple[list[LastRow], bool]]
 ) -> dict[Variable, Variable]:
     """Return the results of a loop as those of a loop over segments and of a tail."""
     loop, node, states = edit.loop, edit.node, len(edit.loop.states)
-    segments = outer.apply()
     ends = [history[-1] for history in segments.histories]
     tail = tail_loop(loop, cut, ends).apply() if cut.has_tail else None
     rows = [MergeRows()(stacked) for stacked in segments.outputs]
@@ -113,8 +110,6 @@ def _as_nest(
 
 
 def _last_row(loop: Loop, read: LastRow, rows: Variable) -> Variable:
-    row = read.of(rows)
-    if read.exists(constant_integer(loop.length())):
-        return row
-    message = loop.messages().missing_steps(read.back)
-    return CheckAndRaise(IndexError, message)(row, pt.ge(loop.length(), read.back))
+    steps = loop.length()
+    known = read.exists(constant_integer(steps))
+    return read.of(rows) if known else read.checked(loop, rows, steps)

@@ -48,6 +48,11 @@ class LastRow:
         first = slice(-self.back, None) if self.several else -self.back
         return history[(first, *self.rest)]
 
+    def checked(self, loop: Loop, history: Variable, steps: Variable) -> Variable:
+        """Return the same read of another history, if its loop took enough steps; an error else."""
+        check = CheckAndRaise(IndexError, loop.messages().missing_steps(self.back))
+        return check(self.of(history), pt.ge(steps, self.back))
+
 
 def _indices(node: Apply) -> tuple:
     return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
@@ -187,14 +192,9 @@ def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
         if state.untraced:
             continue
         for read in last_row_reads(fgraph, history, state.depth)[0]:
-            if read.exists(length):
-                continue
-            row = history[(-read.back, *read.rest)]
-            steps = history.shape[0] - state.depth
-            message = loop.messages().missing_steps(read.back)
-            replacements[read.old] = CheckAndRaise(IndexError, message)(
-                row, pt.ge(steps, read.back)
-            )
+            if not read.exists(length):
+                steps = history.shape[0] - state.depth
+                replacements[read.old] = read.checked(loop, history, steps)
     return replacements
 
 

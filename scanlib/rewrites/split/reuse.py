@@ -103,7 +103,7 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
         return results_by_part(loop, loop.apply())
 
     made = store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
-    return next(iter(made.values())).owner
+    return None if made is None else next(iter(made.values())).owner
 
 
 def store(
@@ -113,8 +113,10 @@ def store(
     chosen: dict[Variable, Variable],
     apply: Callable[[Loop], dict[int, Variable]],
     reason: str,
-) -> dict[int, Variable]:
+) -> dict[int, Variable] | None:
     """Let one loop store values, and another one read them; return the first one's results.
+
+    None, with nothing changed, where the first loop is not elementwise with what it would store.
 
     Parameters
     ----------
@@ -128,7 +130,10 @@ def store(
     (maker, reader), (source, target) = nodes, loops
     parts = [*source.states, *source.carries, *source.outputs]
     stored = {value: output_of(source, twin) for value, twin in chosen.items()}
-    new = apply(source)
+    try:
+        new = apply(source)
+    except NotElementwiseError:
+        return None
     moved = {old: new[id(part)] for part, old in zip(parts, maker.outputs, strict=True)}
     replace(fgraph, moved, f"scanlib_{reason}")
     # What the reader reads by way of other nodes reads the new loop now; the rest is said here.
@@ -292,13 +297,8 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
         return None
     _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
     extreme = [*source.states, *source.carries][_extremes(maker.op)[0]]
-    try:
-        made = store(
-            fgraph, (maker, reader), (source, target), chosen, lower_elementwise, "choices"
-        )
-    except NotElementwiseError:
-        return None
-    return made[id(extreme)].owner
+    made = store(fgraph, (maker, reader), (source, target), chosen, lower_elementwise, "choices")
+    return None if made is None else made[id(extreme)].owner
 
 
 def _choices(

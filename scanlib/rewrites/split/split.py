@@ -497,9 +497,11 @@ def split(
     if not parts.plan() and not _is_only_sums(parts):
         return None
     if not parts.recurrent and loop.stop is None:
-        if _reads_what_left(parts):
+        rows = {v: v.type.clone(shape=(None, *v.type.shape))() for v in parts.before}
+        rest, *_ = remaining_loop(parts, rows)
+        if _reads_what_left(rest):
             return None
-        if not _lowers(parts):
+        if not _lowers(rest):
             parts.take_all_sums()
     if not (parts.before or parts.outputs or parts.taken_sums):
         return None
@@ -524,20 +526,17 @@ def _is_only_sums(parts: SplitParts) -> bool:
     return not parts.recurrent and parts.loop.stop is None and bool(parts.sums)
 
 
-def _reads_what_left(parts: SplitParts) -> bool:
+def _reads_what_left(rest: Loop) -> bool:
     """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
-    rest, *_ = remaining_loop(parts, {value: value for value in parts.before})
-    given = {*rest.body_inputs(), *parts.before}
+    given = rest.body_inputs()
     return any(
         root not in given and not isinstance(root, Constant)
-        for root in graph_inputs(rest.body_outputs(), blockers=list(given))
+        for root in graph_inputs(rest.body_outputs(), blockers=given)
     )
 
 
-def _lowers(parts: SplitParts) -> bool:
+def _lowers(rest: Loop) -> bool:
     """Whether the loop of what remains is elementwise, or there is none."""
-    rows = {v: v.type.clone(shape=(None, *v.type.shape))() for v in parts.before}
-    rest, *_ = remaining_loop(parts, rows)
     return not rest.body_outputs() or is_elementwise(Loop.from_node(rest.apply().node))
 
 
