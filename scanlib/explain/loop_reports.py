@@ -278,7 +278,7 @@ def _parts(loop: Loop, recurrences: Sequence[str | None]) -> tuple[Part, ...]:
         tap = next(iter(state.taps.values()))
         stored = "last rows" if state.untraced else "history"
         part = _part("state", state.name, tap, _row(state.initial), stored, next(own))
-        found.append(Part(**{**vars(part), "taps": tuple(sorted(state.taps))}))
+        found.append(replace(part, taps=tuple(sorted(state.taps))))
     for carry in loop.carries:
         shape = getattr(carry.initial.type, "shape", None)
         found.append(_part("state", carry.name, carry.value, shape, "last value", next(own)))

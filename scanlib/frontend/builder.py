@@ -58,7 +58,6 @@ class Built:
     `shared` has the last values of the shared variables that the step updates.
     """
 
-    loop: Loop
     results: Results
     values: list[Variable]
     shared: dict[SharedVariable, Variable]
@@ -216,7 +215,7 @@ class LoopBuilder:
         for i, value in enumerate(values):
             name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
             name_result(value, self.result_name(i, result) or name)
-        return Built(loop, results, values, {v: carries[id(part)] for v, part in shared.items()})
+        return Built(results, values, {v: carries[id(part)] for v, part in shared.items()})
 
     def past_values(self, trace: Trace) -> dict[Variable, tuple[State, int]]:
         """Return the values of states that the step reads or returns, as state and lag.

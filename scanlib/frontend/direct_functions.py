@@ -129,16 +129,11 @@ def _check_kind(variable: Variable, kinds: str, where: str) -> None:
 
 @dataclass
 class Argument:
-    """An argument of a recurrence, its time axis in front if it has one.
-
-    `core` is the number of trailing dimensions that belong to a matrix and take no part in
-    broadcasting.
-    """
+    """An argument of a recurrence, its time axis in front if it has one."""
 
     name: str
     value: Variable
     timed: bool
-    core: int = 0
 
     def row_shape(self) -> tuple[int | None, ...]:
         """Return the static shape of a row."""
@@ -161,13 +156,13 @@ def read_arguments(given: dict[str, tuple[Variable, int]], leading: int, axis: i
     lengths = [v.type.shape[axis] for name, (v, _) in given.items() if full[name]]
     one_step = all(length == 1 for length in lengths)
     arguments = []
-    for name, (variable, core) in given.items():
+    for name, (variable, _) in given.items():
         timed = full[name] and (one_step or variable.type.shape[axis] != 1)
         if timed:
             variable = pt.moveaxis(variable, axis, 0) if axis else variable
         elif full[name]:
             variable = variable.squeeze(axis)
-        arguments.append(Argument(name, variable, timed, core))
+        arguments.append(Argument(name, variable, timed))
     return arguments
 
 

@@ -57,6 +57,7 @@ from scanlib.frontend.statespace.filter import (
 )
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
 from scanlib.frontend.statespace.smoother import root, smoothed, walk_squares, walk_vectors
+from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults, at_all_steps, with_derivatives_of
 from scanlib.ops.row_ops.triangular import TriangularFactor
@@ -257,7 +258,7 @@ def _turned(matrices: Variable) -> Variable:
 
 def _map(step: Callable[..., list[Variable]], name: str, *rows: Variable | None) -> list[Variable]:
     """Return what a function makes of all rows; None stays None."""
-    own = [None if v is None else pt.TensorType(v.dtype, v.type.shape[1:])() for v in rows]
+    own = [None if v is None else row_type(v)() for v in rows]
     pairs = [
         (v, row) for v, row in zip(rows, own, strict=True) if v is not None and row is not None
     ]

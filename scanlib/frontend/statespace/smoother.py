@@ -31,6 +31,7 @@ from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.filter import Parts, Walk
 from scanlib.frontend.statespace.model import StateSpace
+from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Loop, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.found_results import FoundResults
@@ -129,9 +130,7 @@ def _walk(
     is_square: bool, matrices: Variable, rows: Variable, reverse: bool, in_parallel: bool
 ) -> Variable:
     start, others = (rows[-1:], rows[:-1]) if reverse else (rows[:1], rows[1:])
-    move, row, tap = (
-        pt.TensorType(v.type.dtype, shape=v.type.shape[1:])() for v in (matrices, others, others)
-    )
+    move, row, tap = (row_type(v)() for v in (matrices, others, others))
     results = Loop(
         sequences=[SequencePart(matrices, move), SequencePart(others, row)],
         states=[State(start, {-1: tap}, _moved(is_square, move, tap) + row)],
