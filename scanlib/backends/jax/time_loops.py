@@ -45,7 +45,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.backends.jax.body import function_of
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.linear import product
-from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError
+from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError, plain
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
@@ -143,11 +143,6 @@ def run_loop(
     itemsize = max((np.dtype(out.type.dtype).itemsize for out in node.outputs), default=8)
     report.append(Spread(title(node), pieces.count, itemsize))
     return _Walk(node, scan, pieces, outer, report[-1]).results(in_turn)
-
-
-def plain(values: Sequence[Any]) -> list[Any]:
-    """Return arrays as JAX has them."""
-    return [v.whole() if isinstance(v, Timed) else v for v in values]
 
 
 def check_few(node: Apply, name: str, value: Any, cut: Cut) -> None:
