@@ -313,7 +313,7 @@ def funcify_inc_subtensor(op: IncSubtensor, node: Apply, **kwargs: Any) -> Funct
     return inc_subtensor
 
 
-# Choices, checks, and where recurrences start
+# Choices, rows that are padded, and checks
 
 
 @pytorch_funcify.register(IfElse)
