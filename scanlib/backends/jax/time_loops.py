@@ -237,7 +237,7 @@ class _Walk:
         values = []
         for k, depth in enumerate(signature.depths):
             if signature.untraced[k]:
-                behind = self.pieces.gap_in_last if self.pieces.gap else 0
+                behind = self.pieces.gap_in_last
                 rows = found[k][self.pieces.last]
                 first = behind if signature.reverse else len(rows) - depth - behind
                 values.append(rows[first : first + depth])
