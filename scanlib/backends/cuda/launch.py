@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -130,7 +130,7 @@ class Geometry:
     steps: int
     sizes: Shape
     outputs: list[Shape]
-    lengths: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, int]
 
     @property
     def channels(self) -> int:

@@ -68,20 +68,14 @@ def funcify_triangular_factor(op: TriangularFactor, **kwargs: Any) -> Callable[.
     return lambda x: jnp.linalg.qr(x, mode="r")
 
 
-def _known(*values: Any) -> list[int]:
-    """Return sizes of segments, which JAX must know when it compiles."""
-    found = [static_int(value) for value in values]
-    if None in found:
-        raise UnknownLengthError(LARGE)
-    return [value for value in found if value is not None]
-
-
 @jax_funcify.register(SplitRows)
 def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the first rows of an array, cut into segments."""
 
     def split_rows(value: Any, count: Any, length: Any) -> Any:
-        n, size = _known(count, length)
+        n, size = static_int(count), static_int(length)
+        if n is None or size is None:
+            raise UnknownLengthError(LARGE)
         if n * size > len(value):
             raise SequenceLengthError(
                 f"a sequence has {len(value)} rows, but the loop takes {n * size} steps or more"

@@ -176,10 +176,11 @@ def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
         found = plain(*(next(rows) if isinstance(v, Bounded) else v for v in inputs))
         return [found] if len(node.outputs) == 1 else list(found)
 
-    def like(more: int) -> list[Any]:
+    def longer() -> list[Any]:
+        """Return the shapes of the results of buffers with one place more."""
         shapes = [[*v.rows.shape] for v in bounded]
         for shape, value in zip(shapes, bounded, strict=True):
-            shape[value.time] = capacity + more
+            shape[value.time] = capacity + 1
         pairs = zip(shapes, bounded, strict=True)
         return jax.eval_shape(run, [jax.ShapeDtypeStruct(n, v.dtype) for n, v in pairs])
 
@@ -189,7 +190,7 @@ def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     found = run([v.cut(capacity) for v in filled])
     found = _where_equal([*lengths, *([] if known is None else [known])], found)
     if known is None:
-        for k, (one, more) in enumerate(zip(like(0), like(1), strict=True)):
+        for k, (one, more) in enumerate(zip(found, longer(), strict=True)):
             grown = [a for a in range(one.ndim) if one.shape[a] != more.shape[a]]
             if grown:
                 if len(grown) > 1 or more.shape[grown[0]] != one.shape[grown[0]] + 1:

@@ -45,7 +45,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.backends.jax.body import function_of
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.linear import product
-from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError
+from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError, plain
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
@@ -145,11 +145,6 @@ def run_loop(
     return _Walk(node, scan, pieces, outer, report[-1]).results(in_turn)
 
 
-def plain(values: Sequence[Any]) -> list[Any]:
-    """Return arrays as JAX has them."""
-    return [v.whole() if isinstance(v, Timed) else v for v in values]
-
-
 def check_few(node: Apply, name: str, value: Any, cut: Cut) -> None:
     """Raise if an array that every step reads is cut along time."""
     if isinstance(value, Timed) and value.length > FEW:
@@ -242,7 +237,7 @@ class _Walk:
         values = []
         for k, depth in enumerate(signature.depths):
             if signature.untraced[k]:
-                behind = self.pieces.gap_in_last if self.pieces.gap else 0
+                behind = self.pieces.gap_in_last
                 rows = found[k][self.pieces.last]
                 first = behind if signature.reverse else len(rows) - depth - behind
                 values.append(rows[first : first + depth])

@@ -36,6 +36,7 @@ from scanlib.backends.jax.time_pieces import (
     TimeShardingError,
     cumulated,
     joined,
+    plain,
     sum_rows,
     written,
 )
@@ -79,7 +80,7 @@ def plain_function(node: Apply) -> Callable[..., list[Any]]:
         function = funcify_node(node.op, node)
 
     def run(*values: Any) -> list[Any]:
-        found = function(*(v.whole() if isinstance(v, Timed) else v for v in values))
+        found = function(*plain(values))
         return list(found) if isinstance(found, list | tuple) else [found]
 
     return run
@@ -124,7 +125,7 @@ def _side_by_side(node: Apply, inputs: list[Any], cut: Cut) -> list[Any]:
 def _product(node: Apply, inputs: list[Any], cut: Cut, axes: list[int]) -> Any:
     """Return a product that sums over time, with tiles in a fixed order."""
     function = plain_function(node)
-    arrays = [v.whole() if isinstance(v, Timed) else jnp.asarray(v) for v in inputs]
+    arrays = map(jnp.asarray, plain(inputs))
     rows = [jnp.expand_dims(v, axis + 1) for v, axis in zip(arrays, axes, strict=True)]
     return sum_rows(cut, jax.vmap(lambda *row: function(*row)[0], tuple(axes))(*rows))
 
@@ -224,7 +225,7 @@ def _inc_subtensor(node: Apply, inputs: list[Any], cut: Cut) -> Any:
     timed = _first([whole, part])
     if timed.axis or any(index != slice(None) for index in others):
         raise _NoRuleError
-    whole, part = (v.whole() if isinstance(v, Timed) else jnp.asarray(v) for v in (whole, part))
+    whole, part = map(jnp.asarray, plain([whole, part]))
     if isinstance(own, slice):
         start, stop, step = own.indices(len(whole))
         if step < 0 and start >= stop:
@@ -247,7 +248,7 @@ def _join(node: Apply, inputs: list[Any], cut: Cut) -> Any:
     own = _first(values).axis
     if own != axis % arrays[0].type.ndim:
         return _along(node, inputs, own)
-    return Timed(joined([v.whole() if isinstance(v, Timed) else v for v in values], own), own)
+    return Timed(joined(plain(values), own), own)
 
 
 @rule(Split)

@@ -228,6 +228,11 @@ class Timed:
         return joined([part for part in found if len(part)] or found[:1])
 
 
+def plain(values: Sequence[Any]) -> list[Any]:
+    """Return arrays as JAX has them."""
+    return [v.whole() if isinstance(v, Timed) else v for v in values]
+
+
 def joined(parts: Sequence[Any], axis: int = 0) -> Any:
     """Return arrays behind one another along an axis."""
     parts = [jnp.moveaxis(jnp.asarray(part), axis, 0) for part in parts]

@@ -242,7 +242,7 @@ def _flipped(x: torch.Tensor, indices: Any) -> tuple[list[int], list[Any]]:
 def _has_negative_step(op: Any, indices: list[Any]) -> bool:
     values = [int(i.data) if isinstance(i, Constant) else None for i in indices]
     return any(
-        isinstance(entry, slice) and (entry.step is not None and (entry.step or 0) < 0)
+        isinstance(entry, slice) and (entry.step or 0) < 0
         for entry in indices_from_subtensor(values, op.idx_list)
     )
 
@@ -313,7 +313,7 @@ def funcify_inc_subtensor(op: IncSubtensor, node: Apply, **kwargs: Any) -> Funct
     return inc_subtensor
 
 
-# Choices, checks, and where recurrences start
+# Choices, rows that are padded, and checks
 
 
 @pytorch_funcify.register(IfElse)

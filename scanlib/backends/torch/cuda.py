@@ -67,10 +67,13 @@ class CudaRunner:
         self.works = True
 
     @cached_property
-    def loop(self) -> KernelLoop:
-        """The kernels of an elementwise loop."""
+    def loop(self) -> KernelLoop | None:
+        """The kernels of an elementwise loop, None if it has none."""
         assert isinstance(self.op, ElemwiseScan)
-        return KernelLoop(self.op)
+        try:
+            return KernelLoop(self.op)
+        except NoCCodeError:
+            return None
 
     def kernels(
         self, inputs: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor]
@@ -85,6 +88,8 @@ class CudaRunner:
         if isinstance(self.op, LinearScan):
             dtype = str(self.op.parts(inputs).initial.dtype).removeprefix("torch.")
             return linear_kernels(self.op, inputs, dtype)
+        if self.loop is None:
+            raise NoCCodeError("a loop whose step has no CUDA code has no kernel")
         n_steps = int(inputs[0]) if self.first else None
         sizes = self.loop.sizes([tuple(x.shape) for x in arrays], n_steps)
         if self.op.signature.has_stop and not can_hold(self.loop, sizes):
@@ -116,8 +121,10 @@ class CudaRunner:
             results = kernels.results(arrays, made, sizes, _converted)
         if isinstance(kernels, LinearKernels):
             return results
-        results = kernels.checked(results, sizes.steps)
-        return [x.clone() for x in results] if kernels.op.signature.has_stop else results
+        checked = kernels.checked(results, sizes.steps)
+        # Some rows of a tensor are a view, which holds all of its memory.
+        pairs = zip(checked, results, strict=False)
+        return [x if x is whole else x.clone() for x, whole in pairs]
 
 
 def can_hold(kernels: KernelLoop, sizes: Geometry) -> bool:

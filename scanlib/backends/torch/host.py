@@ -65,11 +65,6 @@ def typify_generator(data: Any, **kwargs: Any) -> Held:
     return data if isinstance(data, Held) else Held(data)
 
 
-def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return an array that shares the memory of a tensor on the CPU."""
-    return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
-
-
 def to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
     """Return a result as a tensor of its own: torch takes operators at their word on that."""
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
@@ -82,7 +77,7 @@ def performed(node: Apply, perform: Perform) -> Callable[[Sequence[Any]], list[A
 
     def run(inputs: Sequence[Any]) -> list[Any]:
         values = [x.value if isinstance(x, Held) else x for x in inputs]
-        values = [to_array(x) if isinstance(x, torch.Tensor) else x for x in values]
+        values = [x.numpy(force=True) if isinstance(x, torch.Tensor) else x for x in values]
         storage: list[list[Any]] = [[None] for _ in node.outputs]
         perform(node, values, storage)
         arrays = [x for x in values if isinstance(x, np.ndarray)]

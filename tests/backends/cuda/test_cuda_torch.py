@@ -169,6 +169,26 @@ def test_no_compiler(torch_on_device, monkeypatch):
     np.testing.assert_allclose(np.asarray(result), 2 * EXPECTED)
 
 
+def test_a_loop_without_a_kernel_is_written_once(torch_on_device, monkeypatch):
+    """So many past values have no kernel, which is found out at the first call."""
+    asked = []
+
+    def kernels(op):
+        asked.append(op)
+        return launching.KernelLoop(op)
+
+    monkeypatch.setattr(cuda, "KernelLoop", kernels)
+    x, start = pt.dvectors("x", "start")
+    h = scanlib.scan(
+        lambda x, h: x + h / 2, [x], {"initial": start, "taps": [-9]}, return_updates=False
+    )
+    function = pytensor.function([x, start], h, mode="PYTORCH")
+    given = np.arange(9.0)
+    for values in [np.ones(9), np.zeros(9)]:
+        np.testing.assert_array_equal(np.asarray(function(values, given)), values + given / 2)
+    assert len(asked) == 1
+
+
 def test_tensors_of_a_device_without_kernels():
     """A real CPU tensor that is not the kernel's business takes the portable way."""
     (inputs, output) = affine()
