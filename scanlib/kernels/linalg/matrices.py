@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, wraps
 from itertools import islice
 from typing import Any
 
@@ -130,6 +130,7 @@ def shared(write: Callable[..., Any]) -> Callable[..., tuple[Value, ...]]:
 
         return write_function("_".join(words), types, statements, is_shared=True)
 
+    @wraps(write)
     def call(w: Writer, *operands: Matrix | Value | bool, **options: Any) -> tuple[Value, ...]:
         kinds: list[Type | tuple[str, bool]] = []
         values: list[Value] = []

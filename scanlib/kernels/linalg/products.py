@@ -102,13 +102,14 @@ def multiply(
         _library_product(w, a, b, out, more, library(routine_of("gemm", out.dtype)), form=form)
 
 
+@shared
 def pack(w: Writer, b: Matrix, panels: Value) -> None:
     """Write the panels of `B`, with which `multiply_packed` multiplies again and again.
 
     Its rows are contiguous; the panels have as many numbers as `B` with columns that fill tiles
     (K. Goto and R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
     """
-    _pack(w, b, panels)
+    _Product(w, register_bytes(), b, b, b, w.constant(False, BOOL)).pack(panels)
 
 
 def multiply_packed(w: Writer, a: Matrix, panels: Value, out: Matrix) -> None:
@@ -263,11 +264,6 @@ def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, *, form:
     else:
         columns, chains = (1, CHAINS) if form == "sum" else (CHAINS, 1)
         _Product(w, register_bytes(), a, b, out, more).sums(columns, chains)
-
-
-@shared
-def _pack(w: Writer, b: Matrix, panels: Value) -> None:
-    _Product(w, register_bytes(), b, b, b, w.constant(False, BOOL)).pack(panels)
 
 
 def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
