@@ -25,7 +25,7 @@ from scanlib.ops.gradient.step_pullback import (
     is_connected,
     is_usable,
 )
-from scanlib.ops.graph import conform, is_differentiable, is_tensor, zeros_like
+from scanlib.ops.graph import conform, is_differentiable, is_tensor, row_type, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.row_ops.ran_steps import is_mask
@@ -145,7 +145,7 @@ class _Backward:
         return self.loop.carries[-1]
 
     def add_sequence(self, rows: Variable) -> Variable:
-        row = pt.TensorType(rows.type.dtype, shape=rows.type.shape[1:])()
+        row = row_type(rows)()
         self.loop.sequences.append(SequencePart(rows, row))
         return row
 

@@ -30,7 +30,7 @@ from scanlib._compat import vectorize_rule
 from scanlib.ops.batching import vectorize_scan
 from scanlib.ops.derivatives import HasDerivatives, pullback_rule
 from scanlib.ops.gradient.step_pullback import is_usable
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.scan import Scan
@@ -167,7 +167,7 @@ def _pull_back(
 
 def with_derivatives_of(rows: Sequence[Variable], found: Sequence[Variable]) -> list[Variable]:
     """Return arrays that were found, with the derivatives of arrays that they stand for."""
-    own = [pt.TensorType(v.type.dtype, shape=v.type.shape[1:])() for v in rows]
+    own = [row_type(v)() for v in rows]
     node = at_all_steps(list(zip(rows, own, strict=True)), own, "found")[0].owner
     return FoundResults(node.op).make_node(*node.inputs, *found).outputs
 
