@@ -34,7 +34,8 @@ _FLAGS = {
     ),
     "scanlib__threads": (
         IntParam(1, lambda threads: threads >= 1),
-        "Threads for loops over many channels, in the code for numba and for the C linker. "
+        "Threads for loops over many channels and for long series, in numba mode and under the C "
+        "linker. "
         "Results are the same, bit by bit, at every run with as many threads.",
     ),
     "scanlib__parallel_channels": (
