@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -76,8 +77,8 @@ def step_formulas(loop: Loop) -> tuple[str, ...]:
 
 
 def _bare(text: str) -> str:
-    """Return a formula without LaTeX, and without the parentheses around the whole."""
-    text = text.replace("\\dot", "@").replace("\\", "")
+    """Return a formula without LaTeX, signatures, and the parentheses around the whole."""
+    text = re.sub(r'{"[^"]*"}', "", text).replace("\\dot", "@").replace("\\", "")
     depth = ends = 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
