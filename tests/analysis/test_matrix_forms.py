@@ -253,8 +253,7 @@ def test_what_only_looks_linear_is_left_alone(name, python_kernels):
         non_sequences=A,
         return_updates=False,
     )
-    with pytensor.config.change_flags(scanlib__split_affine=False):  # one by one, some are
-        function = compiled([u, A, *start], traces[0] + traces[1])
+    function = compiled([u, A, *start], traces[0] + traces[1])
     assert kinds(function)[1] == 0
 
 
