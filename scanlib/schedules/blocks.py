@@ -485,7 +485,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def graph_of_map(self) -> StepGraph:
         own = {inp: inp for inp in self.loop.graph.inputs}
-        wanted = [*self.addends().values(), *self.mapped_outputs().values()]
+        wanted = self.wanted_of_map()
         computed = [*self.scanned_variables(), *(found.total for found in self.sums_first.values())]
         return StepGraph(wanted, *self.inputs_of_graph(own), computed)
 
@@ -611,9 +611,27 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 part: History(self.histories[part], self.depths[part], self.reverse)
                 for part in recurrence.parts
             }
-            self.trust(scan_coupled(self.block, recurrence, elements, histories))
+            read = self.parts_read()
+            self.trust(scan_coupled(self.block, recurrence, elements, histories, read))
         else:
             self.w.assign(self.safe, False)
+
+    def parts_read(self) -> set[int]:
+        """Return the parts of which more is read than what is before and after the block."""
+        n, signature = self.loop.signature.n_states, self.loop.signature
+        read = {part for part in self.depths if part < n and not signature.untraced[part]}
+        read |= {part for part, depth in self.depths.items() if depth > 1}
+        graphs = [*self.element_graphs, (self.loop.graph.inputs, self.wanted_of_map(), None)]
+        for inputs, outputs, scanned in graphs:
+            found = self.scanned_variables() if scanned is None else scanned
+            copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+            for variable in ancestors(outputs, blockers=set(found)):
+                own = copies.get(variable, variable)
+                if variable in found:
+                    read.add(found[variable])
+                elif own in self.taps:
+                    read.add(self.taps[own][0])
+        return read
 
     def chosen_elements(self, number: int, recurrence: Recurrence) -> tuple[Items | None, ...]:
         """Return the elements of a recurrence of one state, None where it has none."""
@@ -701,6 +719,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Return the outputs that no scan writes."""
         scanned = {self.output_of_sums(part) for part in self.sums_first}
         return {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
+
+    def wanted_of_map(self) -> list[Variable]:
+        return [*self.addends().values(), *self.mapped_outputs().values()]
 
     def addends(self) -> dict[int, Variable]:
         return {i: self.result.carries[i] for i in self.sums}
