@@ -33,6 +33,7 @@ from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import Combination, Dots, plainly, write_multiple
+from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE, itemsize, load_number, store_number
@@ -469,7 +470,7 @@ class Run(Table):
             last = self.row_of(self.steps)
             with w.loop(0, self.row_bytes, item.itemsize) as byte:
                 w.store(self.result(), byte, w.load(item, self.history, last + byte))
-        return self.out.kernel()
+        return self.out.kernel(register_bytes())
 
     def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:
         """Write the first case that there is, and the general code behind all."""
