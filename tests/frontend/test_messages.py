@@ -137,6 +137,21 @@ def with_factor(step):
     return wrapped
 
 
+def test_an_error_of_the_step_says_what_it_was_called_with():
+    rows = np.ones((4, 2))
+    with pytest.raises(ValueError, match="Incompatible") as caught:
+        scanlib.scan(lambda x, h: h + x, rows, np.zeros(3), name="sizes")
+    (note,) = caught.value.__notes__
+    assert note.startswith("scan `sizes`: the step is called before the loop runs, with symbolic")
+    assert "row of sequences[0]: (2,) float64; outputs_info[0] at t-1: (3,) float64." in note
+    with pytest.raises(TypeError) as caught:
+        scanlib.loop(lambda c, x: (x if c[0] > 0 else c[1], None), (0.0, rows), rows)
+    assert (
+        "the carry (init): scalar float64, (4, 2) float64; a row (xs)" in caught.value.__notes__[0]
+    )
+    assert "In place of `if`" in caught.value.__notes__[0]
+
+
 def test_decorated_steps():
     doubled = scanlib.map(with_factor(lambda k, p: k * p), payment, return_updates=False)
     assert doubled.eval({payment: [1.0, 3.0]}).tolist() == [2.0, 6.0]
