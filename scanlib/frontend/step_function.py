@@ -109,7 +109,8 @@ def call_step(
         If it returns another number of outputs than are described.
     """
     variables, texts = [variable for variable, _ in arguments], [text for _, text in arguments]
-    returned = call_function(fn, variables, texts, f"{title}: the step", _MISSING)
+    missing = "" if title.startswith(("map", "filter")) else _MISSING
+    returned = call_function(fn, variables, texts, f"{title}: the step", missing)
     with errors_of(title):
         result = _sort_returned(returned)
     if described and len(result.outputs) != len(described):
