@@ -176,11 +176,9 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     inputs = op.parts(node.inputs)
     timed = op.coefficient == "steps"
     role = "sequence" if timed else "non-sequence"
-    parts, row = [], _row(inputs.initial)
-    for matrix, name in ((inputs.matrix, "the matrix"), (inputs.right, "the matrix at the right")):
-        if matrix is not None:
-            shape = _row(matrix) if timed else matrix.type.shape
-            parts.append(Part(role, describe_outer(matrix) or name, matrix.type.dtype, shape))
+    matrix, row = inputs.matrix, _row(inputs.initial)
+    shape = _row(matrix) if timed else matrix.type.shape
+    parts = [Part(role, describe_outer(matrix) or "the matrix", matrix.type.dtype, shape)]
     if inputs.offset is not None:
         name = describe_outer(inputs.offset) or "the offset"
         shape = _row(inputs.offset)
