@@ -141,7 +141,10 @@ def _outputs(f: Any) -> list[Variable]:
         raise TypeError(f"{expected} {type(f).__name__}{hint if callable(f) else ''}")
     for i, item in enumerate(f):
         if not isinstance(item, Variable):
-            raise TypeError(f"{expected} a list whose entry {i} is of type {type(item).__name__}")
+            updates = "; leave out updates, as return_updates=False does" * isinstance(item, dict)
+            raise TypeError(
+                f"{expected} a list whose entry {i} is of type {type(item).__name__}{updates}"
+            )
     return list(f)
 
 
