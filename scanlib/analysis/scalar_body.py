@@ -266,22 +266,9 @@ class _Scalarizer:
             self.values.bind(carry.value, axes)
         return axes
 
-    def terms_of(self, carry: Carry) -> list[Variable]:
-        """Return what a next value is the sum of; items added at several places are a term."""
-        terms: list[Variable] = []
-        pending = terms_of_sum(carry.next)
-        while pending:
-            term = pending.pop(0)
-            if self.values.is_scattered(term):
-                terms.append(self.values.scattered_term(term.owner, carry.value))
-                pending = [*terms_of_sum(term.owner.inputs[0]), *pending]
-            else:
-                terms.append(term)
-        return terms
-
     def is_sum(self, carry: Carry) -> bool:
         """Whether a step only adds to a carry, and nothing else reads it."""
-        terms = self.terms_of(carry)
+        terms = terms_of_sum(carry.next)
         if carry.value not in terms or not is_tensor(carry.value):
             return False
         if len(terms) < 2 or sum(term is carry.value for term in terms) > 1:
@@ -297,7 +284,7 @@ class _Scalarizer:
     def contribution(self, carry: Carry, own: Axes) -> Summed:
         """Return what a step adds to an accumulator; the axes are those of the accumulator."""
         dtype = carry.value.type.dtype
-        terms = [term for term in self.terms_of(carry) if term is not carry.value]
+        terms = [term for term in terms_of_sum(carry.next) if term is not carry.value]
         found = [self.summed(term, own) for term in terms]
         places = {(axes, reduced) if reduced else (own, ()) for _, axes, reduced in found}
         if len(places) > 1:
@@ -339,15 +326,7 @@ class _Scalarizer:
         found = self.sum_inside(variable)
         if found is not None:
             return found
-        try:
-            return Summed(
-                self.values.convert(variable, own), self.values.row_axes(variable, own), ()
-            )
-        except NotElementwiseError:
-            row = self.values.row_at_position(variable)
-            if row is None:
-                raise
-            return Summed(*row)
+        return Summed(self.values.convert(variable, own), self.values.row_axes(variable, own), ())
 
     def sum_inside(self, variable: Variable) -> Summed | None:
         """Return what a variable sums over channels; None if it is no multiple of a sum."""
@@ -362,8 +341,6 @@ class _Scalarizer:
         node = variable.owner
         if node is None:
             return None
-        if node in self.values.scattered:
-            return Summed(*self.values.scatter(node))
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):

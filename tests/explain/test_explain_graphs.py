@@ -296,13 +296,19 @@ def test_times_of_a_profiled_function(linker):
     assert "% of the call)" in check_forms(scanlib.explain(f))
 
 
-def test_pictures_of_a_step():
+def test_the_formulas_of_a_step():
     _, phi, y = ar1()
-    loop = scanlib.explain([y, pytensor.grad(y.sum(), phi)]).loops[0]
-    assert [label for label, kind, _ in loop.before.nodes if kind == "operation"] == ["mul", "add"]
-    assert [label for label, kind, _ in loop.after.nodes if kind == "operation"] == [
-        "2 operations fused"
-    ]
-    assert ("y", "state", 0) in loop.before.nodes
-    assert loop.before.nodes[-1][:2] == ("y", "next")
-    assert all(0 <= u < v < len(loop.before.nodes) for u, v in loop.before.edges)
+    forward, gradient = scanlib.explain([y, pytensor.grad(y.sum(), phi)]).loops
+    assert forward.step == ("next y = (phi * y) + x",)
+    assert gradient.step[0] == "next state 0 = (1.0 + state 0) * phi"
+    assert "step        next y = (phi * y) + x" in scanlib.explain(y).details()
+
+
+def test_formulas_of_long_steps_are_left_out():
+    def step(x, h):
+        for _ in range(200):
+            h = h * pt.sin(h + x)
+        return h, h + 1.0
+
+    loop = explain_one(scan(step, pt.dvector("x"), [0.0, None])[0])
+    assert loop.step == ()

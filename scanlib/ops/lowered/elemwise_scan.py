@@ -203,6 +203,11 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
     def signature(self) -> Signature:
         return self.scan.signature
 
+    @property
+    def has_n_steps(self) -> bool:
+        """Whether the number of steps is an input, the first one."""
+        return self.scan.has_n_steps
+
     def outer_input_types(self) -> list[Any]:
         """Return the least specific type of each input, with the dtype that the body reads."""
         types = self.scan.outer_input_types()
