@@ -40,7 +40,7 @@ from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a matrix recurrence."""
     target = target_for(op, node)
-    has_kernels = has_linear_kernels(op, node)
+    has_kernels = has_linear_kernels(node)
     start = op.parts(range(len(node.inputs))).initial
 
     read = op.steps_of(node).sequences
