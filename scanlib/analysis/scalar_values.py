@@ -175,67 +175,14 @@ class ScalarValues:
             if axis is not None and (hidden is None or k not in hidden)
         }
 
-    def with_sizes(self, value: Variable, source: Variable, axes: Axes) -> Variable:
-        """Return a scalar that reads something along all axes of its variable.
+    def check_sizes(self, value: Variable, source: Variable, axes: Axes) -> None:
+        """Raise unless a scalar reads something along all axes of its variable.
 
-        A value that is the same along an axis says nothing of the number of channels; what
-        its variable was filled up to does.
+        A value that is the same along an axis says nothing of the number of channels.
         """
-        for axis in self.row_axes(source, axes):
-            if axis is None or axis in self.axes_read(value):
-                continue
-            witness = self.witness(source, axes, axis)
-            if witness is None:
-                raise NotElementwiseError("no input tells how many channels there are", source)
-            value = ps.second(witness, value)
-        return value
-
-    def witness(self, variable: Variable, axes: Axes, axis: int) -> Variable | None:
-        """Return the scalar of something that gives a variable its size along an axis."""
-        return finished(self.witnessed(variable, axes, axis))
-
-    def witnessed(self, variable: Variable, axes: Axes, axis: int) -> Task:
-        axes = self.row_axes(variable, axes)
-        node = variable.owner
-        if axis not in axes or node is None:
-            return None
-        if isinstance(node.op, DimShuffle):
-            before = _before(node.op.new_order, axes, node)
-            return (yield self.witnessed(node.inputs[0], before, axis))
-        if isinstance(node.op, Alloc):
-            return self.alloc_witness(node, axes, axis)
-        if isinstance(node.op, Elemwise):
-            for inp in node.inputs:
-                inner = self.row_axes(inp, axes)
-                if axis in inner:
-                    value = self.convert(inp, axes)
-                    if axis in self.axes_read(value):
-                        return value
-                    found = yield self.witnessed(inp, axes, axis)
-                    if found is not None:
-                        return found
-        return None
-
-    def alloc_witness(self, node: Apply, axes: Axes, axis: int) -> Variable | None:
-        value, *sizes = node.inputs
-        known = measured(sizes[axes.index(axis)])
-        candidates = [] if known is None else [known]
-        fixed = node.outputs[0].type.shape[axes.index(axis)]
-        candidates += [
-            (variable, variable.type.shape.index(fixed))
-            for variable in self.loop.body_inputs()
-            if known is None and self.is_size(fixed, variable)
-        ]
-        for source, position in candidates:
-            if source.type.ndim > self.ndim:
-                continue
-            for place in (self.frame(source), (axis,)):
-                if len(place) != source.type.ndim or place[position] != axis:
-                    continue
-                found = self.convert(source, place)
-                if axis in self.axes_read(found):
-                    return found
-        return self.witness(value, axes[len(axes) - value.type.ndim :], axis)
+        read = self.axes_read(value)
+        if any(axis is not None and axis not in read for axis in self.row_axes(source, axes)):
+            raise NotElementwiseError("no input tells how many channels there are", source)
 
     # Ports
 
