@@ -10,7 +10,6 @@ from pytensor.compile.builders import OpFromGraph
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.ops.execution import python_loop
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.explained_loops import (
     BLOCKS,
@@ -184,7 +183,7 @@ def test_a_loop_that_numba_gave_up():
     assert scanlib.explain(f).loops[0].runs == "as C code of its own"
     with pytensor.config.change_flags(scanlib__perform="numba"):
         assert "numba at the first call" in scanlib.explain(f).loops[0].runs
-        op._runners["numba"] = SimpleNamespace(run=python_loop(op))
+        op._runners["numba"] = SimpleNamespace(run=op.python_loop())
         (loop,) = scanlib.explain(f).loops
     assert loop.schedule == "one Python call per step"
     assert "numba could not compile it" in loop.runs

@@ -38,7 +38,7 @@ log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.steps import Rows, Steps
 from scanlib.ops.c_linker import PrintedOp
-from scanlib.ops.execution import NotCompilableError, load_backends
+from scanlib.ops.execution import PerformsLoop, Runner, load_backends
 from scanlib.ops.lowered.linear_loop import run_in_python
 
 SEMIRINGS = ("real", "log", "max", "min")
@@ -63,18 +63,6 @@ class Parts(NamedTuple):
     offset: Any
     initial: Any
     mask: Any = None
-
-
-Runner = Callable[..., np.ndarray]
-_compilers: list[Callable[[LinearScan, Apply], Runner]] = []
-
-
-def register_linear_compiler(
-    compiler: Callable[[LinearScan, Apply], Runner],
-) -> Callable[[LinearScan, Apply], Runner]:
-    """Make `compiler` what `LinearScan.perform` asks for a function from values to the result."""
-    _compilers[:] = [compiler]
-    return compiler
 
 
 @dataclass(frozen=True)
@@ -141,7 +129,7 @@ class LinearOptions:
             raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
 
 
-class LinearScan(PrintedOp):
+class LinearScan(PerformsLoop, PrintedOp):
     """A matrix recurrence; see the module's text.
 
     Parameters
@@ -310,19 +298,12 @@ class LinearScan(PrintedOp):
     def infer_shape(self, *arguments: Any) -> list[Any]:
         """Return the shape of the history; called with or without an fgraph first."""
         node, shapes = arguments[-2:]
-        initial = self.parts(shapes).initial
+        sizes, n_steps = self.parts(shapes), self.parts(node.inputs).n_steps
+        initial = sizes.initial
         if self.untraced:
             return [(pt.constant(1, dtype="int64"), *initial[1:])]
-        length = self.length(self.parts(node.inputs), self.parts(shapes))
-        return [(length + initial[0], *initial[1:])]
-
-    def length(self, parts: Parts, shapes: Parts | None = None) -> Any:
-        """Return the number of steps as an expression."""
-        if parts.n_steps is not None:
-            return parts.n_steps
-        if parts.offset is not None:
-            return parts.offset.shape[0] if shapes is None else shapes.offset[0]
-        return parts.matrix.shape[0] if shapes is None else shapes.matrix[0]
+        timed = sizes.matrix if sizes.offset is None else sizes.offset
+        return [((timed[0] if n_steps is None else n_steps) + initial[0], *initial[1:])]
 
     # Values
 
@@ -330,23 +311,5 @@ class LinearScan(PrintedOp):
         """Recurrences are compiled with the function they are part of."""
         return False
 
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        from pytensor.configdefaults import config
-
-        key = config.scanlib__perform
-        if key not in self._runners:
-            self._runners[key] = self._runner(key, node)
-        output_storage[0][0] = self._runners[key](*inputs)
-
-    def _runner(self, choice: str, node: Apply) -> Runner:
-        def in_python(*inputs: Any) -> np.ndarray:
-            return run_in_python(self, self.parts(inputs))
-
-        if choice == "python" or not _compilers:
-            return in_python
-        try:
-            return _compilers[0](self, node)
-        except NotCompilableError:
-            if choice == "numba":
-                raise
-            return in_python
+    def python_loop(self) -> Runner:
+        return lambda *inputs: [run_in_python(self, self.parts(inputs))]
