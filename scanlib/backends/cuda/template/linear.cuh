@@ -50,9 +50,10 @@ template <class L> struct scanlib_lane {
     first = L::CARRIES ? 0 : which * p.chunk;
     last = L::CARRIES ? p.chunks - 1 : end < p.steps ? end : p.steps;
   }
-  /* An item of a matrix, in row `i` and column `j`, or one of a vector: item `i`. */
+  /* Where an item of a matrix is, in row `i` and column `j`, or one of a vector: item `i`. */
   SCANLIB_METHOD char *place(const Params &p, int array, int64_t t, int i, int j = 0) const {
-    return scanlib_item_place<L>(p, channel, array, t, i, j);
+    const int64_t *e = p.at[array].e;
+    return channel.at[array] + t * channel.t[array] + i * e[L::I] + j * e[L::J];
   }
   /* Which items of row `i` the mask keeps. */
   SCANLIB_METHOD uint64_t mask(const Params &p, int i) const {
