@@ -29,6 +29,7 @@ from scanlib.backends.cuda.row_products import RowProducts
 from scanlib.backends.cuda.scalar_code import Source, computed, item_type, memory_type
 from scanlib.backends.cuda.schedule import choose_linear
 from scanlib.kernels.printers.c import literal
+from scanlib.kernels.scalars import parts_of
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import Axes
 from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
@@ -158,6 +159,7 @@ class LinearKernels(Kernels):
             Array("m", computed(dtype), 1, (*vectors, i, j)),
             Array("s", computed(dtype), 1, (*vectors, i)),
             Array("e", computed(dtype), 1, (*vectors, i)),
+            Array("scale", parts_of(computed(dtype)) or computed(dtype), 1, (*vectors, i)),
             Array("near", "int32", 0, vectors),
         ]
         return inputs, [Array("y", dtype, 1, (*batch, *state))], works
@@ -238,7 +240,7 @@ class LinearKernels(Kernels):
         axes = (*sizes.batch, sizes.columns)
         values |= {f"n{axis}": size for axis, size in enumerate(axes)}
         states = (plan.chunks if plan.chunks > 1 else 0, *axes, self.size)
-        works: list[Shape] = [(*states, self.columns), states, states, axes]
+        works: list[Shape] = [(*states, self.columns), states, states, states, axes]
         counts = {"walk": sizes.vectors * plan.chunks}
         if plan.chunks > 1:
             probed = sizes.vectors * (plan.chunks - 1) * self.columns

@@ -1,11 +1,13 @@
-"""Products of a row of a matrix and a vector in a semiring, and whether two vectors agree.
+"""Products of a row of a matrix and a vector in a semiring, and whether two items agree.
 
 Several steps are one map: its columns are what the steps make of the identity's columns, and, in
 the real semiring, of zero with the offsets. In the other semirings offsets are factors, so a map
 has no constant. Composed items may leave the range of their type where single steps do not, so the
 state that a map gives is compared with what single steps give. They agree where NaN and infinity
-are at the same places, and all other items differ by less than five eighths of the digits of the
-largest one: an item that is lost altogether is no larger than that.
+are at the same places, and every other item differs by less than five eighths of the digits of its
+own scale, the larger one of what it was after the last two steps. So an item that is small beside
+others is not lost, and one that passes through zero is no alarm. Items that are near overflow must
+be equal.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class RowProducts:
         self.zero = {"real": 0.0, "min": inf}.get(semiring, -inf)
         self.unit, self.source = ScalarUnit(), Source()
         self.write_product()
+        self.write_scale()
         self.write_agrees()
 
     def items(self, code: Code, name: str, dtype: str) -> list[Any]:
@@ -98,20 +101,21 @@ class RowProducts:
             most = shift + w.call(log, total)[0]
         self.end(code, [most], "return")
 
+    def write_scale(self) -> None:
+        """Write the larger one of a scale and of an item that is far from overflow."""
+        code = self.method("Real scale(Item x, Real most)", "scale")
+        new, most = size(code.read("x", self.dtype)), code.read("most", self.real)
+        larger = (new > most) & (new < LARGE[self.real])
+        self.end(code, [code.writer.select(larger, new, most)], "return")
+
     def write_agrees(self) -> None:
-        """Write whether two vectors are the same, but for rounding of their largest items."""
-        code = self.method("bool agrees(const Item *x, const Item *y)", "agrees")
-        w, large = code.writer, LARGE[self.real]
-        pairs = list(zip(*(self.items(code, name, self.dtype) for name in "xy"), strict=True))
-        most: Value = w.constant(0, Type(self.real))
-        for one in (size(item) for pair in pairs for item in pair):
-            most = w.select((one > most) & (one < large), one, most)
-        room = most * 2.0 ** -(FORMATS[self.real].mantissa * 5 // 8)
-        good: Value = w.constant(True, BOOL)
-        for pair in pairs:
-            for x, y in zip(*map(parts, pair), strict=True):
-                same = x.equals(y) | (x.differs(x) & y.differs(y))
-                good = good & (same | (abs(x - y) <= room))
+        """Write whether two items are the same, but for rounding at their scale."""
+        code = self.method("bool agrees(Item x, Item y, Real scale)", "agrees")
+        room = code.read("scale", self.real) * 2.0 ** -(FORMATS[self.real].mantissa * 5 // 8)
+        good: Value = code.writer.constant(True, BOOL)
+        for x, y in zip(*(parts(code.read(name, self.dtype)) for name in "xy"), strict=True):
+            same = x.equals(y) | (x.differs(x) & y.differs(y))
+            good = good & (same | (abs(x - y) <= room))
         self.end(code, [good], "return")
 
 

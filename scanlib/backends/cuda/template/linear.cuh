@@ -12,7 +12,7 @@
  * 1. `probe` every chunk from the columns of the identity, and from zero: what the chunk does to any
  *    state follows from where these end, the columns of `m`;
  * 2. `carry` the chunks themselves, as steps with the matrices `m`: the states before them, `s`;
- * 3. `walk` all chunks from there, which end with `e`;
+ * 3. `walk` all chunks from there, which end with `e`; `scale`, how large each item was after the last two steps;
  * 4. `mend`: where a chunk did not end with the state from which the next one was walked, but for
  *    rounding, that one is walked once more.
  */
@@ -85,6 +85,7 @@ template <class L> struct scanlib_vectors {
 
 template <class L> struct scanlib_groups {
   typedef typename L::Item Item;
+  typedef typename L::Real Real;
   typedef scanlib_lane<L> Lane;
   enum { AHEAD = Lane::AHEAD };
   const Params &p;
@@ -115,6 +116,7 @@ template <class L> struct scanlib_groups {
     }
     if (!L::AHEAD) mine.fetch(p, k, terms);
     const Item *x = vector(t), *a = L::STEPS ? terms.a : mine.a;
+    const int64_t left = mine.last - mine.first - k;
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
       mine.y[r] = L::product(a + r * L::SIZE, x, mine.kept[r]);
@@ -126,6 +128,12 @@ template <class L> struct scanlib_groups {
     }
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) item(t, r, 1 - now) = mine.y[r];
+    if (L::PROBES || L::CARRIES || p.chunks == 1 || left > 2) return;
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++) {
+      Real &most = *(Real *)mine.place(p, Params::scale, mine.chunk, mine.row + r);
+      most = L::scale(mine.y[r], left == 2 || k == 0 ? Real(0) : most);
+    }
   }
 
   /* All groups take `count` steps, with AHEAD of them read before they are needed. */
@@ -152,12 +160,17 @@ template <class L> struct scanlib_groups {
     }
   }
 
-  /* Whether the vector of a thread's group is the state before a chunk, but for rounding. */
+  /* Whether the items of a thread are those of the state before a chunk, but for rounding. */
   SCANLIB_METHOD bool agrees(int t, int64_t chunk) {
-    Item state[L::SIZE];
+    const Lane &mine = own[t];
+    bool same = true;
     SCANLIB_UNROLL
-    for (int i = 0; i < L::SIZE; i++) state[i] = *(Item *)own[t].place(p, Params::s, chunk, i);
-    return L::agrees(vector(t), state);
+    for (int r = 0; r < L::ROWS && mine.works; r++) {
+      const Item state = *(Item *)mine.place(p, Params::s, chunk, mine.row + r);
+      const Real scale = *(Real *)mine.place(p, Params::scale, chunk - 1, mine.row + r);
+      same = same && L::agrees(item(t, r, now), state, scale);
+    }
+    return same;
   }
   /* Keep what a chunk has ended with; of a result of one row, that is the last chunk's. */
   SCANLIB_METHOD void keep(int t) {
@@ -215,7 +228,7 @@ template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t blo
           groups.item(t, r, groups.now);
     if (L::PROBES || L::CARRIES) continue;
     groups.keep(t);
-    if (mine.works && !mine.row && mine.chunk < p.chunks - 1 && !groups.agrees(t, mine.chunk + 1))
+    if (mine.chunk < p.chunks - 1 && !groups.agrees(t, mine.chunk + 1))
       scanlib_at_least(groups.near(t), (int32_t)(p.chunks - 1 - mine.chunk));
   }
 }
@@ -242,20 +255,22 @@ template <class L> SCANLIB_DEVICE void scanlib_mend(const Params &p, int64_t blo
         groups.item(t, r, groups.now) = *(Item *)mine.place(p, Params::e, chunk - 1, mine.row + r);
     }
     SCANLIB_SYNC();
-    SCANLIB_EACH(t) {
-      scanlib_lane<L> &mine = groups.own[t];
-      all.found[t] = mine.works && !groups.agrees(t, chunk);
-      mine.enter(p, chunk);
-      if (!all.found[t]) mine.last = mine.first;
-    }
+    SCANLIB_EACH(t) { all.found[t] = !groups.agrees(t, chunk); }
     SCANLIB_SYNC();
     bool any = false;
     for (int t = 0; t < SCANLIB_THREADS; t++) any = any || all.found[t];
+    SCANLIB_EACH(t) {
+      scanlib_lane<L> &mine = groups.own[t];
+      bool found = false;
+      for (int k = 0; k < L::GROUP; k++) found = found || all.found[mine.base + k];
+      mine.enter(p, chunk);
+      if (!found) mine.last = mine.first;
+    }
     if (!any) continue;
     SCANLIB_NOTE();
     groups.take_steps(p.chunk);
     SCANLIB_EACH(t) {
-      if (all.found[t]) groups.keep(t);
+      if (groups.own[t].last > groups.own[t].first) groups.keep(t);
     }
   }
 }
