@@ -111,7 +111,8 @@ class RowProducts:
     def write_agrees(self) -> None:
         """Write whether two items are the same, but for rounding at their scale."""
         code = self.method("bool agrees(Item x, Item y, Real scale)", "agrees")
-        room = code.read("scale", self.real) * 2.0 ** -(FORMATS[self.real].mantissa * 5 // 8)
+        scale: Any = code.read("scale", self.real)
+        room = scale * 2.0 ** -(FORMATS[self.real].mantissa * 5 // 8)
         good: Value = code.writer.constant(True, BOOL)
         for x, y in zip(*(parts(code.read(name, self.dtype)) for name in "xy"), strict=True):
             same = x.equals(y) | (x.differs(x) & y.differs(y))
