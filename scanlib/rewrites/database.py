@@ -68,8 +68,6 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.655, "reuse", ReuseForwardValues(), FAST),
     # What is no kernel as a whole; its parts are lowered.
     (1.66, "split", SplitLoops(), FAST),
-    # The same with factorizations, whose batches only numba compiles (and evaluates for no steps).
-    (1.661, "split_numba", SplitLoops(heavy=True), NUMBA),
     # On kernels: what one compared, another one need not.
     (1.665, "choices", StoreChoices(), FAST),
     # After PyTensor's rewrites of indices, before in-place ones.

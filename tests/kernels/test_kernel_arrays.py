@@ -293,6 +293,21 @@ def test_dtypes(dtype):
     check([x, h], ys, values)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 200)])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("reduce", [pt.sum, pt.max])
+def test_reductions_of_numbers_alone(shape, axis, reduce):
+    """All that is read is the same at every index: there is no array to walk along."""
+    x, h = pt.dvector("x"), pt.dscalar("h")
+
+    def step(x, h):
+        found = reduce(pt.tanh(h + np.ones(shape)), axis=axis)
+        return pt.atleast_1d(found)[::-1][0] * 0.01 + x
+
+    y = scan(step, x, [h])
+    check([x, h], [y], [rng.normal(size=T), np.float64(0.3)], rewrites="fast_compile")
+
+
 def test_sums_are_collected_in_the_dtype_that_is_asked_for():
     x, h = pt.fmatrix("x"), pt.fvector("h")
     values = [np.full((2, 4), 1e8, "float32"), np.array([1, 3e8, 1, -3e8], "float32")]

@@ -142,8 +142,11 @@ def move(
 
 
 def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
-    """Return how many items may be taken at once along the innermost axis, most first."""
-    if not arrays[0].strides or size == 1:
+    """Return how many items may be taken at once along the innermost axis, most first.
+
+    There are no arrays where all that is read are numbers, the same at every index.
+    """
+    if not arrays or not arrays[0].strides or size == 1:
         return [1]
     side_by_side = all(array.strides[-1] in (0, itemsize(array.dtype)) for array in arrays)
     if not side_by_side or any(parts_of(array.dtype) is not None for array in arrays):
@@ -160,7 +163,7 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
 
 def innermost(step: Step, arrays: Sequence[Walk], size: Size, write: Callable[[int], None]) -> None:
     """Write the loop over the innermost axis."""
-    lanes, axis = possible_lanes(arrays, size)[0], len(arrays[0].strides) - 1
+    lanes, axis = possible_lanes(arrays, size)[0], len(arrays[0].strides) - 1 if arrays else 0
 
     def at(index: Value | int, taken: int) -> None:
         with ExitStack() as stack:

@@ -11,7 +11,7 @@ pairs     a product of two values that both differ from      the same work; pays
           step to step                                       summed, as ``Σ X_t Y_t`` is one product
 light     elementwise work, reductions, indices, shapes      one more pass over memory. In a step it
                                                              works on rows that are in the cache.
-heavy     factorizations, solves, sorts: an array a time     the same work, one call per step
+heavy     factorizations, solves, sorts: an array a time     the same work: as long in a loop; stays
 bound     loops, random draws, all that is not known         not possible
 ========  =================================================  ====================================
 

@@ -160,14 +160,11 @@ class SplitLoops(LoopRewrite):
     maps_only : bool
         Whether only those loops are replaced that a later lowering would keep alive: maps, and
         elementwise loops that add up outer products.
-    heavy : bool
-        Whether factorizations and solves may be evaluated as a batch, a call per step.
     """
 
-    def __init__(self, maps_only: bool = False, heavy: bool = False) -> None:
+    def __init__(self, maps_only: bool = False) -> None:
         super().__init__()
         self.maps_only = maps_only
-        self.heavy = heavy
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if not config.scanlib__split or keeps_loops_whole(fgraph):
@@ -185,7 +182,7 @@ class SplitLoops(LoopRewrite):
     def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> list[Apply]:
         """Take one loop apart where that is worth it; return those of its parts that are loops."""
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-        found = split(node, read, self.heavy, step_products)
+        found = split(node, read, step_products)
         if found is None:
             return []
         new, note = found
@@ -222,7 +219,7 @@ def _leaves_early(node: Apply) -> bool:
     loop = canonical_loop(node)
     nodes = toposort(loop.body_outputs())
     return all(isinstance(n.op, Elemwise | DimShuffle) for n in nodes) and (
-        SplitParts(loop, heavy=False).has_product_sums()
+        SplitParts(loop).has_product_sums()
     )
 
 
@@ -232,13 +229,13 @@ def lower(fgraph: FunctionGraph, node: Apply) -> bool:
 
 
 def split(
-    node: Apply, read: list[bool], heavy: bool = False, step_products: bool = False
+    node: Apply, read: list[bool], step_products: bool = False
 ) -> tuple[list[Variable | None], SplitNote] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
     join_slices(loop)
-    parts = SplitParts(loop, heavy)
+    parts = SplitParts(loop)
     if not parts.plan() and not _is_only_sums(parts):
         return None
     if not parts.recurrent and loop.stop is None:

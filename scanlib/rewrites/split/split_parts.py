@@ -60,9 +60,8 @@ class SplitParts:
         Values that the loop stores for these.
     """
 
-    def __init__(self, loop: Loop, heavy: bool) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.heavy = heavy
         self.sums: list[tuple[State | Carry, Variable]] = []
         self.recurrent: list[State | Carry] = []
         parts: list[State | Carry] = [*loop.states, *loop.carries]
@@ -97,9 +96,7 @@ class SplitParts:
     def fits(self, variable: Variable) -> bool:
         """Whether a batch computes a value, given what the loop stores."""
         for node in toposort([variable], blockers=self.given):
-            if self.kinds[node] == BOUND and self._differs(node):
-                return False
-            if self.kinds[node] == HEAVY and not self.heavy:
+            if self.kinds[node] in (HEAVY, BOUND) and self._differs(node):
                 return False
         return is_tensor(variable)
 
