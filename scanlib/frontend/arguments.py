@@ -15,6 +15,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.frontend.values import (
+    advice,
     as_tensor,
     as_variable,
     brief,
@@ -179,7 +180,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         if variable.type.ndim == 0:
             raise ValueError(
                 f"{argument} is a scalar; a sequence needs at least one dimension, and what every "
-                "step sees whole belongs to non_sequences"
+                "step sees whole belongs to non_sequences; sequences come before outputs_info"
             )
         if taps:
             result.append(SequenceArgument(variable, taps, variable.name, argument))
@@ -287,7 +288,7 @@ def _check_carry(initial: Variable, taps: list[int], argument: str) -> None:
     if not isinstance(initial.type, RandomType):
         warn(
             f"{argument} has type {initial.type}, which cannot be stacked over time: "
-            "only its last value is returned"
+            f"only its last value is returned{advice(initial)}"
         )
 
 
@@ -298,7 +299,10 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
     is_symbolic = isinstance(n_steps, Variable)
     variable = pt.as_tensor_variable(n_steps if is_symbolic else read_integer(argument, n_steps))
     if variable.type.dtype not in integer_dtypes:
-        raise TypeError(f"{argument} must be an integer, got dtype {variable.type.dtype}")
+        raise TypeError(
+            f"{argument} must be an integer, got dtype {variable.type.dtype}; divide by // in "
+            'place of /, or round and cast: pt.cast(pt.round(n), "int64")'
+        )
     if variable.type.ndim != 0:
         raise TypeError(f"{argument} must be a scalar, got {variable.type}")
     known = constant_integer(variable)

@@ -26,6 +26,7 @@ from scanlib.frontend.step_function import (
     read_updates,
     variable_number,
 )
+from scanlib.frontend.values import advice
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
@@ -187,7 +188,7 @@ class LoopBuilder:
             if not is_tensor(result.outputs[i]):
                 raise TypeError(
                     f"{self.title}: output {i} has type {result.outputs[i].type}; "
-                    "only tensors can be stacked over time"
+                    f"only tensors can be stacked over time{advice(result.outputs[i])}"
                 )
             loop.outputs.append(Output(result.outputs[i], self.result_name(i, result)))
         stop = result.stop

@@ -86,6 +86,8 @@ def _same_numbers(generator: Variable, place: str | None, is_carried: bool, titl
         what = f"the shared generator {label or unnamed}"
         if function not in ("loop", "filter"):
             done, after = "does not return its update", f"return ..., {{{name}: next_rng}}"
+            if not label:  # as distributions of PyMC have
+                after += "  # with PyMC: ..., pymc.pytensorf.collect_default_updates([draw])"
     if not is_carried and "{" not in after:
         after += f"  # with {name} in {where}"
     lines = [f"    next_rng, draw = {name}.normal(...)", f"    {after}"]

@@ -36,6 +36,7 @@ from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
 from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
 from scanlib.frontend.newton import read_method
+from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import (
     StepResult,
     call_function,
@@ -85,7 +86,8 @@ class _Walk:
                 raise ValueError(
                     f"{path} is a scalar; it needs an axis to iterate over. What every step sees "
                     "whole is used in the step without being passed, and an array is given as one, "
-                    "such as np.array([1.0, 2.0]): a list is a tree of its items"
+                    "such as np.array([1.0, 2.0]): a list is a tree of its items; the "
+                    "arguments are loop(step, init, xs)"
                 )
             axis = read_axis("loop", self.axis, variable.type.ndim, path)
             tensor, rest = pt.moveaxis(variable, axis, 0) if axis else variable, None
@@ -170,7 +172,7 @@ class _Step:
             paths = self.ys.paths("y")
             parts = [unnamed(_as_result(*pair)) for pair in zip(ys, paths, strict=True)]
             stops = [] if stop is None else [unnamed(_as_result(stop, "the condition"))[0]]
-            stops = [read_condition(value) for value in stops]
+            stops = [_compared(read_condition(value)) for value in stops]
         self.labels = [
             _label(path) or getattr(v, "name", None) for path, v in zip(paths, ys, strict=True)
         ]
@@ -198,9 +200,10 @@ class _Step:
         """Return the leaves of the carry that a step returned."""
         leaves, given = flatten(carry)
         if given != self.carry:
+            meant = "\nAn array is given as one, such as np.array([0.0, 1.0])" * given.is_leaf
             raise ValueError(
                 f"{step_name(self.fn)} returns a carry of another structure than init:\n"
-                f"{difference(self.carry, given)}"
+                f"{difference(self.carry, given)}{meant}"
             )
         return leaves
 
@@ -241,6 +244,16 @@ class _Step:
 
 def _dims_text(dims: Dims | None) -> str:
     return "no named dims" if dims is None else f"the dims {dims}"
+
+
+def _compared(condition: Variable) -> Variable:
+    """Return a condition, which is no number that was to be compared with one."""
+    if np.dtype(condition.type.dtype).kind in "fc":
+        raise TypeError(
+            f"the condition must be a boolean, got {type_text(condition.type)}; compare, as in "
+            "abs(change) < 1e-6"
+        )
+    return condition
 
 
 def _label(path: str) -> str | None:
@@ -478,6 +491,12 @@ def loop(
             "updates such as those of a RandomStream; a loop has none, so carry what changes: give "
             "it in init, return its next value in the carry, and store the last one with "
             "pytensor.function(..., updates={shared: final})"
+        )
+    all_dims = [*(leaf.dims for leaf in (*x_leaves, *leaves)), *call.y_dims]
+    if dim is not None and all(dims is None for dims in all_dims):
+        raise ValueError(
+            f"{title}: got dim={dim!r}, but nothing has named dims; give xs with them, as in "
+            "pytensor.xtensor.as_xtensor(x, dims=(...)), or a number, as in axis=0"
         )
     final = tree.build(iter(_final(built, walk, call, initial)))
     ys = []

@@ -18,6 +18,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.type import TensorType
 
 from scanlib.frontend.arguments import OutputArgument
+from scanlib.frontend.values import advice
 from scanlib.ops.graph import is_tensor
 
 
@@ -44,7 +45,9 @@ def wanted_type(
         state = TensorType("int64", state.shape)
     came = f"{where} {type_text(state)}, the step returns {type_text(value.type)}"
     other_shape = "give an initial value of the shape that the step returns"
-    if not is_tensor(value) or value.type.ndim != state.ndim:
+    if not is_tensor(value):
+        raise TypeError(f"{came}{advice(value) or '; return a tensor'}")
+    if value.type.ndim != state.ndim:
         raise TypeError(f"{came}; {other_shape}")
     mine, theirs = np.dtype(state.dtype), np.dtype(value.type.dtype)
     if is_weak and theirs.kind in "fc":

@@ -150,8 +150,9 @@ def call_function(
             raise TypeError(f"{where} is called with {text}") from None
         error.add_note(
             f"{where} is called before the loop runs, with symbolic variables: "
-            f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `math` and "
-            "`jax.numpy` use functions of pytensor.tensor, such as where and exp."
+            f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `math`, NumPy "
+            "and `jax.numpy` use functions of pytensor.tensor, such as where, exp and maximum, and "
+            "h[i].set(v) in place of h[i] = v or h.at[i].set(v)."
         )
         raise
 

@@ -124,6 +124,12 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
             "step_through: values must be a dictionary from variables to their values, got "
             f"{type(values).__name__}"
         )
+    for key in values or {}:
+        if not isinstance(key, Variable):
+            raise TypeError(
+                f"step_through: values must be a dictionary from variables to their values, got "
+                f"the key {key!r}; write {{x: value}} with the variable x, not its name"
+            )
     return _steps(_nearest_loop(result), dict(values or {}))
 
 

@@ -56,7 +56,7 @@ def as_variable(value: Any, argument: str) -> Variable:
         reason = str(error).strip().split("\n")[0].removesuffix(".")
         raise TypeError(
             f"{argument} must be {EXPECTED}, got {brief(value)} of type "
-            f"{type(value).__name__}{_advice(value) or (reason and f': {reason}')}"
+            f"{type(value).__name__}{advice(value) or (reason and f': {reason}')}"
         ) from error
 
 
@@ -71,7 +71,7 @@ def as_tensor(value: Any, argument: str) -> Variable:
     variable = as_variable(value, argument)
     if is_tensor(variable):
         return variable
-    raise TypeError(f"{argument} must be a PyTensor tensor, got {variable.type}{_advice(variable)}")
+    raise TypeError(f"{argument} must be a PyTensor tensor, got {variable.type}{advice(variable)}")
 
 
 def brief(value: Any) -> str:
@@ -180,7 +180,7 @@ def _with_variables(value: Any) -> Any:
     return as_variable(value, "an item of the list")
 
 
-def _advice(value: Any) -> str:
+def advice(value: Any) -> str:
     """Return what to write instead of a value that is no array, where that is known."""
     if isinstance(value, np.random.Generator):
         return "; give pytensor.shared(generator), or a generator of pytensor.tensor.random.rng"
@@ -197,9 +197,9 @@ def _advice(value: Any) -> str:
     if hasattr(value, "toarray"):
         return "; give x.toarray()"
     if isinstance(value, Variable) and hasattr(value, "values"):
-        return "; give x.values, a tensor"
+        return "; give x.values, a tensor, or use scanlib.loop, which takes named dims"
     if isinstance(value, list | tuple):
-        return next(filter(None, map(_advice, value)), "")
+        return next(filter(None, map(advice, value)), "")
     is_array = isinstance(value, str | bytes) or hasattr(value, "__array__")
     if isinstance(value, Iterable) and not is_array and not isinstance(value, dict):
         return "; give list(...) of it"

@@ -73,6 +73,14 @@ class TestGenerators:
             outputs_info=0.0,
         )
 
+    def test_of_a_distribution(self):
+        self.same_numbers(
+            lambda h: h + pt.random.normal(),
+            "the shared generator without a name",
+            "return ..., {rng: next_rng}  # with PyMC: ..., pymc.pytensorf.collect_default_updates",
+            outputs_info=0.0,
+        )
+
     @pytest.mark.parametrize(
         "function, line",
         [
