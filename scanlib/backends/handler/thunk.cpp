@@ -132,7 +132,7 @@ struct Arrays {
 
   /* Runs the loop. `given` are its inputs, `old` the results of an earlier call, or NULL. Returns 0,
    * or -1 with an exception; `outputs` are the results. */
-  int run(PyObject **given, PyArrayObject **old) {
+  int run(PyObject *const *given, PyArrayObject **old) {
     if (!inputs || !call.table) {
       PyErr_NoMemory();
       return -1;
@@ -173,20 +173,32 @@ struct Arrays {
   }
 };
 
-/* What Python calls: from a tuple of values to a list of arrays. */
-extern "C" PyObject *scanlib_values(const scanlib_program *program, PyObject *values) {
+/* What Python calls: from values to a list of arrays. */
+static const char *const PROGRAM = "scanlib.program";
+
+static PyObject *call_program(PyObject *capsule, PyObject *const *values, Py_ssize_t count) {
+  const scanlib_program *program = (const scanlib_program *)PyCapsule_GetPointer(capsule, PROGRAM);
   Arrays arrays(program);
-  if (PyTuple_GET_SIZE(values) != program->n_inputs) {
+  if (count != program->n_inputs) {
     PyErr_SetString(PyExc_TypeError, "a loop is given another number of inputs than it has");
     return NULL;
   }
-  if (arrays.run(((PyTupleObject *)values)->ob_item, NULL)) return NULL;
+  if (arrays.run(values, NULL)) return NULL;
   PyObject *results = PyList_New(program->n_outputs);
   for (int64_t k = 0; results && k < program->n_outputs; k++) {
     PyList_SET_ITEM(results, k, (PyObject *)arrays.outputs[k]);
     arrays.outputs[k] = NULL;
   }
   return results;
+}
+
+static PyMethodDef CALL = {"loop", (PyCFunction)(void (*)(void))call_program, METH_FASTCALL, NULL};
+
+extern "C" PyObject *scanlib_function(const scanlib_program *program) {
+  PyObject *capsule = PyCapsule_New((void *)program, PROGRAM, NULL);
+  PyObject *function = capsule ? PyCFunction_NewEx(&CALL, capsule, NULL) : NULL;
+  Py_XDECREF(capsule);
+  return function;
 }
 
 /* A thunk. PyTensor's virtual machine finds the list for errors where the memory begins. */
@@ -267,4 +279,3 @@ extern "C" int scanlib_run_thunk(PyObject *capsule) {
 }
 
 #include "compiled.h"
-#include "graph.h"

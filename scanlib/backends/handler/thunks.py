@@ -67,13 +67,11 @@ def _library() -> Any:
     memory = [ctypes.c_void_p(NRT_FUNCTIONS[name]) for name in _MEMORY]
     found.scanlib_set_memory((ctypes.c_void_p * len(memory))(*memory))
     llvm.add_symbol(COMPILED, ctypes.cast(found[COMPILED], ctypes.c_void_p).value)
-    found.scanlib_values.argtypes = (ctypes.c_void_p, ctypes.py_object)
-    found.scanlib_values.restype = ctypes.py_object
+    found.scanlib_function.argtypes = (ctypes.c_void_p,)
+    found.scanlib_function.restype = ctypes.py_object
     found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     found.scanlib_thunk.restype = ctypes.py_object
     found.scanlib_run_thunk.argtypes = (ctypes.py_object,)
-    found.scanlib_graph.argtypes = (ctypes.py_object,) * 6
-    found.scanlib_graph.restype = ctypes.py_object
     return found
 
 
@@ -129,11 +127,10 @@ def make_thunk(
 
 
 def runner(program: LoopProgram) -> Callable[..., list[np.ndarray]]:
-    """Return a function from the inputs of a loop to its outputs, for `perform`."""
+    """Return a function from the inputs of a loop to the list of its outputs."""
     if library() is None:
         return compiled_runner(program, [function_address(node) for node in program.functions])
-    place, run = address(registered(program)), library().scanlib_values
-    return lambda *inputs: run(place, inputs)
+    return library().scanlib_function(address(registered(program)))
 
 
 @register_c_thunks

@@ -1,6 +1,6 @@
 """scanlib's Ops in code that numba compiles, and `Scan.perform`.
 
-A function that holds loops is a list of instructions (`scanlib.backends.numba.linker`). This is for
+A function that holds loops is one of Python's (`scanlib.backends.numba.linker`). This is for
 what numba compiles itself: steps without kernels, and what PyTensor's functions call, in an
 `OpFromGraph`, a `pytensor.scan`, or by `function.vm.jit_fn`. What has kernels is a call of them, a
 loop that has none a plain loop, and for what is left Python computes the results.
@@ -32,11 +32,11 @@ from scanlib._compat import features, thaw_graph
 from scanlib._compat.numba import NumbaError
 from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed
-from scanlib.backends.handler.instructions import LOOPS, graph_inside
 from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import library, runner
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.general_loop import LoopWriter
+from scanlib.backends.numba.graph_function import LOOPS, graph_inside
 from scanlib.backends.numba.programs import call_program
 from scanlib.kernels.program import CarryShapeError
 from scanlib.kernels.scalars import NoKernelError

@@ -1,9 +1,10 @@
-"""Functions that hold loops, in numba mode: one call of a list of instructions.
+"""Functions that hold loops, in numba mode: functions of Python that call programs of kernels.
 
 PyTensor's numba linker types and lowers a function of the whole graph, which takes longer than
-compiling the kernels of its loops. Here the graph becomes `Instructions`, whose programs are
-compiled already; numba compiles the nodes that have no kernel, one by one. Compiled code may call
-such a function as well, ``function.vm.jit_fn``: then PyTensor's linker makes the function.
+compiling the kernels of its loops. Here the graph becomes a function of Python (`GraphWriter`),
+whose programs are compiled already; numba compiles the nodes that have no kernel, one by one.
+Compiled code may call such a function as well, ``function.vm.jit_fn``: then PyTensor's linker makes
+the function.
 
 Graphs without loops are PyTensor's own business.
 """
@@ -31,13 +32,13 @@ from scanlib._compat.numba import (
     route_graphs,
 )
 from scanlib.backends.handler.functions import performed
-from scanlib.backends.handler.instructions import LOOPS, GraphRunner, Instructions
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import (
     compile_for_perform,
     compile_recurrence,
     holds_loops,
 )
+from scanlib.backends.numba.graph_function import LOOPS, GraphWriter
 from scanlib.ops.lowered.linear_scan import LinearScan
 
 
@@ -52,7 +53,7 @@ def make_all(
     fgraph = linker.fgraph
     nodes = linker.schedule(fgraph)
     stored = map_storage(fgraph, nodes, input_storage, output_storage, storage_map)
-    whole = Instructions(fgraph, node_function, constant_value)
+    whole = GraphWriter(fgraph, node_function, constant_value)
     run = GraphFunction(linker, whole, *stored)
     inputs, outputs = (
         [
@@ -74,33 +75,32 @@ class GraphFunction:
     def __init__(
         self,
         linker: NumbaLinker,
-        whole: Instructions,
+        whole: GraphWriter,
         inputs: Sequence[list[Any]],
         outputs: Sequence[list[Any]],
         storage_map: dict[Variable, list[Any]],
     ) -> None:
         self.inputs, self.outputs, self.storage_map = list(inputs), list(outputs), storage_map
         self.allow_gc = linker.allow_gc
-        self._fgraph, self._nodes = linker.fgraph, [own.node for own in whole.code]
+        self._fgraph, self._whole = linker.fgraph, whole
         timed = bool(linker.fgraph.profile)
-        self._runner = GraphRunner(whole, self.inputs, self.outputs, timed)
-        self._run = self._runner.stored
-        self.jit_fn = CompiledGraph(linker, self._runner.values)
+        values, self._run = whole.functions(self.inputs, self.outputs, timed)
+        self.jit_fn = CompiledGraph(linker, values)
 
     def __call__(self) -> list[Any]:
         try:
             return self._run()
-        except Exception:
-            raise_with_op(self._fgraph, self._nodes[self._runner.where[0]], self)
+        except Exception as error:
+            raise_with_op(self._fgraph, self._whole.failed(error.__traceback__), self)
             raise
 
     def update_profile(self, profile: Any) -> None:
         """Add the times of the last call to PyTensor's profile; it calls this after each."""
-        seconds = self._runner.seconds
-        for number, node in enumerate(self._nodes):
-            profile.apply_time[self._fgraph, node] += seconds[number]
-            profile.apply_callcount[self._fgraph, node] += 1
-            profile.apply_cimpl[node] = True
+        seconds = self._whole.seconds
+        for number, line in enumerate(self._whole.lines):
+            profile.apply_time[self._fgraph, line.node] += seconds[number]
+            profile.apply_callcount[self._fgraph, line.node] += 1
+            profile.apply_cimpl[line.node] = True
             seconds[number] = 0.0
 
 
